@@ -1,0 +1,48 @@
+"""`anabatic chat`: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabatic.config.shared import Device, require
+
+
+@dataclass(kw_only=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: float = 0.7
+    """0 takes the likeliest token."""
+    top_k: int | None = 50
+    """Only the k likeliest tokens."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that hold this share of the probability."""
+    max_new_tokens: int = 256
+    """Longest answer in tokens."""
+    seed: int | None = None
+    """Seed of the draws; default: another answer each time."""
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, f"temperature is {self.temperature}", "use 0 or more")
+        require(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}", "use 1 or more")
+        require(0 < self.top_p <= 1, f"top_p is {self.top_p}", "use a share above 0, at most 1")
+        require(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}", "use 1 or more")
+
+
+@dataclass(kw_only=True)
+class ChatJob:
+    """Talk to a model."""
+
+    model: str = ""
+    """Hugging Face folder or run folder."""
+    prompt: list[str] = field(default_factory=list)
+    """One-shot: say these lines one after another, print the answers and leave."""
+    system: str | None = None
+    """System message."""
+    out: str | None = None
+    """Append the conversation to chat.jsonl in this folder."""
+    sampling: Sampling = field(default_factory=Sampling)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        require(bool(self.model), "model is not given", "give --model FOLDER, for example runs/demo/sft")

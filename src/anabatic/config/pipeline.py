@@ -1,0 +1,40 @@
+"""`anabatic run`: named stages, each a command with its settings, fed by the stages before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabatic.config.shared import require
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """One command of the pipeline."""
+
+    command: str = ""
+    """`tokenizer train`, `pretrain`, `sft`, `eval`, `chat`."""
+    title: str = ""
+    """One line for the report."""
+    job: dict[str, Any] = field(default_factory=dict)
+    """The command's settings; `${stage}` is the folder of an earlier stage, `${name}` an entry of `vars`."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.command), "a stage has no command", "name one, for example `command: pretrain`")
+
+
+@dataclass(kw_only=True)
+class PipelineJob:
+    """A whole pipeline."""
+
+    out: str = "runs/pipeline"
+    """Folder of the pipeline; each stage has its own folder inside."""
+    title: str = ""
+    """Heading of the report."""
+    vars: dict[str, str] = field(default_factory=dict)
+    """Values that several stages use, or that the user must supply (left empty)."""
+    stages: dict[str, Stage] = field(default_factory=dict)
+    """Name of the stage -> what it does; they run in this order."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.stages), "stages is empty", "add at least one stage with a `command`")

@@ -1,0 +1,68 @@
+"""`anabatic pretrain`: a language model from text; mid-training when `model.path` names a start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
+
+
+@dataclass(kw_only=True)
+class Model:
+    """A model built from one dial, `depth`, or a Hugging Face folder to continue from."""
+
+    path: str | None = None
+    """Hugging Face folder of a causal language model to continue from."""
+    depth: int = 12
+    """Transformer blocks; width, heads, batch, learning rates and horizon follow from it."""
+    width: int | None = None
+    """Hidden size; default 64 x depth, rounded up to a whole number of heads."""
+    head_dim: int = 128
+    """Size of an attention head; lowered to 64 or 32 when the width is small."""
+    heads: int | None = None
+    """Query heads; default width / head_dim."""
+    kv_heads: int | None = None
+    """Key/value heads (grouped-query attention); default: as many as query heads."""
+    intermediate: int | None = None
+    """Inner size of the SwiGLU block; default 8/3 x width, rounded up to a multiple of 64."""
+    tie_embeddings: bool | None = None
+    """One matrix for input embedding and output head; default: tied when it would be over a third of the weights."""
+    rope_theta: float = 100_000.0
+    """Base of the rotary position embedding."""
+    recompute: bool = False
+    """Activation checkpointing: less memory, about a third more time."""
+
+    def __post_init__(self) -> None:
+        require(self.depth >= 1, f"model.depth is {self.depth}", "use 1 or more; 4 for a CPU, 20 for eight NPUs")
+        for name in ("width", "heads", "kv_heads", "intermediate"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"model.{name} is {value}", "use 1 or more, or leave it out")
+
+
+@dataclass(kw_only=True)
+class PretrainJob:
+    """Train a language model on text, or continue one on a mixture."""
+
+    out: str = "runs/pretrain"
+    """Run folder."""
+    tokenizer: str | None = None
+    """Folder with tokenizer.json; default: the one in model.path."""
+    seed: int = 0
+    """Seed of weights and data order."""
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    eval: Evaluate = field(default_factory=Evaluate)
+    save: Save = field(default_factory=Save)
+    log: Log = field(default_factory=Log)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        require(
+            self.tokenizer is not None or self.model.path is not None,
+            "neither tokenizer nor model.path is given",
+            "train a tokenizer with `anabatic tokenizer train`, then give --tokenizer FOLDER",
+        )
+        require(bool(self.data.train), "data.train is empty", "give --data.train PATH, or `stdlib:` to try it out")

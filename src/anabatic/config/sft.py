@@ -1,0 +1,45 @@
+"""`anabatic sft`: fine-tune a causal language model on conversations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
+
+
+def _sft_optim() -> Optim:
+    return Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
+
+
+def _sft_schedule() -> Schedule:
+    return Schedule(epochs=1.0, warmup_ratio=0.03, decay_ratio=0.97)
+
+
+@dataclass(kw_only=True)
+class SftJob:
+    """Fine-tune on conversations; only the assistant's tokens are learned."""
+
+    out: str = "runs/sft"
+    """Run folder."""
+    model: str = ""
+    """Hugging Face folder of the model, with its tokenizer and chat template."""
+    tokenizer: str | None = None
+    """Folder with tokenizer.json; default: the one of the model."""
+    seed: int = 0
+    """Seed of the data order."""
+    train_on_inputs: bool = False
+    """Learn the user's and system's tokens too."""
+    recompute: bool = False
+    """Activation checkpointing: less memory, about a third more time."""
+    data: Data = field(default_factory=Data)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=_sft_optim)
+    schedule: Schedule = field(default_factory=_sft_schedule)
+    eval: Evaluate = field(default_factory=Evaluate)
+    save: Save = field(default_factory=Save)
+    log: Log = field(default_factory=Log)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder")
+        require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows")

@@ -1,0 +1,202 @@
+"""Sections that several commands share. `None` means: decided from the depth or the device, and printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from anabatic.core.errors import ConfigError
+
+
+def require(condition: bool, message: str, hint: str = "") -> None:
+    """Raise `ConfigError` unless `condition` holds; for `__post_init__` checks."""
+    if not condition:
+        raise ConfigError(message, hint)
+
+
+@dataclass(kw_only=True)
+class Device:
+    """Where the job runs and in which number format."""
+
+    type: Literal["auto", "npu", "cuda", "mps", "cpu"] = "auto"
+    """Device type; `auto` takes the first of npu, cuda, mps that works, else cpu, and says why."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Number format of the matrix products; `auto` follows the device table."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; `auto` follows the device table and the length of the run."""
+    threads: int | None = None
+    """CPU threads for torch; default: the cores this process may use, divided by the local processes."""
+    nproc: int = 1
+    """Processes on this machine, one per device."""
+
+    def __post_init__(self) -> None:
+        require(self.nproc >= 1, f"device.nproc is {self.nproc}", "use 1 or more")
+        require(self.threads is None or self.threads >= 1, f"device.threads is {self.threads}", "use 1 or more")
+
+
+@dataclass(kw_only=True)
+class Data:
+    """What to read.
+
+    A source is `PATH[#ROWS][@WEIGHT]`: a file, a folder or a glob of .txt, .md, .py, .jsonl[.gz|.zst], .parquet,
+    or a built-in source `stdlib:`, `stdlib:docs`, `task:NAME`, `chat:stdlib`. `#2000` takes 2,000 rows, `@0.5` is
+    the share of the tokens (sources without `@` share what is left in proportion to their size).
+    """
+
+    train: list[str] = field(default_factory=list)
+    """Training sources."""
+    valid: list[str] = field(default_factory=list)
+    """Held-out sources; empty: a share of the training documents, chosen by hash, never trained on."""
+    valid_fraction: float = 0.02
+    """Share of documents held out when `valid` is empty."""
+    text_column: str = "text"
+    """Column or key of the text in .jsonl and .parquet."""
+    on_bad_row: Literal["fail", "skip"] = "fail"
+    """A broken row stops the job, or is skipped, counted and reported."""
+    cache: str | None = None
+    """Folder of tokenised shards; default: ANABATIC_CACHE, else ~/.cache/anabatic."""
+    workers: int | None = None
+    """Threads for tokenisation; default: the cores this process may use."""
+
+    def __post_init__(self) -> None:
+        require(
+            0.0 <= self.valid_fraction < 1.0,
+            f"data.valid_fraction is {self.valid_fraction}",
+            "use a share from 0 up to, not including, 1; 0.02 holds out 2 %",
+        )
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """How many tokens enter a step."""
+
+    seq_len: int = 1024
+    """Longest segment that attends to itself, in tokens; longer documents are cut into several."""
+    micro_batch_tokens: int | None = None
+    """Tokens per forward pass and rank."""
+    global_batch_tokens: int | None = None
+    """Tokens per optimizer step over all ranks; the difference is made up by gradient accumulation."""
+
+    def __post_init__(self) -> None:
+        require(self.seq_len >= 2, f"batch.seq_len is {self.seq_len}", "use at least 2 tokens; 1024 is common")
+        for name in ("micro_batch_tokens", "global_batch_tokens"):
+            value = getattr(self, name)
+            require(
+                value is None or value >= self.seq_len,
+                f"batch.{name} is {value}, less than batch.seq_len {self.seq_len}",
+                f"raise batch.{name} or lower batch.seq_len",
+            )
+
+
+@dataclass(kw_only=True)
+class Optim:
+    """The optimizer."""
+
+    name: Literal["muon", "adamw"] = "muon"
+    """muon: Muon for the matrices inside the blocks, AdamW for the rest; adamw: AdamW for all."""
+    lr: float | None = None
+    """Peak learning rate of AdamW (embeddings, norms, head; with adamw: everything)."""
+    matrix_lr: float | None = None
+    """Peak learning rate of Muon."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices; norms and biases have none."""
+    beta1: float = 0.9
+    """AdamW: decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW: decay of the second moment."""
+    eps: float = 1e-10
+    """AdamW: added to the denominator."""
+    momentum: float = 0.95
+    """Muon: momentum (Nesterov)."""
+    max_grad_norm: float = 1.0
+    """Clip the global gradient norm to this; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "matrix_lr"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"optim.{name} is {value}", "use a positive number such as 3e-4")
+        require(self.max_grad_norm >= 0, f"optim.max_grad_norm is {self.max_grad_norm}", "use 0 or more")
+
+
+@dataclass(kw_only=True)
+class Schedule:
+    """How long to train and how the learning rate moves: up, level, down."""
+
+    max_steps: int | None = None
+    """Optimizer steps; default: from `epochs`, or from the depth (tokens per parameter)."""
+    epochs: float | None = None
+    """Passes over the training data."""
+    tokens_per_param: float | None = None
+    """Training tokens per parameter of the blocks and the head, when neither steps nor epochs are given."""
+    warmup_ratio: float = 0.02
+    """Share of the steps in which the learning rate rises."""
+    decay_ratio: float = 0.5
+    """Share of the steps, at the end, in which it falls."""
+    decay: Literal["linear", "cosine", "none"] = "linear"
+    """Shape of the fall."""
+    final_lr_ratio: float = 0.02
+    """Last learning rate as a share of the peak."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.max_steps is None or self.max_steps >= 1,
+            f"schedule.max_steps is {self.max_steps}",
+            "use 1 or more, or leave it out",
+        )
+        require(self.epochs is None or self.epochs > 0, f"schedule.epochs is {self.epochs}", "use a positive number")
+        for name in ("warmup_ratio", "decay_ratio", "final_lr_ratio"):
+            value = getattr(self, name)
+            require(0.0 <= value <= 1.0, f"schedule.{name} is {value}", "use a share from 0 to 1")
+        total = self.warmup_ratio + self.decay_ratio
+        require(
+            total <= 1.0,
+            f"schedule.warmup_ratio + schedule.decay_ratio is {total:g}, more than the whole run",
+            "lower one of them",
+        )
+
+
+@dataclass(kw_only=True)
+class Save:
+    """Checkpoints (to continue) and models (to use)."""
+
+    every: int = 0
+    """Steps between checkpoints; 0: only at the end and when interrupted."""
+    keep_last: int = 2
+    """Newest checkpoints that are kept."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: continue from the newest valid checkpoint of the run folder; never: start over; must: fail without one."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"save.every is {self.every}", "use 0 or more steps")
+        require(self.keep_last >= 1, f"save.keep_last is {self.keep_last}", "keep at least one checkpoint")
+
+
+@dataclass(kw_only=True)
+class Evaluate:
+    """Held-out loss during training."""
+
+    every: int = 0
+    """Steps between evaluations; 0: only at the end."""
+    tokens: int = 200_000
+    """Held-out tokens per evaluation; the whole held-out set when it is smaller."""
+    sample_prompts: list[str] = field(default_factory=list)
+    """Prompts continued after each evaluation and kept for the report."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"eval.every is {self.every}", "use 0 or more steps")
+        require(self.tokens >= 1, f"eval.tokens is {self.tokens}", "use 1 or more")
+
+
+@dataclass(kw_only=True)
+class Log:
+    """What is written while the job runs. `metrics.jsonl` is always written."""
+
+    every: int = 10
+    """Steps between printed lines; the only moments at which the host waits for the device."""
+    sinks: list[Literal["tensorboard", "swanlab", "wandb"]] = field(default_factory=list)
+    """Trackers that receive a copy of the metrics."""
+    name: str | None = None
+    """Name of the run in the trackers; default: the run folder's name."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"log.every is {self.every}", "use 1 or more steps")

@@ -1,0 +1,55 @@
+"""The errors a user sees.
+
+    AnabaticError
+    |-- UserError          exit code 2: the user can mend it (a file, a key, a value)
+    |   |-- ConfigError    a recipe, an overlay or a flag
+    |   |-- DataError      a corpus, a conversation file, a tokenizer, a model folder
+    |-- Failure            exit code 1: the machine or the job failed
+        |-- DeviceError    an accelerator is missing or broken
+        |-- CheckpointError    a checkpoint cannot be written or read
+"""
+
+from __future__ import annotations
+
+
+class AnabaticError(Exception):
+    """Base of every error raised on purpose. `str(error)` is one line with the numbers, `hint` says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def render(self) -> str:
+        """Return the `error:` line and, when there is one, the `hint:` line."""
+        lines = [f"error: {self}"]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class UserError(AnabaticError):
+    """The user can mend this."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A recipe, an overlay or a flag is wrong."""
+
+
+class DataError(UserError):
+    """A corpus, a conversation file, a tokenizer or a model folder is wrong."""
+
+
+class Failure(AnabaticError):
+    """The machine or the job failed."""
+
+
+class DeviceError(Failure):
+    """An accelerator is missing or broken."""
+
+
+class CheckpointError(Failure):
+    """A checkpoint cannot be written or read."""

@@ -1,0 +1,58 @@
+"""Append-only JSON lines: the truth about a run (`metrics.jsonl`, `events.jsonl`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class JsonlWriter:
+    """Append one JSON object a line; every line is flushed, so a killed process loses none."""
+
+    def __init__(self, path: Path) -> None:
+        torn = path.exists() and path.stat().st_size > 0 and not _ends_with_newline(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        if torn:
+            self._file.write("\n")
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append `row`. Not-a-number values are written as `null`: JSON has no word for them."""
+        self._file.write(json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON-lines file; a line torn by a crash is passed over."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row

@@ -1,0 +1,66 @@
+"""Messages: one plain line each to stderr, from rank 0 alone, and every rank's lines into its own file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+LOGGER = logging.getLogger("anabatic")
+
+
+def rank() -> int:
+    """Return this process's rank as its launcher set it (`RANK`, 0 without a launcher)."""
+    return int(os.environ.get("RANK", "0"))
+
+
+class _LineFormatter(logging.Formatter):
+    def __init__(self, colour: bool) -> None:
+        super().__init__()
+        self.colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            word = record.levelname.lower()
+            text = f"\x1b[33m{word}:\x1b[0m {text}" if self.colour else f"{word}: {text}"
+        return text
+
+
+def wants_colour() -> bool:
+    """True when stderr is a terminal and `NO_COLOR` (no-color.org) is not set."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+
+
+def setup(verbose: bool = False) -> None:
+    """Send messages to stderr, from rank 0 only. Called once by the command line."""
+    LOGGER.handlers.clear()
+    LOGGER.propagate = False
+    LOGGER.setLevel(logging.DEBUG if verbose else logging.INFO)
+    if rank() == 0:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_LineFormatter(wants_colour()))
+        LOGGER.addHandler(handler)
+
+
+def to_file(path: Path) -> None:
+    """Also append this process's messages, with the time, to `path` (`rank-N.log` in a run folder)."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    LOGGER.addHandler(handler)
+
+
+def info(message: str) -> None:
+    """One line for the user."""
+    LOGGER.info(message)
+
+
+def warn(message: str) -> None:
+    """One line that the user should act on."""
+    LOGGER.warning(message)
+
+
+def debug(message: str) -> None:
+    """One line for the developer (`--debug`)."""
+    LOGGER.debug(message)

@@ -1,0 +1,142 @@
+"""Files that are written whole or not at all, and the layout of a run folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from anabatic.core.errors import Failure
+from anabatic.core.text import size
+
+
+class RunFolder:
+    """Paths inside `runs/<name>/` (DESIGN: config.yaml, metrics.jsonl, events.jsonl, checkpoints, models)."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.config = self.root / "config.yaml"
+        self.metrics = self.root / "metrics.jsonl"
+        self.events = self.root / "events.jsonl"
+        self.summary = self.root / "summary.json"
+        self.report = self.root / "report.html"
+        self.best_model = self.root / "best_model"
+        self.final_model = self.root / "final_model"
+
+    def log(self, rank: int) -> Path:
+        """The log file of one rank."""
+        return self.root / f"rank-{rank}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint after `step` optimizer steps."""
+        return self.root / f"checkpoint-{step}"
+
+    def create(self) -> None:
+        """Make the folder and prove that it can be written.
+
+        Raises:
+            Failure: the folder cannot be made or written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe = self.root / f".write-test-{uuid.uuid4().hex}"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise cannot_write(self.root, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> Failure:
+    """Return the error for a path that refused a write, with the numbers the user needs."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(_existing_parent(path)).free
+        return Failure(
+            f"no space left while writing {path}: {size(free)} free",
+            "free some space or choose another disk; everything saved before is still whole",
+        )
+    return Failure(
+        f"cannot write {path}: {error.strerror or error}",
+        "choose a folder you own with --out DIR, or change its permissions",
+    )
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def fsync_folder(path: Path) -> None:
+    """Make renames inside `path` durable (POSIX: a rename lasts once its directory is synced)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, sync it and rename it over `path`.
+
+    Raises:
+        Failure: the disk is full or the folder refuses writes; an older `path` is untouched.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+@contextmanager
+def folder_atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; when the block ends well it takes `path`'s place.
+
+    Every file is synced before the rename. When the block raises, the temporary folder is removed and an older
+    `path` is untouched.
+
+    Raises:
+        Failure: the disk is full or the folder refuses writes.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with open(file, "rb") as handle:
+                    os.fsync(handle.fileno())
+        replace_folder(temporary, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Rename folder `new` to `path`; an older `path` is moved aside first and removed last."""
+    old = path.with_name(f".{path.name}.{uuid.uuid4().hex}.old")
+    if path.exists():
+        os.replace(path, old)
+    os.replace(new, path)
+    fsync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def cache_root() -> Path:
+    """`$ANABATIC_CACHE`, else `$XDG_CACHE_HOME/anabatic`, else `~/.cache/anabatic`."""
+    if own := os.environ.get("ANABATIC_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "anabatic"

@@ -1,0 +1,38 @@
+"""Numbers and suggestions for messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def count(number: float) -> str:
+    """Return a short decimal count: `950`, `12.3K`, `4.0M`, `1.2B`."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def size(num_bytes: float) -> str:
+    """Return a short binary size: `512 B`, `1.5 KiB`, `3.2 GiB`."""
+    for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(num_bytes) >= step:
+            return f"{num_bytes / step:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return `4.2s`, `3m05s` or `2h07m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean "x"?` for the nearest known word, or an empty string."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f' Did you mean "{nearest[0]}"?' if nearest else ""

@@ -1,0 +1,1 @@
+"""From files to batches: readers, chat rendering, tokenizers, shards, packing, the resumable loader."""

@@ -1,0 +1,1 @@
+"""Bits per byte and tasks with a chance level."""

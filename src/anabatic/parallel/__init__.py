@@ -1,0 +1,1 @@
+"""Process group, collectives that work at world size 1, and shard(model)."""

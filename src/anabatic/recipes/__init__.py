@@ -1,0 +1,1 @@
+"""One story per command: run(job) names every step."""

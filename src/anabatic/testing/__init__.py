@@ -1,0 +1,1 @@
+"""Shipped test helpers: spawn(fn, world_size), tiny model, tiny tokenizer."""

@@ -1,0 +1,1 @@
+"""The loop (when), the step (how), optimizer, schedule, checkpoints, metrics, report."""
