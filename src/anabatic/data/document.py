@@ -1,0 +1,76 @@
+"""What every reader yields: a document, or what is wrong with a row."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from anabatic.core.errors import DataError
+
+Message = dict[str, Any]
+"""One turn: `role` and `content`; an assistant's `tool_calls` and `reasoning_content` where there are any."""
+
+MAX_ROW = 64 * 2**20
+"""Longest row in bytes."""
+
+SKIP_HINT = "or pass over such rows with data.on_bad_row: skip"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One unit of text or one conversation; exactly one of `text` and `messages` is set.
+
+    Attributes:
+        text: plain text, valid UTF-8 once encoded, never empty.
+        messages: the turns of a conversation.
+        id: stable name `file:row` (row counted from 1, file relative to its source); decides whether it is
+            held out.
+        tools: JSON schemas of the functions a conversation may call.
+    """
+
+    text: str | None
+    messages: list[Message] | None
+    id: str
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A row (or the rest of a file) that cannot be used. `message` names file, line and numbers."""
+
+    message: str
+    hint: str
+
+    def fail(self) -> NoReturn:
+        """Raise the problem as `DataError`."""
+        raise DataError(self.message, self.hint)
+
+
+@dataclass
+class Skips:
+    """Rows that were passed over under `on_bad_row: skip`.
+
+    Attributes:
+        count: how many.
+        examples: messages of the first few.
+    """
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        """Count one; the first three messages are kept."""
+        self.count += 1
+        if len(self.examples) < 3:
+            self.examples.append(problem.message)
+
+
+def is_held_out(doc_id: str, fraction: float) -> bool:
+    """Whether a document belongs to the held-out share; depends on nothing but its id.
+
+    The id's BLAKE2b hash (64 bits) is compared with `fraction` of the hash's range, so that a larger fraction
+    holds out a superset and adding files moves no other document.
+    """
+    digest = hashlib.blake2b(doc_id.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < fraction * 2.0**64

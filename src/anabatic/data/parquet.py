@@ -1,0 +1,89 @@
+"""Parquet files, a few hundred rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from anabatic.core.errors import DataError
+from anabatic.core.text import count
+from anabatic.data.document import MAX_ROW, SKIP_HINT, Document, Problem
+from anabatic.data.rows import CONVERSATION_COLUMNS, listed, missing_hint, to_document
+
+
+def read_parquet(path: Path, name: str, text_column: str) -> Iterator[Document | Problem]:
+    """Yield the rows of a Parquet file, a few hundred at a time, reading only the columns that are needed.
+
+    Raises:
+        DataError: no column holds text or conversations, or the text column has another type.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
+            columns = _parquet_columns(path, file.schema_arrow, text_column)
+            for batch in file.iter_batches(batch_size=256, columns=columns, use_threads=False):
+                for row in _batch_rows(batch):
+                    number += 1
+                    item = _parquet_row(path, name, text_column, number, row)
+                    if item is not None:
+                        yield item
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        yield Problem(
+            f"{path}: cannot be read as Parquet after row {number}: {reason}",
+            "the file is cut short or damaged: fetch or write it again",
+        )
+
+
+def _parquet_columns(path: Path, schema: Any, text_column: str) -> list[str]:
+    import pyarrow.types as types
+
+    names: list[str] = schema.names
+    conversation = "messages" in names or "conversations" in names or {"instruction", "output"} <= set(names)
+    if text_column not in names and not conversation:
+        raise DataError(
+            f'{path}: no column "{text_column}"; the file has {listed(names)}',
+            missing_hint(text_column, names),
+        )
+    if text_column in names and "messages" not in names:
+        kind = schema.field(text_column).type
+        value = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
+            raise DataError(
+                f'{path}: column "{text_column}" is {kind}, not text',
+                f"name the column of the text with --data.text-column NAME; the file has {listed(names)}",
+            )
+        return [text_column]
+    return [column for column in (*CONVERSATION_COLUMNS, text_column) if column in names]
+
+
+def _batch_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:  # raised before the first row: find out which ones
+        for index in range(batch.num_rows):
+            try:
+                yield batch.slice(index, 1).to_pylist()[0]
+            except UnicodeDecodeError as error:
+                yield error
+
+
+def _parquet_row(
+    path: Path, name: str, column: str, number: int, row: dict[str, Any] | UnicodeDecodeError
+) -> Document | Problem | None:
+    place = f"{path}: row {number}"
+    if isinstance(row, UnicodeDecodeError):
+        return Problem(
+            f"{place}: invalid UTF-8 at byte {row.start} of the text", f"write the file again, {SKIP_HINT}"
+        )
+    text = row.get(column)
+    if isinstance(text, str) and len(text) > MAX_ROW:
+        return Problem(
+            f"{place}: {count(len(text))} characters long, more than {count(MAX_ROW)}",
+            f"split the row into documents, {SKIP_HINT}",
+        )
+    return to_document(row, f"{name}:{number}", place, column)

@@ -1,0 +1,181 @@
+"""One reader per file format: each yields documents, or what is wrong with a row, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, cast
+
+from anabatic.core.text import size
+from anabatic.data.document import MAX_ROW, SKIP_HINT, Document, Problem
+from anabatic.data.parquet import read_parquet
+from anabatic.data.rows import to_document
+
+BLOCK = 2**20
+"""A text file over `MAX_ROW` is read in blocks of about so many bytes; each is a document."""
+
+Reader = Callable[[Path, str, str], Iterator["Document | Problem"]]
+"""`(path, name, text_column)`: `name` is the part of a document's id before the row number."""
+
+
+def read_text(path: Path, name: str, text_column: str = "") -> Iterator[Document | Problem]:
+    """Yield a text file as one document; one over `MAX_ROW` in blocks of `BLOCK`, cut at blank lines."""
+    offset, line = 0, 1
+    with open(path, "rb") as file:
+        blocks = _blocks(file) if path.stat().st_size > MAX_ROW else iter([file.read()])
+        for row, block in enumerate(blocks, start=1):
+            nul = block.find(b"\0")
+            if nul >= 0:
+                yield _binary(path, offset + nul, block)
+                return
+            text = _decode(block, path, line, offset)
+            if isinstance(text, Problem):
+                yield text
+            elif text:
+                yield Document(text, None, f"{name}:{row}")
+            offset += len(block)
+            line += block.count(b"\n")
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while chunk := file.read(BLOCK):
+        buffer = rest + chunk
+        cut = _cut(buffer)
+        rest = buffer[cut:]
+        yield buffer[:cut]
+    if rest:
+        yield rest
+
+
+def _cut(buffer: bytes) -> int:
+    """Where to end a block: after a blank line, else a line, else a word, else a character."""
+    for mark in (b"\n\n", b"\n", b" "):
+        if (found := buffer.rfind(mark)) > 0:
+            return found + len(mark)
+    end = len(buffer)
+    while end > len(buffer) - 4 and buffer[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    starts_a_character = buffer[end - 1] >= 0xC0
+    return end - 1 if starts_a_character and end > 1 else len(buffer)
+
+
+def read_jsonl(path: Path, name: str, text_column: str) -> Iterator[Document | Problem]:
+    """Yield the rows of a JSON-lines file, plain or compressed. Blank lines hold no row."""
+    number = 0
+    try:
+        with closing(_open(path)) as stream:
+            for number, offset, line in numbered_lines(stream):
+                item = _json_row(path, name, text_column, number, offset, line)
+                if item is not None:
+                    yield item
+    except (OSError, EOFError, zlib.error) as error:
+        yield Problem(
+            f"{path}: cannot be read after line {number}: {error}",
+            "the file is cut short or damaged: fetch or write it again",
+        )
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix.lower() == ".gz":
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    if path.suffix.lower() == ".zst":
+        import pyarrow
+
+        # zstandard's own stream takes a torn file for a finished one; Arrow's says so.
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return open(path, "rb")
+
+
+def numbered_lines(stream: IO[bytes], limit: int = MAX_ROW) -> Iterator[tuple[int, int, bytes | int]]:
+    """Yield `(line number from 1, byte offset, line)`; of a line over `limit` bytes, only its length.
+
+    No more than `limit` bytes of a line are ever held.
+    """
+    number, offset = 0, 0
+    while line := stream.readline(limit + 1):
+        number += 1
+        length = len(line)
+        if length <= limit:
+            yield number, offset, line
+        else:
+            ended = line.endswith(b"\n")
+            del line
+            while not ended and (part := stream.readline(BLOCK)):
+                length += len(part)
+                ended = part.endswith(b"\n")
+            yield number, offset, length
+        offset += length
+
+
+def _json_row(
+    path: Path, name: str, column: str, number: int, offset: int, line: bytes | int
+) -> Document | Problem | None:
+    place = f"{path}: line {number}"
+    if isinstance(line, int):
+        return Problem(
+            f"{place}: {size(line)} long, more than {size(MAX_ROW)}",
+            f"split the row into documents, one JSON object a line, {SKIP_HINT}",
+        )
+    if (nul := line.find(b"\0")) >= 0:
+        return _binary(path, offset + nul, line)
+    text = _decode(line, path, number, offset)
+    if isinstance(text, Problem):
+        return text
+    if not text.strip():
+        return None
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = (
+            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        )
+        return Problem(f"{place}: broken JSON: {what}", f"write one JSON object a line, {SKIP_HINT}")
+    return to_document(row, f"{name}:{number}", place, column)
+
+
+def _decode(data: bytes, path: Path, line: int, offset: int) -> str | Problem:
+    """Return the text without a byte order mark; `line` and `offset` are where `data` begins in the file."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += data.count(b"\n", 0, error.start)
+        return Problem(
+            f"{path}: line {line}: invalid UTF-8 at byte {offset + error.start} (0x{data[error.start]:02x})",
+            f"convert the file with `iconv -f OLD_ENCODING -t UTF-8`, {SKIP_HINT}",
+        )
+    return text.removeprefix("\ufeff") if offset == 0 else text
+
+
+def _binary(path: Path, offset: int, start: bytes) -> Problem:
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return Problem(f"{path}: UTF-16, not UTF-8", "convert the file with `iconv -f UTF-16 -t UTF-8`")
+    return Problem(
+        f"{path}: a binary file: NUL byte at byte {offset}",
+        "give text in UTF-8; name the files you want with a glob such as 'corpus/**/*.txt'",
+    )
+
+
+READERS: dict[str, Reader] = {
+    ".txt": read_text,
+    ".md": read_text,
+    ".py": read_text,
+    ".jsonl": read_jsonl,
+    ".jsonl.gz": read_jsonl,
+    ".jsonl.zst": read_jsonl,
+    ".parquet": read_parquet,
+}
+
+
+def reader_for(path: Path) -> Reader | None:
+    """Return the reader of a file's extension, or `None`; upper and lower case are the same."""
+    name = path.name.lower()
+    for extension in sorted(READERS, key=len, reverse=True):
+        if name.endswith(extension):
+            return READERS[extension]
+    return None
