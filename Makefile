@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh Linux machine with Python 3.10-3.13: `make demo` and `make test`.
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format docs reference bench clean
+
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | while IFS=$$'\t' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+setup: ## make .venv with CPU torch, this package and its tools (every target does this by itself)
+	@scripts/setup.sh
+
+demo: setup ## tokenizer, pretraining, mid-training, fine-tuning, evaluation, a conversation, a report: 5 minutes on 2 cores
+	@$(BIN)/anabatic run recipes/demo.yaml
+
+check: setup ## lint, format, types, layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check ## everything in `check`, then all tests; PYTEST_ARGS="-k loader -x" narrows them
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: setup ## mend format and lint where ruff can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+reference: setup ## write docs/*/reference/*.md anew from the code
+	$(BIN)/python scripts/gen_reference.py
+
+docs: ## build the documentation in both languages into site/
+	@scripts/setup.sh dev docs
+	$(BIN)/zensical build --clean -f docs/zensical.en.toml
+	$(BIN)/zensical build --clean -f docs/zensical.zh.toml
+	@echo "open site/en/index.html or site/zh/index.html"
+
+bench: setup ## run every benchmark (minutes each; on a quiet machine)
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit; done
+
+clean: ## remove what building and testing left; keeps .venv and runs
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
