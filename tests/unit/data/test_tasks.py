@@ -1,0 +1,149 @@
+"""Generated tasks: disjoint splits, the same rows every time, honest chance, scoring."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabatic.core.errors import ConfigError
+from anabatic.data import task_identity, task_words, tasks
+
+NAMES = list(tasks.TASKS)
+
+
+def words_asked(row: tasks.TaskRow) -> str:
+    """The word of a spelling or counting row, read from its reply."""
+    return re.sub(r"[^a-z]", "", row.messages[1]["content"].split(":")[0])
+
+
+def operands(row: tasks.TaskRow) -> tuple[int, str, int]:
+    """The problem of an arithmetic row, read from its question."""
+    a, sign, b = re.findall(r"(\d+) ([+-]) (\d+)", row.messages[0]["content"])[0]
+    return int(a), sign, int(b)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "all"])
+def test_rows_are_the_same_every_time_and_a_prefix_of_more_rows(name):
+    assert list(tasks.rows(name, "train", 50, 3)) == list(
+        itertools.islice(tasks.rows(name, "train", None, 3), 50)
+    )
+    assert list(tasks.rows(name, "train", 50, 3)) != list(tasks.rows(name, "train", 50, 4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_reference_reply_is_right(name, split):
+    for row in tasks.rows(name, split, 300, 1):
+        assert [message["role"] for message in row.messages] == ["user", "assistant"]
+        assert tasks.score(row.task, row.answer, row.messages[1]["content"])
+        assert row.choices is None or row.answer in row.choices
+
+
+@pytest.mark.parametrize("name", ["spelling", "counting"])
+def test_a_test_word_is_never_taught_in_any_task(name):
+    asked = {words_asked(row) for row in tasks.rows(name, "test", 500, 0)}
+    taught = {
+        words_asked(row)
+        for other in ("spelling", "counting")
+        for seed in range(3)
+        for row in tasks.rows(other, "train", 3000, seed)
+    }
+    assert len(asked) > 100
+    assert not asked & taught
+    assert not asked & set(task_words.real_words())
+
+
+def test_a_test_sum_is_never_taught_in_either_order():
+    asked = {operands(row) for row in tasks.rows("arithmetic", "test", 800, 0)}
+    taught = {operands(row) for seed in range(3) for row in tasks.rows("arithmetic", "train", 8000, seed)}
+    assert len(asked) > 300
+    assert not asked & taught
+    assert not {(b, sign, a) for a, sign, b in asked if sign == "+"} & taught
+
+
+def test_a_test_wording_is_never_taught():
+    for fact in task_identity.FACTS:
+        taught, asked = task_identity.wordings(fact, False), task_identity.wordings(fact, True)
+        assert len(asked) >= 2 and len(taught) >= 8
+        assert not set(asked) & set(taught)
+    questions = [
+        {row.messages[0]["content"] for row in tasks.rows("identity", s, 2000, 0)} for s in ("train", "test")
+    ]
+    assert not questions[0] & questions[1]
+
+
+@pytest.mark.parametrize("name", ["spelling", "counting", "arithmetic"])
+def test_test_problems_do_not_repeat(name):
+    problems = Counter(row.messages[1]["content"] for row in tasks.rows(name, "test", 200, 0))
+    assert max(problems.values()) <= (1 if name != "arithmetic" else 2)  # a + b and b + a are one problem
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "reply", "right"),
+    [
+        ("spelling", "t r e e", "t r e e", True),
+        ("spelling", "t r e e", " t r e e\n", True),
+        ("spelling", "t r e e", "tree", False),
+        ("spelling", "t r e e", "t r e e e", False),
+        ("counting", "2", "t r e1 e2: 2", True),
+        ("counting", "2", "t r e1 e2", True),
+        ("counting", "2", "2 or 3", False),
+        ("counting", "2", "", False),
+        ("arithmetic", "72", "27 + 45 = 60 + 12 = 72", True),
+        ("arithmetic", "72", "172", False),
+        ("arithmetic", "7", "-7", False),
+        ("identity", "i am anabatic", "I  am Anabatic.", True),
+        ("identity", "i am anabatic", "I am Anabatic. You are welcome.", False),
+        ("identity", "i am anabatic", "Anabatic", False),
+    ],
+)
+def test_score(name, answer, reply, right):
+    assert tasks.score(name, answer, reply) is right
+
+
+@given(st.text(max_size=40), st.sampled_from(NAMES))
+@settings(max_examples=60, deadline=None)
+def test_score_never_fails_on_any_reply(reply, name):
+    row = next(tasks.rows(name, "test", 1, 0))
+    assert tasks.score(name, row.answer, reply) in (True, False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chance_is_the_best_constant_reply_by_brute_force(name):
+    drawn = list(tasks.rows(name, "test", tasks.CHANCE_ROWS, 0))
+    shares = [
+        sum(tasks.score(name, row.answer, reply) for row in drawn) / len(drawn)
+        for reply in sorted({row.messages[1]["content"] for row in drawn})[:150]
+    ]
+    assert max(shares) <= tasks.chance(name) < 0.35
+    if len(shares) < 150:
+        assert max(shares) == tasks.chance(name)
+
+
+def test_no_answer_to_counting_is_much_more_frequent_than_another():
+    counts = Counter(row.answer for row in tasks.rows("counting", "test", 1000, 5))
+    assert set(counts) == {"0", "1", "2", "3"}
+    assert max(counts.values()) < 1.5 * min(counts.values())
+
+
+def test_chance_of_all_is_the_weighted_mean():
+    total = sum(task.share for task in tasks.TASKS.values())
+    mean = sum(task.share * tasks.chance(name) for name, task in tasks.TASKS.items()) / total
+    assert tasks.chance("all") == pytest.approx(mean)
+
+
+def test_documents_are_conversations_and_all_holds_every_task():
+    assert len(list(tasks.documents("spelling", 7))) == 7
+    assert sum(1 for _ in tasks.documents("identity", None)) == tasks.DEFAULT_ROWS
+    assert {row.task for row in tasks.rows("all", "train", 200, 0)} == set(NAMES)
+
+
+def test_an_unknown_task_is_named_with_the_known_ones():
+    with pytest.raises(ConfigError, match='no task "speling"') as error:
+        next(tasks.documents("speling", 1))
+    assert 'Did you mean "spelling"?' in error.value.hint
