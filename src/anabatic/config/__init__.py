@@ -1,1 +1,1 @@
-"""One dataclass file per command. Standard library only; `load.py` alone knows YAML and the CLI library."""
+"""One dataclass file per command, and how they are filled: files, flags, checks. Starts without torch."""

@@ -1,0 +1,75 @@
+"""The `anabatic` command: a table of lazy commands, and one style for every error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Group
+
+from anabatic import __version__
+from anabatic.cli import errors
+from anabatic.config import commands
+from anabatic.core import log
+
+TRAIN = Group("Train", sort_key=1)
+USE = Group("Use", sort_key=2)
+HELP = Group("Recipes", sort_key=3)
+
+_LAZY = (
+    ("run", "anabatic.cli.run:run", TRAIN),
+    ("pretrain", "anabatic.cli.pretrain:pretrain", TRAIN),
+    ("sft", "anabatic.cli.sft:sft", TRAIN),
+    ("eval", "anabatic.cli.evaluate:evaluate", USE),
+    ("chat", "anabatic.cli.chat:chat", USE),
+)
+
+EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
+
+
+def build() -> App:
+    """Return the application. A command's module is imported when the command is named."""
+    app = App(
+        name="anabatic",
+        help="Train language models on Ascend NPUs, NVIDIA GPUs and CPUs.",
+        help_epilogue=EPILOGUE,
+        version=__version__,
+        version_flags=["--version", "-V"],
+        result_action="return_value",
+        default_parameter=None,
+    )
+    for name, path, group in _LAZY:
+        app.command(path, name=name, help=commands.get(name).help, group=group)
+    tokenizer = App(name="tokenizer", help="Train or compare tokenizers.", group=TRAIN)
+    for verb, path in (
+        ("train", "anabatic.cli.tokenizer:train"),
+        ("eval", "anabatic.cli.tokenizer:evaluate"),
+    ):
+        tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
+    app.command(tokenizer)
+    config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
+    config.command(
+        "anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained."
+    )
+    config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
+    app.command(config)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0, 2 for the user's mistake, 1 for a failure, 130 when interrupted."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in tokens
+    tokens = [token for token in tokens if token != "--debug"]
+    log.setup(debug)
+    sys.exit(errors.guard(lambda: _call(tokens), debug))
+
+
+def _call(tokens: list[str]) -> int:
+    app = build()
+    try:
+        result = app(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise errors.usage(error, app) from error
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,5 @@
+"""`anabatic chat`."""
+
+from anabatic.cli.job import job_command
+
+chat = job_command("chat")

@@ -1,0 +1,75 @@
+"""`anabatic config show|check`: recipes explained and checked, nothing is run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from anabatic.config import check as checks
+from anabatic.config import commands, load, template, yaml_file
+from anabatic.core.errors import ConfigError
+
+
+def show(*words: str) -> None:
+    """Print a recipe of COMMAND with every setting, its default and its meaning.
+
+    Parameters
+    ----------
+    words
+        The command, for example `pretrain` or `tokenizer train`.
+    """
+    if not words:
+        raise ConfigError("which command?", f"one of: {', '.join(commands.COMMANDS)}")
+    sys.stdout.write(template.template(" ".join(words)))
+
+
+def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = None) -> None:
+    """Check recipes without running them.
+
+    Parameters
+    ----------
+    files
+        Recipes (YAML).
+    command
+        The command they are for; default: told from their keys.
+    """
+    if not files:
+        raise ConfigError("which file?", "give one or more recipes")
+    for file in files:
+        names = [command] if command else _fitting(yaml_file.read(file).tree)
+        for name in names:
+            _check(file, name)
+        sys.stdout.write(f"{file}: a good recipe for {', '.join(f'`anabatic {name}`' for name in names)}\n")
+
+
+def _check(file: str, name: str) -> None:
+    job = load.load(name, [file])
+    if name == "run":
+        from anabatic.recipes import pipeline
+
+        pipeline.plan(job, {})
+
+
+def _fitting(tree: dict[str, Any]) -> list[str]:
+    """Return the commands that take `tree`; when none does, the one that takes most of its keys."""
+    taken = {name: sum(_takes(name, key, value) for key, value in tree.items()) for name in commands.COMMANDS}
+    good = [name for name in commands.COMMANDS if _complete(name, tree)]
+    return good or [max(taken, key=lambda name: taken[name])]
+
+
+def _takes(name: str, key: str, value: Any) -> bool:
+    try:
+        checks.section({key: value}, commands.get(name).job_class(), checks.Where())
+    except ConfigError:
+        return False
+    return True
+
+
+def _complete(name: str, tree: dict[str, Any]) -> bool:
+    try:
+        load.build(name, tree, "")
+    except ConfigError:
+        return False
+    return True

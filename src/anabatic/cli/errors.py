@@ -1,0 +1,157 @@
+"""What a user sees when something goes wrong: `error:` and `hint:`, one line each, and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from anabatic.core import log, paths
+from anabatic.core.child import REPORTS
+from anabatic.core.errors import AnabaticError, ConfigError, Failure
+from anabatic.core.text import did_you_mean
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells count."""
+BROKEN_PIPE = 141
+"""128 + SIGPIPE: the reader of our output has left, as `head` does."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def guard(call: Callable[[], int], debug: bool) -> int:
+    """Run `call`; turn whatever it raises into one or two lines on stderr and an exit code.
+
+    A worker's message is shown whatever its rank, because the user cannot know whose log to open. When our
+    own launcher started the workers, it collects the messages and shows equal ones once.
+    """
+    code = _guarded(call, debug)
+    if folder := os.environ.get(REPORTS):
+        paths.write_atomic(Path(folder) / f"rank-{log.rank()}.code", str(code))
+    return code
+
+
+def _guarded(call: Callable[[], int], debug: bool) -> int:
+    try:
+        return call()
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        trace = traceback.format_exc()
+        shown = readable(error)
+        _to_log_files(trace)
+        if debug:
+            sys.stderr.write(trace)
+        _report(shown)
+        return shown.exit_code
+
+
+def readable(error: Exception) -> AnabaticError:
+    """Return `error` as one of ours, with a hint."""
+    if isinstance(error, AnabaticError):
+        return error
+    if isinstance(error, MemoryError):
+        return Failure("not enough memory", "lower batch.micro_batch_tokens, or close other programs")
+    if isinstance(error, OSError) and error.filename is not None:
+        path = Path(os.fsdecode(error.filename))
+        if error.errno in _DISK:
+            return paths.cannot_write(path, error)
+        return Failure(f"{path}: {error.strerror or error}", "check the path and its permissions")
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return paths.cannot_write(Path.cwd(), error)
+    text = " ".join(str(error).split()) or "no message"
+    return Failure(f"unexpected {type(error).__name__}: {text}", "add --debug for the traceback")
+
+
+def _report(error: AnabaticError) -> None:
+    rank = log.rank()
+    text = error.render()
+    if folder := os.environ.get(REPORTS):
+        paths.write_atomic(Path(folder) / f"rank-{rank}.error", text)
+        return
+    who = f"[rank {rank}] " if rank else ""
+    sys.stderr.write(f"{who}{text}\n")
+
+
+def _to_log_files(trace: str) -> None:
+    for handler in log.LOGGER.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(logging.LogRecord(log.LOGGER.name, logging.ERROR, "", 0, trace, None, None))
+
+
+def usage(error: CycloptsError, app: App) -> ConfigError:
+    """Return the CLI library's error in our words."""
+    words = " ".join(("anabatic", *(error.command_chain or ())))
+    hint = f"see `{words} --help`"
+    for kind, describe in _USAGE:
+        if isinstance(error, kind):
+            return ConfigError(describe(error), hint)
+    return ConfigError(" ".join(str(error).split()).rstrip("."), hint)
+
+
+def _unknown_option(error: UnknownOptionError) -> str:
+    word = (error.token.keyword or error.token.value).split("=", 1)[0]
+    known = [name for argument in error.argument_collection for name in argument.names]
+    last = word.lstrip("-")
+    inside = [name for name in known if name.rsplit(".", 1)[-1] == last and "." in name]
+    guess = f" Did you mean {' or '.join(inside)}?" if inside else did_you_mean(word, known)
+    return f'unknown option "{word}".{guess}'
+
+
+def _unknown_command(error: UnknownCommandError) -> str:
+    word = (error.unused_tokens or [""])[0]
+    if word.startswith("-"):
+        return f'unknown option "{word}"'
+    known = [name for name in error.app or () if not name.startswith("-")]
+    guess = did_you_mean(word, known) or f" Commands: {', '.join(known)}"
+    return f'unknown command "{word}".{guess}'
+
+
+def _missing(error: MissingArgumentError) -> str:
+    name = error.keyword or (error.argument.name if error.argument else "an option")
+    return f"{name} needs a value"
+
+
+def _unused(error: UnusedCliTokensError) -> str:
+    words = list(error.unused_tokens or ())
+    recipe = next((word for word in words if word.endswith((".yaml", ".yml"))), None)
+    guess = f" Did you mean -c {recipe}?" if recipe else ""
+    return f"{' '.join(words)} does not belong to an option.{guess}"
+
+
+def _repeated(error: RepeatArgumentError) -> str:
+    return f"{error.token.keyword} is given twice"
+
+
+def _value(error: CoercionError) -> str:
+    if error.token is None or error.token.keyword is None:
+        return " ".join(str(error).split()).rstrip(".")
+    return f'{error.token.keyword} is "{error.token.value}", expected true or false'
+
+
+_USAGE: tuple[tuple[type, Callable[..., str]], ...] = (
+    (UnknownOptionError, _unknown_option),
+    (UnknownCommandError, _unknown_command),
+    (MissingArgumentError, _missing),
+    (UnusedCliTokensError, _unused),
+    (RepeatArgumentError, _repeated),
+    (CoercionError, _value),
+)

@@ -1,0 +1,141 @@
+"""A command that runs one job: its options come from the job's dataclass, its values go to `config.load`.
+
+The CLI library only splits the command line and prints the help. Every value reaches `config.check` as the
+text that was typed, so a flag is as strict as a recipe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import typing
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from anabatic.config import check, commands, load, template
+
+COMMON = Group("Recipe and help", sort_key=0)
+TOP = Group("Job", sort_key=1)
+
+
+def job_command(name: str) -> Callable[..., int]:
+    """Return the function behind `anabatic NAME`, with one option for each setting of the job."""
+    row = commands.get(name)
+    cls = row.job_class()
+
+    def command(**given: Any) -> int:
+        files = given.pop("config", None) or []
+        return run_job(row, load.load(name, files, tree(given)))
+
+    parameters = [config_parameter(), *_parameters(cls, row.short)]
+    set_signature(command, parameters)
+    command.__doc__ = template.class_doc(cls)
+    return command
+
+
+def run_job(row: commands.Command, job: Any) -> int:
+    """Run a job here, or start one process per device that run it."""
+    settings = load.tree_of(job)
+    nproc = settings.get("device", {}).get("nproc", 1)
+    if nproc > 1 and "RANK" not in os.environ:
+        from anabatic.launch import spawn
+
+        return spawn.run(row.name, load.dump(job), nproc)
+    code = row.recipe_function()(job)
+    return int(code or 0)
+
+
+def set_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    """Give a `**kwargs` function the keyword-only `parameters` that the CLI library is to see."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+
+
+def config_parameter() -> inspect.Parameter:
+    """`-c FILE`, as often as wanted."""
+    about = "Recipe (YAML); later files override earlier ones, options override files."
+    parameter = Parameter(
+        name=("--config", "-c"), help=about, group=COMMON, negative=(), converter=texts, show_default=False
+    )
+    return keyword("config", list[str], parameter)
+
+
+def keyword(name: str, hint: Any, parameter: Parameter) -> inspect.Parameter:
+    """Return one keyword-only parameter that is absent unless given."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, parameter]
+    )
+
+
+def texts(hint: Any, tokens: Any) -> Any:
+    """Return what was typed, unread: a list of texts for a list, one text for the rest."""
+    values = [check.Text(token.value) for token in tokens]
+    inner, _ = check.strip_optional(hint)
+    if typing.get_origin(inner) is list:
+        return [] if values == ["[]"] else values
+    return values[0]
+
+
+def tree(given: dict[str, Any]) -> dict[str, Any]:
+    """`{"model__depth": 4}` -> `{"model": {"depth": 4}}`, without the options that were not given."""
+    result: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        *sections, last = name.split("__")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return result
+
+
+def _parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.Parameter]:
+    yield from _section(cls, load.defaults(cls), "", TOP, short)
+    order = 2
+    for name, hint in check.hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            section = typing.cast(type, hint)
+            about = template.class_doc(section).split("\n\n")[0]
+            values = load.defaults(cls)[name]
+            yield from _section(section, values, f"{name}.", Group(name, help=about, sort_key=order), short)
+            order += 1
+
+
+def _section(
+    cls: type, values: dict[str, Any], prefix: str, group: Group, short: dict[str, str]
+) -> Iterator[inspect.Parameter]:
+    docs = template.field_docs(cls)
+    for name, hint in check.hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            continue
+        key = prefix + name
+        option = check.Flags().option(key)
+        names = (option, short[key]) if key in short else (option,)
+        parameter = Parameter(
+            name=names,
+            help=docs.get(name, ""),
+            group=group,
+            show_default=_default_text(values[name]),
+            negative=_negative(option, hint),
+            consume_multiple=(1, None) if typing.get_origin(hint) is list else False,
+            converter=texts,
+        )
+        yield keyword(key.replace(".", "__"), hint, parameter)
+
+
+def _default_text(value: Any) -> Any:
+    if value is None or value in ("", []):
+        return False
+    return lambda _: str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _negative(option: str, hint: Any) -> tuple[str, ...]:
+    inner, _ = check.strip_optional(hint)
+    if inner is not bool:
+        return ()
+    head, _, last = option.removeprefix("--").rpartition(".")
+    return (f"--{head}.no-{last}",) if head else (f"--no-{last}",)

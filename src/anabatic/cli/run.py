@@ -1,0 +1,63 @@
+"""`anabatic run`: a pipeline of stages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from anabatic.config import check, load
+from anabatic.core.errors import ConfigError
+
+_Words = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+_Word = Annotated[str | None, Parameter(negative=())]
+
+
+def run(
+    *recipes: str,
+    config: Annotated[list[str] | None, Parameter(name=("--config", "-c"), negative=())] = None,
+    out: _Word = None,
+    start: Annotated[str | None, Parameter(name="--from", negative=())] = None,
+    only: _Words = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Run the stages of a pipeline in order; a stage that is done and unchanged is skipped.
+
+    Parameters
+    ----------
+    recipes
+        Recipe of the pipeline (YAML), with overlays to its right.
+    config
+        Another way to give a recipe.
+    out
+        Folder of the pipeline; overrides the recipe's `out`.
+    start
+        Run this stage again, from scratch, and all after it.
+    only
+        Run this stage again, from scratch, and no other; may be repeated.
+    set_
+        NAME=VALUE for an entry of the recipe's `vars`; may be repeated.
+    dry_run
+        Say what would run and why, and check every stage; nothing is written.
+    """
+    files = [*recipes, *(config or [])]
+    if not files:
+        raise ConfigError("which pipeline?", "give its recipe: anabatic run recipes/demo.yaml")
+    job = load.load("run", files, {"out": check.Text(out)} if out is not None else None)
+
+    from anabatic.recipes import pipeline
+
+    return pipeline.run(job, start=start, only=only or [], dry_run=dry_run, vars=_pairs(set_ or []))
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(
+                f'--set is "{text}", expected NAME=VALUE', "for example --set corpus=data/books"
+            )
+        pairs[name] = value
+    return pairs

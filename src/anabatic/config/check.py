@@ -1,0 +1,276 @@
+"""Values against the type hints of the settings: nothing is rounded, guessed or passed over.
+
+A value is either already typed (from YAML) or a `Text`, as typed on the command line, which is read by the
+type that the setting wants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from anabatic.config.yaml_file import Path
+from anabatic.core.errors import ConfigError
+from anabatic.core.text import did_you_mean
+
+
+class Text(str):
+    """A value from the command line or from a `${name}`: not typed yet."""
+
+
+class Where:
+    """Names a value in messages. This one is for a tree with dotted keys; `Flags` is for the command line."""
+
+    def __init__(self, prefix: Callable[[Path], str] | str = "") -> None:
+        self.prefix = (lambda path: prefix) if isinstance(prefix, str) else prefix
+
+    def name(self, path: Path) -> str:
+        """`recipe.yaml:12: schedule.max_steps`"""
+        return f"{self.prefix(path)}{dotted(path)}"
+
+    def option(self, key: str) -> str:
+        """How a setting with the dotted `key` is written here."""
+        return key
+
+
+class Flags(Where):
+    """Names a value by its option: `--schedule.max-steps`."""
+
+    def name(self, path: Path) -> str:
+        return self.option(dotted(path))
+
+    def option(self, key: str) -> str:
+        return "--" + key.replace("_", "-")
+
+
+def dotted(path: Path) -> str:
+    """`("data", "train", 0)` -> `data.train[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+@functools.cache
+def hints(cls: type) -> dict[str, Any]:
+    """Field name -> type of a dataclass."""
+    resolved = typing.get_type_hints(cls)
+    return {field.name: resolved[field.name] for field in dataclasses.fields(cls)}
+
+
+def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `(dotted key, type)` of every setting that is not a section."""
+    for name, hint in hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from leaves(typing.cast(type, hint), f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+def section(tree: Any, cls: type, where: Where, path: Path = (), root: type | None = None) -> dict[str, Any]:
+    """Check the keys and values given for dataclass `cls`; return them with their final types.
+
+    Args:
+        tree: what was given, possibly only some of the fields.
+        cls: the dataclass.
+        where: names a value in messages.
+        path: keys from the root to `tree`.
+        root: the command's dataclass, searched when a key stands in the wrong section.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or a value that is not among the choices.
+    """
+    root = root or cls
+    known = hints(cls)
+    if not isinstance(tree, dict):
+        example = ", ".join(list(known)[:4])
+        wanted = f"a section (keys such as {example})"
+        raise _wrong(tree, wanted, where, path, "put its keys on indented lines below it")
+    result = {}
+    for key, value in tree.items():
+        if key not in known:
+            raise unknown_key(key, cls, where, path, root)
+        hint = known[key]
+        inner = (*path, key)
+        if dataclasses.is_dataclass(hint):
+            result[key] = section(value, typing.cast(type, hint), where, inner, root)
+        else:
+            result[key] = convert(value, hint, where, inner)
+    return result
+
+
+def unknown_key(key: str, cls: type, where: Where, path: Path, root: type) -> ConfigError:
+    """Return the error for a key that `cls` does not have, with the nearest one that exists."""
+    known = list(hints(cls))
+    guess = did_you_mean(key, known)
+    elsewhere = [name for name, _ in leaves(root) if name.split(".")[-1] == key]
+    base = dotted(path)
+    hint = f"{base or 'top level'} has: {', '.join(known)}"
+    if not guess and elsewhere:
+        hint = f"write it as {' or '.join(elsewhere)}"
+    return ConfigError(f"{where.name((*path, key))} is not a known setting.{guess}", hint)
+
+
+def convert(value: Any, hint: Any, where: Where, path: Path) -> Any:
+    """Return `value` as the type `hint` asks for.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    if hint is Any:
+        return value
+    inner, optional = strip_optional(hint)
+    if optional and (value is None or (isinstance(value, Text) and value == "null")):
+        return None
+    if value is None:
+        raise _wrong(value, expected(inner), where, path, "give a value, or leave it out for the default")
+    if dataclasses.is_dataclass(inner):
+        return section(value, typing.cast(type, inner), where, path)
+    kind = typing.get_origin(inner) or inner
+    return _KINDS[kind](value, inner, where, path)
+
+
+def strip_optional(hint: Any) -> tuple[Any, bool]:
+    """`int | None` -> `(int, True)`; other types -> `(type, False)`."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    assert len(members) == 1, f"a setting has one type, or that type and None; not {hint}"
+    return members[0], True
+
+
+def expected(hint: Any) -> str:
+    """Return the words for a type: `a whole number`, `one of auto, npu`."""
+    if dataclasses.is_dataclass(hint):
+        return "a section"
+    kind = typing.get_origin(hint) or hint
+    if kind is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if kind is list:
+        return f"a list of {_PLURAL.get(typing.get_args(hint)[0], 'values')}"
+    return _WORDS[kind]
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a section",
+}
+_PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts"}
+
+
+def shown(value: Any) -> str:
+    """Return a value as the user wrote it, shortened: text in quotes, the rest as YAML writes it."""
+    if isinstance(value, str):
+        text = value if len(value) <= 60 else value[:57] + "..."
+        return '"' + text.replace("\n", "\\n") + '"'
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)[:60]
+
+
+def _wrong(value: Any, wanted: str, where: Where, path: Path, hint: str) -> ConfigError:
+    return ConfigError(f"{where.name(path)} is {shown(value)}, expected {wanted}", hint)
+
+
+def _int(value: Any, hint: Any, where: Where, path: Path) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, Text) and re.fullmatch(r"[-+]?[0-9][0-9_]{0,30}", value):
+        return int(value.replace("_", ""))
+    advice = "write a whole number in digits, such as 1000"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        advice = f"write {int(value)}"
+    elif isinstance(value, str) and not isinstance(value, Text) and value.isdigit():
+        advice = f"remove the quotes: {value}"
+    raise _wrong(value, "a whole number", where, path, advice)
+
+
+_NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+
+
+def _float(value: Any, hint: Any, where: Where, path: Path) -> float:
+    typed = isinstance(value, (int, float)) and not isinstance(value, bool)
+    written = isinstance(value, str) and _NUMBER.fullmatch(value) is not None
+    if not (typed or written):
+        raise _wrong(value, "a number", where, path, "write a number such as 0.1 or 3e-4")
+    number = _as_float(value)
+    if not math.isfinite(number):
+        raise _wrong(value, "a finite number", where, path, "write a number such as 0.1 or 3e-4")
+    return number
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _bool(value: Any, hint: Any, where: Where, path: Path) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Text) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise _wrong(value, "true or false", where, path, "write true or false, without quotes")
+
+
+def _str(value: Any, hint: Any, where: Where, path: Path) -> str:
+    if isinstance(value, str):
+        return str(value)
+    advice = "give one value"
+    if not isinstance(value, (list, dict)):
+        advice = f'put it in quotes: "{shown(value)}"'
+    raise _wrong(value, "text", where, path, advice)
+
+
+def _literal(value: Any, hint: Any, where: Where, path: Path) -> Any:
+    choices = typing.get_args(hint)
+    if isinstance(value, str) and str(value) in choices:
+        return str(value)
+    guess = did_you_mean(value, choices).strip() if isinstance(value, str) else ""
+    raise _wrong(value, expected(hint), where, path, guess or f"choose from: {', '.join(choices)}")
+
+
+def _list(value: Any, hint: Any, where: Where, path: Path) -> list[Any]:
+    (item,) = typing.get_args(hint)
+    if isinstance(value, Text):
+        value = [] if value == "[]" else [value]
+    if not isinstance(value, list):
+        raise _wrong(value, expected(hint), where, path, f"put it in brackets: [{_bare(value)}]")
+    return [convert(one, item, where, (*path, index)) for index, one in enumerate(value)]
+
+
+def _bare(value: Any) -> str:
+    return "..." if isinstance(value, dict) else shown(value)
+
+
+def _dict(value: Any, hint: Any, where: Where, path: Path) -> dict[str, Any]:
+    arguments = typing.get_args(hint)
+    item = arguments[1] if arguments else Any
+    if not isinstance(value, dict):
+        raise _wrong(value, "a section", where, path, "put its keys on indented lines below it")
+    return {key: convert(one, item, where, (*path, key)) for key, one in value.items()}
+
+
+_KINDS: dict[Any, Callable[[Any, Any, Where, Path], Any]] = {
+    int: _int,
+    float: _float,
+    bool: _bool,
+    str: _str,
+    list: _list,
+    dict: _dict,
+    typing.Literal: _literal,
+}

@@ -1,0 +1,107 @@
+"""The commands that run a job: name -> settings, recipe and help line. Modules are named, not imported."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabatic.core.errors import ConfigError
+from anabatic.core.text import did_you_mean
+
+
+@dataclass(frozen=True)
+class Command:
+    """One row of the table."""
+
+    name: str
+    """Words as typed, for example `tokenizer train`."""
+    config: str
+    """`module:class` of its settings."""
+    recipe: str
+    """`module:function` that runs the job."""
+    help: str
+    """One line."""
+    trains: bool = False
+    """It writes `summary.json` with `"finished": true` only when it came to its end."""
+    short: dict[str, str] = field(default_factory=dict)
+    """Dotted key -> one-letter option."""
+
+    def job_class(self) -> type:
+        """Import and return the dataclass of the command's settings."""
+        loaded: type = _attribute(self.config)
+        return loaded
+
+    def recipe_function(self) -> Callable[..., Any]:
+        """Import and return the function that runs the job; this is where heavy libraries come in."""
+        loaded: Callable[..., Any] = _attribute(self.recipe)
+        return loaded
+
+
+def _attribute(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+_ROWS = (
+    Command(
+        "tokenizer train",
+        "anabatic.config.tokenizer:TokenizerTrainJob",
+        "anabatic.recipes.tokenizer:run_train",
+        "Train a byte-level BPE tokenizer.",
+    ),
+    Command(
+        "tokenizer eval",
+        "anabatic.config.tokenizer:TokenizerEvalJob",
+        "anabatic.recipes.tokenizer:run_eval",
+        "Compare how well tokenizers compress.",
+    ),
+    Command(
+        "pretrain",
+        "anabatic.config.pretrain:PretrainJob",
+        "anabatic.recipes.pretrain:run",
+        "Train a language model on text, or continue one on a mixture.",
+        trains=True,
+    ),
+    Command(
+        "sft",
+        "anabatic.config.sft:SftJob",
+        "anabatic.recipes.sft:run",
+        "Fine-tune a language model on conversations.",
+        trains=True,
+    ),
+    Command(
+        "eval",
+        "anabatic.config.evaluate:EvalJob",
+        "anabatic.recipes.evaluate:run",
+        "Measure a model: bits per byte, tasks beside chance.",
+    ),
+    Command(
+        "chat",
+        "anabatic.config.chat:ChatJob",
+        "anabatic.recipes.chat:run",
+        "Talk to a model in the terminal.",
+        short={"model": "-m", "prompt": "-p"},
+    ),
+    Command(
+        "run",
+        "anabatic.config.pipeline:PipelineJob",
+        "anabatic.recipes.pipeline:run",
+        "Run a pipeline: named stages, finished ones are skipped.",
+    ),
+)
+
+COMMANDS: dict[str, Command] = {row.name: row for row in _ROWS}
+
+
+def get(name: str) -> Command:
+    """Return the command called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in COMMANDS:
+        hint = f"commands: {', '.join(COMMANDS)}"
+        raise ConfigError(f'unknown command "{name}".{did_you_mean(name, COMMANDS)}', hint)
+    return COMMANDS[name]

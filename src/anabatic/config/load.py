@@ -1,0 +1,111 @@
+"""Settings of a command from defaults < files left to right < flags, and back to YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from anabatic.config import check, commands, yaml_file
+from anabatic.core.errors import ConfigError
+
+
+def load(command: str, files: Sequence[str | Path] = (), flags: dict[str, Any] | None = None) -> Any:
+    """Return the settings of `command`.
+
+    Args:
+        command: a name of the commands table, for example `tokenizer train`.
+        files: recipes; a later one overrides an earlier one key by key, lists are replaced whole.
+        flags: nested values from the command line, as `check.Text`; they override the files.
+
+    Raises:
+        ConfigError: a file cannot be read, or a value is unknown, of the wrong type or out of range.
+    """
+    cls = commands.get(command).job_class()
+    tree: dict[str, Any] = {}
+    for file in files:
+        source = yaml_file.read(file)
+        tree = merge(tree, check.section(source.tree, cls, check.Where(source.where)))
+    if flags:
+        tree = merge(tree, check.section(flags, cls, check.Flags()))
+    return make(cls, tree)
+
+
+def build(command: str, tree: dict[str, Any], origin: str) -> Any:
+    """Return the settings of `command` from a tree of values; `origin` names it in messages.
+
+    Raises:
+        ConfigError: a value is unknown, of the wrong type or out of range.
+    """
+    cls = commands.get(command).job_class()
+    values = check.section(tree, cls, check.Where(f"{origin}: " if origin else ""))
+    try:
+        return make(cls, values)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}" if origin else str(error), error.hint) from error
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return `below` overridden by `above`, section by section; lists and single values are replaced."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def make(cls: type, values: dict[str, Any]) -> Any:
+    """Build dataclass `cls` from checked values; a section starts from the defaults of this command.
+
+    (`sft` has another default optimizer than `pretrain`: giving `optim.lr` alone must not lose it.)
+    """
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        hint = check.hints(cls)[field.name]
+        if field.name not in values:
+            continue
+        value = values[field.name]
+        if dataclasses.is_dataclass(hint):
+            value = _replace(typing.cast(type, hint), default(field), value)
+        elif typing.get_origin(hint) is dict and dataclasses.is_dataclass(typing.get_args(hint)[1]):
+            value = {name: make(typing.get_args(hint)[1], entry) for name, entry in value.items()}
+        arguments[field.name] = value
+    return cls(**arguments)
+
+
+def _replace(cls: type, base: Any, values: dict[str, Any]) -> Any:
+    arguments = {field.name: getattr(base, field.name) for field in dataclasses.fields(cls)}
+    for name, value in values.items():
+        hint = check.hints(cls)[name]
+        nested = dataclasses.is_dataclass(hint)
+        arguments[name] = _replace(typing.cast(type, hint), arguments[name], value) if nested else value
+    return cls(**arguments)
+
+
+def default(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default value (every setting has one)."""
+    if field.default_factory is not dataclasses.MISSING:
+        factory: Callable[[], Any] = field.default_factory
+        return factory()
+    return field.default
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the tree of a command's default values, without the checks of a whole job."""
+    tree: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        value = default(field)
+        tree[field.name] = tree_of(value) if dataclasses.is_dataclass(value) else value
+    return tree
+
+
+def tree_of(job: Any) -> dict[str, Any]:
+    """Return a job as nested dictionaries of plain values."""
+    return dataclasses.asdict(job)
+
+
+def dump(job: Any) -> str:
+    """Return the resolved job as YAML; itself valid input of the command."""
+    return yaml_file.dump(tree_of(job))

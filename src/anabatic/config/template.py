@@ -1,0 +1,101 @@
+"""`anabatic config show`: a recipe with every setting, its default and its meaning."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import sys
+import textwrap
+import typing
+from pathlib import Path
+from typing import Any
+
+from anabatic.config import check, commands, load, yaml_file
+
+WIDTH = 100
+
+
+@functools.cache
+def field_docs(cls: type) -> dict[str, str]:
+    """Field name -> the string literal that stands below it in the source of `cls`."""
+    return _docs_of_file(str(sys.modules[cls.__module__].__file__))[cls.__name__]
+
+
+@functools.cache
+def _docs_of_file(file: str) -> dict[str, dict[str, str]]:
+    result: dict[str, dict[str, str]] = {}
+    for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            result[node.name] = dict(_docs_of_class(node))
+    return result
+
+
+def _docs_of_class(node: ast.ClassDef) -> typing.Iterator[tuple[str, str]]:
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        constant = below.value if isinstance(below, ast.Expr) else None
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+            yield field.target.id, " ".join(constant.value.split())
+
+
+def class_doc(cls: type) -> str:
+    """Return the docstring of a dataclass, unwrapped into paragraphs."""
+    paragraphs = textwrap.dedent("    " + (cls.__doc__ or "")).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def template(command: str) -> str:
+    """Return a commented recipe for `command` that holds every default; itself valid YAML for it.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    row = commands.get(command)
+    cls = row.job_class()
+    lines = [f"# anabatic {command} -c FILE", "#", *_comment(class_doc(cls), ""), ""]
+    lines += _fields(cls, load.defaults(cls), "")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _fields(cls: type, values: dict[str, Any], indent: str) -> list[str]:
+    lines: list[str] = []
+    docs = field_docs(cls)
+    for name, hint in check.hints(cls).items():
+        value = values[name]
+        if dataclasses.is_dataclass(hint):
+            section = typing.cast(type, hint)
+            lines += ["", *_comment(class_doc(section), indent), f"{indent}{name}:"]
+            lines += _fields(section, value, indent + "  ")
+            continue
+        lines += _comment(_meaning(docs.get(name, ""), hint), indent)
+        lines += _example(hint, indent)
+        lines.append(f"{indent}{name}: {yaml_file.scalar(value)}")
+    return lines
+
+
+def _meaning(doc: str, hint: Any) -> str:
+    inner, _ = check.strip_optional(hint)
+    if typing.get_origin(inner) is list:
+        (inner,) = typing.get_args(inner)
+    if typing.get_origin(inner) is typing.Literal:
+        return f"{doc} Choices: {', '.join(typing.get_args(inner))}."
+    return doc
+
+
+def _example(hint: Any, indent: str) -> list[str]:
+    if typing.get_origin(hint) is not dict or not dataclasses.is_dataclass(typing.get_args(hint)[1]):
+        return []
+    cls = typing.get_args(hint)[1]
+    lines = _fields(cls, load.defaults(cls), "    ")
+    return [f"{indent}#   NAME:", *(f"{indent}# {line}" if line else f"{indent}#" for line in lines)]
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    lines: list[str] = []
+    for paragraph in text.split("\n\n"):
+        if lines:
+            lines.append(f"{indent}#")
+        lines += [f"{indent}# {line}" for line in textwrap.wrap(paragraph, WIDTH - len(indent))]
+    return lines

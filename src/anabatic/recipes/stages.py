@@ -1,0 +1,210 @@
+"""The plan of a pipeline: every stage resolved and checked before the first one runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabatic import __version__
+from anabatic.config import check, commands, load
+from anabatic.config.commands import Command
+from anabatic.config.pipeline import PipelineJob, Stage
+from anabatic.core.errors import ConfigError
+from anabatic.core.text import did_you_mean
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_REFERENCE = re.compile(r"\$(\$|\{([^{}]*)\})")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One stage, ready to run."""
+
+    name: str
+    command: Command
+    folder: Path
+    """`<out>/<stage>`."""
+    output: Path
+    """Where the command writes: its `out`, else `folder`; this is what `${stage}` stands for."""
+    job: Any
+    needs: tuple[str, ...]
+    """Stages it refers to."""
+    parts: dict[str, Any]
+    """What its result depends on: settings, version, keys of the stages it needs."""
+    key: str
+
+
+@dataclass(frozen=True)
+class State:
+    """What an earlier run left in a stage's folder."""
+
+    why: str
+    """Why the stage must run; empty when it is done and unchanged."""
+    resumable: bool = False
+    """The same job was interrupted here."""
+    seconds: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Done and unchanged."""
+        return not self.why
+
+
+def plan(job: PipelineJob, given: dict[str, str]) -> list[Plan]:
+    """Resolve `${...}` and check every stage.
+
+    Args:
+        job: the recipe.
+        given: entries of `vars` from the command line.
+
+    Raises:
+        ConfigError: an unknown command, name or setting; a reference to a later stage; a variable left empty.
+    """
+    values = _variables(job, given)
+    plans: dict[str, Plan] = {}
+    for name, stage in job.stages.items():
+        plans[name] = _plan_stage(name, stage, job, values, plans)
+    return list(plans.values())
+
+
+def _variables(job: PipelineJob, given: dict[str, str]) -> dict[str, str]:
+    for name in given:
+        if name not in job.vars:
+            known = ", ".join(job.vars) or "none"
+            raise ConfigError(
+                f'no variable "{name}".{did_you_mean(name, job.vars)}', f"vars of this recipe: {known}"
+            )
+    for name in job.vars:
+        if name in job.stages:
+            raise ConfigError(f'"{name}" is both a variable and a stage', "rename one of them")
+    return {**job.vars, **given}
+
+
+def _plan_stage(
+    name: str, stage: Stage, job: PipelineJob, values: dict[str, str], earlier: dict[str, Plan]
+) -> Plan:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f'stage name "{name}" cannot be a folder', "use letters, digits, - and _")
+    runnable = [known for known in commands.COMMANDS if known != "run"]
+    if stage.command not in runnable:
+        guess = did_you_mean(stage.command, runnable)
+        hint = f"commands: {', '.join(runnable)}"
+        raise ConfigError(f'stages.{name}.command: no command "{stage.command}".{guess}', hint)
+    command = commands.get(stage.command)
+    folder = Path(job.out) / name
+    resolver = _Resolver(name, list(job.stages), values, earlier)
+    tree = resolver.resolve(stage.job, f"stages.{name}.job")
+    has_out = "out" in check.hints(command.job_class())
+    if has_out and tree.get("out") is None:
+        tree["out"] = str(folder)
+    settings = load.build(stage.command, tree, f"stages.{name}.job")
+    needs = tuple(sorted(resolver.used))
+    parts = {
+        "command": stage.command,
+        "version": __version__,
+        "job": load.tree_of(settings),
+        "needs": {need: earlier[need].key for need in needs},
+    }
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    output = Path(tree["out"]) if has_out else folder
+    return Plan(name, command, folder, output, settings, needs, parts, key)
+
+
+class _Resolver:
+    """Replaces `${...}` inside the settings of one stage; `$$` is a plain dollar sign."""
+
+    def __init__(
+        self, stage: str, stages: list[str], values: dict[str, str], earlier: dict[str, Plan]
+    ) -> None:
+        self.stage = stage
+        self.stages = stages
+        self.values = values
+        self.earlier = earlier
+        self.used: set[str] = set()
+
+    def resolve(self, value: Any, where: str) -> Any:
+        """Return `value` with every reference replaced, inside lists and sections too."""
+        if isinstance(value, dict):
+            return {key: self.resolve(item, f"{where}.{key}") for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.resolve(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        if isinstance(value, str) and "$" in value:
+            return self.text(value, where)
+        return value
+
+    def text(self, value: str, where: str) -> check.Text:
+        """Replace the references of one text; its type is then the one the setting wants."""
+
+        def one(match: re.Match[str]) -> str:
+            return "$" if match[1] == "$" else self.lookup(match[2], where)
+
+        result = _REFERENCE.sub(one, value)
+        if "${" in _REFERENCE.sub("", value):
+            raise ConfigError(
+                f'{where} is "{value}": `${{` without `}}`', "write ${name}; $$ is a dollar sign"
+            )
+        return check.Text(result)
+
+    def lookup(self, name: str, where: str) -> str:
+        """Return what `${name}` stands for."""
+        if name in self.earlier:
+            self.used.add(name)
+            return str(self.earlier[name].output)
+        if name == self.stage:
+            raise ConfigError(f"{where} refers to its own stage, ${{{name}}}", "refer to an earlier stage")
+        if name in self.stages:
+            raise ConfigError(
+                f"{where} refers to ${{{name}}}, a stage that runs later",
+                f"move {name} above {self.stage}; stages run in the order of the file",
+            )
+        if name not in self.values:
+            known = [*self.earlier, *self.values]
+            hint = f"known here: {', '.join(known)}" if known else "no stage comes before, and vars is empty"
+            raise ConfigError(f"{where}: nothing is called ${{{name}}}.{did_you_mean(name, known)}", hint)
+        if not self.values[name]:
+            raise ConfigError(f"vars.{name} is empty, and {where} needs it", f"give --set {name}=VALUE")
+        return self.values[name]
+
+
+_WHY = {
+    "done": "",
+    "started": "it was not finished and goes on",
+    "again": "it, or a stage before it, was asked for again",
+}
+
+
+def state_of(stage: Plan) -> State:
+    """Compare a stage with what an earlier run left in its folder."""
+    path = stage.folder / "stage.json"
+    if not path.is_file():
+        return State("not done yet")
+    try:
+        left = json.loads(path.read_text(encoding="utf-8"))
+        parts, key, word = left["parts"], left["key"], left["state"]
+        seconds = float(left["seconds"])
+    except (ValueError, KeyError, TypeError):
+        return State("its stage.json is broken")
+    if key == stage.key and word in _WHY:
+        return State(_WHY[word], resumable=word == "started", seconds=seconds)
+    return State(f"changed: {', '.join(_differences(parts, stage.parts)) or 'key'}")
+
+
+def _differences(old: Any, new: dict[str, Any], limit: int = 6) -> list[str]:
+    before = dict(_flat(old))
+    after = dict(_flat(new))
+    keys = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
+    names = [key.removeprefix("job.").replace("needs.", "stage ") for key in keys]
+    return names if len(names) <= limit else [*names[:limit], f"{len(names) - limit} more"]
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, dict):
+        yield prefix.rstrip("."), tree
+        return
+    for key, value in tree.items():
+        yield from _flat(value, f"{prefix}{key}.")
