@@ -9,7 +9,7 @@ from typing import Any
 from anabatic.core.text import did_you_mean
 from anabatic.data.document import Document, Message, Problem
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 SHAREGPT_ROLES = {
     "system": "system",
@@ -101,7 +101,8 @@ def _turn(turn: Any, index: int) -> Message:
         near = did_you_mean(role, ROLES) if isinstance(role, str) else ""
         raise _BadRow(f"message {index} has the role {role!r}, not one of {', '.join(ROLES)}.{near}")
     clean: Message = {key: item for key, item in turn.items() if item is not None}
-    content = clean.setdefault("content", "" if clean.get("tool_calls") else None)
+    speaks_otherwise = clean.get("tool_calls") or clean.get("reasoning_content")
+    content = clean.setdefault("content", "" if speaks_otherwise else None)
     if not isinstance(content, str):
         raise _BadRow(f"message {index}: content is {_kind(content)}, not text")
     _encodable(content, f"content of message {index}")

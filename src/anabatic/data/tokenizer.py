@@ -1,0 +1,137 @@
+"""Byte-level BPE tokenizers as Hugging Face folders: special tokens, chat template, loading."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from anabatic.core.errors import DataError
+from anabatic.core.paths import cannot_write, write_atomic
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+
+SPECIAL = (
+    END_OF_TEXT,
+    TURN_START,
+    TURN_END,
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    *(f"<|reserved_{index}|>" for index in range(7)),
+)
+"""Tokens that no merge makes, ids from 0. `END_OF_TEXT` separates documents, ends text and pads."""
+
+VISIBLE = frozenset(token for token in SPECIAL if not token.startswith("<|"))
+"""Special tokens that are part of what the assistant says: `skip_special_tokens` keeps them."""
+
+
+def chat_config() -> dict[str, Any]:
+    """Return `tokenizer_config.json` of a tokenizer that we train."""
+    template = resources.files("anabatic.data").joinpath("chat_template.jinja").read_text(encoding="utf-8")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": template,
+    }
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the files of a Hugging Face folder; what else lies in it stays.
+
+    Each file is written whole or not at all, `tokenizer.json` last: a folder without it holds no tokenizer.
+
+    Raises:
+        Failure: the disk is full or refuses writes.
+    """
+    files = {
+        "tokenizer_config.json": _pretty(chat_config()),
+        "special_tokens_map.json": _pretty({"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}),
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    for name, content in files.items():
+        write_atomic(folder / name, content)
+
+
+def _pretty(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def load(folder: str | Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a Hugging Face folder for transformers' interface (chat template, decoding).
+
+    Raises:
+        DataError: there is no `tokenizer.json`, or it or its configuration is damaged.
+    """
+    path = find(folder)
+    from transformers import PreTrainedTokenizerFast  # a second of imports that encoding does not need
+
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            path.parent, local_files_only=True
+        )
+    except Exception as error:  # tokenizers raises bare Exception
+        raise _damaged(path, error) from error
+    return tokenizer
+
+
+def encode_fast(folder: str | Path) -> Tokenizer:
+    """Return the bare tokenizer for documents: fast to import, and special tokens in the text are plain text.
+
+    Args:
+        folder: Hugging Face folder, or a `tokenizer.json`.
+
+    Raises:
+        DataError: there is no `tokenizer.json`, or it is damaged.
+    """
+    path = find(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise _damaged(path, error) from error
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def find(folder: str | Path) -> Path:
+    """Return the `tokenizer.json` of a folder, or the file itself.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(folder).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file() and file.suffix == ".json":
+        return file
+    what = "the folder has no tokenizer.json" if path.is_dir() else "no such folder"
+    raise DataError(
+        f"no tokenizer in {path}: {what}",
+        "train one with `anabatic tokenizer train`, or give a Hugging Face folder with tokenizer.json",
+    )
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} cannot be loaded: {error}", "the folder is damaged: train or fetch the tokenizer again"
+    )
