@@ -23,22 +23,44 @@ torch=={TORCH}
 
 
 def requirements() -> list[str]:
-    """Return what pyproject.toml asks for (package, dev and docs extras) without torch, and what torch asks for."""
+    """Return what pyproject.toml asks for (package, dev, docs), without torch, and what torch asks for."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["dev"], *extras["docs"]]
-    of_torch = ["filelock", "typing-extensions", "setuptools>=77.0.3", "sympy", "networkx", "jinja2", "fsspec"]
+    of_torch = [
+        "filelock",
+        "typing-extensions",
+        "setuptools>=77.0.3",
+        "sympy",
+        "networkx",
+        "jinja2",
+        "fsspec",
+    ]
     return [line for line in wanted if not line.startswith("torch>")] + of_torch
 
 
 def resolve(python: str) -> dict[str, str]:
     """Return name -> version as the pip of `python` resolves them, wheels only."""
-    command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
-    run = subprocess.run([*command, "--report", "-", *requirements()], check=True, capture_output=True, text=True)
+    command = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--ignore-installed",
+        "--only-binary",
+        ":all:",
+    ]
+    run = subprocess.run(
+        [*command, "--report", "-", *requirements()], check=True, capture_output=True, text=True
+    )
     chosen = (item["metadata"] for item in json.loads(run.stdout)["install"])
-    return {item["name"].lower().replace("_", "-"): item["version"] for item in chosen if item["name"] not in OWN}
+    return {
+        item["name"].lower().replace("_", "-"): item["version"] for item in chosen if item["name"] not in OWN
+    }
 
 
 def version(python: str) -> str:
@@ -49,7 +71,9 @@ def version(python: str) -> str:
 
 def main(pythons: list[str]) -> None:
     """Resolve for each interpreter, oldest first, and write constraints.txt."""
-    ranges = sorted(((version(python), resolve(python)) for python in pythons), key=lambda row: row[0].split("."))
+    ranges = sorted(
+        ((version(python), resolve(python)) for python in pythons), key=lambda row: row[0].split(".")
+    )
     newest_version, newest = ranges[-1]
     lines = []
     for name in sorted({name for _, pins in ranges for name in pins}):

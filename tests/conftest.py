@@ -1,0 +1,96 @@
+"""What every test may rely on: no network, one torch thread, a cache of its own, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything imports torch or transformers; processes that tests start inherit it.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    NO_COLOR="1",
+)
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path: Path) -> Iterator[None]:
+    """Give the test a cache of its own and restore the environment and the folder afterwards."""
+    before, folder = dict(os.environ), Path.cwd()
+    os.environ["ANABATIC_CACHE"] = str(tmp_path / "cache")
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    os.chdir(folder)
+
+
+@pytest.fixture(autouse=True)
+def _libraries() -> Iterator[None]:
+    """Restore the global state of torch and numpy, where a test has imported them."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(True)
+        torch.use_deterministic_algorithms(False)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Remove the log handlers and signal handlers that a test installed."""
+    import logging
+    import signal
+
+    logger = logging.getLogger("anabatic")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for handler in set(logger.handlers) - set(handlers):
+        handler.close()
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
+    for number, handler in signals.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data beside the checkout (or ANABATIC_TEST_DATA); skips where there is none."""
+    folder = Path(os.environ.get("ANABATIC_TEST_DATA") or ROOT.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip("no test data beside the checkout (set ANABATIC_TEST_DATA to a folder that has it)")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs an accelerator that this machine does not have, with the reason."""
+    for kind in ("npu", "cuda"):
+        marked = [item for item in items if item.get_closest_marker(kind)]
+        if marked and not _has(kind):
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=f"no {kind} device here"))
+
+
+def _has(kind: str) -> bool:
+    import torch
+
+    module = getattr(torch, kind, None)  # torch.npu exists only where torch_npu is installed
+    return module is not None and bool(module.is_available())

@@ -1,0 +1,68 @@
+"""The files of the project, for the house tests."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SRC = ROOT / "src" / "anabatic"
+
+
+def sources() -> list[Path]:
+    """Return every Python file of the package."""
+    return sorted(SRC.rglob("*.py"))
+
+
+def python_files() -> list[Path]:
+    """Return every Python file of the project."""
+    folders = [SRC, ROOT / "tests", ROOT / "benchmarks", ROOT / "scripts"]
+    return sorted(file for folder in folders for file in folder.rglob("*.py"))
+
+
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def name(path: Path) -> str:
+    """Return a path relative to the project."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def room(path: Path) -> str:
+    """Return the room (first folder) of a source file; empty for the package's own files."""
+    parts = path.relative_to(SRC).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+@functools.cache
+def tracked() -> list[Path]:
+    """Return the files that git tracks; in an unpacked source archive, all files of the known folders."""
+    git = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if git.returncode == 0 and git.stdout:
+        found = [ROOT / line for line in git.stdout.split("\0") if line]
+    else:
+        folders = ("src", "tests", "docs", "recipes", "scripts", "benchmarks")
+        found = [file for folder in folders for file in (ROOT / folder).rglob("*")]
+    return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
+
+
+def text(path: Path) -> str | None:
+    """Return the text of a file, or None for a binary one."""
+    data = path.read_bytes()
+    return None if b"\0" in data else data.decode("utf-8")
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """Return the ids of the constants that are texts standing alone: docstrings, also those below a field."""
+    return {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
