@@ -14,13 +14,14 @@ class JsonlWriter:
 
     def __init__(self, path: Path) -> None:
         torn = path.exists() and path.stat().st_size > 0 and not _ends_with_newline(path)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        # A lone surrogate (half a character) has no UTF-8; backslashreplace makes it a JSON escape.
+        self._file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         if torn:
             self._file.write("\n")
 
     def write(self, row: dict[str, Any]) -> None:
         """Append `row`. Not-a-number values are written as `null`: JSON has no word for them."""
-        self._file.write(json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -28,13 +29,14 @@ class JsonlWriter:
         self._file.close()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return `value` with every float that is not finite, at any depth, replaced by None."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
