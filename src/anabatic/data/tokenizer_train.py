@@ -20,6 +20,7 @@ from anabatic.data import tokenizer as folder
 from anabatic.data.document import Document, is_held_out
 from anabatic.data.meter import Meter
 from anabatic.data.sources import Source, documents, kind, parse_all
+from anabatic.data.unspaced import Unspaced
 
 SPLIT = "|".join(
     (
@@ -131,6 +132,7 @@ def _check_size(job: TokenizerTrainJob, reached: int, tally: _Tally) -> None:
 
 def _pieces(job: TokenizerTrainJob, tally: _Tally, meter: Meter) -> Iterator[str]:
     """Yield the text to train on, in pieces, up to `max_chars` characters."""
+    bounded = Unspaced()
     for source in parse_all(job.data.train):
         limit = None if kind(source) == "file" and _is_one_text(source) else job.max_doc_chars
         for document in training_documents(source, job.data):
@@ -141,7 +143,7 @@ def _pieces(job: TokenizerTrainJob, tally: _Tally, meter: Meter) -> Iterator[str
             tally.chars += len(kept)
             tally.cut_chars += len(text) - len(kept)
             meter.add(len(kept))
-            yield from cut(kept, PIECE)
+            yield from map(bounded, cut(kept, PIECE))
             if left is not None and len(kept) >= left:
                 log.info(f"tokenizer: stopped reading at max_chars = {job.max_chars:,}")
                 meter.phase("merging pairs")

@@ -20,6 +20,7 @@ from anabatic.data.document import is_held_out
 from anabatic.data.sources import parse
 from anabatic.data.tokenizer_eval import KINDS, evaluate, texts
 from anabatic.data.tokenizer_train import cut, train, training_documents
+from anabatic.data.unspaced import Unspaced
 from anabatic.recipes import tokenizer as recipe
 
 VOCAB = 1000
@@ -126,15 +127,11 @@ def test_the_chat_template_renders_chatml(chat: Any) -> None:
     responses = "\n<tool_response>\nrain\n</tool_response>\n<tool_response>\nwind\n</tool_response>"
     assert f"<|im_start|>user{responses}<|im_end|>\n" in text
     assert text.endswith("Rain and wind.<|im_end|>\n<|im_start|>assistant\n")
-    assert chat.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False).startswith(
-        "<|im_start|>user"
-    )
+    assert chat.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False).startswith("<|im_start|>user")
 
 
 def test_the_mask_covers_exactly_what_the_assistant_says(chat: Any) -> None:
-    out = chat.apply_chat_template(
-        CONVERSATION, tools=TOOLS, return_assistant_tokens_mask=True, return_dict=True
-    )
+    out = chat.apply_chat_template(CONVERSATION, tools=TOOLS, return_assistant_tokens_mask=True, return_dict=True)
     ids, mask = out["input_ids"], out["assistant_masks"]
     assert (
         chat.decode([token for token, learned in zip(ids, mask, strict=True) if learned])
@@ -151,18 +148,14 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), max_size=
 
 
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
-def test_a_prompt_is_the_beginning_of_its_conversation_in_tokens(
-    chat: Any, turns: list[tuple[str, str]]
-) -> None:
+def test_a_prompt_is_the_beginning_of_its_conversation_in_tokens(chat: Any, turns: list[tuple[str, str]]) -> None:
     messages = [
         {"role": role, "content": content}
         for turn in turns
         for role, content in zip(("user", "assistant"), turn, strict=True)
     ]
     whole = chat.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True)
-    prompt = chat.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
+    prompt = chat.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"]
     ids, mask = whole["input_ids"], whole["assistant_masks"]
     assert ids[: len(prompt)] == prompt
     newline = len(chat("\n")["input_ids"])
@@ -190,9 +183,7 @@ def test_a_vocabulary_larger_than_the_text_supports(tmp_path: Path) -> None:
 def test_long_documents_are_capped_but_a_file_by_itself_is_not(tmp_path: Path) -> None:
     words = " ".join(str(index).translate(str.maketrans("0123456789", "abcdefghij")) for index in range(3000))
     (tmp_path / "a.txt").write_text(words)
-    alone = train(
-        job(tmp_path / "o1", vocab_size=300, max_doc_chars=100, data=Data(train=[f"{tmp_path}/a.txt"]))
-    )
+    alone = train(job(tmp_path / "o1", vocab_size=300, max_doc_chars=100, data=Data(train=[f"{tmp_path}/a.txt"])))
     among = train(
         job(
             tmp_path / "o2",
@@ -220,9 +211,7 @@ def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
 def test_conversations_are_trained_on_by_what_they_say(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "zyzzyva xylophone"}, {"role": "assistant", "content": "zyzzyva"}]
     (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 5)
-    train(
-        job(tmp_path / "o", vocab_size=280, data=Data(train=[f"{tmp_path}/rows.jsonl"], valid_fraction=0.0))
-    )
+    train(job(tmp_path / "o", vocab_size=280, data=Data(train=[f"{tmp_path}/rows.jsonl"], valid_fraction=0.0)))
     assert len(folder.encode_fast(tmp_path / "o").encode("zyzzyva").ids) == 1
 
 
@@ -231,6 +220,20 @@ def test_cutting_loses_nothing(text: str, longest: int) -> None:
     pieces = list(cut(text, longest))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= longest for piece in pieces)
+
+
+def test_unspaced_runs_are_cut_into_pairs_once_their_budget_is_spent() -> None:
+    bounded = Unspaced(whole_chars=10)
+    assert bounded("今天天气很好, a long-winded word") == "今天天气很好, a long-winded word"
+    assert bounded("今天 今天天气很好") == "今天 今天\n天气\n很好"
+    assert bounded("plain words") == "plain words"
+    assert bounded("a" * 400) == "\n".join(["aa"] * 200)
+
+
+@given(st.text(max_size=300))
+def test_bounding_adds_nothing_but_line_ends(text: str) -> None:
+    assert Unspaced(whole_chars=0)(text).replace("\n", "") == text.replace("\n", "")
+    assert Unspaced()(text) == text
 
 
 @pytest.mark.parametrize("read", [folder.load, folder.encode_fast])
