@@ -1,0 +1,177 @@
+"""Conversations as token ids with a loss mask, through the tokenizer's own chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from anabatic.core.errors import DataError
+from anabatic.core.text import did_you_mean
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+Messages = list[dict[str, Any]]
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_SHAPE = (
+    'a conversation is a list of {"role": "user", "content": "..."}; '
+    "data.on_bad_row: skip passes over rows that are not"
+)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation after the template and the tokenizer.
+
+    Attributes:
+        ids: int64 token ids.
+        mask: uint8, 1 on what the assistant says, the token that closes its turn included.
+        text: the text that was tokenised.
+        ends: for every token, the character behind it.
+        special: True for control tokens, which stand for no text.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray
+    text: str
+    ends: list[int] = field(repr=False)
+    special: np.ndarray = field(repr=False)
+
+    def num_bytes(self, tokens: int, all_text: bool = False) -> int:
+        """Return the UTF-8 bytes that the first `tokens` tokens say for the assistant (or in all)."""
+        counted = ~self.special[:tokens] & ((self.mask[:tokens] != 0) | all_text)
+        borders = np.flatnonzero(np.diff(counted, prepend=False, append=False)).tolist()
+        begins = [self.ends[at - 1] if at else 0 for at in borders[::2]]
+        stops = [self.ends[at - 1] for at in borders[1::2]]
+        runs = zip(begins, stops, strict=True)
+        return sum(len(self.text[begin:stop].encode()) for begin, stop in runs)
+
+
+def template_of(tokenizer: Any) -> str:
+    """Return the tokenizer's chat template, which must mark what the assistant says.
+
+    Raises:
+        DataError: there is no template, or no `{% generation %}` block in it.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    name = tokenizer.name_or_path or "the tokenizer"
+    if not template:
+        raise DataError(f"{name}: no chat template", "use a chat model's tokenizer, or train one with ours")
+    if not _GENERATION.search(template):
+        raise DataError(
+            f"{name}: the chat template has no {{% generation %}} block: nothing says what to learn",
+            "put {% generation %} ... {% endgeneration %} around what the assistant says, its end token too",
+        )
+    return str(template)
+
+
+def check(messages: Any, name: str, needs_assistant: bool = True) -> None:
+    """Make sure that `messages` is a conversation.
+
+    Raises:
+        DataError: names the row: not a list, empty, an unknown role, content that is not text, nothing said
+            by the assistant although something must be learned.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{name}: the conversation is {'empty' if messages == [] else 'not a list'}", _SHAPE)
+    for number, message in enumerate(messages, start=1):
+        if fault := _fault(message):
+            raise DataError(f"{name}: message {number} {fault}", _SHAPE)
+    if needs_assistant and all(message["role"] != "assistant" for message in messages):
+        raise DataError(f"{name}: {len(messages)} messages, none of them by the assistant: nothing to learn", _SHAPE)
+
+
+def _fault(message: Any) -> str:
+    if not isinstance(message, dict):
+        return f"is {type(message).__name__}, not an object"
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        return f"has the role {role!r}, not one of {', '.join(ROLES)}.{did_you_mean(str(role), ROLES)}"
+    if content not in ("", None):
+        return "" if isinstance(content, str) else f"has content of type {type(content).__name__}, not text"
+    speaks = message.get("tool_calls") or message.get("reasoning_content")
+    silent_is_fine = content == "" and role != "assistant"
+    return "" if speaks or silent_is_fine else "is empty"
+
+
+def render(conversations: Sequence[Messages], tokenizer: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return `(ids, mask)` of each conversation: int64 `[n]` and uint8 `[n]`, 1 where the assistant speaks.
+
+    Raises:
+        DataError: the template marks nothing, a conversation is malformed, or the template refuses it.
+    """
+    return [(one.ids, one.mask) for one in render_full(conversations, tokenizer)]
+
+
+def render_full(
+    conversations: Sequence[Messages],
+    tokenizer: Any,
+    names: Sequence[str] | None = None,
+    tools: Sequence[list[dict[str, Any]] | None] | None = None,
+    needs_assistant: bool = True,
+) -> list[Rendered]:
+    """Render conversations and tokenise them in one batch.
+
+    Args:
+        conversations: lists of messages.
+        tokenizer: a fast tokenizer of transformers.
+        names: what messages call each conversation (`file:row`).
+        tools: JSON schemas of the functions each conversation may call.
+        needs_assistant: refuse a conversation without an assistant's message.
+
+    Raises:
+        DataError: as `render`.
+    """
+    template = template_of(tokenizer)
+    texts: list[str] = []
+    spans: list[list[tuple[int, int]]] = []
+    for index, messages in enumerate(conversations):
+        name = names[index] if names else f"conversation {index + 1}"
+        check(messages, name, needs_assistant)
+        text, found = _fill(messages, tokenizer, template, name, tools[index] if tools else None)
+        texts.append(text)
+        spans.append(found)
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    added = tokenizer.added_tokens_decoder.items()
+    special = np.asarray([index for index, token in added if token.special], dtype=np.int64)
+    return [_rendered(*each, special) for each in zip(encodings, texts, spans, strict=True)]
+
+
+def _fill(
+    messages: Messages, tokenizer: Any, template: str, name: str, tools: list[dict[str, Any]] | None
+) -> tuple[str, list[tuple[int, int]]]:
+    import jinja2
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    # Templates test for a key, so a null reads as the word "None" (transformers drops them likewise).
+    plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    render: Any = render_jinja_template  # annotated as returning a string; returns texts and spans
+    try:
+        texts, spans = render(
+            [plain],
+            tools=tools,
+            chat_template=template,
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
+        )
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise DataError(f"{name}: the chat template refuses the conversation: {error}", _SHAPE) from error
+    return texts[0], spans[0]
+
+
+def _rendered(encoding: Any, text: str, spans: list[tuple[int, int]], special: np.ndarray) -> Rendered:
+    offsets = encoding.offsets
+    starts = np.fromiter((start for start, _ in offsets), dtype=np.int64, count=len(offsets))
+    # A token without text of its own (0, 0) ends where the one before it does.
+    ends = list(accumulate((end for _, end in offsets), max))
+    stops = np.asarray(ends, dtype=np.int64)
+    mask = np.zeros(len(offsets), dtype=np.uint8)
+    for start, end in spans:
+        mask[(stops > start) & (starts < end)] = 1
+    ids = np.asarray(encoding.ids, dtype=np.int64)
+    return Rendered(ids, mask, text, ends, np.isin(ids, special))

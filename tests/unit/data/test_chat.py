@@ -1,0 +1,129 @@
+"""Conversations: the tokens of the template, the mask of what the assistant says."""
+
+import time
+
+import pytest
+
+from anabatic.core.errors import DataError
+from anabatic.data import chat, tokenizer
+from anabatic.testing.corpora import byte_tokenizer
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CHATS = [
+    [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello \U0001f642"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "一加二?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "三", "reasoning_content": "1+2=3"},
+        {"role": "assistant", "content": "Done."},
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer(tmp_path_factory):
+    return tokenizer.load(byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def spoken(rendered, tok):
+    """The text of each run of learned tokens."""
+    runs, run = [], []
+    for token, learned in [*zip(rendered.ids.tolist(), rendered.mask.tolist(), strict=True), (0, 0)]:
+        if learned:
+            run.append(token)
+        elif run:
+            runs.append(tok.decode(run))
+            run = []
+    return runs
+
+
+def test_render_agrees_with_the_tokenizers_own_template(chat_tokenizer):
+    expected = chat_tokenizer.apply_chat_template(
+        CHATS, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
+    )
+    for (ids, mask), reference, learned in zip(
+        chat.render(CHATS, chat_tokenizer), expected["input_ids"], expected["assistant_masks"], strict=True
+    ):
+        assert ids.tolist() == reference
+        assert mask.tolist() == learned
+
+
+def test_only_the_assistants_turns_are_learned_with_their_end(chat_tokenizer):
+    one, two = chat.render_full(CHATS, chat_tokenizer, tools=[None, [TOOL]])
+    assert spoken(one, chat_tokenizer) == ["Hello \U0001f642<|im_end|>"]
+    runs = spoken(two, chat_tokenizer)
+    assert [run.endswith("<|im_end|>") for run in runs] == [True] * 3
+    assert '"name": "add"' in runs[0] and "1+2=3" in runs[1] and runs[2] == "Done.<|im_end|>"
+    assert '"parameters"' in two.text and '"parameters"' not in "".join(runs)
+
+
+def test_bytes_of_what_is_said(chat_tokenizer):
+    one = chat.render_full(CHATS[:1], chat_tokenizer)[0]
+    said = "Hello \U0001f642".encode()
+    assert one.num_bytes(len(one.ids)) == len(said)
+    assert one.num_bytes(len(one.ids), all_text=True) == len(b"user\nHi\nassistant\n\n") + len(said)
+    assert one.num_bytes(0) == 0
+    first = int(one.mask.argmax())
+    assert [one.num_bytes(first + n) for n in range(7)] == list(range(7))
+
+
+def test_the_last_character_counts_when_the_template_leaves_the_end_out(chat_tokenizer):
+    inner = chat_tokenizer.chat_template
+    chat_tokenizer.chat_template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
+    )
+    try:
+        rendered = chat.render_full([[{"role": "assistant", "content": "ok \U0001f642"}]], chat_tokenizer)[0]
+    finally:
+        chat_tokenizer.chat_template = inner
+    assert rendered.mask.tolist() == [1] * 7 + [0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "row 7: the conversation is empty"),
+        ("hi", "row 7: the conversation is not a list"),
+        (["hi"], "message 1 is str"),
+        ([{"role": "usr", "content": "hi"}], "message 1 has the role 'usr'.*Did you mean \"user\""),
+        ([{"content": "hi"}], "message 1 has the role None"),
+        ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}], "message 2 is empty"),
+        ([{"role": "user", "content": 3}], "message 1 has content of type int"),
+        ([{"role": "user", "content": "hi"}], "none of them by the assistant"),
+    ],
+)
+def test_malformed_conversations_name_the_row(chat_tokenizer, messages, words):
+    with pytest.raises(DataError, match=words) as caught:
+        chat.render_full([messages], chat_tokenizer, names=["row 7"])
+    assert str(caught.value).startswith("row 7: ")
+    assert "on_bad_row" in caught.value.hint
+
+
+def test_a_template_that_marks_nothing_is_refused(chat_tokenizer):
+    inner = chat_tokenizer.chat_template
+    try:
+        chat_tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        with pytest.raises(DataError, match="no {% generation %} block"):
+            chat.render(CHATS, chat_tokenizer)
+        chat_tokenizer.chat_template = None
+        with pytest.raises(DataError, match="no chat template"):
+            chat.render(CHATS, chat_tokenizer)
+        chat_tokenizer.chat_template = "{% generation %}{{ raise_exception('no tools here') }}{% endgeneration %}"
+        with pytest.raises(DataError, match="conversation 1: the chat template refuses.*no tools here"):
+            chat.render(CHATS, chat_tokenizer)
+    finally:
+        chat_tokenizer.chat_template = inner
+
+
+def test_short_conversations_render_fast(chat_tokenizer):
+    chats = [
+        [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": "A number."}]
+        for n in range(2000)
+    ]
+    chat.render(chats[:10], chat_tokenizer)
+    start = time.process_time()
+    chat.render(chats, chat_tokenizer)
+    assert len(chats) / (time.process_time() - start) > 1000  # a fifth of what one slow core does
