@@ -1,0 +1,61 @@
+"""Which documents are held out when a recipe names no validation data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Literal
+
+from anabatic.data.document import Document, is_held_out
+from anabatic.data.shard_write import Counts
+
+FEW = 200
+"""Below this number of documents a hash threshold may hold out none at all, so the share is met exactly."""
+
+Split = Literal["train", "valid"]
+
+
+def select(read: Callable[[], Iterable[Document]], fraction: float, split: Split, counts: Counts) -> Iterator[Document]:
+    """Yield the documents of a split: `valid` gets `fraction` of them, `train` the others.
+
+    From 200 documents on, a document is held out by the hash of its id alone (`is_held_out`). A smaller
+    source holds out `fraction` of its documents, at least one, those with the smallest hashes. Texts too few
+    for that (fewer than `1 / fraction`; one long file, say) each give their last `fraction` of characters.
+
+    Args:
+        read: starts reading the source from its beginning.
+        fraction: share held out.
+        split: which side to yield.
+        counts: `held_out` counts the documents of the other side.
+    """
+    few = [(document.id, document.text is not None) for document in islice(read(), FEW)]
+    if 0 < len(few) < FEW and len(few) * fraction < 1 and all(is_text for _, is_text in few):
+        for document in read():
+            yield _end_of(document, fraction, split)
+        return
+    chosen = _smallest([doc_id for doc_id, _ in few], fraction) if len(few) < FEW else None
+    for document in read():
+        held = is_held_out(document.id, fraction) if chosen is None else document.id in chosen
+        if held == (split == "valid"):
+            yield document
+        else:
+            counts.held_out += 1
+
+
+def _smallest(ids: list[str], fraction: float) -> set[str]:
+    """Return the ids with the smallest hashes; none when there is just one."""
+    wanted = 0 if len(ids) < 2 else max(1, round(len(ids) * fraction))
+    return set(sorted(ids, key=_digest)[:wanted])
+
+
+def _digest(doc_id: str) -> bytes:
+    return hashlib.blake2b(doc_id.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+
+
+def _end_of(document: Document, fraction: float, split: Split) -> Document:
+    text = document.text or ""
+    at = len(text) - int(len(text) * fraction)
+    at = text.rfind("\n", 0, at) + 1 or at
+    return replace(document, text=text[at:] if split == "valid" else text[:at])
