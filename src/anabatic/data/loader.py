@@ -1,0 +1,187 @@
+"""Batches for training, without end: weighted, shuffled, packed, read ahead, resumable to the token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from anabatic.core import log
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.data.batch import Batch
+from anabatic.data.pack import flatten
+from anabatic.data.prefetch import Prefetch
+from anabatic.data.shard_set import ShardSet
+from anabatic.data.stream import Stream, check_sizes
+from anabatic.data.valid import ValidPass, valid_batches
+
+__all__ = ["Loader", "ValidPass", "valid_batches"]
+
+Sources = Sequence[tuple[ShardSet, "float | None"]]
+
+
+class Loader:
+    """This rank's share of the global stream of micro-batches, for ever.
+
+    Global micro-batch `k` goes to rank `k % world_size`, so the tokens of a step do not depend on how many
+    ranks there are. `Batch.state` is the state of the whole stream after the round of `world_size`
+    micro-batches that holds the batch: the same on every rank, and enough for any other number of ranks to
+    continue at the next token.
+
+    Every target token of a text source comes exactly once per pass over the source; every pass has another
+    order. Memory does not grow with the corpus.
+
+    Args:
+        sources: shard sets with their share of the tokens; `None` shares what the others leave in proportion
+            to size.
+        seq_len: longest segment; longer text is cut into several, longer conversations on the right.
+        micro_batch_tokens: `T`, tokens of every batch.
+        rank: of this process.
+        world_size: number of ranks.
+        seed: of the shuffle.
+        state: of a batch after which to continue.
+        prefetch: batches read ahead by a background thread.
+        pin_memory: put the tensors into page-locked memory, from which copies to the device do not block.
+        lookahead: conversations that wait for a place that fits.
+
+    Raises:
+        ConfigError: sizes, ranks or weights that cannot be.
+        DataError: a source without tokens; a state that belongs to other data.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        seq_len: int,
+        micro_batch_tokens: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        state: dict[str, Any] | None = None,
+        prefetch: int = 4,
+        pin_memory: bool = False,
+        lookahead: int = 64,
+    ) -> None:
+        check_sizes(seq_len, micro_batch_tokens, rank, world_size)
+        self._sets = [shards for shards, _ in sources]
+        self.weights = shares(sources)
+        self.epoch_tokens = sum(_inputs(shards, seq_len) for shards in self._sets)
+        self._seq_len = seq_len
+        self._capacity = micro_batch_tokens
+        self._rank = rank
+        self._world_size = world_size
+        self._pin_memory = pin_memory
+        stream = Stream(
+            list(zip(self._sets, self.weights, strict=True)),
+            seq_len=seq_len,
+            capacity=micro_batch_tokens,
+            seed=seed,
+            lookahead=lookahead,
+        )
+        if state is not None:
+            stream.restore(state)
+        self._batches = Prefetch(_rounds(self._reader(), stream, rank, world_size), prefetch, "loader")
+
+    def _reader(self) -> _Reader:
+        return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Stop the background thread; the loader ends."""
+        self._batches.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Reader:
+    """Turns planned slots into a batch. Knows nothing of the `Loader`, so that a forgotten one can be
+    collected.
+    """
+
+    def __init__(self, sets: list[ShardSet], seq_len: int, capacity: int, pin_memory: bool) -> None:
+        self._sets = sets
+        self._seq_len = seq_len
+        self._capacity = capacity
+        self._pin_memory = pin_memory
+
+    def read(self, slots: list[Any], state: dict[str, Any]) -> Batch:
+        pieces = [self._sets[slot.source].piece(slot.entry, slot.start, slot.n) for slot in slots]
+        batch = flatten(pieces, self._capacity, self._sets[0].eot, self._seq_len, state)
+        if self._pin_memory:
+            for name in ("input_ids", "labels", "position_ids"):
+                setattr(batch, name, getattr(batch, name).pin_memory())
+        return batch
+
+
+def _rounds(reader: _Reader, stream: Stream, rank: int, world_size: int) -> Iterator[Batch]:
+    while True:
+        mine: list[Any] = []
+        for _ in range(world_size):
+            number, slots = stream.micro_batch, stream.plan()
+            if number % world_size == rank:
+                mine = slots
+        yield reader.read(mine, stream.state())
+
+
+def shares(sources: Sources) -> list[float]:
+    """Return every source's share of the tokens; they sum to 1.
+
+    Raises:
+        ConfigError: no source, a weight that is not above 0, weights that exceed 1, leave nothing or leave a
+            gap.
+        DataError: a source without tokens.
+    """
+    if not sources:
+        raise ConfigError("no data source", "name one in data.train")
+    for shards, weight in sources:
+        if shards.num_tokens == 0 or shards.num_docs == 0:
+            raise DataError(
+                f"{shards.name}: 0 tokens ({_dropped(shards)})",
+                "give more documents, or leave the source out",
+            )
+        if weight is not None and not 0.0 < weight <= 1.0:
+            raise ConfigError(f"{shards.name}: the weight is {weight:g}", "use a share above 0 and at most 1")
+    given = sum(weight for _, weight in sources if weight is not None)
+    free = sum(shards.num_tokens for shards, weight in sources if weight is None)
+    if given > 1.0 + 1e-6 or (free and given > 1.0 - 1e-6):
+        rest = ", which leaves nothing for the sources without one" if free else ", more than 1"
+        raise ConfigError(f"the weights of the data sources add up to {given:g}{rest}", "lower some of them")
+    if not free and given < 1.0 - 1e-6:
+        raise ConfigError(f"the weights of the data sources add up to {given:g}, less than 1", "raise some of them")
+    return [(1.0 - given) * shards.num_tokens / free if weight is None else weight for shards, weight in sources]
+
+
+def _dropped(shards: ShardSet) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in shards.counts.items())
+
+
+def _inputs(shards: ShardSet, seq_len: int) -> int:
+    """Return the inputs of one pass; conversations that are cut here, not when they were tokenised, are
+    reported.
+    """
+    built_for = shards.meta["seq_len"]
+    if not shards.is_chat or (built_for is not None and built_for <= seq_len):
+        return shards.num_tokens
+    total = cut = 0
+    for shard in range(len(shards.meta["shards"])):
+        lengths = shards.lengths(shard)
+        total += int(np.minimum(lengths, seq_len).sum())
+        cut += int(np.count_nonzero(lengths > seq_len))
+    if cut:
+        share = cut / shards.num_docs
+        log.warn(f"{shards.name}: {cut:,} conversations ({share:.1%}) are cut to {seq_len} tokens on the right")
+    return total
