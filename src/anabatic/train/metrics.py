@@ -1,0 +1,199 @@
+"""What a run writes while it trains: `metrics.jsonl` and `events.jsonl` (the truth), lines, trackers."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from anabatic.config.shared import Log
+from anabatic.core import log as messages
+from anabatic.core.jsonl import JsonlWriter, finite
+from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.core.text import count, duration, size
+from anabatic.train.sinks import Sink, open_sinks, switched_off
+
+_TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("loss", lambda value: f"loss {value:.4f}"),
+    ("lr", lambda value: f"lr {value:.2e}"),
+    ("grad_norm", lambda value: f"grad {value:.3f}"),
+    ("tokens_per_s", lambda value: f"{count(value)} tok/s"),
+    ("mfu", lambda value: f"MFU {100 * value:.1f} %"),
+    ("memory_bytes", lambda value: f"mem {size(value)}"),
+    ("data_wait", lambda value: f"wait {100 * value:.1f} %"),
+    ("eta_s", lambda value: f"ETA {duration(value)}"),
+)
+_EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("valid_loss", lambda value: f"valid loss {value:.4f}"),
+    ("valid_bpb", lambda value: f"{value:.4f} bits per byte"),
+    ("tokens", lambda value: f"over {count(value)} tokens"),
+)
+_SAMPLE_WIDTH = 160
+
+
+class Metrics:
+    """The record of one training run. Rank 0 makes one; the other ranks use `Metrics.silent()`.
+
+    The rows of `metrics.jsonl` are `{"step", "time", "kind": "train" | "eval" | "sample", ...}`, those of
+    `events.jsonl` `{"time", "event", ...}`; `time` is Unix time in seconds. Values that are not finite are
+    written as `null`. A tracker that fails is switched off with a warning.
+
+    Args:
+        folder: an existing run folder.
+        log: which trackers, and the run's name in them.
+        config: the resolved job, given to the trackers.
+        max_steps: optimizer steps of the whole run, for `step/max` and nothing else.
+        resumed_step: the step of the checkpoint this run continues from. Rows of later steps, which will be
+            trained again, are cut off, so that no step is recorded twice; 0, a new run, drops all older rows.
+
+    Raises:
+        ConfigError: a tracker's package is not installed.
+        Failure: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        log: Log,
+        config: dict[str, Any],
+        *,
+        max_steps: int | None = None,
+        resumed_step: int = 0,
+    ) -> None:
+        self._folder = folder
+        self._max_steps = max_steps
+        name = log.name or folder.root.resolve().name
+        self._sinks: dict[str, Sink] = open_sinks(log.sinks, folder.root, name, config, resumed_step)
+        _cut(folder, resumed_step)
+        self._rows = JsonlWriter(folder.metrics)
+        self._events = JsonlWriter(folder.events)
+
+    @staticmethod
+    def silent() -> Metrics:
+        """Return a `Metrics` that does nothing."""
+        return _Silent()
+
+    def train(self, step: int, row: dict[str, Any]) -> None:
+        """Record a training step and print its line.
+
+        Args:
+            step: optimizer steps done.
+            row: any of loss, lr, grad_norm, tokens (so far), tokens_per_s, mfu (0..1), memory_bytes,
+                data_wait (0..1), eta_s, skipped (updates skipped so far); other keys are recorded only.
+        """
+        self._write(step, "train", row)
+        messages.info(self._line(step, row, _TRAIN_LINE))
+
+    def evaluate(self, step: int, row: dict[str, Any]) -> None:
+        """Record a held-out evaluation (valid_loss in nats per token, valid_bpb, tokens); print its line."""
+        self._write(step, "eval", row)
+        messages.info(self._line(step, row, _EVALUATE_LINE))
+
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        """Record what the model wrote after `prompt`, and print the beginning of it."""
+        self._rows.write({"step": step, "time": _now(), "kind": "sample", "prompt": prompt, "text": text})
+        shown = json.dumps(f"{prompt}{text}", ensure_ascii=False).encode("utf-8", "replace").decode()[1:-1]
+        messages.info(f"sample: {shown[:_SAMPLE_WIDTH]}{'…' if len(shown) > _SAMPLE_WIDTH else ''}")
+        self._each(lambda sink: sink.text(step, f"sample/{prompt[:40]}", prompt + text))
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        """Record that something happened: start, resume, checkpoint, evaluate, stop, device, model, data."""
+        self._events.write({"time": _now(), "event": name, **fields})
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Write `summary.json`, whole or not at all.
+
+        Raises:
+            Failure: the disk is full or the folder refuses writes.
+        """
+        write_atomic(self._folder.summary, json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        """Close the files and send what the trackers still hold."""
+        self._rows.close()
+        self._events.close()
+        self._each(lambda sink: sink.close())
+        self._sinks.clear()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, step: int, kind: str, row: dict[str, Any]) -> None:
+        self._rows.write({"step": step, "time": _now(), "kind": kind, **row})
+        prefix = "valid" if kind == "eval" else kind
+        numbers = {
+            f"{prefix}/{key.removeprefix('valid_')}": float(value)
+            for key, value in row.items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        self._each(lambda sink: sink.numbers(step, numbers))
+
+    def _line(
+        self, step: int, row: dict[str, Any], parts: tuple[tuple[str, Callable[[float], str]], ...]
+    ) -> str:
+        head = (
+            f"step {step}"
+            if self._max_steps is None
+            else f"step {step:>{len(str(self._max_steps))}}/{self._max_steps}"
+        )
+        words = [write(row[key]) for key, write in parts if row.get(key) is not None]
+        if row.get("skipped"):
+            words.append(f"skipped {row['skipped']}")
+        return " | ".join([head, *words])
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for kind, sink in list(self._sinks.items()):
+            try:
+                call(sink)
+            except (
+                Exception
+            ) as error:  # a third party's tracker may raise anything, and must not stop the training
+                del self._sinks[kind]
+                switched_off(kind, error)
+
+
+class _Silent(Metrics):
+    def __init__(self) -> None:
+        pass
+
+    def train(self, step: int, row: dict[str, Any]) -> None: ...
+
+    def evaluate(self, step: int, row: dict[str, Any]) -> None: ...
+
+    def sample(self, step: int, prompt: str, text: str) -> None: ...
+
+    def event(self, name: str, /, **fields: Any) -> None: ...
+
+    def summary(self, values: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _now() -> float:
+    return round(time.time(), 3)
+
+
+def _cut(folder: RunFolder, resumed_step: int) -> None:
+    """Rewrite `metrics.jsonl` without the rows that the run is about to write again."""
+    if not folder.metrics.exists():
+        return
+    kept = []
+    with open(folder.metrics, "rb") as file:
+        before = file.readlines()
+    for line in before:
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):  # torn by a crash, or not a row of ours
+            continue
+        if resumed_step and step <= resumed_step:
+            kept.append(line)
+    if len(kept) < len(before):
+        write_atomic(folder.metrics, b"".join(kept))
