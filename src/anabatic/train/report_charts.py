@@ -1,0 +1,231 @@
+"""Curves as SVG that stretches to any width: lines in a 1000 x 1000 box, labels as HTML beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabatic.core.text import count
+from anabatic.train.report_read import Points
+
+BOX = 1000.0
+MAX_POINTS = 700
+MOST_DOTS = {"raw": 0, "line": 3, "points": 40}
+
+
+@dataclass
+class Line:
+    """One curve of a chart; `style` is `raw` (faint), `line` or `points`."""
+
+    name: str
+    points: Points
+    style: str = "line"
+    colour: int = 1
+
+
+@dataclass
+class Path:
+    """A drawn curve: the `d` of an SVG path, and of its dots."""
+
+    name: str
+    last: str
+    d: str
+    dots: str
+    style: str
+    colour: int
+
+
+@dataclass
+class Chart:
+    """All that the template needs; positions are per cent of the plot, from the left and from the top."""
+
+    title: str
+    last: str
+    label: str
+    note: str
+    paths: list[Path]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    marks: list[tuple[float, str]]
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Scale:
+    low: float
+    high: float
+
+    def __call__(self, value: float) -> float:
+        return BOX * (value - self.low) / (self.high - self.low)
+
+
+def chart(
+    title: str,
+    lines: Sequence[Line],
+    write: Callable[[float], str],
+    *,
+    zero: bool = False,
+    steps: tuple[int, int] | None = None,
+    marks: Sequence[tuple[int, str]] = (),
+) -> Chart | None:
+    """Draw `lines` over the step.
+
+    Args:
+        title: what is drawn, with its unit.
+        lines: curves; those without any finite value are left out.
+        write: a value as text.
+        zero: whether the vertical axis begins at zero.
+        steps: first and last step of the horizontal axis; default: those of the lines.
+        marks: steps with a vertical line, and its text.
+
+    Returns:
+        The chart, or None when there is nothing to draw.
+    """
+    lines = [line for line in lines if any(value is not None for _, value in line.points)]
+    if not lines:
+        return None
+    x = _step_scale(lines, steps)
+    y, above = _value_scale(lines, zero)
+    drawn = [(line, downsample(line.points)) for line in lines]
+    main = next((line for line in lines if line.style == "line"), lines[0])
+    values = [value for _, value in main.points if value is not None]
+    shown = f"{main.points[0][0]:,} to {main.points[-1][0]:,}"
+    return Chart(
+        title=title,
+        last=write(values[-1]),
+        label=f"{title}, steps {shown}: from {write(values[0])} to {write(values[-1])}",
+        note=f"{above:,} {'point lies' if above == 1 else 'points lie'} beyond the axis" if above else "",
+        paths=[_draw(line, points, x, y, write) for line, points in drawn],
+        x_ticks=[(x(tick) / 10, _step(tick)) for tick in ticks(x.low, x.high, 5, whole=True)],
+        y_ticks=[(100 - y(tick) / 10, write(tick)) for tick in ticks(y.low, y.high, 5)],
+        marks=[(x(step) / 10, text) for step, text in marks if x.low <= step <= x.high],
+        data={"series": [_hover(line, points, x, y, write) for line, points in drawn]},
+    )
+
+
+def smooth(points: Points) -> Points:
+    """Return the moving average, over about a twentieth of the points and centred, so that it does not lag.
+
+    Near the start the window shrinks evenly on both sides, for there a loss is steep; at the end it is cut
+    off. Steps without a value stay without one. Fewer than 12 points are returned as they are.
+    """
+    if len(points) < 12:
+        return points
+    half = max(2, len(points) // 40)
+    sums, counts = [0.0], [0]
+    for _, value in points:
+        sums.append(sums[-1] + (value or 0.0))
+        counts.append(counts[-1] + (value is not None))
+    result: Points = []
+    for i, (step, value) in enumerate(points):
+        reach = min(half, i)
+        first, last = i - reach, min(len(points), i + reach + 1)
+        known = counts[last] - counts[first]
+        result.append((step, (sums[last] - sums[first]) / known if value is not None else None))
+    return result
+
+
+def downsample(points: Points, most: int = MAX_POINTS) -> Points:
+    """Return about `most` points or fewer: of each stretch the first, least, greatest and last, and a gap.
+
+    Unlike averages this keeps every spike and every hole visible.
+    """
+    if len(points) <= most:
+        return points
+    stretch = math.ceil(len(points) / (most / 4))
+    kept: Points = []
+    for start in range(0, len(points), stretch):
+        part = range(start, min(start + stretch, len(points)))
+        finite = [i for i in part if points[i][1] is not None]
+        keep = {part[0], part[-1]}
+        if finite:
+            keep |= {
+                min(finite, key=lambda i: points[i][1] or 0.0),
+                max(finite, key=lambda i: points[i][1] or 0.0),
+            }
+        if len(finite) < len(part):
+            keep.add(next(i for i in part if points[i][1] is None))
+        kept.extend(points[i] for i in sorted(keep))
+    return kept
+
+
+def ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[float]:
+    """Return round numbers (1, 2, 5 x 10^n) from `low` to `high`, `about` of them."""
+    raw = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    if whole:
+        step = max(1.0, step)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _step_scale(lines: Sequence[Line], steps: tuple[int, int] | None) -> _Scale:
+    own = [step for line in lines for step, _ in line.points]
+    first, last = (min(own), max(own)) if steps is None else steps
+    return _Scale(0.0, last) if 0 < first <= 0.05 * last else _span(first, last)
+
+
+def _value_scale(lines: Sequence[Line], zero: bool) -> tuple[_Scale, int]:
+    """Return the scale and how many points lie above it: a few wild ones must not flatten the rest."""
+    values = sorted(value for line in lines for _, value in line.points if value is not None)
+    low, high = values[0], values[-1]
+    usual = values[math.ceil(0.995 * len(values)) - 1]
+    above = 0
+    if high - low > 3 * (usual - low) > 0:
+        high = usual
+        above = sum(value > high for value in values)
+    if zero and low >= 0:
+        return _span(0.0, high, top=0.08), above
+    return _span(low, high, top=0.06, bottom=0.06), above
+
+
+def _span(low: float, high: float, *, top: float = 0.0, bottom: float = 0.0) -> _Scale:
+    if high - low <= 1e-12 * max(1.0, abs(high)):
+        room = abs(high) * 0.5 or 1.0
+        return _Scale(low - room, high + room) if low else _Scale(low, high + room)
+    room = high - low
+    return _Scale(low - bottom * room, high + top * room)
+
+
+def _draw(line: Line, points: Points, x: _Scale, y: _Scale, write: Callable[[float], str]) -> Path:
+    finite = [(step, value) for step, value in points if value is not None]
+    dots = ""
+    if len(finite) <= MOST_DOTS[line.style]:
+        dots = "".join(f"M{x(step):.1f} {BOX - y(value):.1f}h0" for step, value in finite)
+    return Path(line.name, write(finite[-1][1]), _path(points, x, y), dots, line.style, line.colour)
+
+
+def _path(points: Points, x: _Scale, y: _Scale) -> str:
+    words: list[str] = []
+    pen_down = alone = False
+    for step, value in points:
+        if value is None:
+            words.append("h0" if alone else "")
+            pen_down = alone = False
+            continue
+        words.append(f"{'L' if pen_down else 'M'}{x(step):.1f} {max(0.0, BOX - y(value)):.1f}")
+        alone = not pen_down
+        pen_down = True
+    words.append("h0" if alone else "")
+    return "".join(words)
+
+
+def _hover(line: Line, points: Points, x: _Scale, y: _Scale, write: Callable[[float], str]) -> dict[str, Any]:
+    finite = [(step, value) for step, value in points if value is not None]
+    return {
+        "name": line.name,
+        "colour": line.colour,
+        "style": line.style,
+        "step": [step for step, _ in finite],
+        "x": [round(x(step) / 10, 2) for step, _ in finite],
+        "y": [round(min(100.0, max(0.0, 100 - y(value) / 10)), 2) for _, value in finite],
+        "text": [write(value) for _, value in finite],
+    }
+
+
+def _step(value: float) -> str:
+    return f"{value:,.0f}" if value < 10_000 else count(value).replace(".0", "")

@@ -1,0 +1,145 @@
+"""Read what a run left in its folder, however much of it there is; a half-written run is no error."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.pipeline import PipelineJob
+from anabatic.core import jsonl
+from anabatic.core.paths import RunFolder
+
+Points = list[tuple[int, float | None]]
+"""(step, value) by rising step; None where the value was not finite."""
+
+CURVES = {
+    "train": ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens"),
+    "eval": ("valid_loss", "valid_bpb"),
+}
+
+
+@dataclass
+class Sample:
+    """What the model wrote after `prompt` when it had trained `step` steps."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass
+class Run:
+    """One stage folder."""
+
+    name: str
+    title: str = ""
+    command: str = ""
+    state: str = ""
+    seconds: float | None = None
+    ended: float | None = None
+    curves: dict[str, Points] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    chat: list[dict[str, Any]] = field(default_factory=list)
+    config: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def number(value: Any) -> float | None:
+    """Return a finite float, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Read one stage folder; a missing file leaves its part empty, a broken one also leaves a note."""
+    paths = RunFolder(folder)
+    run = Run(name)
+    run.curves, run.samples = _metrics(paths.metrics)
+    run.events = list(jsonl.read(paths.events))
+    run.summary = _json(paths.summary, run.notes)
+    run.evaluation = _json(folder / "eval.json", run.notes)
+    run.chat = list(jsonl.read(folder / "chat.jsonl"))
+    written = [path for path in (paths.config, folder / "stage.yaml") if path.exists()]
+    run.config = written[0].read_text(encoding="utf-8", errors="replace") if written else ""
+    run.seconds = number(run.summary.get("seconds"))
+    times = [time for event in run.events if (time := number(event.get("time"))) is not None]
+    run.ended = max(times, default=None)
+    return run
+
+
+def read_pipeline(out: Path, job: PipelineJob) -> list[Run]:
+    """Read every stage of `job` from `out/<stage>/`, with its state and seconds from `out/pipeline.jsonl`."""
+    history: dict[str, list[dict[str, Any]]] = {name: [] for name in job.stages}
+    for row in jsonl.read(out / "pipeline.jsonl"):
+        if row.get("event") == "stage" and row.get("stage") in history:
+            history[row["stage"]].append(row)
+    runs = []
+    for name, stage in job.stages.items():
+        run = read_run(out / name, name)
+        run.title, run.command = stage.title, stage.command
+        run.state, seconds, ended = _state(history[name])
+        run.seconds = run.seconds if seconds is None else seconds
+        run.ended = run.ended if ended is None else ended
+        runs.append(run)
+    return runs
+
+
+def _state(history: list[dict[str, Any]]) -> tuple[str, float | None, float | None]:
+    """Return (state, seconds, time of the end) of a stage.
+
+    Attempts that failed or were interrupted count towards the seconds of the one that finished. `skip` is the
+    state of a stage that is done and that the last run of the pipeline found unchanged.
+    """
+    state, seconds, ended, fresh = "", None, None, True
+    for row in history:
+        event = str(row.get("state", ""))
+        if event == "run" and fresh:
+            seconds, fresh = None, False
+        if event == "skip" and state not in ("done", "skip"):  # left out on request, which changes nothing
+            continue
+        if event in ("done", "fail", "interrupted"):
+            took = number(row.get("seconds"))
+            seconds = seconds if took is None else (seconds or 0.0) + took
+            ended = number(row.get("time"))
+            fresh = event == "done"
+        state = event
+    return state, seconds, ended
+
+
+def _metrics(path: Path) -> tuple[dict[str, Points], list[Sample]]:
+    """Return the curves by key, the samples by step. Of a step recorded twice the later row counts."""
+    columns: dict[str, dict[int, float | None]] = {}
+    samples: dict[tuple[int, str], Sample] = {}
+    for row in jsonl.read(path):
+        step = number(row.get("step"))
+        if step is None:
+            continue
+        for key in CURVES.get(str(row.get("kind")), ()):
+            if key in row:
+                columns.setdefault(key, {})[int(step)] = number(row[key])
+        if row.get("kind") == "sample":
+            sample = Sample(int(step), str(row.get("prompt", "")), str(row.get("text", "")))
+            samples[sample.step, sample.prompt] = sample
+    curves = {key: sorted(points.items()) for key, points in columns.items()}
+    return curves, sorted(samples.values(), key=lambda sample: sample.step)
+
+
+def _json(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
+        notes.append(f"{path.name} is left out, it is not JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} is left out, it holds no JSON object")
+        return {}
+    return value
