@@ -16,9 +16,11 @@ from anabatic.config.tokenizer import TokenizerTrainJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import count, duration
+from anabatic.data import holdout
 from anabatic.data import tokenizer as folder
-from anabatic.data.document import Document, is_held_out
+from anabatic.data.document import Document
 from anabatic.data.meter import Meter
+from anabatic.data.shard_write import Counts
 from anabatic.data.sources import Source, documents, kind, parse_all
 from anabatic.data.unspaced import Unspaced
 
@@ -157,17 +159,11 @@ def _is_one_text(source: Source) -> bool:
 
 
 def training_documents(source: Source, data: Data) -> Iterator[Document]:
-    """Yield the documents that are not held out; a source of one document gives it in any case."""
+    """Yield what pretraining on the same source would train on: all but the held-out share."""
     fraction = 0.0 if data.valid else data.valid_fraction
-    held, kept = None, 0
-    for document in documents(source, data):
-        if is_held_out(document.id, fraction):
-            held = held or document
-            continue
-        kept += 1
-        yield document
-    if held is not None and not kept:
-        yield held
+    if not fraction:
+        return documents(source, data)
+    return holdout.select(lambda: documents(source, data), fraction, "train", Counts())
 
 
 def document_text(document: Document) -> str:

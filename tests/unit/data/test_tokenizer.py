@@ -170,27 +170,35 @@ def test_training_is_repeatable(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_larger_than_the_text_supports(tmp_path: Path) -> None:
+    small = Data(train=[str(tmp_path / "small.txt")], valid_fraction=0.0)
     (tmp_path / "small.txt").write_text("one two three two one " * 10)
     with pytest.raises(ConfigError) as caught:
-        train(job(tmp_path / "out", vocab_size=5000, data=Data(train=[str(tmp_path / "small.txt")])))
+        train(job(tmp_path / "out", vocab_size=5000, data=small))
     assert "vocab_size is 5,000, but 220 characters of text support 28" in str(caught.value)
     assert "use vocab_size 28" in caught.value.hint
     assert not (tmp_path / "out").exists()
     reachable = int(caught.value.hint.split()[2])
-    train(job(tmp_path / "out", vocab_size=reachable, data=Data(train=[str(tmp_path / "small.txt")])))
+    train(job(tmp_path / "out", vocab_size=reachable, data=small))
 
 
 def test_long_documents_are_capped_but_a_file_by_itself_is_not(tmp_path: Path) -> None:
     words = " ".join(str(index).translate(str.maketrans("0123456789", "abcdefghij")) for index in range(3000))
     (tmp_path / "a.txt").write_text(words)
-    alone = train(job(tmp_path / "o1", vocab_size=300, max_doc_chars=100, data=Data(train=[f"{tmp_path}/a.txt"])))
+    alone = train(
+        job(
+            tmp_path / "o1",
+            vocab_size=300,
+            max_doc_chars=100,
+            data=Data(train=[f"{tmp_path}/a.txt"], valid_fraction=0.0),
+        )
+    )
     among = train(
         job(
             tmp_path / "o2",
             vocab_size=280,
             max_doc_chars=100,
             min_frequency=1,
-            data=Data(train=[f"{tmp_path}/*.txt"]),
+            data=Data(train=[f"{tmp_path}/*.txt"], valid_fraction=0.0),
         )
     )
     assert (alone["chars"], alone["cut_chars"]) == (len(words), 0)
@@ -199,13 +207,13 @@ def test_long_documents_are_capped_but_a_file_by_itself_is_not(tmp_path: Path) -
 
 def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(100)))
+    path.write_text("".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(300)))
     source, data = parse(str(path)), Data(valid_fraction=0.2)
     ids = [document.id for document in training_documents(source, data)]
-    assert 60 < len(ids) < 95
+    assert 200 < len(ids) < 280
     assert not any(is_held_out(name, 0.2) for name in ids)
-    assert len(list(training_documents(source, Data(valid=["x"], valid_fraction=0.2)))) == 100
-    assert len(list(training_documents(parse(f"{path}#1"), Data(valid_fraction=0.999999)))) == 1
+    assert len(list(training_documents(source, Data(valid=["x"], valid_fraction=0.2)))) == 300
+    assert len(list(training_documents(source, Data(valid_fraction=0.0)))) == 300
 
 
 def test_conversations_are_trained_on_by_what_they_say(tmp_path: Path) -> None:
