@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.testing.tiny import tiny_model, tiny_tokenizer
+from anabatic.testing.untrained import byte_tokenizer, random_model
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")
 def model(tokenizer):
-    return tiny_model(len(tokenizer))
+    return random_model(len(tokenizer))

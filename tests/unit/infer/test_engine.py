@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 from anabatic.core.errors import DataError, Failure
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import GREEDY, Sampling
-from anabatic.testing.tiny import tiny_model
+from anabatic.testing.untrained import random_model
 
 
 def prompts(number, size, seed=0, longest=20):
@@ -44,7 +44,7 @@ def plain_generate(model, prompt, tokens, stop_ids):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("max_batch", [1, 3, 8])
 def test_greedy_is_transformers_generate(tokenizer, kv_heads, max_batch):
-    model = tiny_model(len(tokenizer), seed=kv_heads, kv_heads=kv_heads)
+    model = random_model(len(tokenizer), seed=kv_heads, kv_heads=kv_heads)
     engine = Engine(model, tokenizer, max_batch=max_batch, max_len=64)
     given = prompts(7, len(tokenizer))
     answers = engine.generate(given, greedy(16), stop_ids=[])
@@ -69,9 +69,7 @@ def test_stop_ids_end_an_answer_like_transformers_do(model, tokenizer):
 
 def test_what_a_seed_draws_does_not_depend_on_the_neighbours(model, tokenizer):
     given = prompts(6, len(tokenizer), seed=2)
-    samplings = [
-        Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=n, max_new_tokens=4 + 3 * n) for n in range(6)
-    ]
+    samplings = [Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=n, max_new_tokens=4 + 3 * n) for n in range(6)]
     together = Engine(model, tokenizer, max_batch=6, max_len=64).generate(given, samplings, [])
     narrow = Engine(model, tokenizer, max_batch=2, max_len=64)
     in_turn = narrow.generate(list(reversed(given)), list(reversed(samplings)), [])
@@ -84,9 +82,7 @@ def test_what_a_seed_draws_does_not_depend_on_the_neighbours(model, tokenizer):
 def test_slots_are_reused_and_freed(model, tokenizer):
     engine = Engine(model, tokenizer, max_batch=2, max_len=40)
     running = []
-    requests = [
-        engine.request(prompt, greedy(1 + n % 5), []) for n, prompt in enumerate(prompts(9, len(tokenizer)))
-    ]
+    requests = [engine.request(prompt, greedy(1 + n % 5), []) for n, prompt in enumerate(prompts(9, len(tokenizer)))]
     engine.submit(requests)
     while engine.busy:
         engine.step()
@@ -144,9 +140,7 @@ def test_an_answer_ends_where_the_cache_ends(model, tokenizer):
 @pytest.mark.parametrize("size", [16, 17, 400])
 def test_a_prompt_without_room_is_refused_with_numbers(model, tokenizer, size):
     engine = Engine(model, tokenizer, max_batch=1, max_len=16)
-    with pytest.raises(
-        DataError, match=f"prompt 2 has {size} tokens; with an answer at most 16 fit"
-    ) as error:
+    with pytest.raises(DataError, match=f"prompt 2 has {size} tokens; with an answer at most 16 fit") as error:
         engine.generate([[5], [5] * size], GREEDY)
     assert "15 tokens" in error.value.hint
     assert not engine.busy
@@ -164,7 +158,7 @@ def test_bad_arguments(model, tokenizer):
 
 
 def test_logits_that_are_no_numbers_are_a_failure_and_leave_the_engine_usable(tokenizer):
-    model = tiny_model(len(tokenizer))
+    model = random_model(len(tokenizer))
     engine = Engine(model, tokenizer, max_batch=2, max_len=32)
     good = model.lm_head.weight.detach().clone()
     with torch.no_grad():
@@ -178,6 +172,6 @@ def test_logits_that_are_no_numbers_are_a_failure_and_leave_the_engine_usable(to
 
 
 def test_a_model_in_training_mode_is_handed_back_in_training_mode(tokenizer):
-    model = tiny_model(len(tokenizer)).train()
+    model = random_model(len(tokenizer)).train()
     Engine(model, tokenizer, max_batch=1, max_len=32).generate([[3]], greedy(3))
     assert model.training

@@ -1,0 +1,69 @@
+"""A tokenizer and a model that need no training, for tests of inference. Heavy libraries load when called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+MERGES = (("t", "h"), ("i", "n"), ("e", "r"), ("a", "n"), ("th", "e"), ("in", "g"))
+
+
+def byte_tokenizer(folder: Path, merges: tuple[tuple[str, str], ...] = MERGES) -> PreTrainedTokenizerFast:
+    """Save and load a byte-level tokenizer with the special tokens, the chat template and a few merges.
+
+    It encodes any text; words are split at blanks and digits stand alone.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from anabatic.data import tokenizer as folders
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*folders.SPECIAL, *alphabet])}
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in folders.SPECIAL if token not in folders.VISIBLE]
+    )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in folders.SPECIAL if token in folders.VISIBLE])
+    folders.save(tokenizer, folder)
+    return folders.load(folder)
+
+
+def random_model(vocab_size: int, *, seed: int = 0, max_len: int = 128, kv_heads: int = 2) -> PreTrainedModel:
+    """Return a random Qwen3 (2 layers, width 32, 4 heads) with our attention, on the CPU in fp32.
+
+    Its weights are large enough that the likeliest token depends on the context.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from anabatic.models.hf import prepare
+
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=8,
+        max_position_embeddings=max_len,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    return prepare(model.train(False))
