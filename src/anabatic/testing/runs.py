@@ -21,9 +21,7 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_training_run(
-    folder: Path, *, steps: int = 600, start: float = START, first_loss: float = 8.3
-) -> None:
+def write_training_run(folder: Path, *, steps: int = 600, start: float = START, first_loss: float = 8.3) -> None:
     """Write the run folder of one finished training stage: curves, samples, a resume, a skipped update."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(str(folder.name))
@@ -110,9 +108,7 @@ def _samples(step: int, done: float, start: float) -> list[dict[str, Any]]:
     for prompt, good in texts.items():
         noise = "".join(draw.choice("etaoin srhldcumf_.,()=\n") for _ in good)
         text = "".join(a if draw.random() < done else b for a, b in zip(good, noise, strict=True))
-        rows.append(
-            {"step": step, "time": start + step * 0.34, "kind": "sample", "prompt": prompt, "text": text}
-        )
+        rows.append({"step": step, "time": start + step * 0.34, "kind": "sample", "prompt": prompt, "text": text})
     return rows
 
 

@@ -136,13 +136,9 @@ class Metrics:
         }
         self._each(lambda sink: sink.numbers(step, numbers))
 
-    def _line(
-        self, step: int, row: dict[str, Any], parts: tuple[tuple[str, Callable[[float], str]], ...]
-    ) -> str:
+    def _line(self, step: int, row: dict[str, Any], parts: tuple[tuple[str, Callable[[float], str]], ...]) -> str:
         head = (
-            f"step {step}"
-            if self._max_steps is None
-            else f"step {step:>{len(str(self._max_steps))}}/{self._max_steps}"
+            f"step {step}" if self._max_steps is None else f"step {step:>{len(str(self._max_steps))}}/{self._max_steps}"
         )
         words = [write(row[key]) for key, write in parts if row.get(key) is not None]
         if row.get("skipped"):
@@ -153,9 +149,7 @@ class Metrics:
         for kind, sink in list(self._sinks.items()):
             try:
                 call(sink)
-            except (
-                Exception
-            ) as error:  # a third party's tracker may raise anything, and must not stop the training
+            except Exception as error:  # a third party's tracker may raise anything, and must not stop the training
                 del self._sinks[kind]
                 switched_off(kind, error)
 

@@ -65,7 +65,7 @@ class SwanLab:
             experiment_name=name,
             logdir=str(folder / "swanlab"),
             config=config,
-            id=_run_id(folder, resumed_step),
+            id=_run_id(folder / "swanlab.id", resumed_step),
             resume="allow",
         )
 
@@ -91,7 +91,7 @@ class WeightsAndBiases:
             name=name,
             dir=str(folder),
             config=config,
-            id=_run_id(folder, resumed_step),
+            id=_run_id(folder / "wandb.id", resumed_step),
             resume="allow",
         )
         # W&B refuses to go back in its own step count, as a resumed run does; so the step is a value of ours.
@@ -125,9 +125,7 @@ def open_sinks(
         try:
             sinks[kind] = SINKS[kind](folder, name, config, resumed_step)
         except ImportError as error:
-            raise ConfigError(
-                f"log.sinks names {kind}, which cannot be imported: {error}", INSTALL
-            ) from error
+            raise ConfigError(f"log.sinks names {kind}, which cannot be imported: {error}", INSTALL) from error
         except Exception as error:  # a third party's tracker may raise anything
             switched_off(kind, error)
     return sinks
@@ -139,9 +137,8 @@ def switched_off(kind: str, error: Exception) -> None:
     log.warn(f"{kind} is switched off for this run: {type(error).__name__}: {reason}; metrics.jsonl goes on")
 
 
-def _run_id(folder: Path, resumed_step: int) -> str:
+def _run_id(path: Path, resumed_step: int) -> str:
     """The run's name inside a tracker: kept when resuming, new for a new run (21 letters, SwanLab's rule)."""
-    path = folder / "tracker.id"
     if resumed_step and path.exists():
         return path.read_text(encoding="utf-8").strip()
     new = uuid.uuid4().hex[:21]

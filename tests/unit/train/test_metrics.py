@@ -211,10 +211,10 @@ def test_a_missing_package_is_named(folder: RunFolder, monkeypatch: pytest.Monke
 
 
 def test_a_tracker_keeps_its_run_when_resuming(tmp_path: Path) -> None:
-    first = sinks._run_id(tmp_path, 0)
+    first = sinks._run_id(tmp_path / "id", 0)
     assert len(first) == 21 and first.isalnum() and first == first.lower()
-    assert sinks._run_id(tmp_path, 10) == first
-    assert sinks._run_id(tmp_path, 0) != first
+    assert sinks._run_id(tmp_path / "id", 10) == first
+    assert sinks._run_id(tmp_path / "id", 0) != first
 
 
 @pytest.mark.slow

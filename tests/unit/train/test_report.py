@@ -76,7 +76,7 @@ def test_a_pipeline(demo: tuple[Path, PipelineJob]) -> None:
         "From text to a chatting model",
         "5m36s",
         "Bits per byte lower is better 1.712 17% fewer bits than gzip -9 this model 1.712 gzip -9 2.064",
-        "402.7 KiB of held-out text, never trained on · measured in eval",
+        "402.7 KiB of held-out text · measured in eval",
         "spelling 94.5% chance 0.4%",
         "parameters 6.8M training tokens 974.8K optimizer steps 119",
         "peak memory 1.5 GiB",

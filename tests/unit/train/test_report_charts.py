@@ -105,6 +105,8 @@ def test_a_few_wild_points_do_not_flatten_the_rest() -> None:
     drawn = chart("t", [Line("a", points)], text, zero=True)
     assert drawn is not None and drawn.note == "1 point lies beyond the axis"
     assert max(float(label) for _, label in drawn.y_ticks) <= 1.2
+    assert min(float(word) for word in re.findall(r"[ML][\d.]+ (-?[\d.]+)", drawn.paths[0].d)) == 0.0
+    assert min(drawn.data["series"][0]["y"]) == 0.0
 
 
 def test_marks_outside_are_left_out() -> None:
