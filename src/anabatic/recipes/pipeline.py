@@ -65,7 +65,8 @@ def run(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with _alone(out), StageProcess(program) as process:
-            return _Run(job, out, process).all(stages, todo)
+            forced = set(todo) if start or only else set()
+            return _Run(job, out, process).all(stages, todo, forced)
     except OSError as error:
         raise cannot_write(out, error) from error
 
@@ -108,10 +109,10 @@ class _Run:
         self.events = JsonlWriter(out / "pipeline.jsonl")
         self.rows: list[tuple[str, str, float]] = []
 
-    def all(self, stages: list[Plan], todo: dict[str, str]) -> int:
-        """Run the stages in `todo`; stop at the first that fails or is interrupted."""
+    def all(self, stages: list[Plan], todo: dict[str, str], forced: set[str]) -> int:
+        """Run the stages in `todo`, those in `forced` from scratch; stop at the first that fails."""
         self.event("pipeline_start", stages=[stage.name for stage in stages], run=list(todo))
-        _mark_stale(stages, todo)
+        _mark_stale(stages, set(todo), forced)
         code = 0
         for position, stage in enumerate(stages, start=1):
             where = f"[{position}/{len(stages)}] {stage.name}"
@@ -155,9 +156,7 @@ class _Run:
         """Tell the user how a stage ended and how to go on; return the exit code."""
         if word == "interrupted":
             log.warn(f"stage {stage.name} was interrupted after {duration(seconds)}; what it saved is kept")
-            log.info(
-                "to continue, run the same command again, without --from and --only; done stages are skipped"
-            )
+            log.info("to continue, run the same command again, without --from and --only; done stages are skipped")
             return self.process.interrupted or code or 1
         if word == "failed":
             log.warn(f"stage {stage.name} failed with exit code {code}{_meaning(code)}, in {stage.folder}")
@@ -203,9 +202,7 @@ def _finished(stage: Plan) -> bool:
     try:
         return json.loads(path.read_text(encoding="utf-8")).get("finished") is True
     except (ValueError, AttributeError) as error:
-        raise Failure(
-            f"{path} is not readable: {error}", "remove it and run the stage again with --from"
-        ) from error
+        raise Failure(f"{path} is not readable: {error}", "remove it and run the stage again with --from") from error
 
 
 def _meaning(code: int) -> str:
@@ -215,18 +212,18 @@ def _meaning(code: int) -> str:
     return f" (killed by signal {code - 128}{memory})"
 
 
-def _mark_stale(stages: list[Plan], todo: dict[str, str]) -> None:
-    """Forget that a stage was done when it, or one that it needs, is about to run again.
+def _mark_stale(stages: list[Plan], todo: set[str], forced: set[str]) -> None:
+    """Forget what a stage has made when it is forced to run again, or one that it needs is about to run.
 
     Without this, a run that is interrupted half way would leave later stages that look done, made from older
     ones.
     """
-    stale = set(todo)
+    stale = set(forced)
     for stage in stages:
-        if stale.intersection(stage.needs):
+        if (stale | todo).intersection(stage.needs):
             stale.add(stage.name)
         state = state_of(stage)
-        if stage.name in stale and state.done:
+        if stage.name in stale and (state.done or state.resumable):
             _write_state(stage, "again", state.seconds)
 
 
@@ -257,7 +254,5 @@ def _alone(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Failure(
-                f"another `anabatic run` works in {out}", "wait for it, or choose --out DIR"
-            ) from error
+            raise Failure(f"another `anabatic run` works in {out}", "wait for it, or choose --out DIR") from error
         yield

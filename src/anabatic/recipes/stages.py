@@ -76,18 +76,14 @@ def _variables(job: PipelineJob, given: dict[str, str]) -> dict[str, str]:
     for name in given:
         if name not in job.vars:
             known = ", ".join(job.vars) or "none"
-            raise ConfigError(
-                f'no variable "{name}".{did_you_mean(name, job.vars)}', f"vars of this recipe: {known}"
-            )
+            raise ConfigError(f'no variable "{name}".{did_you_mean(name, job.vars)}', f"vars of this recipe: {known}")
     for name in job.vars:
         if name in job.stages:
             raise ConfigError(f'"{name}" is both a variable and a stage', "rename one of them")
     return {**job.vars, **given}
 
 
-def _plan_stage(
-    name: str, stage: Stage, job: PipelineJob, values: dict[str, str], earlier: dict[str, Plan]
-) -> Plan:
+def _plan_stage(name: str, stage: Stage, job: PipelineJob, values: dict[str, str], earlier: dict[str, Plan]) -> Plan:
     if not _NAME.fullmatch(name):
         raise ConfigError(f'stage name "{name}" cannot be a folder', "use letters, digits, - and _")
     runnable = [known for known in commands.COMMANDS if known != "run"]
@@ -118,9 +114,7 @@ def _plan_stage(
 class _Resolver:
     """Replaces `${...}` inside the settings of one stage; `$$` is a plain dollar sign."""
 
-    def __init__(
-        self, stage: str, stages: list[str], values: dict[str, str], earlier: dict[str, Plan]
-    ) -> None:
+    def __init__(self, stage: str, stages: list[str], values: dict[str, str], earlier: dict[str, Plan]) -> None:
         self.stage = stage
         self.stages = stages
         self.values = values
@@ -145,9 +139,7 @@ class _Resolver:
 
         result = _REFERENCE.sub(one, value)
         if "${" in _REFERENCE.sub("", value):
-            raise ConfigError(
-                f'{where} is "{value}": `${{` without `}}`', "write ${name}; $$ is a dollar sign"
-            )
+            raise ConfigError(f'{where} is "{value}": `${{` without `}}`', "write ${name}; $$ is a dollar sign")
         return check.Text(result)
 
     def lookup(self, name: str, where: str) -> str:
@@ -173,8 +165,8 @@ class _Resolver:
 
 _WHY = {
     "done": "",
-    "started": "it was not finished and goes on",
-    "again": "it, or a stage before it, was asked for again",
+    "started": "not finished, goes on",
+    "again": "asked for again",
 }
 
 

@@ -1,76 +1,45 @@
-"""A tokenizer and a model small enough to be made anew in every test. Heavy libraries are loaded when
-called."""
+"""A tiny tokenizer and a tiny model, made on the spot: nothing to download."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+import torch
+from transformers import PreTrainedModel
 
+from anabatic.config.pretrain import Model
+from anabatic.config.shared import Data
+from anabatic.config.tokenizer import TokenizerTrainJob
+from anabatic.data import tokenizer_train
+from anabatic.models.build import build, shape
 
-MERGES = (("t", "h"), ("i", "n"), ("e", "r"), ("a", "n"), ("th", "e"), ("in", "g"))
-
-
-def tiny_tokenizer(folder: Path, merges: tuple[tuple[str, str], ...] = MERGES) -> PreTrainedTokenizerFast:
-    """Save and load a byte-level tokenizer with the special tokens, the chat template and a few merges.
-
-    It encodes any text; words are split at blanks and digits stand alone.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    from anabatic.data import tokenizer as folders
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*folders.SPECIAL, *alphabet])}
-    for left, right in merges:
-        vocabulary[left + right] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token in folders.SPECIAL
-            if token not in folders.VISIBLE
-        ]
-    )
-    tokenizer.add_tokens(
-        [AddedToken(token, normalized=False) for token in folders.SPECIAL if token in folders.VISIBLE]
-    )
-    folders.save(tokenizer, folder)
-    return folders.load(folder)
+WORDS = "the wind moves upward along the warm slope of the hill and carries the bird with it".split()
 
 
-def tiny_model(vocab_size: int, *, seed: int = 0, max_len: int = 128, kv_heads: int = 2) -> PreTrainedModel:
-    """Return a random Qwen3 (2 layers, width 32, 4 heads) with our attention, on the CPU in fp32.
+def tiny_text(folder: Path, documents: int = 200) -> Path:
+    """Write a small regular corpus of JSON lines, which a tiny model learns in a few steps; return its path."""
+    path = folder / "text.jsonl"
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(documents):
+            turned = WORDS[number % len(WORDS) :] + WORDS[: number % len(WORDS)]
+            file.write('{"text": "' + " ".join(turned * (1 + number % 3)) + '."}\n')
+    return path
 
-    Its weights are large enough that the likeliest token depends on the context.
-    """
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from anabatic.models.hf import prepare
+def tiny_tokenizer(folder: Path, text: Path, vocab_size: int = 320) -> Path:
+    """Train a tokenizer on `text` and return its folder."""
+    out = folder / "tokenizer"
+    tokenizer_train.train(TokenizerTrainJob(out=str(out), vocab_size=vocab_size, data=Data(train=[str(text)])))
+    return out
 
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        head_dim=8,
-        max_position_embeddings=max_len,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    return prepare(model.eval())
+
+def tiny_model(vocab_size: int = 320, depth: int = 2, seq_len: int = 64, seed: int = 0) -> PreTrainedModel:
+    """Build a small Qwen3 with random weights everywhere, zero matrices included, so that gradients reach all."""
+    config = Model(depth=depth, width=64, head_dim=32, kv_heads=1, tie_embeddings=False)
+    model = build(shape(config, vocab_size), config, vocab_size, seq_len, torch.device("cpu"), seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(0.0, 0.05, generator=generator)
+    return model

@@ -31,6 +31,7 @@ _STATES = {
     "skip": ("up to date", "✓"),
     "fail": ("failed", "✕"),
     "interrupted": ("interrupted", "…"),
+    "interrupted": ("interrupted", "…"),
     "run": ("unfinished", "…"),
     "": ("not run", "○"),
 }

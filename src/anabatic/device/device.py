@@ -1,0 +1,229 @@
+"""Find the device, choose the number format, and offer the few calls that differ between devices."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import resource
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.core.errors import ConfigError, DeviceError
+from anabatic.device.table import DEVICES, Chip, DeviceRow, find_chip
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of this process and what was decided about it."""
+
+    type: str
+    index: int
+    name: str
+    dtype: torch.dtype
+    """Format of matrix products; parameters and the optimizer stay fp32."""
+    row: DeviceRow
+    chip: Chip | None
+    threads: int
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Choice -> why, for the log and the report."""
+
+    @property
+    def torch(self) -> torch.device:
+        """The torch.device."""
+        return torch.device("cpu") if self.type == "cpu" else torch.device(self.type, self.index)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Mixed precision for a forward pass; nothing in fp32."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.type, self.dtype)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.type != "cpu":
+            _module(self.type).synchronize()
+
+    def peak_memory(self) -> int:
+        """Peak bytes: the allocator's on an accelerator, the resident set's on a CPU."""
+        if self.type in ("cpu", "mps"):
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(_module(self.type).max_memory_allocated())
+
+    def memory_bytes(self) -> int:
+        """Bytes of memory on the device; of the machine on a CPU."""
+        if self.type == "cpu":
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.chip is not None:
+            return int(self.chip.memory_gib * 2**30)
+        return int(_module(self.type).get_device_properties(self.index).total_memory)
+
+    def rng_state(self) -> dict[str, torch.Tensor]:
+        """The random number generators of this process, as CPU byte tensors."""
+        states = {"cpu": torch.get_rng_state()}
+        if self.type != "cpu":
+            states[self.type] = _module(self.type).get_rng_state()
+        return states
+
+    def set_rng_state(self, states: dict[str, torch.Tensor]) -> None:
+        """Put back what `rng_state` returned; another device's state is left out."""
+        torch.set_rng_state(states["cpu"])
+        if self.type in states and self.type != "cpu":
+            _module(self.type).set_rng_state(states[self.type])
+
+
+def pick(config: DeviceConfig) -> Device:
+    """Choose the device and the number format, and set this process up for them.
+
+    Raises:
+        DeviceError: the device asked for does not work here.
+        ConfigError: the number format asked for does not exist on the device.
+    """
+    kind, why = _choose_type(config.type)
+    row = DEVICES[kind]
+    index = int(os.environ.get("LOCAL_RANK", "0")) if kind in ("npu", "cuda") else 0
+    name = _select(kind, index)
+    chip = find_chip(name)
+    dtype, dtype_why = _choose_dtype(config.dtype, row, chip)
+    threads = config.threads or _default_threads()
+    torch.set_num_threads(threads)
+    if kind == "cpu":
+        _keep_freed_memory()
+        torch.set_flush_denormal(True)
+    reasons = {"device": why, "dtype": dtype_why}
+    return Device(kind, index, name, DTYPES[dtype], row, chip, threads, reasons)
+
+
+def use_compile(config: DeviceConfig, row: DeviceRow, steps: int) -> tuple[bool, str]:
+    """Decide on torch.compile and say why."""
+    if config.compile != "auto":
+        return config.compile == "on", "asked for"
+    if not row.compile_pays:
+        return False, f"the device table says it does not pay on {row.type}"
+    if steps < 500:
+        return False, f"{steps} steps are too few to earn the compilation back"
+    return True, f"{steps} steps on {row.type}"
+
+
+def measured_peak_flops(seconds: float = 0.15) -> float:
+    """Return the operations a second of fp32 matrix products on this CPU, measured with 1024 x 1024 matrices."""
+    a = torch.randn(1024, 1024)
+    b = torch.randn(1024, 1024)
+    out = torch.empty(1024, 1024)
+    torch.mm(a, b, out=out)
+    best = 0.0
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        torch.mm(a, b, out=out)
+        best = max(best, 2 * 1024**3 / (time.perf_counter() - start))
+    return best
+
+
+def peak_flops(device: Device) -> tuple[float, str]:
+    """Return the peak operations a second that MFU is measured against, and where the figure comes from."""
+    if device.type == "cpu":
+        return measured_peak_flops(), "measured: fp32 matrix product of 1024 x 1024"
+    if device.chip is None:
+        return 0.0, f"unknown chip {device.name!r}: MFU is not shown"
+    # fp32 has no full rate on matrix units; MFU is then a share of the half-precision peak, as is usual.
+    return device.chip.half_tflops * 1e12, f"{device.chip.name}, dense half precision"
+
+
+def _choose_type(asked: str) -> tuple[str, str]:
+    _load_npu_backend()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    usable = found.type if found is not None else None
+    if asked == "auto":
+        if usable in DEVICES:
+            return str(usable), "auto: the accelerator that torch found"
+        if usable is not None:
+            return "cpu", f"auto: torch found {usable}, for which there is no row in the device table"
+        return "cpu", "auto: torch found no accelerator"
+    if asked != "cpu" and asked != usable:
+        raise DeviceError(
+            f"device {asked} was asked for, but torch {torch.__version__} sees {usable or 'no accelerator'}",
+            "check the driver and that torch (and torch_npu) match it, or use --device.type auto",
+        )
+    return asked, "asked for"
+
+
+def _load_npu_backend() -> None:
+    """Import torch_npu where it is installed but torch did not load it by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
+    if hasattr(torch, "npu") or importlib.util.find_spec("torch_npu") is None:
+        return
+    try:
+        importlib.import_module("torch_npu")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DeviceError(
+            f"torch_npu is installed but cannot be loaded: {error}",
+            "source the set_env.sh of CANN, or uninstall torch_npu to use another device",
+        ) from error
+
+
+def _select(kind: str, index: int) -> str:
+    if kind == "cpu":
+        return _cpu_name()
+    if kind == "mps":
+        return "Apple GPU"
+    module = _module(kind)
+    count = module.device_count()
+    if index >= count:
+        raise DeviceError(
+            f"LOCAL_RANK {index} has no device: {count} {kind} devices are visible",
+            f"start at most {count} processes, or widen {DEVICES[kind].visible_env}",
+        )
+    module.set_device(index)
+    return str(module.get_device_name(index))
+
+
+def _choose_dtype(asked: str, row: DeviceRow, chip: Chip | None) -> tuple[str, str]:
+    has_bf16 = chip.bf16 if chip is not None else row.dtype == "bf16" or row.type == "cpu"
+    if asked == "auto":
+        if row.dtype == "bf16" and not has_bf16:
+            return "fp16", f"{chip.name if chip else row.type} has no bf16"
+        return row.dtype, f"the device table's choice for {row.type}"
+    if asked == "bf16" and not has_bf16:
+        raise ConfigError(f"device.dtype is bf16, which {chip.name if chip else row.type} does not have", "use fp16")
+    if asked == "fp16" and row.type == "cpu":
+        raise ConfigError("device.dtype is fp16, which is not trained on a CPU", "use fp32 or bf16")
+    return asked, "asked for"
+
+
+def _default_threads() -> int:
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // local)
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep freed blocks: fresh pages for every large tensor cost up to a third of a CPU step.
+
+    Source: mallopt(3); M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1, M_TOP_PAD -2. Measured in docs/dev/LOG.md.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(-3, 1 << 30)
+        libc.mallopt(-1, (1 << 31) - 1)
+        libc.mallopt(-2, 64 << 20)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        return "CPU"
+    return "CPU"
+
+
+def _module(kind: str) -> Any:
+    return torch.get_device_module(kind)

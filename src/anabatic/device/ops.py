@@ -1,0 +1,156 @@
+"""Fused operators: each has a plain-torch reference and at most one implementation per device.
+
+`for_device` picks by the device table. Every implementation has a parity test against the reference, forward and
+gradient. Shapes: `T` tokens, `H` hidden size, `N` query heads, `K` key/value heads, `D` head size, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anabatic.device import ops_cpu, ops_npu
+from anabatic.device.segments import Segments
+from anabatic.device.table import DEVICES, Kernel
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm (arXiv 1910.07467): `x / rms(x) * weight` over the last axis, statistics in fp32."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def rotary_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864), half-split layout: `x * cos + rotate_half(x) * sin`."""
+    half = x.shape[-1] // 2
+    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + rotated * sin
+
+
+def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:
+    """SwiGLU (arXiv 2002.05202): `silu(gate) * up`."""
+    return F.silu(gate) * up
+
+
+def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+    """Causal attention inside each segment; segments of like length share one call, so hardly anything is padded.
+
+    Right padding needs no mask under a causal mask: no real query sees a later key.
+
+    Args:
+        q: `[T, N, D]`; k, v: `[T, K, D]` with N a multiple of K.
+        segments: where the segments lie.
+        scale: factor on the scores.
+
+    Returns:
+        `[T, N, D]`.
+    """
+    q, k, v = (segments.spread(x) for x in (q, k, v))
+    pieces = []
+    for start, rows, length in segments.groups:
+        part = slice(start, start + rows * length)
+        a, b, c = (x[part].unflatten(0, (rows, length)).transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=scale, enable_gqa=a.shape[1] != b.shape[1])
+        pieces.append(out.transpose(1, 2).flatten(0, 1))
+    return segments.gather(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The gradient is made in the forward pass, chunk by chunk, so no chunk's logits are kept or made twice."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        small = weight.to(hidden.dtype)
+        d_hidden = torch.empty_like(hidden) if need_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for start in range(0, hidden.shape[0], rows):
+            part = hidden[start : start + rows]
+            index = labels[start : start + rows].unsqueeze(1)
+            logits = (part @ small.t()).float()
+            top = logits.amax(dim=1, keepdim=True)
+            target = logits.gather(1, index)
+            weights = logits.sub_(top).exp_()
+            mass = weights.sum(dim=1, keepdim=True)
+            total += (mass.log() + top - target).sum()
+            if d_hidden is None and d_weight is None:
+                continue
+            weights.div_(mass).scatter_add_(1, index, weights.new_full((1, 1), -1.0).expand_as(index))
+            delta = weights.to(hidden.dtype)
+            if d_hidden is not None:
+                torch.mm(delta, small, out=d_hidden[start : start + rows])
+            if d_weight is not None:
+                _add_product(d_weight, delta, part)
+        ctx.save_for_backward(d_hidden, d_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        d_hidden, d_weight = ctx.saved_tensors
+        (grad,) = grads
+        if d_hidden is not None:
+            d_hidden = d_hidden * grad.to(d_hidden.dtype)
+        if d_weight is not None:
+            d_weight = d_weight * grad
+        return d_hidden, d_weight, None, None
+
+
+def _add_product(total: Tensor, delta: Tensor, part: Tensor) -> None:
+    """`total += delta^T part`, `total` in fp32 whatever the factors are."""
+    if delta.dtype == total.dtype:
+        total.addmm_(delta.t(), part)
+    else:
+        total += delta.t() @ part
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int) -> Tensor:
+    """Return the summed cross-entropy of `softmax(hidden weight^T)` against `labels`, a scalar in fp32.
+
+    Args:
+        hidden: `[T, H]`; weight: `[V, H]`; labels: int64 `[T]`, every one a target (no ignored rows).
+        chunk_bytes: size of the fp32 logits that exist at once.
+    """
+    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows)  # type: ignore[no-untyped-call]
+    return total
+
+
+@torch.no_grad()
+def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int) -> Tensor:
+    """Return each token's cross-entropy, fp32 `[T]`; no gradient."""
+    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    small = weight.to(hidden.dtype)
+    losses = [
+        F.cross_entropy((part @ small.t()).float(), index, reduction="none")
+        for part, index in zip(hidden.split(rows), labels.split(rows), strict=True)
+    ]
+    return torch.cat(losses) if losses else hidden.new_zeros(0, dtype=torch.float32)
+
+
+class Ops(NamedTuple):
+    """The operators of one device."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    swiglu: Callable[[Tensor, Tensor], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
+
+
+REFERENCE = Ops(rms_norm_reference, rotary_reference, swiglu_reference, attention_reference)
+
+TABLE: dict[Kernel, Ops] = {
+    "reference": REFERENCE,
+    "cpu": REFERENCE._replace(rms_norm=ops_cpu.rms_norm, rotary=ops_cpu.rotary),
+    "npu": Ops(ops_npu.rms_norm, ops_npu.rotary, ops_npu.swiglu, ops_npu.attention),
+}
+
+
+def for_device(device_type: str) -> Ops:
+    """Return the operators that the device table chooses for tensors on `device_type`."""
+    return TABLE[DEVICES[device_type].kernels]

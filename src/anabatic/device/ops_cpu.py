@@ -1,0 +1,68 @@
+"""Operators for CPUs: autograd functions that touch memory as few times as plain torch allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        inverse = inverse.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, inverse)
+        normed = (wide * inverse).to(x.dtype)
+        return normed.mul_(weight) if weight.dtype == normed.dtype else normed * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        grad = grads[0].float()
+        wide = x.float()
+        normed = wide * inverse
+        d_weight = None
+        product = grad * normed
+        if ctx.needs_input_grad[1]:
+            d_weight = product.flatten(0, -2).sum(0).to(weight.dtype)
+        pull = (product @ weight.float()).unsqueeze(-1).mul_(-1 / x.shape[-1])
+        d_x = (grad * weight).addcmul_(normed, pull).mul_(inverse)
+        return d_x.to(x.dtype), d_weight, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm with its gradient written out; 2x the speed of the composed form on a CPU (docs/dev/LOG.md)."""
+    out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+    half = x.shape[-1] // 2
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=sign)
+    return out
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        half = cos.shape[-1] // 2
+        # The transposed map takes each half's sine from the other half.
+        swapped = torch.cat((sin[..., half:], sin[..., :half]), dim=-1)
+        return _rotate(grads[0], cos, swapped, -1.0), None, None
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding without the concatenated copy; the gradient is the rotation back."""
+    out: Tensor = _Rotary.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return out

@@ -1,0 +1,111 @@
+"""Where the segments of a packed batch lie, and how segments of like length are put side by side.
+
+Built on the host from the host list of borders: no kernel has to wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SLACK = 0.8
+"""A segment joins a group when it is at least this share of the group's longest: at most a fifth is padding."""
+_SHORT = 16
+"""Segments up to this length form one group: a call costs more than their padding."""
+
+
+class Segments:
+    """The plan of one packed batch.
+
+    Attributes:
+        cu_seqlens: host list of `n + 1` borders.
+        groups: `(start, rows, length)` of each group in the spread order.
+        identity: the spread order is the packed order (all segments equally long), so nothing is moved.
+    """
+
+    def __init__(self, cu_seqlens: list[int], device: torch.device) -> None:
+        self.cu_seqlens = cu_seqlens
+        borders = np.asarray(cu_seqlens, dtype=np.int64)
+        lengths = np.diff(borders)
+        order = np.argsort(-lengths, kind="stable")
+        self.groups: list[tuple[int, int, int]] = []
+        self.identity = bool((lengths == lengths[0]).all())
+        if self.identity:
+            self.groups.append((0, len(lengths), int(lengths[0])))
+            return
+        spread, back = _plan(borders, lengths, order, self.groups)
+        self._spread = torch.from_numpy(spread).to(device, non_blocking=True)
+        self._back = torch.from_numpy(back).to(device, non_blocking=True)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Packed `[T, ...]` -> `[P, ...]`, group after group, each segment padded to its group's length."""
+        if self.identity:
+            return x
+        out: Tensor = _Move.apply(x, self._spread, self._back)  # type: ignore[no-untyped-call]
+        return out
+
+    def gather(self, x: Tensor) -> Tensor:
+        """`[P, ...]` -> packed `[T, ...]`."""
+        if self.identity:
+            return x
+        out: Tensor = _MoveBack.apply(x, self._back)  # type: ignore[no-untyped-call]
+        return out
+
+
+def _plan(
+    borders: np.ndarray, lengths: np.ndarray, order: np.ndarray, groups: list[tuple[int, int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the packed index of every spread row (`[P]`) and the spread row of every packed token (`[T]`)."""
+    back = np.empty(int(borders[-1]), dtype=np.int64)
+    spread: list[np.ndarray] = []
+    start = first = 0
+    while first < len(order):
+        longest = int(lengths[order[first]])
+        floor = longest * _SLACK if longest > _SHORT else 0
+        last = first
+        while last < len(order) and lengths[order[last]] >= floor:
+            last += 1
+        members = order[first:last]
+        offsets = np.minimum(np.arange(longest)[None, :], lengths[members][:, None] - 1)
+        index = borders[members][:, None] + offsets
+        real = np.arange(longest)[None, :] < lengths[members][:, None]
+        rows = start + np.arange(index.size).reshape(index.shape)
+        back[index[real]] = rows[real]
+        spread.append(index.reshape(-1))
+        groups.append((start, len(members), longest))
+        start += index.size
+        first = last
+    return np.concatenate(spread), back
+
+
+class _Move(torch.autograd.Function):
+    """Row selection whose gradient is row selection too: padded rows have no gradient under a causal mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spread: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, spread)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return grads[0].index_select(0, back), None, None
+
+
+class _MoveBack(torch.autograd.Function):
+    """Selection of distinct rows; the gradient is a plain copy into zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, back)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (back,) = ctx.saved_tensors
+        (grad,) = grads
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, back, grad), None

@@ -1,0 +1,155 @@
+"""What the program knows about devices: one row per device type, one per chip. Data only, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kernel = Literal["reference", "cpu", "npu"]
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """Facts about a device type."""
+
+    type: str
+    collective: str
+    """Backend of torch.distributed."""
+    visible_env: str
+    """Variable that hides devices from a process; empty: there is none."""
+    alloc_env: tuple[str, str]
+    """Allocator variable and the value that suits training; empty: there is none."""
+    dtype: Literal["bf16", "fp16", "fp32"]
+    """Format of matrix products when the chip's row does not say otherwise."""
+    kernels: Kernel
+    """Which implementation of the fused operators runs (`ops.py`)."""
+    fused_adamw: bool
+    """torch's own fused AdamW kernel runs here and honours `found_inf`."""
+    compile_pays: bool
+    """torch.compile is worth its start-up time on long runs."""
+    pin_memory: bool
+    chunk_bytes: int
+    """Logits that linear_cross_entropy holds at once."""
+
+
+DEVICES: dict[str, DeviceRow] = {
+    row.type: row
+    for row in (
+        # torch.compile on NPU needs triton-ascend of one exact version (TorchNPU 26.2.0 release notes): opt-in.
+        DeviceRow(
+            type="npu",
+            collective="hccl",
+            visible_env="ASCEND_RT_VISIBLE_DEVICES",
+            alloc_env=("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True"),
+            dtype="bf16",
+            kernels="npu",
+            fused_adamw=False,
+            compile_pays=False,
+            pin_memory=True,
+            chunk_bytes=512 << 20,
+        ),
+        DeviceRow(
+            type="cuda",
+            collective="nccl",
+            visible_env="CUDA_VISIBLE_DEVICES",
+            alloc_env=("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+            dtype="bf16",
+            kernels="reference",
+            fused_adamw=True,
+            compile_pays=True,
+            pin_memory=True,
+            chunk_bytes=512 << 20,
+        ),
+        DeviceRow(
+            type="mps",
+            collective="gloo",
+            visible_env="",
+            alloc_env=("", ""),
+            dtype="fp32",
+            kernels="reference",
+            fused_adamw=False,
+            compile_pays=False,
+            pin_memory=False,
+            chunk_bytes=128 << 20,
+        ),
+        # Half formats were slower than fp32 on every CPU measured (docs/dev/LOG.md); eight MiB of logits stay in
+        # the cache.
+        DeviceRow(
+            type="cpu",
+            collective="gloo",
+            visible_env="",
+            alloc_env=("", ""),
+            dtype="fp32",
+            kernels="cpu",
+            fused_adamw=True,
+            compile_pays=False,
+            pin_memory=False,
+            chunk_bytes=8 << 20,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Figures of one chip, as one torch device sees it."""
+
+    name: str
+    """What the device calls itself, or the start of it."""
+    half_tflops: float
+    """Dense peak of fp16 = bf16 matrix products, in 1e12 operations a second."""
+    memory_gib: float
+    bandwidth_gbs: float
+    """Device memory, 1e9 bytes a second; 0: not published."""
+    bf16: bool = True
+
+
+# Ascend: cube cores x 4096 MAC x 2 x clock, from the platform_config/*.ini of CANN 8.1.RC1; memory and bandwidth from
+# the data sheets and Ascend/msmodeling. A device of an A3 server is one of a card's two dies.
+# NVIDIA: data sheets, dense figures.
+CHIPS: tuple[Chip, ...] = (
+    Chip("Ascend910B1", 363.7, 64, 1600),
+    Chip("Ascend910B2C", 353.9, 64, 1600),
+    Chip("Ascend910B2", 353.9, 64, 1600),
+    Chip("Ascend910B3", 294.9, 64, 1600),
+    Chip("Ascend910B4-1", 245.8, 64, 1600),
+    Chip("Ascend910B4", 245.8, 32, 800),
+    Chip("Ascend910_9391", 363.7, 64, 1600),
+    Chip("Ascend910_9392", 363.7, 64, 1600),
+    Chip("Ascend910_9381", 353.9, 64, 1600),
+    Chip("Ascend910_9382", 353.9, 64, 1600),
+    Chip("Ascend910_9372", 294.9, 64, 1600),
+    Chip("Ascend910_9362", 245.8, 64, 1600),
+    Chip("Ascend910PremiumA", 320.0, 32, 1200, bf16=False),
+    Chip("Ascend910ProA", 288.0, 32, 1200, bf16=False),
+    Chip("Ascend910ProB", 283.0, 32, 1200, bf16=False),
+    Chip("Ascend910A", 262.0, 32, 1200, bf16=False),
+    Chip("Ascend910B", 221.0, 32, 1200, bf16=False),
+    Chip("Ascend310P3", 69.5, 24, 204, bf16=False),
+    Chip("NVIDIA B200", 2250.0, 180, 8000),
+    Chip("NVIDIA H200", 989.0, 141, 4800),
+    Chip("NVIDIA H100 80GB HBM3", 989.0, 80, 3350),
+    Chip("NVIDIA H100 PCIe", 756.0, 80, 2000),
+    Chip("NVIDIA H100", 989.0, 80, 3350),
+    Chip("NVIDIA H800", 989.0, 80, 3350),
+    Chip("NVIDIA H20", 148.0, 96, 4000),
+    Chip("NVIDIA A100", 312.0, 80, 2000),
+    Chip("NVIDIA A800", 312.0, 80, 2000),
+    Chip("NVIDIA L40S", 362.0, 48, 864),
+    Chip("NVIDIA A10", 125.0, 24, 600),
+    Chip("NVIDIA GeForce RTX 4090", 165.0, 24, 1008),
+    Chip("NVIDIA GeForce RTX 3090", 71.0, 24, 936),
+    Chip("Tesla V100", 125.0, 32, 900, bf16=False),
+    Chip("Tesla T4", 65.0, 16, 320, bf16=False),
+)
+
+
+def find_chip(name: str) -> Chip | None:
+    """Return the row of a device name: the same name, else the longest row that starts it, else None.
+
+    "Ascend910B" without a digit is the first generation without bf16, so Ascend names must be equal to a row.
+    """
+    if name.startswith("Ascend"):
+        return next((chip for chip in CHIPS if chip.name == name), None)
+    fitting = [chip for chip in CHIPS if name.startswith(chip.name)]
+    return max(fitting, key=lambda chip: len(chip.name)) if fitting else None

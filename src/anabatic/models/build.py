@@ -1,0 +1,167 @@
+"""A model from one dial, `depth`: width, heads, batch, learning rates and horizon follow, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from anabatic.config.pretrain import Model as ModelConfig
+from anabatic.core.errors import ConfigError
+from anabatic.models.hf import prepare
+
+HEAD_LADDER = ((1024, 128), (128, 64), (0, 32))
+"""(smallest width, head size): small models keep several heads."""
+
+
+@dataclass
+class Plan:
+    """Values derived from the dial and why; the user's own values come first and say so."""
+
+    values: dict[str, float | int | bool] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, given: float | None, derived: float, reason: str) -> None:
+        """Take `given` where the user set it, else `derived`."""
+        self.values[name] = derived if given is None else given
+        self.reasons[name] = reason if given is None else "given"
+
+    def integer(self, name: str) -> int:
+        """A value as an int."""
+        return int(self.values[name])
+
+    def lines(self) -> list[str]:
+        """One printable line a value."""
+        return [f"  {name} = {value:g} ({self.reasons[name]})" for name, value in self.values.items()]
+
+
+def shape(model: ModelConfig, vocab_size: int) -> Plan:
+    """Derive the model's shape from its depth.
+
+    Raises:
+        ConfigError: the given sizes do not divide one another.
+    """
+    plan = Plan()
+    plan.add("depth", model.depth, model.depth, "")
+    rough = 64 * model.depth
+    head_dim = next(size for width, size in HEAD_LADDER if (model.width or rough) >= width)
+    head_dim = min(head_dim, model.head_dim)
+    width = math.ceil(rough / head_dim) * head_dim
+    plan.add("width", model.width, width, f"64 x depth, a multiple of the head size {head_dim}")
+    width = plan.integer("width")
+    heads = model.heads or max(1, width // head_dim)
+    plan.add("heads", model.heads, heads, f"width / {head_dim}")
+    if model.heads is None and width % head_dim:
+        raise ConfigError(
+            f"model.width {width} is not a multiple of the head size {head_dim}",
+            f"set model.width to {math.ceil(width / head_dim) * head_dim}, or model.heads",
+        )
+    if model.heads is not None:
+        head_dim = _divide("model.width", width, "model.heads", heads)
+    plan.add("head_dim", None, head_dim, "128 from width 1024, 64 from 128, else 32")
+    plan.add("kv_heads", model.kv_heads, heads, "as many as query heads")
+    _divide("model.heads", heads, "model.kv_heads", plan.integer("kv_heads"))
+    inner = math.ceil(width * 8 / 3 / 64) * 64
+    plan.add("intermediate", model.intermediate, inner, "8/3 x width, a multiple of 64 (arXiv 2002.05202)")
+    blocks = model.depth * (width * head_dim * 2 * (heads + plan.integer("kv_heads")) + 3 * width * inner)
+    share = 2 * vocab_size * width / (2 * vocab_size * width + blocks)
+    tied = bool(share > 1 / 3) if model.tie_embeddings is None else model.tie_embeddings
+    plan.values["tie_embeddings"] = tied
+    plan.reasons["tie_embeddings"] = (
+        f"embedding and head would be {share:.0%} of the weights" if model.tie_embeddings is None else "given"
+    )
+    return plan
+
+
+def _divide(name: str, value: int, by: str, divisor: int) -> int:
+    if value % divisor:
+        raise ConfigError(f"{name} {value} is not a multiple of {by} {divisor}", f"choose {by} among its divisors")
+    return value // divisor
+
+
+def build(
+    plan: Plan, model: ModelConfig, vocab_size: int, seq_len: int, device: torch.device, seed: int
+) -> PreTrainedModel:
+    """Build the model on the meta device, give it memory on `device`, and fill in the weights.
+
+    The architecture is Qwen3 (QK-norm, grouped-query attention, RoPE, SwiGLU), so plain transformers, vLLM and
+    llama.cpp load the result.
+    """
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=plan.integer("width"),
+        num_hidden_layers=plan.integer("depth"),
+        num_attention_heads=plan.integer("heads"),
+        num_key_value_heads=plan.integer("kv_heads"),
+        head_dim=plan.integer("head_dim"),
+        intermediate_size=plan.integer("intermediate"),
+        max_position_embeddings=seq_len,
+        tie_word_embeddings=bool(plan.values["tie_embeddings"]),
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,  # a pad id would take the gradient away from its embedding, and 0 is a real token here
+    )
+    with torch.device("meta"):
+        net = Qwen3ForCausalLM(config)
+    net.to_empty(device=device)
+    _fill(net, config, seed)
+    net.tie_weights()
+    return prepare(net)
+
+
+@torch.no_grad()
+def _fill(net: PreTrainedModel, config: Qwen3Config, seed: int) -> None:
+    """Weights: matrices uniform with deviation 1/sqrt(width), block outputs and an untied head zero.
+
+    Zero outputs make every block the identity at the start, which lets the learning rate be high from the first
+    step (muP, arXiv 2203.03466, section on output layers). Drawn on the CPU, so that every device starts alike.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    width = config.hidden_size
+
+    def draw(weight: torch.Tensor, deviation: float) -> None:
+        weight.copy_(torch.empty(weight.shape).normal_(0.0, deviation, generator=generator))
+
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Embedding):
+            draw(module.weight, width**-0.5 if config.tie_word_embeddings else 1.0)
+        elif isinstance(module, nn.Linear):
+            if name.endswith(("o_proj", "down_proj", "lm_head")):
+                module.weight.zero_()
+            else:
+                draw(module.weight, module.in_features**-0.5)
+        elif name.endswith("norm"):
+            module.weight.fill_(1.0)  # type: ignore[union-attr, operator]
+        elif name.endswith("rotary_emb"):
+            for _, buffer in module.named_buffers():
+                buffer.copy_(_inverse_frequencies(config))
+
+
+def _inverse_frequencies(config: Qwen3Config) -> torch.Tensor:
+    """theta^(-2i/D) for i in 0..D/2 (arXiv 2104.09864, section 3.4.3)."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    return config.rope_parameters["rope_theta"] ** -exponents
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return (all parameters, those that multiply: all but the input embedding; a tied matrix counts as the head)."""
+    total = sum(p.numel() for p in model.parameters())
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    tied = model.get_output_embeddings().weight is embedding  # type: ignore[operator]
+    return total, total if tied else total - embedding.numel()
+
+
+def flops_per_token(model: PreTrainedModel, mean_context: float) -> float:
+    """Training operations per token: 6 per multiplying parameter, and 12 x layers x width x mean attended length.
+
+    Source: PaLM (arXiv 2204.02311), appendix B, with the attended length instead of the whole sequence.
+    """
+    config = model.config
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    return 6.0 * count_parameters(model)[1] + 12.0 * config.num_hidden_layers * width * mean_context

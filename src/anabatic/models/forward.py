@@ -1,0 +1,157 @@
+"""The packed forward pass: one flat row of tokens, segments apart, logits only where they are needed.
+
+Shapes: `T` tokens, `H` hidden size, `V` vocabulary, `B` conversations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from anabatic.data.batch import IGNORE, Batch
+from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
+from anabatic.device.segments import Segments
+from anabatic.models.attention import KVCache
+
+NO_MASK = {"full_attention": None, "sliding_attention": None}
+"""Tells transformers that masks are taken care of; it builds none."""
+
+
+@dataclass
+class Packed:
+    """A batch on the device, with all that depends on its shape made on the host.
+
+    Attributes:
+        input_ids, position_ids: `[1, T]`.
+        targets: `[n]`, the labels that are learned.
+        target_rows: `[n]`, which tokens they belong to; None when every token has one.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    segments: Segments
+    targets: Tensor
+    target_rows: Tensor | None
+
+
+def pack(batch: Batch, device: torch.device) -> Packed:
+    """Move a batch to `device`. The rows with labels are found on the host, where the labels still are."""
+    rows = None
+    targets = batch.labels
+    if batch.num_targets != batch.labels.numel():
+        rows = (batch.labels != IGNORE).nonzero().squeeze(1)
+        targets = batch.labels[rows]
+        rows = rows.to(device, non_blocking=True)
+    return Packed(
+        batch.input_ids.unsqueeze(0).to(device, non_blocking=True),
+        batch.position_ids.unsqueeze(0).to(device, non_blocking=True),
+        Segments(batch.cu_seqlens, device),
+        targets.to(device, non_blocking=True),
+        rows,
+    )
+
+
+def hidden_states(model: PreTrainedModel, packed: Packed, cache: KVCache | None = None) -> Tensor:
+    """Return the last hidden states `[T, H]`."""
+    out = model.base_model(
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        attention_mask=NO_MASK,
+        use_cache=False,
+        segments=packed.segments,
+        cache=cache,
+    )
+    states: Tensor = out.last_hidden_state.squeeze(0)
+    return states
+
+
+def _head(model: PreTrainedModel) -> Tensor:
+    weight: Tensor = model.get_output_embeddings().weight
+    return weight
+
+
+def _target_states(model: PreTrainedModel, packed: Packed) -> Tensor:
+    states = hidden_states(model, packed)
+    return states if packed.target_rows is None else states.index_select(0, packed.target_rows)
+
+
+class LossModel(nn.Module):
+    """A language model whose forward pass is the loss, so that data parallelism can wrap it."""
+
+    def __init__(self, model: PreTrainedModel, chunk_bytes: int) -> None:
+        super().__init__()
+        self.model = model
+        self.chunk_bytes = chunk_bytes
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Return the summed cross-entropy of the batch's targets, fp32."""
+        states = _target_states(self.model, packed)
+        return linear_cross_entropy(states, _head(self.model), packed.targets, self.chunk_bytes)
+
+
+@torch.no_grad()
+def token_losses(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
+    """Return the cross-entropy of every target, fp32 `[n]`."""
+    states = _target_states(model, packed)
+    return token_cross_entropy(states, _head(model), packed.targets, chunk_bytes)
+
+
+@torch.no_grad()
+def prefill(model: PreTrainedModel, prompts: list[list[int]], slots: list[int], cache: KVCache) -> Tensor:
+    """Read whole prompts, packed without padding, into the cache.
+
+    Args:
+        prompts: token ids, none empty, each shorter than the cache.
+        slots: the cache slot of each prompt.
+
+    Returns:
+        Logits after each prompt's last token, fp32 `[n, V]`.
+    """
+    device = cache.keys.device
+    borders = [0]
+    for prompt in prompts:
+        borders.append(borders[-1] + len(prompt))
+    positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
+    where = torch.repeat_interleave(torch.tensor(slots), torch.tensor([len(prompt) for prompt in prompts]))
+    cache.write = (where.to(device), positions.to(device))
+    packed = Packed(
+        torch.tensor([token for prompt in prompts for token in prompt], device=device).unsqueeze(0),
+        positions.unsqueeze(0).to(device),
+        Segments(borders, device),
+        torch.empty(0, dtype=torch.int64),
+        None,
+    )
+    states = hidden_states(model, packed, cache)
+    for slot, prompt in zip(slots, prompts, strict=True):
+        cache.lengths[slot] = len(prompt)
+    last = torch.tensor(borders[1:], device=device) - 1
+    return _logits(model, states.index_select(0, last))
+
+
+@torch.no_grad()
+def decode(model: PreTrainedModel, ids: list[int], slots: list[int], cache: KVCache) -> Tensor:
+    """Read one more token of each conversation; return the logits after it, fp32 `[B, V]`."""
+    device = cache.keys.device
+    at = torch.tensor([cache.lengths[slot] for slot in slots])
+    longest = int(at.max()) + 1
+    cache.read = torch.tensor(slots, device=device)
+    cache.write = (cache.read, at.to(device))
+    cache.mask = (torch.arange(longest)[None, :] <= at[:, None])[:, None, None, :].to(device)
+    out = model.base_model(
+        input_ids=torch.tensor([ids], device=device),
+        position_ids=at.unsqueeze(0).to(device),
+        attention_mask=NO_MASK,
+        use_cache=False,
+        cache=cache,
+    )
+    for slot in slots:
+        cache.lengths[slot] += 1
+    return _logits(model, out.last_hidden_state.squeeze(0))
+
+
+def _logits(model: PreTrainedModel, states: Tensor) -> Tensor:
+    weight = _head(model)
+    return (states.to(weight.dtype) @ weight.t()).float()

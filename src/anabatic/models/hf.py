@@ -1,0 +1,139 @@
+"""Hugging Face folders: find, load, save."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.core.paths import RunFolder, folder_atomic
+from anabatic.device.ops import for_device
+from anabatic.models import attention, fuse
+
+
+def resolve(path: str | Path) -> Path:
+    """Return the model folder that `path` means: itself, or the best or final model of a run folder.
+
+    Raises:
+        DataError: there is no model there.
+    """
+    root = Path(path)
+    run = RunFolder(root)
+    for folder in (root, run.best_model, run.final_model):
+        if (folder / "config.json").is_file():
+            return folder
+    if not root.exists():
+        raise DataError(f"model folder {root} does not exist", "give a Hugging Face folder or a finished run folder")
+    raise DataError(
+        f"{root} holds no config.json, and no best_model or final_model either",
+        "give a Hugging Face folder, or let the run finish (the same command continues it)",
+    )
+
+
+def _check_files(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.is_file():
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{folder} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:3])}",
+            "copy the folder again; only safetensors are read",
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds {type(content).__name__}, not an object", "copy the folder again")
+    return content
+
+
+def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load a causal language model onto `device` with packed attention and the device's fused operators.
+
+    Raises:
+        DataError: the folder or a file in it is missing, torn or of an unknown architecture.
+    """
+    folder = resolve(path)
+    transformers_logging.disable_progress_bar()
+    _read_json(folder / "config.json")
+    _check_files(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            use_safetensors=True,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(f"{folder} cannot be loaded: {_first_line(error)}", "is the folder complete?") from error
+    except Exception as error:  # safetensors raises its own class, straight from Rust
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise DataError(f"{folder} has a torn weight file: {_first_line(error)}", "copy it again") from error
+    return prepare(model.to(device))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def prepare(model: PreTrainedModel) -> PreTrainedModel:
+    """Give a model on its device our attention and fused operators."""
+    model.config._attn_implementation = attention.NAME
+    model.config.use_cache = False
+    found = fuse.install(model, for_device(model.device.type))
+    log.debug("fused operators: " + ", ".join(f"{name} x{times}" for name, times in found.items()))
+    return model
+
+
+def enable_recompute(model: PreTrainedModel) -> None:
+    """Switch activation checkpointing on. transformers renamed the method in 5.x; the old name goes in 6."""
+    renamed = hasattr(model, "activation_checkpointing_enable")
+    enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any) -> None:
+    """Write a Hugging Face folder that plain transformers loads: whole or not at all.
+
+    Raises:
+        Failure: the disk is full or refuses writes; an older folder is untouched.
+    """
+    ids = _chat_ids(tokenizer)
+    transformers_logging.disable_progress_bar()
+    with folder_atomic(folder) as temporary:
+        implementation = model.config._attn_implementation
+        model.config._attn_implementation = "sdpa"
+        model.config.use_cache = True
+        try:
+            model.generation_config = GenerationConfig(**ids)
+            model.save_pretrained(temporary)
+        finally:
+            model.config._attn_implementation = implementation
+            model.config.use_cache = False
+        tokenizer.save_pretrained(temporary)
+
+
+def _chat_ids(tokenizer: Any) -> dict[str, Any]:
+    """End of text and end of turn both end an answer."""
+    ends = [tokenizer.eos_token_id]
+    turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    if turn is not None and turn != tokenizer.unk_token_id and turn not in ends:
+        ends.append(turn)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return {"eos_token_id": ends, "pad_token_id": pad}

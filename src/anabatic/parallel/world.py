@@ -1,0 +1,97 @@
+"""The processes of a job, and collectives that also work for one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from anabatic.device.device import Device
+
+TIMEOUT = timedelta(hours=2)
+"""Longest wait of a collective: rank 0 may tokenise a large corpus while the others wait."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the processes of the job."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """True on the rank that writes files and messages."""
+        return self.rank == 0
+
+
+def start(device: Device) -> World:
+    """Join the process group that the launcher's environment describes; alone without a launcher."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World()
+    dist.init_process_group(device.row.collective, timeout=TIMEOUT)
+    return World(dist.get_rank(), size)
+
+
+def stop(world: World) -> None:
+    """Leave together: a process that leaves early takes the others' connections with it."""
+    if world.size > 1 and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def barrier(world: World) -> None:
+    """Wait until every rank is here."""
+    if world.size > 1:
+        dist.barrier()
+
+
+def all_sum(values: Tensor, world: World) -> Tensor:
+    """Sum `values` over the ranks, in place, and return them."""
+    if world.size > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def broadcast_text(text: str, world: World) -> str:
+    """Return rank 0's text on every rank."""
+    if world.size == 1:
+        return text
+    box = [text]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def all_gather_rows(mine: Tensor, world: World) -> Tensor:
+    """Stack the ranks' equally shaped `[n, ...]` tensors into `[size x n, ...]`."""
+    if world.size == 1:
+        return mine
+    out = mine.new_empty(world.size * mine.shape[0], *mine.shape[1:])
+    dist.all_gather_into_tensor(out, mine.contiguous())
+    return out
+
+
+def replicate(model: nn.Module, world: World, device: Device) -> nn.Module:
+    """Give every rank the same model; gradients are averaged during the backward pass.
+
+    Source of the settings: torch.nn.parallel.DistributedDataParallel; `gradient_as_bucket_view` saves a copy.
+    """
+    if world.size == 1:
+        return model
+    ids = None if device.type == "cpu" else [device.index]
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+
+
+def same_everywhere(value: float, world: World, device: torch.device) -> bool:
+    """True when every rank holds the same number."""
+    if world.size == 1:
+        return True
+    box = torch.tensor([value, -value], dtype=torch.float64, device=device)
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return bool(box[0] == -box[1])

@@ -1,0 +1,191 @@
+"""The part of a training recipe that does not depend on what is trained: data, loop, held-out loss, samples."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from anabatic.config.chat import Sampling
+from anabatic.config.shared import Data
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.core.paths import RunFolder
+from anabatic.core.text import count
+from anabatic.data import shards
+from anabatic.data.loader import Loader, Sources, ValidPass
+from anabatic.data.shard_set import ShardSet
+from anabatic.device.device import Device, use_compile
+from anabatic.infer.engine import Engine
+from anabatic.models import fuse
+from anabatic.models.build import Plan, count_parameters, flops_per_token
+from anabatic.models.forward import LossModel
+from anabatic.models.hf import save_model
+from anabatic.parallel.world import World, barrier, replicate
+from anabatic.train import run
+from anabatic.train.checkpoint import Found
+from anabatic.train.loop import Fit, Progress, fit
+from anabatic.train.metrics import Metrics
+from anabatic.train.optim import Optimizer
+from anabatic.train.step import TrainStep
+from anabatic.train.validate import validate
+
+
+@dataclass
+class Corpus:
+    """Training sources with their weights, and the held-out sets; None when nothing is held out."""
+
+    train: Sources
+    valid: list[ShardSet] | None
+
+
+def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, train_on_inputs: bool = False) -> Corpus:
+    """Tokenise the sources, or take them from the cache. Rank 0 builds, the others wait and open.
+
+    Raises:
+        ConfigError, DataError: a source, a row, or the tokenizer cannot be used.
+    """
+    if not world.first:
+        barrier(world)
+    options: dict[str, Any] = {"seq_len": seq_len, "train_on_inputs": train_on_inputs}
+    train = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
+    valid = None
+    if data.valid or data.valid_fraction > 0:
+        held_out = data.valid or data.train
+        valid = [part for part, _ in shards.build_all(held_out, tokenizer_folder, data, "valid", **options)]
+    if world.first:
+        barrier(world)
+    return Corpus(train, valid)
+
+
+@dataclass
+class Training:
+    """A model on its device with everything that training it needs; `go` trains it."""
+
+    job: run.TrainJob
+    folder: RunFolder
+    device: Device
+    world: World
+    model: PreTrainedModel
+    tokenizer: Any
+    corpus: Corpus
+    plan: Plan
+    micro_batch_tokens: int
+    micro_steps: int
+    steps: int
+    lr: float
+    matrix_lr: float
+    found: Found | None
+
+    def go(self) -> int:
+        """Train to the end and write the models; return the exit code.
+
+        A run that SIGTERM or SIGUSR1 ended early has saved itself and returns 0, as schedulers expect of a job they
+        put back into the queue; Ctrl-C returns 130. `summary.json` says whether the run is complete.
+        """
+        job = self.job
+        wrapped = LossModel(self.model, self.device.row.chunk_bytes)
+        self._compile()
+        optimizer = Optimizer(self.model, job.optim, self.lr, self.matrix_lr, self.device, self.world)
+        step = TrainStep(
+            replicate(wrapped, self.world, self.device), optimizer, self.device, self.world, self.micro_batch_tokens
+        )
+        tensors = run.tensors_of(self.model, optimizer, step)
+        progress = run.restore(self.found, tensors, self.device, self.world)
+        loader = Loader(
+            self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.micro_batch_tokens,
+            rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
+            pin_memory=self.device.row.pin_memory,
+        )  # fmt: skip
+        self.model.train()
+        with loader, run.open_metrics(job, self.folder, self.device, self.world, self.steps, self.found) as metrics:
+            params, multiplying = count_parameters(self.model)
+            metrics.event("model", params=params, multiplying=multiplying, plan=self.plan.values)
+            done = fit(self._fit(step, loader, tensors, metrics), progress)
+            if done:
+                run.finish(
+                    self.folder,
+                    self.model,
+                    self.tokenizer,
+                    metrics,
+                    self._summary(progress, params, metrics),
+                    self.world,
+                )
+        return 130 if not done and step.stop_signal == signal.SIGINT else 0
+
+    def _compile(self) -> None:
+        compiled, why = use_compile(self.job.device, self.device.row, self.steps)
+        log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
+        if compiled:
+            log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
+
+    def _fit(self, step: TrainStep, loader: Loader, tensors: dict[str, Any], metrics: Metrics) -> Fit:
+        job = self.job
+        self._valid = None
+        if self.corpus.valid is not None:
+            self._valid = ValidPass(
+                self.corpus.valid, job.batch.seq_len, self.micro_batch_tokens, job.eval.tokens,
+                self.world.rank, self.world.size,
+            )  # fmt: skip
+        self._metrics = metrics
+        context = min(job.batch.seq_len, self.micro_batch_tokens) / 2
+        return Fit(
+            folder=self.folder, metrics=metrics, device=self.device, world=self.world, step=step, batches=loader,
+            total_steps=self.steps, micro_steps=self.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
+            log=job.log, peak_lr=self.matrix_lr if job.optim.name == "muon" else self.lr, tensors=tensors,
+            identity=run.identity(job), evaluate=self._evaluate,
+            keep_best=lambda: save_model(self.model, self.folder.best_model, self.tokenizer),
+            flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
+        )  # fmt: skip
+
+    def _evaluate(self, step: int) -> dict[str, Any]:
+        row = {} if self._valid is None else validate(self.model, self._valid, self.device, self.world)
+        if self.world.first and self.job.eval.sample_prompts:
+            self._sample(step)
+        return row
+
+    def _sample(self, step: int) -> None:
+        """Continue the prompts, so that a reader sees the model learn."""
+        self.model.eval()
+        prompts = [self.tokenizer.encode("<|endoftext|>" + text) for text in self.job.eval.sample_prompts]
+        longest = max(len(prompt) for prompt in prompts)
+        if longest + 1 > self.job.batch.seq_len:
+            raise DataError(
+                f"a prompt of eval.sample_prompts has {longest} tokens, batch.seq_len is {self.job.batch.seq_len}",
+                "use shorter prompts",
+            )
+        engine = Engine(
+            self.model, self.tokenizer, max_batch=len(prompts), max_len=min(self.job.batch.seq_len, longest + 64)
+        )
+        for text, answer in zip(
+            self.job.eval.sample_prompts, engine.generate(prompts, Sampling(max_new_tokens=60, seed=0)), strict=True
+        ):
+            self._metrics.sample(step, text, answer.text)
+        self.model.train()
+
+    def _summary(self, progress: Progress, params: int, metrics: Metrics) -> dict[str, Any]:
+        return {
+            "steps": progress.step,
+            "tokens": progress.tokens,
+            "seconds": round(progress.seconds, 2),
+            "tokens_per_s": progress.tokens / max(progress.seconds, 1e-9),
+            "train_loss": progress.last_loss,
+            "valid_loss": progress.best_loss,
+            "params": params,
+            "skipped": progress.skipped,
+            "device": self.device.name,
+            "dtype": str(self.device.dtype).removeprefix("torch."),
+            "world_size": self.world.size,
+            "peak_memory_bytes": self.device.peak_memory(),
+        }
+
+
+def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:
+    """Print every derived value with its reason."""
+    params, multiplying = count_parameters(model)
+    log.info(f"{count(params)} parameters, {count(multiplying)} of them multiply every token, {world.size} processes")
+    for line in plan.lines():
+        log.info(line)

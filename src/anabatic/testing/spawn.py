@@ -1,0 +1,40 @@
+"""Run a function in several processes that form a gloo group, as a job on several devices would."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def spawn(function: Callable[..., None], world_size: int, *args: Any) -> None:
+    """Call `function(*args)` in `world_size` processes with RANK, WORLD_SIZE and a rendezvous set.
+
+    `function` must be importable (defined at the top of a module). An exception in any process is raised here.
+    """
+    port = free_port()
+    multiprocessing.spawn(_enter, (world_size, port, function, args), nprocs=world_size)
+
+
+def _enter(rank: int, world_size: int, port: int, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    torch.set_num_threads(1)
+    function(*args)

@@ -1,0 +1,219 @@
+"""The loop: when to log, save, evaluate and stop. How a step is made is in `step.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from anabatic.config.shared import Evaluate, Log, Save, Schedule
+from anabatic.core import log
+from anabatic.core.errors import Failure
+from anabatic.core.paths import RunFolder
+from anabatic.core.text import duration
+from anabatic.data.batch import Batch
+from anabatic.device.device import Device
+from anabatic.parallel.world import World
+from anabatic.train import checkpoint
+from anabatic.train.metrics import Metrics
+from anabatic.train.schedule import lr_scale
+from anabatic.train.step import Drained, TrainStep
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_HOPELESS = 50
+"""Skipped updates in a row of logged windows after which the job gives up."""
+
+
+@dataclass
+class Progress:
+    """Host numbers that a checkpoint keeps."""
+
+    step: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    best_loss: float | None = None
+    last_loss: float | None = None
+    loader: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Fit:
+    """What the loop needs.
+
+    Attributes:
+        tensors: all that a checkpoint holds: model, optimizer, step counters.
+        evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
+        keep_best: write best_model; called on rank 0 when the held-out loss improved.
+        flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
+    """
+
+    folder: RunFolder
+    metrics: Metrics
+    device: Device
+    world: World
+    step: TrainStep
+    batches: Iterator[Batch]
+    total_steps: int
+    micro_steps: int
+    schedule: Schedule
+    save: Save
+    eval: Evaluate
+    log: Log
+    peak_lr: float
+    tensors: dict[str, Tensor]
+    identity: dict[str, Any]
+    evaluate: Callable[[int], dict[str, Any]]
+    keep_best: Callable[[], None]
+    flops_per_token: float = 0.0
+    peak_flops: float = 0.0
+
+
+def fit(job: Fit, progress: Progress) -> bool:
+    """Train until `total_steps`; return False when a signal ended the run early (everything is saved then).
+
+    Raises:
+        Failure: no finite loss for a long time, or nothing can be saved.
+    """
+    clock = _Clock(job, progress)
+    saved = progress.step
+    with _signals(job.step):
+        while progress.step < job.total_steps:
+            scale = lr_scale(progress.step + 1, job.total_steps, job.schedule)
+            batch = job.step.run(job.batches, job.micro_steps, scale)
+            progress.step += 1
+            progress.loader = batch.state
+            last = progress.step == job.total_steps
+            stop = False
+            if last or progress.step % job.log.every == 0 or (job.world.size == 1 and job.step.stop_signal):
+                stop = clock.log(scale, last) and not last
+            if last or stop or (job.save.every and progress.step % job.save.every == 0):
+                progress.seconds = clock.seconds()
+                saved = _save(job, progress, saved)
+            if stop:
+                log.info(f"stopped after step {progress.step}: saved; the same command continues")
+                job.metrics.event("stop", step=progress.step)
+                return False
+            if last or (job.eval.every and progress.step % job.eval.every == 0):
+                _evaluate(job, progress)
+                clock.skip()
+            if progress.step == 1:
+                gc.collect()
+                gc.freeze()  # what exists now lives to the end: do not walk it again at every collection
+    progress.seconds = clock.seconds()
+    return True
+
+
+def _save(job: Fit, progress: Progress, saved: int) -> int:
+    if saved == progress.step and progress.step:
+        return saved
+    start = time.perf_counter()
+    host = {"progress": vars(progress), "identity": job.identity, "world_size": job.world.size}
+    path = checkpoint.save(job.folder, progress.step, job.tensors, host, job.device, job.world)
+    if job.world.first:
+        checkpoint.prune(job.folder, job.save.keep_last)
+    seconds = time.perf_counter() - start
+    log.info(f"saved {path} in {duration(seconds)}")
+    job.metrics.event("checkpoint", step=progress.step, path=str(path), seconds=round(seconds, 3))
+    return progress.step
+
+
+def _evaluate(job: Fit, progress: Progress) -> None:
+    row = job.evaluate(progress.step)
+    if not row:
+        return
+    job.metrics.evaluate(progress.step, row)
+    loss = row["valid_loss"]
+    if math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss):
+        progress.best_loss = loss
+        if job.world.first:
+            job.keep_best()
+
+
+class _Clock:
+    """Turns what the step counted into a row of metrics. Time spent on evaluation does not count as training."""
+
+    def __init__(self, job: Fit, progress: Progress) -> None:
+        self.job, self.progress = job, progress
+        self.before = progress.seconds
+        self.training = 0.0
+        self.mark = time.perf_counter()
+        self.marked_step = progress.step
+        self.barren = 0
+
+    def seconds(self) -> float:
+        return self.before + self.training + time.perf_counter() - self.mark
+
+    def skip(self) -> None:
+        self.mark = time.perf_counter()
+
+    def log(self, scale: float, last: bool) -> bool:
+        """Write one row; return True when some rank wishes to stop."""
+        job, progress = self.job, self.progress
+        drained = job.step.drain()
+        now = time.perf_counter()
+        span, self.mark = max(now - self.mark, 1e-9), now
+        self.training += span
+        steps = progress.step - self.marked_step
+        self.marked_step = progress.step
+        self._count(drained, steps)
+        rate = drained.tokens / span
+        row = {
+            "loss": drained.loss,
+            "lr": job.peak_lr * scale,
+            "grad_norm": drained.grad_norm,
+            "tokens": progress.tokens,
+            "tokens_per_s": rate,
+            "mfu": rate * job.flops_per_token / job.peak_flops / job.world.size if job.peak_flops else None,
+            "memory_bytes": job.device.peak_memory(),
+            "data_wait": drained.data_wait_s / span,
+            "eta_s": span / max(steps, 1) * (job.total_steps - progress.step),
+            "targets": drained.targets,
+        }
+        if progress.skipped:
+            row["skipped"] = progress.skipped
+        job.metrics.train(progress.step, row)
+        return drained.stop
+
+    def _count(self, drained: Drained, steps: int) -> None:
+        progress = self.progress
+        progress.tokens += drained.tokens
+        progress.skipped += drained.skipped
+        if drained.targets:
+            progress.last_loss = drained.loss
+        self.barren = self.barren + drained.skipped if drained.skipped >= steps else 0
+        if self.barren >= _HOPELESS:
+            raise Failure(
+                f"the loss or the gradient norm was not finite in the last {self.barren} steps",
+                "lower optim.lr and optim.matrix_lr, or continue from an older checkpoint with another seed",
+            )
+
+
+@contextlib.contextmanager
+def _signals(step: TrainStep) -> Iterator[None]:
+    """SIGTERM, SIGUSR1 and the first Ctrl-C end the run at the next step border; the second Ctrl-C at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def wish(number: int, frame: FrameType | None) -> None:
+        if step.stop_signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        step.stop_signal = number
+        log.info(f"{signal.Signals(number).name}: saving at the end of this step")
+
+    before = {number: signal.signal(number, wish) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,111 @@
+"""Batch, learning rates and horizon: what the user left open follows from the model's size, with the reason."""
+
+from __future__ import annotations
+
+import math
+
+from anabatic.config.shared import Batch, Optim, Schedule
+from anabatic.core.errors import ConfigError
+from anabatic.core.text import count
+from anabatic.device.device import Device
+from anabatic.models.build import Plan
+from anabatic.parallel.world import World
+
+TOKENS_PER_PARAM = 12.0
+"""Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
+REFERENCE_BATCH = 2**19
+REFERENCE_TOKENS = 1.3e9
+"""The batch that suits a run of this many tokens (nanochat, depth 12)."""
+
+
+def horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple[float, str]:
+    """Return the training tokens when neither steps nor epochs are given, and why."""
+    ratio = schedule.tokens_per_param or TOKENS_PER_PARAM
+    return ratio * multiplying_params, f"{ratio:g} tokens for each of {count(multiplying_params)} parameters"
+
+
+def batch_sizes(
+    plan: Plan, batch: Batch, tokens: float, bytes_per_token: float, device: Device, world: World
+) -> tuple[int, int, int]:
+    """Return (micro-batch tokens, global batch tokens, micro-steps).
+
+    The global batch grows with the horizon to the power 0.383 (arXiv 2505.13738) and is a power of two.
+
+    Raises:
+        ConfigError: the sizes do not divide one another.
+    """
+    ideal = REFERENCE_BATCH * (tokens / REFERENCE_TOKENS) ** 0.383
+    ideal = max(2 ** round(math.log2(max(ideal, 1))), batch.seq_len, batch.micro_batch_tokens or 0)
+    fits = _micro_batch(batch.seq_len, bytes_per_token, device)
+    target = batch.global_batch_tokens or ideal
+    micro = batch.micro_batch_tokens or max(batch.seq_len, min(fits, target // world.size))
+    if batch.global_batch_tokens is None:
+        target = max(1, round(target / (micro * world.size))) * micro * world.size
+    elif batch.micro_batch_tokens is None and target % (micro * world.size):
+        micro = _divisor(target, world.size, micro, batch.seq_len) or micro
+    plan.add("global_batch_tokens", batch.global_batch_tokens, target, f"{count(tokens)} tokens to the power 0.383")
+    plan.add("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
+    if target % (micro * world.size):
+        raise ConfigError(
+            f"batch.global_batch_tokens {target} is not a multiple of {world.size} ranks x {micro} micro-batch tokens"
+            f" = {micro * world.size}",
+            f"set batch.global_batch_tokens to {max(1, target // (micro * world.size)) * micro * world.size},"
+            " or change batch.micro_batch_tokens",
+        )
+    return micro, target, target // (micro * world.size)
+
+
+def _divisor(target: int, ranks: int, most: int, least: int) -> int | None:
+    """The largest micro-batch of at most `most` and at least `least` tokens that divides the rank's share."""
+    if target % ranks:
+        return None
+    share = target // ranks
+    for parts in range(1, share + 1):
+        if share // parts < least:
+            return None
+        if share % parts == 0 and share // parts <= most:
+            return share // parts
+    return None
+
+
+def _micro_batch(seq_len: int, bytes_per_token: float, device: Device) -> int:
+    """A power of two that takes at most 40 % of the memory; on a CPU at most 4096, which stays near its caches."""
+    most = 4096 if device.type == "cpu" else 2**18
+    fits = 0.4 * device.memory_bytes() / bytes_per_token
+    return int(max(seq_len, min(most, 2 ** int(math.log2(max(fits, 1))))))
+
+
+def activation_bytes(layers: int, width: int, recompute: bool, half: bool) -> float:
+    """Bytes of activations per token: 34 x width a layer in half precision (arXiv 2205.05198, eq. 2, with fused
+    attention), 2 x width with recomputation, twice that in fp32."""
+    return layers * width * (2 if recompute else 34) * (1 if half else 2)
+
+
+def learning_rates(plan: Plan, optim: Optim, width: int, global_batch: int, tuned: float | None) -> tuple[float, float]:
+    """Return the peak learning rates of (AdamW, Muon).
+
+    Args:
+        tuned: AdamW's default when an existing model is trained further; None for a new model.
+    """
+    ratio = (global_batch / REFERENCE_BATCH) ** 0.25
+    reason = f"x (batch / {REFERENCE_BATCH})^0.25"
+    if tuned is None:
+        plan.add("lr", optim.lr, 0.02 * ratio * (768 / width) ** 0.5, f"0.02 {reason} x (768 / width)^0.5")
+    else:
+        plan.add("lr", optim.lr, tuned, "for a trained model")
+    if optim.name == "muon":
+        plan.add("matrix_lr", optim.matrix_lr, 0.03 * ratio, f"0.03 {reason}")
+    return float(plan.values["lr"]), float(plan.values.get("matrix_lr", 0.0))
+
+
+def total_steps(plan: Plan, schedule: Schedule, epoch_tokens: int, tokens: float, why: str, global_batch: int) -> int:
+    """Return the optimizer steps of the run."""
+    if schedule.max_steps is not None:
+        steps, why = schedule.max_steps, "given"
+    elif schedule.epochs is not None:
+        steps = max(1, round(schedule.epochs * epoch_tokens / global_batch))
+        why = f"{schedule.epochs:g} epochs of {count(epoch_tokens)} tokens"
+    else:
+        steps = max(1, round(tokens / global_batch))
+    plan.values["steps"], plan.reasons["steps"] = steps, why
+    return steps

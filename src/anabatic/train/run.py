@@ -1,0 +1,221 @@
+"""What every training recipe does before and after the loop: the run folder, resuming, the models it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from anabatic import __version__
+from anabatic.config import load
+from anabatic.config.shared import Batch, Data, Evaluate, Log, Optim, Save, Schedule
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.core import log
+from anabatic.core.errors import CheckpointError, ConfigError
+from anabatic.core.paths import RunFolder, cannot_write, fsync_folder, replace_folder, write_atomic
+from anabatic.core.text import count, duration
+from anabatic.device.device import Device, peak_flops
+from anabatic.models.hf import save_model
+from anabatic.parallel.world import World, barrier
+from anabatic.train import checkpoint
+from anabatic.train.loop import Progress
+from anabatic.train.metrics import Metrics
+from anabatic.train.optim import Optimizer
+from anabatic.train.step import TrainStep
+
+_FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute")
+"""Settings that may change between a checkpoint and the run that continues it."""
+
+
+class TrainJob(Protocol):
+    """The sections that every training command has."""
+
+    out: str
+    seed: int
+    data: Data
+    batch: Batch
+    optim: Optim
+    schedule: Schedule
+    eval: Evaluate
+    save: Save
+    log: Log
+    device: DeviceConfig
+
+
+def open_folder(job: TrainJob, device: Device, world: World) -> RunFolder:
+    """Make the run folder and start this rank's log file. Raises `Failure` when it cannot be written."""
+    folder = RunFolder(job.out)
+    folder.create()
+    log.to_file(folder.log(world.rank))
+    log.info(f"run folder {folder.root}")
+    log.info(f"device {device.type} ({device.reasons['device']}): {device.name}")
+    log.info(f"dtype {str(device.dtype).removeprefix('torch.')} ({device.reasons['dtype']}), {device.threads} threads")
+    return folder
+
+
+def find_checkpoint(job: TrainJob, folder: RunFolder, world: World) -> checkpoint.Found | None:
+    """Return the checkpoint to continue from, or None to start at step 0.
+
+    Raises:
+        ConfigError: the recipe differs from the one that saved it.
+        CheckpointError: `save.resume: must` and there is none.
+    """
+    if job.save.resume == "never":
+        if world.first:
+            _set_aside(folder)
+        barrier(world)
+        return None
+    found = checkpoint.newest(folder)
+    if found is None:
+        if job.save.resume == "must":
+            raise CheckpointError(
+                f"save.resume is must, but {folder.root} holds no whole checkpoint",
+                "check the folder's name, or use --save.resume auto",
+            )
+        return None
+    _require_same(found, identity(job))
+    return found
+
+
+def _set_aside(folder: RunFolder) -> None:
+    old = checkpoint.numbered(folder.root)
+    if not old:
+        return
+    aside = folder.root / f"superseded-{time.strftime('%Y%m%d-%H%M%S')}"
+    aside.mkdir()
+    for _, path in old:
+        path.rename(aside / path.name)
+    log.warn(f"save.resume is never: {len(old)} older checkpoints were moved to {aside}")
+
+
+def identity(job: TrainJob) -> dict[str, Any]:
+    """The settings that decide the numbers, flat: `optim.lr` -> value."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, item)
+        elif not any(prefix == free or prefix.startswith(free + ".") for free in _FREE):
+            flat[prefix] = value
+
+    walk("", asdict(job))  # type: ignore[call-overload]
+    return flat
+
+
+def _require_same(found: checkpoint.Found, now: dict[str, Any]) -> None:
+    before = found.host.get("identity", {})
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if changed:
+        first = changed[0]
+        more = f" (and {len(changed) - 1} more: {', '.join(changed[1:5])})" if len(changed) > 1 else ""
+        raise ConfigError(
+            f"{found.path} was saved with {first} = {before.get(first)!r},"
+            f" the recipe now says {now.get(first)!r}{more}",
+            "put it back to continue, choose another --out, or start over with --save.resume never",
+        )
+
+
+def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
+    """All that a checkpoint holds; tied weights once."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[f"model.{name}"] = tensor.detach()
+    tensors.update({f"optim.{name}": tensor for name, tensor in optimizer.state().items()})
+    tensors.update({f"step.{name}": tensor for name, tensor in step.state().items()})
+    return tensors
+
+
+def restore(found: checkpoint.Found | None, tensors: dict[str, Tensor], device: Device, world: World) -> Progress:
+    """Fill the tensors from the checkpoint and return its progress; a new `Progress` without one."""
+    if found is None:
+        return Progress()
+    checkpoint.load(found, tensors, device, world)
+    progress = Progress(**found.host["progress"])
+    log.info(f"continuing from {found.path}: step {progress.step}, {count(progress.tokens)} tokens")
+    return progress
+
+
+def open_metrics(
+    job: TrainJob, folder: RunFolder, device: Device, world: World, steps: int, found: checkpoint.Found | None
+) -> Metrics:
+    """Write config.yaml and start the metrics; silent on ranks other than 0."""
+    if not world.first:
+        return Metrics.silent()
+    write_atomic(folder.config, load.dump(job))
+    metrics = Metrics(
+        folder, job.log, asdict(job), max_steps=steps, resumed_step=found.step if found else 0,  # type: ignore[call-overload]
+    )  # fmt: skip
+    metrics.event(
+        "device", name=device.name, type=device.type, dtype=str(device.dtype).removeprefix("torch."),
+        reason=device.reasons["device"], threads=device.threads, world_size=world.size, torch=torch.__version__,
+        python=platform.python_version(), anabatic=__version__,
+    )  # fmt: skip
+    metrics.event("resume" if found else "start", step=found.step if found else 0)
+    return metrics
+
+
+def peak(device: Device) -> float:
+    """The peak that MFU is measured against, said aloud."""
+    flops, source = peak_flops(device)
+    if flops:
+        log.info(f"MFU is measured against {flops / 1e12:.2f} TFLOP/s ({source})")
+    else:
+        log.info(source)
+    return flops
+
+
+def finish(
+    folder: RunFolder, model: PreTrainedModel, tokenizer: Any, metrics: Metrics, summary: dict[str, Any], world: World
+) -> None:
+    """Write final_model, best_model where no evaluation wrote one, and summary.json."""
+    if not world.first:
+        return
+    save_model(model, folder.final_model, tokenizer)
+    if not (folder.best_model / "config.json").is_file():
+        link_copy(folder.final_model, folder.best_model)
+    metrics.summary({"finished": True, **summary})
+    log.info(f"wrote {folder.final_model} after {summary['steps']} steps in {duration(summary['seconds'])}")
+
+
+def link_copy(source: Path, target: Path) -> None:
+    """Copy a folder, by hard links where the file system has them."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        shutil.copytree(source, temporary, copy_function=_link)
+        replace_folder(temporary, target)
+        fsync_folder(target.parent)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def finished(folder: RunFolder) -> bool:
+    """True when the run folder's summary says that the run is complete."""
+    try:
+        return json.loads(folder.summary.read_text(encoding="utf-8")).get("finished") is True
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+Evaluator = Callable[[int], dict[str, Any]]

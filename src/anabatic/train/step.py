@@ -1,0 +1,147 @@
+"""One optimizer step: micro-batches, gradient of the mean over all ranks' targets, clipping, update.
+
+Nothing here waits for the device; `TrainStep.drain`, called by the loop where it logs, is the only read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from anabatic.data.batch import Batch
+from anabatic.device.device import Device
+from anabatic.models.forward import pack
+from anabatic.parallel.world import World, all_sum
+from anabatic.train.optim import Optimizer
+
+
+@dataclass
+class Drained:
+    """What happened since the last `drain`, over all ranks. Losses are means in nats per target."""
+
+    loss: float
+    grad_norm: float
+    targets: int
+    tokens: int
+    skipped: int
+    data_wait_s: float
+    stop: bool
+
+
+class LossScale:
+    """Dynamic loss scale for fp16, kept on the device (torch.amp.GradScaler's rule: x2 after 2000, /2 on overflow)."""
+
+    def __init__(self, device: Device) -> None:
+        on = device.dtype == torch.float16
+        self.value = torch.full((), 2.0**16 if on else 1.0, device=device.torch)
+        self.good = torch.zeros((), device=device.torch)
+        self.on = on
+
+    def update(self, ok: Tensor) -> None:
+        """Halve after an overflow, double after 2000 steps without one."""
+        if not self.on:
+            return
+        self.good.add_(1).mul_(ok)
+        grown = (self.good >= 2000).float()
+        self.value.mul_((1 + grown) * (0.5 + 0.5 * ok))
+        self.good.mul_(1 - grown)
+
+
+class TrainStep:
+    """How a step is made.
+
+    Args:
+        model: its forward pass takes a `Packed` batch and returns the summed loss.
+        optimizer: of the same parameters.
+        micro_batch_tokens: the nominal size that keeps summed losses small before the true count is known.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, device: Device, world: World, micro_batch_tokens: int
+    ) -> None:
+        self.model, self.optimizer, self.device, self.world = model, optimizer, device, world
+        self.nominal = float(micro_batch_tokens)
+        self.scale = LossScale(device)
+        # loss sum, targets, tokens, skipped steps, wish to stop: one tensor, so one collective and one read.
+        self.totals = torch.zeros(
+            5, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch
+        )
+        self.norm = torch.zeros((), device=device.torch)
+        self.wait = 0.0
+        self.stop_signal = 0
+
+    def run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch:
+        """Make one optimizer step from `micro_steps` batches; return the last batch."""
+        loss = torch.zeros((), device=self.device.torch)
+        targets = tokens = 0
+        for index in range(micro_steps):
+            start = time.perf_counter()
+            batch = next(batches)
+            self.wait += time.perf_counter() - start
+            loss += self._micro(batch, last=index == micro_steps - 1)
+            targets += batch.num_targets
+            tokens += batch.num_tokens
+        self._update(loss, targets, tokens, lr_scale)
+        return batch
+
+    def _micro(self, batch: Batch, last: bool) -> Tensor:
+        packed = pack(batch, self.device.torch)
+        later = isinstance(self.model, DistributedDataParallel) and not last
+        with self.model.no_sync() if later else nullcontext():  # type: ignore[operator]
+            with self.device.autocast():
+                loss: Tensor = self.model(packed)
+            (loss * (self.scale.value / self.nominal)).backward()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _update(self, loss: Tensor, targets: int, tokens: int, lr_scale: float) -> None:
+        row = torch.tensor([0.0, targets, tokens, 0.0, float(self.stop_signal > 0)], dtype=self.totals.dtype)
+        row = row.to(self.device.torch, non_blocking=True)
+        row[0] = loss
+        all_sum(row, self.world)
+        grads = self.optimizer.grads()
+        # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
+        factor = (self.nominal * self.world.size / self.scale.value / row[1].clamp(min=1)).float()
+        norm = torch.nn.utils.get_total_norm(grads) * factor
+        ok = (torch.isfinite(norm) & torch.isfinite(row[0])).float()
+        clip = self.optimizer.config.max_grad_norm
+        if clip:
+            factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
+        self._step(grads, factor, ok, lr_scale)
+        self.scale.update(ok)
+        self.optimizer.zero_grad()
+        self.norm = norm
+        row[3] = 1 - ok
+        self.totals += torch.where(ok.bool(), row, row.nan_to_num() * row.new_tensor([0, 0, 1, 1, 1]))
+
+    def _step(self, grads: list[Tensor], factor: Tensor, ok: Tensor, lr_scale: float) -> None:
+        if self.device.type == "cpu":  # reading costs nothing here, and refusing outright is cheaper
+            if ok:
+                torch._foreach_mul_(grads, float(factor))
+                self.optimizer.step(lr_scale)
+            return
+        torch._foreach_mul_(grads, factor)
+        for grad in grads:
+            grad.copy_(torch.where(ok.bool(), grad, 0.0))
+        self.optimizer.step(lr_scale, ok)
+
+    def drain(self) -> Drained:
+        """Wait for the device and return what happened since the last call."""
+        loss, targets, tokens, skipped, stop = self.totals.tolist()
+        result = Drained(
+            loss / targets if targets else float("nan"), float(self.norm), int(targets), int(tokens), int(skipped),
+            self.wait, stop > 0,
+        )  # fmt: skip
+        self.totals.zero_()
+        self.wait = 0.0
+        return result
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint keeps: they share memory, so loading in place fills them."""
+        return {"totals": self.totals, "loss_scale": self.scale.value, "good_steps": self.scale.good}

@@ -1,0 +1,91 @@
+"""The device table and what is chosen from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.core.errors import ConfigError, DeviceError
+from anabatic.device import device as devices
+from anabatic.device.ops import TABLE
+from anabatic.device.table import CHIPS, DEVICES, find_chip
+
+
+def test_auto_says_why() -> None:
+    chosen = devices.pick(DeviceConfig())
+    assert chosen.type in DEVICES
+    assert chosen.reasons["device"].startswith("auto: ") and chosen.reasons["dtype"]
+    assert chosen.threads >= 1
+
+
+def test_an_absent_device_is_an_error_not_a_fallback() -> None:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    absent = "npu" if found is None or found.type != "npu" else "cuda"
+    with pytest.raises(DeviceError, match=f"device {absent} was asked for"):
+        devices.pick(DeviceConfig(type=absent))
+
+
+def test_fp16_training_on_a_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fp16"):
+        devices.pick(DeviceConfig(type="cpu", dtype="fp16"))
+
+
+def test_bf16_on_a_cpu_is_autocast() -> None:
+    chosen = devices.pick(DeviceConfig(type="cpu", dtype="bf16"))
+    with chosen.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("Ascend910B3", "Ascend910B3"),
+        ("Ascend910B4-1", "Ascend910B4-1"),
+        ("Ascend910B", "Ascend910B"),
+        ("Ascend910_9391", "Ascend910_9391"),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100"),
+    ],
+)
+def test_chips_are_found_by_the_name_the_device_gives(name: str, row: str) -> None:
+    chip = find_chip(name)
+    assert chip is not None and chip.name == row
+
+
+def test_unknown_chips_are_not_guessed() -> None:
+    assert find_chip("Ascend910B9") is None
+    assert find_chip("GeForce 256") is None
+
+
+def test_first_generation_has_no_bf16() -> None:
+    assert not find_chip("Ascend910B").bf16 and find_chip("Ascend910B1").bf16  # type: ignore[union-attr]
+    assert devices._choose_dtype("auto", DEVICES["npu"], find_chip("Ascend910A"))[0] == "fp16"
+    with pytest.raises(ConfigError, match="Ascend910A does not have"):
+        devices._choose_dtype("bf16", DEVICES["npu"], find_chip("Ascend910A"))
+
+
+def test_tables_are_whole() -> None:
+    assert len({chip.name for chip in CHIPS}) == len(CHIPS)
+    assert all(row.kernels in TABLE for row in DEVICES.values())
+
+
+def test_random_numbers_can_be_put_back() -> None:
+    chosen = devices.pick(DeviceConfig(type="cpu"))
+    state = chosen.rng_state()
+    first = torch.rand(3)
+    chosen.set_rng_state(state)
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_peak_of_a_cpu_is_measured() -> None:
+    chosen = devices.pick(DeviceConfig(type="cpu"))
+    flops, source = devices.peak_flops(chosen)
+    assert flops > 1e8 and "measured" in source
+
+
+def test_compile_is_explained() -> None:
+    assert devices.use_compile(DeviceConfig(compile="on"), DEVICES["cpu"], 10) == (True, "asked for")
+    assert devices.use_compile(DeviceConfig(), DEVICES["npu"], 10_000)[0] is False
+    assert devices.use_compile(DeviceConfig(), DEVICES["cuda"], 10)[0] is False
+    assert devices.use_compile(DeviceConfig(), DEVICES["cuda"], 10_000)[0] is True
