@@ -31,15 +31,15 @@ format: setup ## mend format and lint where ruff can
 reference: setup ## write docs/*/reference/*.md anew from the code
 	$(BIN)/python scripts/gen_reference.py
 
-docs: ## build the documentation in both languages into site/
+docs: ## build the documentation in both languages into docs/site/
 	@scripts/setup.sh dev docs
 	$(BIN)/zensical build --clean -f docs/zensical.en.toml
 	$(BIN)/zensical build --clean -f docs/zensical.zh.toml
-	@echo "open site/en/index.html or site/zh/index.html"
+	@echo "open docs/site/en/index.html or docs/site/zh/index.html"
 
 bench: setup ## run every benchmark (minutes each; on a quiet machine)
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove what building and testing left; keeps .venv and runs
-	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist docs/site docs/.cache  .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -62,7 +62,5 @@ def docstrings(tree: ast.Module) -> set[int]:
     return {
         id(node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }
