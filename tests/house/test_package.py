@@ -43,9 +43,7 @@ def test_wheel_holds_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
     expected = {
-        "anabatic/" + path.relative_to(tree.SRC).as_posix()
-        for path in tree.tracked()
-        if tree.SRC in path.parents
+        "anabatic/" + path.relative_to(tree.SRC).as_posix() for path in tree.tracked() if tree.SRC in path.parents
     }
     assert expected <= names
     assert "anabatic/py.typed" in names

@@ -17,9 +17,7 @@ def report(found: list[str]) -> str:
 
 
 def test_files() -> None:
-    counts = {
-        tree.name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in tree.python_files()
-    }
+    counts = {tree.name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in tree.python_files()}
     found = [f"{name}: {lines} lines, at most {FILE}" for name, lines in counts.items() if lines > FILE]
     assert not found, report(found)
 
@@ -41,9 +39,7 @@ def test_functions_and_classes() -> None:
             if isinstance(node, kinds):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > limit(path, node):
-                    found.append(
-                        f"{tree.name(path)}:{node.lineno} {node.name}: {lines}, at most {limit(path, node)}"
-                    )
+                    found.append(f"{tree.name(path)}:{node.lineno} {node.name}: {lines}, at most {limit(path, node)}")
     assert not found, report(found)
 
 
@@ -60,17 +56,13 @@ def test_ladders() -> None:
     found = []
     for path in tree.sources():
         ladders = (node for node in ast.walk(tree.parse(path)) if isinstance(node, ast.If))
-        found += [
-            f"{tree.name(path)}:{node.lineno}: {arms(node)} arms" for node in ladders if arms(node) > ARMS
-        ]
+        found += [f"{tree.name(path)}:{node.lineno}: {arms(node)} arms" for node in ladders if arms(node) > ARMS]
     assert not found, "write a table instead of a ladder:\n  " + "\n  ".join(found)
 
 
 def test_settings_per_command() -> None:
     counts = {name: len(list(check.leaves(row.job_class()))) for name, row in commands.COMMANDS.items()}
-    found = [
-        f"{name}: {count} settings, at most {FIELDS}" for name, count in counts.items() if count > FIELDS
-    ]
+    found = [f"{name}: {count} settings, at most {FIELDS}" for name, count in counts.items() if count > FIELDS]
     assert not found, report(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from anabatic.core import log
 TRAIN = Group("Train", sort_key=1)
 USE = Group("Use", sort_key=2)
 HELP = Group("Recipes", sort_key=3)
+OPTIONS = Group("Options", sort_key=4)
 
 _LAZY = (
     ("run", "anabatic.cli.run:run", TRAIN),
@@ -48,18 +50,20 @@ def build() -> App:
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
-    config.command(
-        "anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained."
-    )
+    config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
     app.command(config)
+    for flag in ("--help", "--version"):
+        app[flag].group = OPTIONS
     return app
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, 2 for the user's mistake, 1 for a failure, 130 when interrupted."""
     tokens = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in tokens
+    if "--debug" in tokens:
+        os.environ["ANABATIC_DEBUG"] = "1"  # workers and stages follow
+    debug = bool(os.environ.get("ANABATIC_DEBUG"))
     tokens = [token for token in tokens if token != "--debug"]
     log.setup(debug)
     sys.exit(errors.guard(lambda: _call(tokens), debug))

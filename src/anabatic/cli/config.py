@@ -39,17 +39,20 @@ def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = 
         raise ConfigError("which file?", "give one or more recipes")
     for file in files:
         names = [command] if command else _fitting(yaml_file.read(file).tree)
-        for name in names:
-            _check(file, name)
-        sys.stdout.write(f"{file}: a good recipe for {', '.join(f'`anabatic {name}`' for name in names)}\n")
+        calls = [f"`anabatic {name}{_check(file, name)}`" for name in names]
+        sys.stdout.write(f"{file}: a good recipe for {', '.join(calls)}\n")
 
 
-def _check(file: str, name: str) -> None:
+def _check(file: str, name: str) -> str:
+    """Check one recipe; return what its user must still give."""
     job = load.load(name, [file])
-    if name == "run":
-        from anabatic.recipes import pipeline
+    if name != "run":
+        return ""
+    from anabatic.recipes import pipeline
 
-        pipeline.plan(job, {})
+    empty = [key for key, value in job.vars.items() if not value]
+    pipeline.plan(job, {key: f"value-of-{key}" for key in empty})
+    return "".join(f" --set {key}=..." for key in empty)
 
 
 def _fitting(tree: dict[str, Any]) -> list[str]:

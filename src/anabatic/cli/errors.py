@@ -76,7 +76,8 @@ def readable(error: Exception) -> AnabaticError:
             return paths.cannot_write(path, error)
         return Failure(f"{path}: {error.strerror or error}", "check the path and its permissions")
     if isinstance(error, OSError) and error.errno in _DISK:
-        return paths.cannot_write(Path.cwd(), error)
+        hint = "free some space; everything saved before is still whole"
+        return Failure(f"cannot write: {error.strerror}", hint)
     text = " ".join(str(error).split()) or "no message"
     return Failure(f"unexpected {type(error).__name__}: {text}", "add --debug for the traceback")
 

@@ -65,9 +65,7 @@ def config_parameter() -> inspect.Parameter:
 
 def keyword(name: str, hint: Any, parameter: Parameter) -> inspect.Parameter:
     """Return one keyword-only parameter that is absent unless given."""
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, parameter]
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, parameter])
 
 
 def texts(hint: Any, tokens: Any) -> Any:

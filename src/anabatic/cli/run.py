@@ -44,11 +44,12 @@ def run(
     files = [*recipes, *(config or [])]
     if not files:
         raise ConfigError("which pipeline?", "give its recipe: anabatic run recipes/demo.yaml")
+    pairs = _pairs(set_ or [])
     job = load.load("run", files, {"out": check.Text(out)} if out is not None else None)
 
     from anabatic.recipes import pipeline
 
-    return pipeline.run(job, start=start, only=only or [], dry_run=dry_run, vars=_pairs(set_ or []))
+    return pipeline.run(job, start=start, only=only or [], dry_run=dry_run, vars=pairs)
 
 
 def _pairs(given: list[str]) -> dict[str, str]:
@@ -56,8 +57,6 @@ def _pairs(given: list[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(
-                f'--set is "{text}", expected NAME=VALUE', "for example --set corpus=data/books"
-            )
+            raise ConfigError(f'--set is "{text}", expected NAME=VALUE', "for example --set corpus=data/books")
         pairs[name] = value
     return pairs

@@ -17,7 +17,7 @@ import yaml
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean, size
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
 """A recipe is written by hand; more than this is some other file."""
 MAX_VALUES = 100_000
 """Values after aliases are followed: nine lines of YAML can name a billion."""
@@ -50,6 +50,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    breaks = any(character in text for character in "\x85\u2028\u2029\ufeff")
+    return dumper.represent_scalar(_TAG + "str", text, style='"' if breaks else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 for _name, _pattern, _first in _WORDS:
     for _side in (_Loader, _Dumper):
         _side.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)
@@ -91,9 +97,7 @@ def parse(text: str, origin: str) -> Source:
     except yaml.YAMLError as error:
         raise _syntax_error(origin, error) from error
     except RecursionError as error:
-        raise ConfigError(
-            f"{origin}: values are nested too deep", "a recipe has two or three levels"
-        ) from error
+        raise ConfigError(f"{origin}: values are nested too deep", "a recipe has two or three levels") from error
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
@@ -124,15 +128,11 @@ def _text(path: FilePath) -> str:
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist", _nearby(path)) from error
     except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror or error}", "check its permissions"
-        ) from error
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}", "check its permissions") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not text (byte {error.start} is not UTF-8)", "give a YAML file"
-        ) from error
+        raise ConfigError(f"{path} is not text (byte {error.start} is not UTF-8)", "give a YAML file") from error
     if "\0" in text:
         raise ConfigError(f"{path} is not text (byte {data.index(0)} is zero)", "give a YAML file")
     return text
@@ -144,9 +144,7 @@ def _nearby(path: FilePath) -> str:
     names = [other.name for other in path.parent.iterdir() if other.suffix in (".yaml", ".yml")]
     if guess := did_you_mean(path.name, names):
         return guess.strip()
-    return (
-        f"YAML files there: {', '.join(sorted(names)[:8])}" if names else f"{path.parent} holds no YAML file"
-    )
+    return f"YAML files there: {', '.join(sorted(names)[:8])}" if names else f"{path.parent} holds no YAML file"
 
 
 def _syntax_error(origin: str, error: yaml.YAMLError) -> ConfigError:
@@ -194,9 +192,7 @@ class _Builder:
         try:
             return convert(node.value)
         except (ValueError, KeyError) as error:
-            raise self.fail(
-                node, f'"{node.value[:40]}" cannot be read as {kind}', "check the value"
-            ) from error
+            raise self.fail(node, f'"{node.value[:40]}" cannot be read as {kind}', "check the value") from error
 
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         own: dict[str, Any] = {}

@@ -1,0 +1,140 @@
+"""Checkpoints: exact, whole or not there, and honest about damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.core.errors import AnabaticError, CheckpointError, Failure
+from anabatic.core.paths import RunFolder
+from anabatic.device.device import pick
+from anabatic.parallel.world import World
+from anabatic.train import checkpoint
+
+DEVICE = pick(DeviceConfig(type="cpu", threads=1))
+
+
+def save(folder: RunFolder, step: int, value: float = 1.0) -> Path:
+    tensors = {
+        "model.a": torch.full((3, 4), value),
+        "optim.b": torch.arange(5.0) * value,
+        "step.c": torch.tensor(value),
+    }
+    return checkpoint.save(folder, step, tensors, {"progress": {"step": step}}, DEVICE, World())
+
+
+def empty() -> dict[str, torch.Tensor]:
+    return {"model.a": torch.zeros(3, 4), "optim.b": torch.zeros(5), "step.c": torch.zeros(())}
+
+
+def test_what_was_saved_comes_back_with_the_random_numbers(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 7, 2.5)
+    expected = torch.rand(4)
+    torch.rand(100)
+    found = checkpoint.newest(folder)
+    assert found is not None and found.step == 7 and found.host["progress"] == {"step": 7}
+    tensors = empty()
+    checkpoint.load(found, tensors, DEVICE, World())
+    assert torch.equal(tensors["model.a"], torch.full((3, 4), 2.5)) and tensors["step.c"] == 2.5
+    assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize("victim", ["manifest.json", "state.json", "__0_0.distcp", ".metadata", "rng-0.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    tmp_path: Path, victim: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1)
+    path = save(folder, 2) / victim
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+    else:
+        path.unlink()
+    found = checkpoint.newest(folder)
+    assert found is not None and found.step == 1
+    assert "checkpoint-2 is not used" in caplog.text
+
+
+def test_a_folder_without_manifest_does_not_exist(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.checkpoint(5).mkdir(parents=True)
+    assert checkpoint.newest(folder) is None
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"files": 3}', '{"files": {"a": 1}}', "null", ""])
+def test_a_strange_manifest_is_a_fault(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    (tmp_path / "a").write_text("x")
+    assert checkpoint.fault(tmp_path)
+
+
+def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 10):
+        save(folder, step)
+    checkpoint.prune(folder, 2)
+    assert [step for step, _ in checkpoint.numbered(tmp_path)] == [2, 10]
+
+
+def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1)
+    found = checkpoint.newest(folder)
+    assert found is not None
+    for tensors in ({**empty(), "model.a": torch.zeros(9, 9)}, {**empty(), "model.new": torch.zeros(2)}):
+        with pytest.raises(CheckpointError, match="does not fit"):
+            checkpoint.load(found, tensors, DEVICE, World())
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
+    with pytest.raises(CheckpointError, match="needs .* but 10 B are free") as caught:
+        save(folder, 2)
+    assert caught.value.hint
+    assert [step for step, _ in checkpoint.numbered(tmp_path)] == [1] and checkpoint.newest(folder) is not None
+
+
+def test_a_disk_that_fills_up_while_saving_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(Failure, match="no space left"):
+        save(folder, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1"]
+    assert checkpoint.newest(folder).step == 1  # type: ignore[union-attr]
+
+
+def test_saving_again_replaces_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 3, 1.0)
+    save(folder, 3, 2.0)
+    found = checkpoint.newest(folder)
+    assert found is not None
+    tensors = empty()
+    checkpoint.load(found, tensors, DEVICE, World())
+    assert tensors["step.c"] == 2.0
+    manifest = json.loads((found.path / "manifest.json").read_text())
+    assert set(manifest["files"]) == {"__0_0.distcp", ".metadata", "rng-0.safetensors", "state.json"}
+
+
+def test_errors_are_for_users() -> None:
+    assert issubclass(CheckpointError, AnabaticError) and CheckpointError("x").exit_code == 1

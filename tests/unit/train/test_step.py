@@ -1,0 +1,109 @@
+"""A step: the mean over all targets, clipping, refusal of what is not finite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.shared import Optim
+from anabatic.data.batch import IGNORE, Batch
+from anabatic.device.device import pick
+from anabatic.models.forward import LossModel
+from anabatic.parallel.world import World
+from anabatic.testing.tiny import tiny_model
+from anabatic.train.optim import Optimizer
+from anabatic.train.step import TrainStep
+
+
+def batch_of(tokens: int, targets: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 320, (tokens,), generator=generator)
+    labels[targets:] = IGNORE
+    ids = torch.randint(0, 320, (tokens,), generator=generator)
+    return Batch(ids, labels, torch.arange(tokens), [0, tokens], targets, tokens, {"at": seed})
+
+
+def step_of(model, **optim) -> TrainStep:
+    device = pick(DeviceConfig(type="cpu", threads=1))
+    optimizer = Optimizer(model, Optim(**optim), 1e-2, 1e-2, device, World())
+    return TrainStep(LossModel(model, 1 << 16), optimizer, device, World(), 32)
+
+
+def captured_gradient(step: TrainStep, batches: list[Batch]) -> dict[str, torch.Tensor]:
+    """The gradients as the optimizer receives them."""
+    seen: dict[str, torch.Tensor] = {}
+    original = step.optimizer.step
+
+    def keep(scale: float, ok: torch.Tensor | None = None) -> None:
+        seen.update({name: param.grad.clone() for name, param in step.optimizer.params.items()})
+        original(scale, ok)
+
+    step.optimizer.step = keep  # type: ignore[method-assign]
+    step.run(iter(batches), len(batches), 1.0)
+    return seen
+
+
+def test_gradient_is_that_of_the_mean_over_all_targets_of_all_micro_batches() -> None:
+    batches = [batch_of(30, 30, 1), batch_of(20, 3, 2), batch_of(10, 7, 3)]
+    ours = captured_gradient(step_of(tiny_model(), max_grad_norm=0.0), batches)
+    model = tiny_model()
+    total = torch.zeros(())
+    for batch in batches:
+        from anabatic.models.forward import pack
+
+        total = total + LossModel(model, 1 << 16)(pack(batch, torch.device("cpu")))
+    (total / 40).backward()
+    for name, param in model.named_parameters():
+        torch.testing.assert_close(ours[name], param.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_gradient_is_clipped_by_its_global_norm() -> None:
+    free = captured_gradient(step_of(tiny_model(), max_grad_norm=0.0), [batch_of(30, 30, 1)])
+    clipped = captured_gradient(step_of(tiny_model(), max_grad_norm=0.01), [batch_of(30, 30, 1)])
+    norm = torch.sqrt(sum((grad**2).sum() for grad in free.values()))
+    assert norm > 0.01
+    for name, grad in free.items():
+        torch.testing.assert_close(clipped[name], grad * 0.01 / norm, rtol=1e-3, atol=1e-8)
+
+
+def test_what_happened_is_counted_once() -> None:
+    step = step_of(tiny_model())
+    step.run(iter([batch_of(30, 10, 1), batch_of(20, 5, 2)]), 2, 1.0)
+    drained = step.drain()
+    assert (drained.targets, drained.tokens, drained.skipped, drained.stop) == (15, 50, 0, False)
+    assert 0 < drained.loss < 20 and drained.grad_norm > 0
+    assert step.drain().targets == 0
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_step_that_is_not_finite_leaves_the_model_as_it_was(optimizer: str) -> None:
+    model = tiny_model()
+    step = step_of(model, name=optimizer)
+    step.run(iter([batch_of(30, 30, 1)]), 1, 1.0)
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    before = [parameter.clone() for parameter in model.parameters()]
+    step.run(iter([batch_of(30, 30, 2)]), 1, 1.0)
+    for a, b in zip(before, model.parameters(), strict=True):
+        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+    drained = step.drain()
+    assert drained.skipped == 1 and drained.targets == 30
+    assert drained.loss == pytest.approx(drained.loss)
+
+
+def test_a_batch_without_targets_does_no_harm() -> None:
+    model = tiny_model()
+    step = step_of(model)
+    step.run(iter([batch_of(10, 0, 1)]), 1, 1.0)
+    assert step.drain().targets == 0
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_loss_falls_on_one_batch() -> None:
+    step = step_of(tiny_model())
+    losses = []
+    for _ in range(15):
+        step.run(iter([batch_of(30, 30, 1)]), 1, 1.0)
+        losses.append(step.drain().loss)
+    assert losses[-1] < 0.7 * losses[0]
