@@ -1,0 +1,226 @@
+"""The command line: one style of error, strict values, help without heavy libraries."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anabatic import __version__
+from anabatic.cli import app, errors, job
+from anabatic.config.check import Text
+from anabatic.core.errors import DataError
+
+
+def call(*words: str) -> int:
+    """Run a command in this process; return its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        app.main(words)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    """A whole recipe for sft."""
+    path = tmp_path / "good.yaml"
+    path.write_text("model: m\ndata: {train: [a]}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("sft -c GOOD --schedule.max-steps 1.5", '--schedule.max-steps is "1.5", expected a whole number'),
+        ("sft -c GOOD --schedule.max_steps=1.5", '--schedule.max-steps is "1.5", expected a whole number'),
+        ("sft -c GOOD --batch.seq-len 1e3", '--batch.seq-len is "1e3", expected a whole number'),
+        ("sft -c GOOD --batch.seq-len null", '--batch.seq-len is "null"'),
+        ("sft -c GOOD --optim.lr fast", '--optim.lr is "fast", expected a number'),
+        ("sft -c GOOD --optim.lr nan", '--optim.lr is "nan", expected a number'),
+        ("sft -c GOOD --optim.lr -1e-4", "optim.lr is -0.0001"),
+        ("sft -c GOOD --device.dtype bf17", '--device.dtype is "bf17", expected one of auto, bf16'),
+        ("sft -c GOOD --log.sinks wandb swanlap", '--log.sinks[1] is "swanlap"'),
+        ("sft -c GOOD --recompute=maybe", '--recompute is "maybe", expected true or false'),
+        ("sft -c GOOD --optim.lr 1 --optim.lr 2", "--optim.lr is given twice"),
+        ("sft -c GOOD --optim.lr", "--optim.lr needs a value"),
+        ("sft -c GOOD --data.train", "--data.train needs a value"),
+        ("sft -c", "-c needs a value"),
+        ("sft GOOD", "Did you mean -c "),
+        ("sft -c GOOD --optim.lrr 1", 'unknown option "--optim.lrr". Did you mean "--optim.lr"?'),
+        ("sft -c GOOD --max-steps 1", 'unknown option "--max-steps". Did you mean --schedule.max-steps?'),
+        ("sft -c MISSING", "does not exist"),
+        ("sftt", 'unknown command "sftt". Did you mean "sft"?'),
+        ("tokenizer trian", 'unknown command "trian". Did you mean "train"?'),
+        ("--foo", 'unknown option "--foo"'),
+        ("chat -p", "-p needs a value"),
+        ("chat -p hello", "model is not given"),
+        ("config show nope", 'unknown command "nope"'),
+        ("config show", "which command?"),
+        ("config check", "which file?"),
+        ("config check MISSING", "does not exist"),
+        ("run", "which pipeline?"),
+        ("run GOOD", "model is not a known setting"),
+        ("run GOOD --set x", '--set is "x", expected NAME=VALUE'),
+    ],
+)
+def test_mistakes_are_one_error_and_one_hint(
+    words: str, message: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = [word.replace("GOOD", recipe).replace("MISSING", str(tmp_path / "missing.yaml")) for word in words.split()]
+    assert call(*typed) == 2
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert len(lines) == 2, err
+    assert lines[0].startswith("error: ") and message in lines[0]
+    assert lines[1].startswith("hint: ") and len(lines[1]) > 8
+
+
+def test_debug_adds_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("sft", "-c", str(tmp_path / "x.yaml"), "--debug") == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err and "\nerror: " in err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["tokenizer"], ["tokenizer", "--help"], ["run", "--help"]])
+def test_help_of_groups(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == 0
+    assert "Usage: anabatic" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["pretrain", "sft", "eval", "chat", "tokenizer train", "tokenizer eval"])
+def test_help_of_a_job_has_its_sections(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*name.split(), "--help") == 0
+    out = capsys.readouterr().out
+    for section in ["Job", *{"pretrain": ["model", "optim"], "chat": ["sampling"]}.get(name, ["data"])]:
+        assert f" {section} ─" in out
+    assert "--config" in out and "-c" in out
+
+
+def test_config_show_and_check(tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("config", "show", "tokenizer", "train") == 0
+    template = tmp_path / "t.yaml"
+    template.write_text(capsys.readouterr().out.replace("train: []", "train: ['stdlib:']"))
+    assert call("config", "check", str(template), recipe) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("a good recipe for `anabatic tokenizer train`")
+    assert "`anabatic sft`" in out[1]
+    assert call("config", "check", recipe, "--command", "pretrain") == 2
+    assert "model is" in capsys.readouterr().err
+
+
+def test_config_check_names_what_the_user_must_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    job = '{data: {train: ["${corpus}"]}}'
+    path.write_text(f'vars: {{corpus: ""}}\nstages:\n  tok: {{command: tokenizer train, job: {job}}}\n')
+    assert call("config", "check", str(path)) == 0
+    assert "`anabatic run --set corpus=...`" in capsys.readouterr().out
+    assert call("run", str(path), "--dry-run") == 2
+    assert "vars.corpus is empty" in capsys.readouterr().err
+
+
+def test_config_check_looks_into_the_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("stages:\n  a:\n    command: pretrain\n    job: {tokenizer: t, seed: 1.5}\n")
+    assert call("config", "check", str(path)) == 2
+    assert "stages.a.job: seed is 1.5" in capsys.readouterr().err
+
+
+GIVEN: list[tuple[str, dict[str, object]]] = [
+    ("--data.train a b --seed 3", {"data": {"train": ["a", "b"]}, "seed": "3"}),
+    ("--data.train a --seed 3 --data.train b", {"data": {"train": ["a", "b"]}, "seed": "3"}),
+    ("--data.train=a", {"data": {"train": ["a"]}}),
+    ("--data.train=[]", {"data": {"train": []}}),
+    ("--recompute", {"recompute": True}),
+    ("--no-recompute", {"recompute": False}),
+    ("--recompute=false", {"recompute": False}),
+    ("--recompute=true", {"recompute": True}),
+    ("--optim.lr -1", {"optim": {"lr": "-1"}}),
+    ("--optim.lr null", {"optim": {"lr": "null"}}),
+    ("--schedule.max_steps 4", {"schedule": {"max_steps": "4"}}),
+]
+
+
+@pytest.mark.parametrize(("words", "tree"), GIVEN)
+def test_options_become_a_tree_of_texts(words: str, tree: dict[str, object]) -> None:
+    command, bound, _ = app.build().parse_args(["sft", *words.split()], exit_on_error=False, print_error=False)
+    given = job.tree(bound.kwargs)
+    assert given == tree
+    texts = [value for value in given.values() if isinstance(value, str)]
+    assert all(isinstance(value, Text) for value in texts)
+
+
+def test_chat_takes_several_prompts() -> None:
+    words = ["chat", "-p", "hello there", "-p", "and you?", "-m", "runs/x"]
+    _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
+    assert job.tree(bound.kwargs) == {"prompt": ["hello there", "and you?"], "model": "runs/x"}
+
+
+class _Broken:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (DataError("no corpus", "give one"), 2, "error: no corpus\nhint: give one\n"),
+        (MemoryError(), 1, "error: not enough memory\nhint: "),
+        (OSError(28, "No space left on device", "/tmp/file"), 1, "error: no space left while writing /tmp/file: "),
+        (OSError(30, "Read-only file system"), 1, "error: cannot write: Read-only file system\nhint: "),
+        (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\nhint: "),
+        (ValueError("two\nlines"), 1, "error: unexpected ValueError: two lines\nhint: add --debug"),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+    ],
+)
+def test_what_is_raised_becomes_a_line_and_a_code(
+    error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert errors.guard(_Broken(error), debug=False) == code
+    err = capsys.readouterr().err
+    assert err.startswith(text) and "Traceback" not in err
+
+
+def test_a_worker_reports_to_its_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.environ.update(ANABATIC_REPORTS=str(tmp_path), RANK="3")
+    assert errors.guard(_Broken(DataError("no corpus", "give one")), debug=False) == 2
+    assert (tmp_path / "rank-3.error").read_text() == "error: no corpus\nhint: give one"
+    assert (tmp_path / "rank-3.code").read_text() == "2"
+    assert capsys.readouterr().err == ""
+
+
+def test_another_launchers_worker_says_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    os.environ["RANK"] = "3"
+    assert errors.guard(_Broken(DataError("no corpus")), debug=False) == 2
+    assert capsys.readouterr().err == "[rank 3] error: no corpus\n"
+
+
+def test_a_reader_that_leaves_is_not_an_error() -> None:
+    command = f"{sys.executable} -m anabatic config show pretrain | head -c 1 | wc -c"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("1", "")
+
+
+def test_a_full_disk_is_readable() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "anabatic", "config", "show", "pretrain"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write: No space left on device\nhint: ")
+    assert "Traceback" not in done.stderr
