@@ -31,7 +31,6 @@ _STATES = {
     "skip": ("up to date", "✓"),
     "fail": ("failed", "✕"),
     "interrupted": ("interrupted", "…"),
-    "interrupted": ("interrupted", "…"),
     "run": ("unfinished", "…"),
     "": ("not run", "○"),
 }
