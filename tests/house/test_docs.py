@@ -58,6 +58,17 @@ def code_blocks(text: str) -> list[str]:
     return [re.sub(r"\s*#.*", "", block).strip() for block in blocks]
 
 
+CHINESE = r"[\u3000-\u9fff\uff00-\uffef]"
+CHINESE_PAGES = [tree.ROOT / "README.zh.md", *sorted((DOCS / "zh").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", CHINESE_PAGES, ids=tree.name)
+def test_chinese_lines_are_not_broken(page: Path) -> None:
+    """A line break between two Chinese characters shows as a blank in the middle of a sentence."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert re.findall(rf"{CHINESE}\n{CHINESE}", text) == []
+
+
 @pytest.mark.parametrize("page", MARKDOWN, ids=tree.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
