@@ -38,7 +38,7 @@ docs: ## build the documentation in both languages into docs/site/
 	@echo "open docs/site/en/index.html or docs/site/zh/index.html"
 
 bench: setup ## run every benchmark (minutes each; on a quiet machine)
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit; done
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove what building and testing left; keeps .venv and runs
 	rm -rf build dist docs/site docs/.cache  .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
