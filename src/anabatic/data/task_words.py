@@ -47,7 +47,7 @@ MODULES = (
 """Sources whose words are taught; those missing in an interpreter are passed over."""
 
 VOWELS = "aeiou"
-CONSONANTS = "bdfgklmnprst"
+CONSONANTS = "bdklmnprst"
 SHAPES = ("cvc", "cvcv", "cvcv", "cvcvc", "cvcvcv", "vcvc")
 """Patterns of made-up words: 3 to 6 letters."""
 

@@ -107,7 +107,7 @@ MOST_LETTERS = 3
 
 
 def _spelling(rng: Random, test: bool) -> Problem:
-    chosen = word(rng, test, real_share=0.3)
+    chosen = word(rng, test, real_share=0.15)
     letters = " ".join(chosen)
     return Problem(chosen, rng.choice(SPELLING).format(w=chosen), letters, letters)
 
@@ -116,7 +116,7 @@ def _counting(rng: Random, test: bool) -> Problem:
     """Draw how often the letter shall occur first, so that no answer is much more frequent than another."""
     wanted = rng.randint(0, MOST_LETTERS)
     while True:
-        chosen = word(rng, test, real_share=0.1)
+        chosen = word(rng, test, real_share=0.05)
         letters = [c for c in VOWELS + CONSONANTS if chosen.count(c) == wanted]
         if letters:
             break
