@@ -131,9 +131,9 @@ def test_chance_is_the_best_constant_reply_by_brute_force(name):
 
 
 def test_no_answer_to_counting_is_much_more_frequent_than_another():
-    counts = Counter(row.answer for row in tasks.rows("counting", "test", 1000, 5))
+    counts = Counter(row.answer for row in tasks.rows("counting", "test", 400, 5))
     assert set(counts) == {"0", "1", "2", "3"}
-    assert max(counts.values()) < 1.5 * min(counts.values())
+    assert max(counts.values()) < 1.6 * min(counts.values())
 
 
 def test_chance_of_all_is_the_weighted_mean():
