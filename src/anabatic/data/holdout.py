@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal
 
 from anabatic.data.document import Document, is_held_out
@@ -14,29 +14,42 @@ from anabatic.data.shard_write import Counts
 FEW = 200
 """Below this number of documents a hash threshold may hold out none at all, so the share is met exactly."""
 
+_HEAD_CHARS = 2**25
+
 Split = Literal["train", "valid"]
 
 
 def select(read: Callable[[], Iterable[Document]], fraction: float, split: Split, counts: Counts) -> Iterator[Document]:
     """Yield the documents of a split: `valid` gets `fraction` of them, `train` the others.
 
-    From 200 documents on, a document is held out by the hash of its id alone (`is_held_out`). A smaller
-    source holds out `fraction` of its documents, at least one, those with the smallest hashes. Texts too few
-    for that (fewer than `1 / fraction`; one long file, say) each give their last `fraction` of characters.
+    From 200 documents on, a document is held out by the hash of its id alone (`is_held_out`). A smaller source holds
+    out `fraction` of its documents, at least one, those with the smallest hashes. Texts too few for that (fewer than
+    `1 / fraction`; one long file, say) each give their last `fraction` of characters.
 
     Args:
-        read: starts reading the source from its beginning.
+        read: starts reading the source from its beginning; called again when the first documents are too large to keep.
         fraction: share held out.
         split: which side to yield.
         counts: `held_out` counts the documents of the other side.
     """
-    few = [(document.id, document.text is not None) for document in islice(read(), FEW)]
-    if 0 < len(few) < FEW and len(few) * fraction < 1 and all(is_text for _, is_text in few):
-        for document in read():
+    source = iter(read())
+    head: list[Document] = []
+    chars = 0
+    while len(head) < FEW and chars <= _HEAD_CHARS and (document := next(source, None)) is not None:
+        head.append(document)
+        chars += len(document.text or "")
+    ids = [(document.id, document.text is not None) for document in head]
+    documents: Iterable[Document] = chain(head, source)
+    if len(head) < FEW and chars > _HEAD_CHARS:
+        head.clear()
+        ids = [(document.id, document.text is not None) for document in islice(read(), FEW)]
+        documents = read()
+    if 0 < len(ids) < FEW and len(ids) * fraction < 1 and all(is_text for _, is_text in ids):
+        for document in documents:
             yield _end_of(document, fraction, split)
         return
-    chosen = _smallest([doc_id for doc_id, _ in few], fraction) if len(few) < FEW else None
-    for document in read():
+    chosen = _smallest([doc_id for doc_id, _ in ids], fraction) if len(ids) < FEW else None
+    for document in documents:
         held = is_held_out(document.id, fraction) if chosen is None else document.id in chosen
         if held == (split == "valid"):
             yield document

@@ -32,6 +32,7 @@ __all__ = ["ShardSet", "build", "build_all", "key_path"]
 
 _CHAT_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _STALE_SECONDS = 24 * 3600
+_BUILT_IN = {"stdlib": "text", "docs": "text", "task": "chat", "chat": "chat"}
 
 
 def build_all(
@@ -132,7 +133,8 @@ class _Job:
         self.all_learned = train_on_inputs
         self.held_out = not data.valid and data.valid_fraction > 0.0
         self.rows: Literal["train", "test"] = "test" if split == "valid" and data.valid else "train"
-        self.is_chat = next(iter(self.read())).messages is not None
+        known = _BUILT_IN.get(sources.kind(self.source))
+        self.is_chat = next(iter(self.read())).messages is not None if known is None else known == "chat"
         self.part_chars = max(PART_CHARS, 8 * (seq_len or 0))
         material = json.dumps(self._material(), sort_keys=True)
         self.key = hashlib.sha256(material.encode()).hexdigest()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anabatic.config.shared import Data
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import shards, tokenizer
+from anabatic.data import holdout, shards, tokenizer
 from anabatic.data.document import Document, is_held_out
 from anabatic.data.encoders import TextEncoder
 from anabatic.data.holdout import select
@@ -258,6 +258,14 @@ def test_train_and_valid_part_the_documents(number, kind):
         assert all(is_held_out(d.id, 0.05) for d in valid)
     else:
         assert len(valid) == max(1, round(number * 0.05))
+
+
+@pytest.mark.parametrize("number", [3, 30, 250])
+def test_documents_too_large_to_keep_are_parted_likewise(number, monkeypatch):
+    documents = [Document(f"text {n}\n" * 100, None, f"a:{n}") for n in range(number)]
+    kept = [list(select(lambda: documents, 0.05, split, Counts())) for split in ("train", "valid")]
+    monkeypatch.setattr(holdout, "_HEAD_CHARS", 1000)
+    assert [list(select(lambda: documents, 0.05, split, Counts())) for split in ("train", "valid")] == kept
 
 
 def test_one_long_text_holds_out_its_end(tmp_path, tok, data):
