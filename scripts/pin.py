@@ -54,13 +54,9 @@ def resolve(python: str) -> dict[str, str]:
         "--only-binary",
         ":all:",
     ]
-    run = subprocess.run(
-        [*command, "--report", "-", *requirements()], check=True, capture_output=True, text=True
-    )
+    run = subprocess.run([*command, "--report", "-", *requirements()], check=True, capture_output=True, text=True)
     chosen = (item["metadata"] for item in json.loads(run.stdout)["install"])
-    return {
-        item["name"].lower().replace("_", "-"): item["version"] for item in chosen if item["name"] not in OWN
-    }
+    return {item["name"].lower().replace("_", "-"): item["version"] for item in chosen if item["name"] not in OWN}
 
 
 def version(python: str) -> str:
@@ -71,9 +67,7 @@ def version(python: str) -> str:
 
 def main(pythons: list[str]) -> None:
     """Resolve for each interpreter, oldest first, and write constraints.txt."""
-    ranges = sorted(
-        ((version(python), resolve(python)) for python in pythons), key=lambda row: row[0].split(".")
-    )
+    ranges = sorted(((version(python), resolve(python)) for python in pythons), key=lambda row: row[0].split("."))
     newest_version, newest = ranges[-1]
     lines = []
     for name in sorted({name for _, pins in ranges for name in pins}):

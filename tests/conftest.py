@@ -48,6 +48,7 @@ def _libraries() -> Iterator[None]:
         torch.set_default_device(None)
         torch.set_num_threads(1)
         torch.set_grad_enabled(True)
+        torch.set_flush_denormal(False)  # choosing a CPU switches it on; hypothesis refuses to work under it
         torch.use_deterministic_algorithms(False)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
