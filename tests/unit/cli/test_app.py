@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_another_launchers_worker_says_its_rank(capsys: pytest.CaptureFixture[st
 
 
 def test_a_reader_that_leaves_is_not_an_error() -> None:
-    command = f"{sys.executable} -m anabatic config show pretrain | head -c 1 | wc -c"
+    command = f"{shlex.quote(sys.executable)} -m anabatic config show pretrain | head -c 1 | wc -c"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("1", "")
 
