@@ -41,5 +41,5 @@ bench: setup ## run every benchmark (minutes each; on a quiet machine)
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove what building and testing left; keeps .venv and runs
-	rm -rf build dist docs/site docs/.cache  .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist docs/site docs/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
