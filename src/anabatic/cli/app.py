@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ["ANABATIC_DEBUG"] = "1"  # workers and stages follow
     debug = bool(os.environ.get("ANABATIC_DEBUG"))
     tokens = [token for token in tokens if token != "--debug"]
+    # Read by libgomp when torch is loaded: threads that spin for long lose 10x when a core is busy elsewhere, and
+    # gain nothing on an idle machine (measured, docs/dev/LOG.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     log.setup(debug)
     sys.exit(errors.guard(lambda: _call(tokens), debug))
 
