@@ -1,12 +1,12 @@
 """The errors a user sees.
 
-    AnabaticError
-    |-- UserError          exit code 2: the user can mend it (a file, a key, a value)
-    |   |-- ConfigError    a recipe, an overlay or a flag
-    |   |-- DataError      a corpus, a conversation file, a tokenizer, a model folder
-    |-- Failure            exit code 1: the machine or the job failed
-        |-- DeviceError    an accelerator is missing or broken
-        |-- CheckpointError    a checkpoint cannot be written or read
+AnabaticError
+|-- UserError          exit code 2: the user can mend it (a file, a key, a value)
+|   |-- ConfigError    a recipe, an overlay or a flag
+|   |-- DataError      a corpus, a conversation file, a tokenizer, a model folder
+|-- Failure            exit code 1: the machine or the job failed
+    |-- DeviceError    an accelerator is missing or broken
+    |-- CheckpointError    a checkpoint cannot be written or read
 """
 
 from __future__ import annotations

@@ -77,9 +77,7 @@ def _parquet_row(
 ) -> Document | Problem | None:
     place = f"{path}: row {number}"
     if isinstance(row, UnicodeDecodeError):
-        return Problem(
-            f"{place}: invalid UTF-8 at byte {row.start} of the text", f"write the file again, {SKIP_HINT}"
-        )
+        return Problem(f"{place}: invalid UTF-8 at byte {row.start} of the text", f"write the file again, {SKIP_HINT}")
     text = row.get(column)
     if isinstance(text, str) and len(text) > MAX_ROW:
         return Problem(

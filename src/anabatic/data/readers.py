@@ -132,9 +132,7 @@ def _json_row(
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        what = (
-            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        )
+        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         return Problem(f"{place}: broken JSON: {what}", f"write one JSON object a line, {SKIP_HINT}")
     return to_document(row, f"{name}:{number}", place, column)
 

@@ -60,9 +60,7 @@ def to_document(row: Any, doc_id: str, place: str, text_column: str) -> Document
         return Problem(
             f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
         )
-    return Problem(
-        f'{place}: no column "{text_column}"; the row has {listed(row)}', missing_hint(text_column, row)
-    )
+    return Problem(f'{place}: no column "{text_column}"; the row has {listed(row)}', missing_hint(text_column, row))
 
 
 def missing_hint(text_column: str, columns: Mapping[str, Any] | list[str]) -> str:
@@ -87,9 +85,7 @@ def _text(value: Any, doc_id: str, column: str) -> Document | None:
 
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
-        raise _BadRow(
-            f'"messages" is {_kind(value)}, not a list of turns' if value != [] else '"messages" is empty'
-        )
+        raise _BadRow(f'"messages" is {_kind(value)}, not a list of turns' if value != [] else '"messages" is empty')
     return [_turn(turn, index) for index, turn in enumerate(value, start=1)]
 
 
@@ -174,6 +170,4 @@ def _encodable(text: str, where: str) -> str:
 
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(
-        type(value), f"a number ({value})" if isinstance(value, (int, float)) else type(value).__name__
-    )
+    return names.get(type(value), f"a number ({value})" if isinstance(value, (int, float)) else type(value).__name__)

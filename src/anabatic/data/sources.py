@@ -39,9 +39,7 @@ def _read_files(source: Source, data: Data, split: Split) -> _Items:
         try:
             yield from reader(path, name, data.text_column)
         except OSError as error:
-            raise DataError(
-                f"{path}: {error.strerror or error}", "look at its permissions and its disk"
-            ) from error
+            raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 
 
 def _read_task(source: Source, data: Data, split: Split) -> _Items:
@@ -73,9 +71,7 @@ _READ: dict[str, Callable[[Source, Data, Split], _Items]] = {
 }
 
 
-def documents(
-    source: Source, data: Data, *, split: Split = "train", skips: Skips | None = None
-) -> Iterator[Document]:
+def documents(source: Source, data: Data, *, split: Split = "train", skips: Skips | None = None) -> Iterator[Document]:
     """Yield a source's documents, in an order that depends only on the names of its files.
 
     Memory is bounded by one row, or one text file, at a time. Empty files, blank lines and empty texts hold
@@ -110,9 +106,7 @@ def _report(source: Source, found: int, skips: Skips, skipped: int) -> None:
     first = f"; first: {skips.examples[0]}" if skipped else ""
     if not found:
         why = f"all {skipped:,} rows are bad{first}" if skipped else "its files are empty"
-        raise DataError(
-            f"{source.path}: no document: {why}", "give text, or rows with a text column or messages"
-        )
+        raise DataError(f"{source.path}: no document: {why}", "give text, or rows with a text column or messages")
     if skipped:
         log.warn(f"{source.path}: passed over {skipped:,} bad rows of {found + skipped:,}{first}")
     if source.rows is not None and found < source.rows:

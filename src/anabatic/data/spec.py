@@ -58,9 +58,7 @@ def _rows(spec: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[0-9][0-9_]*", text) or int(text) < 1:
-        raise ConfigError(
-            f'"{text}" in "{spec}" is not a number of rows', f"{_USAGE}; ROWS is a whole number from 1"
-        )
+        raise ConfigError(f'"{text}" in "{spec}" is not a number of rows', f"{_USAGE}; ROWS is a whole number from 1")
     return int(text)
 
 
@@ -68,9 +66,7 @@ def _weight(spec: str, text: str | None) -> float | None:
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]*\.?[0-9]+(?:[eE]-?[0-9]+)?", text) or not 0.0 < float(text) <= 1.0:
-        raise ConfigError(
-            f'"{text}" in "{spec}" is not a share', f"{_USAGE}; WEIGHT is above 0 and at most 1"
-        )
+        raise ConfigError(f'"{text}" in "{spec}" is not a share', f"{_USAGE}; WEIGHT is above 0 and at most 1")
     return float(text)
 
 
@@ -86,13 +82,9 @@ def parse_all(specs: list[str]) -> list[Source]:
     total = sum(weights)
     free = len(sources) - len(weights)
     if total > 1.0 + 1e-6:
-        raise ConfigError(
-            f"the weights of the data sources add up to {total:g}, more than 1", "lower some of them"
-        )
+        raise ConfigError(f"the weights of the data sources add up to {total:g}, more than 1", "lower some of them")
     if weights and free and total > 1.0 - 1e-6:
-        raise ConfigError(
-            f"the weights leave nothing for {free} data sources without one", "lower some of them"
-        )
+        raise ConfigError(f"the weights leave nothing for {free} data sources without one", "lower some of them")
     if weights and not free and total < 1.0 - 1e-6:
         raise ConfigError(
             f"the weights of the data sources add up to {total:g}, less than 1",
@@ -118,9 +110,7 @@ def kind(source: Source) -> str:
     if glob.has_magic(source.path):
         return "glob"
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    where = (
-        f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
-    )
+    where = f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
     raise DataError(f"{source.path}: no such file or folder", f"{where}.{did_you_mean(path.name, beside)}")
 
 
@@ -164,9 +154,7 @@ def _one_file(source: Source) -> Named:
 
 
 def _extensions_hint(path: Path) -> str:
-    more = (
-        " (one JSON object a line; a JSON array must be rewritten)" if path.suffix.lower() == ".json" else ""
-    )
+    more = " (one JSON object a line; a JSON array must be rewritten)" if path.suffix.lower() == ".json" else ""
     known = ", ".join(READERS)
     return f"files are read by extension: {known}{more}.{did_you_mean(path.suffix.lower(), READERS)}"
 
@@ -179,9 +167,7 @@ def _folder_files(source: Source) -> Named:
 
 def _walk(base: Path) -> Iterator[tuple[str, list[str]]]:
     def refuse(error: OSError) -> None:
-        raise DataError(
-            f"{error.filename}: {error.strerror}", "change its permissions or name other files"
-        ) from error
+        raise DataError(f"{error.filename}: {error.strerror}", "change its permissions or name other files") from error
 
     for folder, folders, names in os.walk(base, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]

@@ -42,13 +42,9 @@ def files() -> list[Path]:
     """Sorted `.py` files of the standard library, without tests, tables and what is installed beside it."""
     found: list[Path] = []
     for folder, folders, names in os.walk(root()):
-        folders[:] = [
-            name for name in folders if name not in EXCLUDED_FOLDERS and not name.startswith("config-")
-        ]
+        folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS and not name.startswith("config-")]
         found.extend(
-            Path(folder, name)
-            for name in names
-            if name.endswith(".py") and not name.startswith("_sysconfigdata")
+            Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
         )
     return sorted(found)
 

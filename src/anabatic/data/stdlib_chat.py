@@ -142,8 +142,7 @@ def _module_entries(path: Path) -> Iterator[Entry]:
     public = [
         node
         for node in tree.body
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        and not node.name.startswith("_")
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_")
     ]
     if text := summary(ast.get_docstring(tree)):
         yield Entry("module", module, module, text, members=_names(public))

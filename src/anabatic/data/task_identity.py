@@ -72,20 +72,14 @@ FACTS = {
     "skills": Fact(
         "I can spell words, count letters, add and subtract.",
         "spell words",
-        _combine(
-            _SO, ("what can you do", "what are you able to do", "how can you help me", "what are you good at")
-        )
+        _combine(_SO, ("what can you do", "what are you able to do", "how can you help me", "what are you good at"))
         + _combine(_ASK, ("what you can do", "what you are able to do", "how you can help me")),
     ),
     "kind": Fact(
         "I am a small language model.",
         "small language model",
-        _combine(
-            ("Are you", "So are you", "Tell me, are you"), ("a human", "a person", "a robot", "a machine")
-        )
-        + _combine(
-            ("Are you", "So are you", "Tell me, are you"), ("a program", "a computer", "alive", "real")
-        )
+        _combine(("Are you", "So are you", "Tell me, are you"), ("a human", "a person", "a robot", "a machine"))
+        + _combine(("Are you", "So are you", "Tell me, are you"), ("a program", "a computer", "alive", "real"))
         + _combine(_SO, ("what are you", "what kind of thing are you", "what kind of model are you")),
     ),
     "greeting": Fact(

@@ -147,9 +147,7 @@ def _arithmetic(rng: Random, test: bool) -> Problem:
             break
     answer = str(a + b if sign == "+" else a - b)
     question = rng.choice(ARITHMETIC[sign]).format(a=a, b=b)
-    return Problem(
-        f"{high} {sign} {low}", question, f"{a} {sign} {b} = {_working(a, sign, b)} = {answer}", answer
-    )
+    return Problem(f"{high} {sign} {low}", question, f"{a} {sign} {b} = {_working(a, sign, b)} = {answer}", answer)
 
 
 def _working(a: int, sign: str, b: int) -> str:
@@ -233,9 +231,7 @@ def find(name: str) -> list[Task]:
         return list(TASKS.values())
     if name not in TASKS:
         known = [*TASKS, "all"]
-        raise ConfigError(
-            f'there is no task "{name}"', f"choose one of {', '.join(known)}.{did_you_mean(name, known)}"
-        )
+        raise ConfigError(f'there is no task "{name}"', f"choose one of {', '.join(known)}.{did_you_mean(name, known)}")
     return [TASKS[name]]
 
 
@@ -291,7 +287,5 @@ def _best_constant(task: Task) -> float:
     drawn = list(rows(task.name, "test", CHANCE_ROWS, 0))
     answers = Counter(row.answer for row in drawn)
     replies = {row.messages[-1]["content"] for row in drawn}
-    best = max(
-        sum(number for answer, number in answers.items() if task.is_right(answer, reply)) for reply in replies
-    )
+    best = max(sum(number for answer, number in answers.items() if task.is_right(answer, reply)) for reply in replies)
     return best / len(drawn)

@@ -86,9 +86,7 @@ def load(folder: str | Path) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast  # a second of imports that encoding does not need
 
     try:
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
-            path.parent, local_files_only=True
-        )
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception
         raise _damaged(path, error) from error
     return tokenizer
@@ -132,6 +130,4 @@ def find(folder: str | Path) -> Path:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path} cannot be loaded: {error}", "the folder is damaged: train or fetch the tokenizer again"
-    )
+    return DataError(f"{path} cannot be loaded: {error}", "the folder is damaged: train or fetch the tokenizer again")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anabatic.config.shared import Device as DeviceConfig
 from anabatic.core.errors import ConfigError, DeviceError
@@ -65,14 +66,14 @@ class Device:
             return int(self.chip.memory_gib * 2**30)
         return int(_module(self.type).get_device_properties(self.index).total_memory)
 
-    def rng_state(self) -> dict[str, torch.Tensor]:
+    def rng_state(self) -> dict[str, Tensor]:
         """The random number generators of this process, as CPU byte tensors."""
         states = {"cpu": torch.get_rng_state()}
         if self.type != "cpu":
             states[self.type] = _module(self.type).get_rng_state()
         return states
 
-    def set_rng_state(self, states: dict[str, torch.Tensor]) -> None:
+    def set_rng_state(self, states: dict[str, Tensor]) -> None:
         """Put back what `rng_state` returned; another device's state is left out."""
         torch.set_rng_state(states["cpu"])
         if self.type in states and self.type != "cpu":

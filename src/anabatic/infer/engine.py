@@ -127,9 +127,7 @@ class Engine:
         """
         samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
         if len(samplings) != len(prompts):
-            raise DataError(
-                f"{len(samplings)} sampling settings for {len(prompts)} prompts", "give one, or one each"
-            )
+            raise DataError(f"{len(samplings)} sampling settings for {len(prompts)} prompts", "give one, or one each")
         stops = None if stop_ids is None else frozenset(stop_ids)
         requests = [
             self.request(prompt, each, stops, f"prompt {number}")
@@ -143,9 +141,7 @@ class Engine:
             self.cancel(requests)
         return [self.completion(request) for request in requests]
 
-    def stream(
-        self, prompt: Sequence[int], sampling: Sampling, stop_ids: Iterable[int] | None = None
-    ) -> Iterator[str]:
+    def stream(self, prompt: Sequence[int], sampling: Sampling, stop_ids: Iterable[int] | None = None) -> Iterator[str]:
         """Yield the answer to one prompt piece by piece; no piece ends inside a character.
 
         Leaving the loop early gives the request up.

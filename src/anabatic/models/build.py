@@ -108,13 +108,13 @@ def build(
     with torch.device("meta"):
         net = Qwen3ForCausalLM(config)
     net.to_empty(device=device)
-    _fill(net, config, seed)
+    _fill(net, config, model.rope_theta, seed)
     net.tie_weights()
     return prepare(net)
 
 
 @torch.no_grad()
-def _fill(net: PreTrainedModel, config: Qwen3Config, seed: int) -> None:
+def _fill(net: PreTrainedModel, config: Qwen3Config, rope_theta: float, seed: int) -> None:
     """Weights: matrices uniform with deviation 1/sqrt(width), block outputs and an untied head zero.
 
     Zero outputs make every block the identity at the start, which lets the learning rate be high from the first
@@ -138,13 +138,12 @@ def _fill(net: PreTrainedModel, config: Qwen3Config, seed: int) -> None:
             module.weight.fill_(1.0)  # type: ignore[union-attr, operator]
         elif name.endswith("rotary_emb"):
             for _, buffer in module.named_buffers():
-                buffer.copy_(_inverse_frequencies(config))
+                buffer.copy_(_inverse_frequencies(config.head_dim, rope_theta))
 
 
-def _inverse_frequencies(config: Qwen3Config) -> torch.Tensor:
+def _inverse_frequencies(head_dim: int, theta: float) -> torch.Tensor:
     """theta^(-2i/D) for i in 0..D/2 (arXiv 2104.09864, section 3.4.3)."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    return config.rope_parameters["rope_theta"] ** -exponents
+    return torch.pow(theta, -torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:

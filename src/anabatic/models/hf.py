@@ -85,7 +85,7 @@ def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torc
         if type(error).__name__ != "SafetensorError":
             raise
         raise DataError(f"{folder} has a torn weight file: {_first_line(error)}", "copy it again") from error
-    return prepare(model.to(device))
+    return prepare(model.to(device))  # type: ignore[arg-type] # transformers' own annotation of `to` is off
 
 
 def _first_line(error: Exception) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,7 +75,9 @@ def all_gather_rows(mine: Tensor, world: World) -> Tensor:
     if world.size == 1:
         return mine
     out = mine.new_empty(world.size * mine.shape[0], *mine.shape[1:])
-    dist.all_gather_into_tensor(out, mine.contiguous())
+    # torch 2.13 renamed all_gather_into_tensor and warns; older releases have only the old name.
+    gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+    gather(out, mine.contiguous())
     return out
 
 
@@ -85,7 +89,10 @@ def replicate(model: nn.Module, world: World, device: Device) -> nn.Module:
     if world.size == 1:
         return model
     ids = None if device.type == "cpu" else [device.index]
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+    # torch 2.13 renamed broadcast_buffers and warns; older releases have only the old name.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **buffers)
 
 
 def same_everywhere(value: float, world: World, device: torch.device) -> bool:

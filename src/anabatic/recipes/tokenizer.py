@@ -46,9 +46,7 @@ def _table(reports: list[Report]) -> Table:
     table.add_column("text", overflow="fold")
     table.add_column("bytes", justify="right")
     for report in reports:
-        table.add_column(
-            f"{report.tokenizer}\n{report.vocab_size:,} entries", justify="right", overflow="fold"
-        )
+        table.add_column(f"{report.tokenizer}\n{report.vocab_size:,} entries", justify="right", overflow="fold")
     for row in zip(*(report.measurements for report in reports), strict=True):
         first = row[0].bytes_per_token
         cells = []

@@ -13,15 +13,16 @@ from anabatic.config.tokenizer import TokenizerTrainJob
 from anabatic.data import tokenizer_train
 from anabatic.models.build import build, shape
 
-WORDS = "the wind moves upward along the warm slope of the hill and carries the bird with it".split()
+TEXT = "the wind moves upward along the warm slope of the hill and carries the bird with it"
 
 
 def tiny_text(folder: Path, documents: int = 200) -> Path:
     """Write a small regular corpus of JSON lines, which a tiny model learns in a few steps; return its path."""
     path = folder / "text.jsonl"
     with open(path, "w", encoding="utf-8") as file:
+        words = TEXT.split()
         for number in range(documents):
-            turned = WORDS[number % len(WORDS) :] + WORDS[: number % len(WORDS)]
+            turned = words[number % len(words) :] + words[: number % len(words)]
             file.write('{"text": "' + " ".join(turned * (1 + number % 3)) + '."}\n')
     return path
 

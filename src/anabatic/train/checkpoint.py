@@ -2,7 +2,8 @@
 
 A checkpoint is a folder `checkpoint-<step>`: the sharded tensors (torch.distributed.checkpoint), the random numbers of
 each rank (`rng-<rank>.safetensors`), `state.json` (host numbers, loader position), `config.yaml`, and `manifest.json`
-with the size and checksum of every file, written last. It is built under another name and renamed; a folder without a valid manifest does not exist.
+with the size and checksum of every file, written last. It is built under another name and renamed; a folder without a
+valid manifest does not exist.
 """
 
 from __future__ import annotations

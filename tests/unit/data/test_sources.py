@@ -213,9 +213,7 @@ def test_a_line_of_a_gigabyte_is_refused_without_being_held(tmp_path: Path) -> N
         tracemalloc.stop()
 
 
-@given(
-    st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line)), st.integers(1, 30), st.booleans()
-)
+@given(st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line)), st.integers(1, 30), st.booleans())
 def test_lines_are_numbered_and_long_ones_measured(lines: list[bytes], limit: int, ended: bool) -> None:
     data = b"\n".join(lines) + (b"\n" if ended else b"")
     expected = data.splitlines(keepends=True) if b"\r" not in data else None

@@ -109,9 +109,7 @@ def test_kinds_without_files(path: str, expected: str) -> None:
         ("x" * 5000, "no such file", "look at the path"),
     ],
 )
-def test_what_is_not_there(
-    path: str, words: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_there(path: str, words: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(DataError) as caught:
@@ -168,9 +166,7 @@ def test_the_held_out_share_is_stable_and_grows() -> None:
     assert abs(len(few) - 400) < 100
     assert abs(len(more) - 2000) < 250
     assert not any(is_held_out(name, 0.0) for name in ids)
-    assert [name for name in ids[:200] if is_held_out(name, 0.02)] == [
-        f"corpus.jsonl:{row}" for row in PINNED
-    ]
+    assert [name for name in ids[:200] if is_held_out(name, 0.02)] == [f"corpus.jsonl:{row}" for row in PINNED]
 
 
 PINNED = (94, 103, 124, 156)

@@ -65,13 +65,9 @@ def test_summary(docstring, expected):
 
 def test_a_known_function_is_answered_with_its_signature(conversations):
     turns = itertools.chain.from_iterable(zip(m[::2], m[1::2], strict=True) for m in conversations)
-    signatures = [
-        answer["content"] for question, answer in turns if question["content"].startswith("How do I call ")
-    ]
+    signatures = [answer["content"] for question, answer in turns if question["content"].startswith("How do I call ")]
     assert len(signatures) > 100
     assert all(text.endswith(")") and "(" in text for text in signatures)
     assert not [
-        text
-        for text in signatures
-        if "(self" in text and text.split("(")[0].count(".") == 1 and text[0].isupper()
+        text for text in signatures if "(self" in text and text.split("(")[0].count(".") == 1 and text[0].isupper()
     ]
