@@ -186,7 +186,10 @@ def load(found: Found, tensors: Mapping[str, Tensor], device: Device, world: Wor
         device.set_rng_state(load_file(own))
 
 
-def prune(folder: RunFolder, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for _, path in numbered(folder.root)[:-keep]:
+def prune(folder: RunFolder, keep: int, step: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to `step`, the one just saved.
+
+    Later ones, which were passed over as broken, must not count: they would push out the good one.
+    """
+    for _, path in [entry for entry in numbered(folder.root) if entry[0] <= step][:-keep]:
         shutil.rmtree(path, ignore_errors=True)

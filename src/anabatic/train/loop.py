@@ -35,12 +35,13 @@ _HOPELESS = 50
 
 @dataclass
 class Progress:
-    """Host numbers that a checkpoint keeps."""
+    """Host numbers that a checkpoint keeps; `evaluated` is the last step whose held-out loss they know."""
 
     step: int = 0
     tokens: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    evaluated: int = 0
     best_loss: float | None = None
     last_loss: float | None = None
     loader: dict[str, Any] = field(default_factory=dict)
@@ -87,15 +88,20 @@ def fit(job: Fit, progress: Progress) -> bool:
     clock = _Clock(job, progress)
     saved = progress.step
     with _signals(job.step):
+        if progress.evaluated < progress.step and _evaluates(job, progress.step):
+            _evaluate(job, progress)  # a checkpoint is written before the evaluation of its step
+            clock.skip()
         while progress.step < job.total_steps:
             scale = lr_scale(progress.step + 1, job.total_steps, job.schedule)
             batch = job.step.run(job.batches, job.micro_steps, scale)
             progress.step += 1
             progress.loader = batch.state
             last = progress.step == job.total_steps
-            stop = False
-            if last or progress.step % job.log.every == 0 or (job.world.size == 1 and job.step.stop_signal):
-                stop = clock.log(scale, last) and not last
+            # One process stops here without writing a row, so that the rows to come are those of a run left alone;
+            # several agree on it where they log.
+            stop = not last and job.world.size == 1 and job.step.stop_signal > 0
+            if last or progress.step % job.log.every == 0:
+                stop = (clock.log(scale) and not last) or stop
             if last or stop or (job.save.every and progress.step % job.save.every == 0):
                 progress.seconds = clock.seconds()
                 saved = _save(job, progress, saved)
@@ -103,7 +109,7 @@ def fit(job: Fit, progress: Progress) -> bool:
                 log.info(f"stopped after step {progress.step}: saved; the same command continues")
                 job.metrics.event("stop", step=progress.step)
                 return False
-            if last or (job.eval.every and progress.step % job.eval.every == 0):
+            if _evaluates(job, progress.step):
                 _evaluate(job, progress)
                 clock.skip()
             if progress.step == 1:
@@ -120,15 +126,20 @@ def _save(job: Fit, progress: Progress, saved: int) -> int:
     host = {"progress": vars(progress), "identity": job.identity, "world_size": job.world.size}
     path = checkpoint.save(job.folder, progress.step, job.tensors, host, job.device, job.world)
     if job.world.first:
-        checkpoint.prune(job.folder, job.save.keep_last)
+        checkpoint.prune(job.folder, job.save.keep_last, progress.step)
     seconds = time.perf_counter() - start
     log.info(f"saved {path} in {duration(seconds)}")
     job.metrics.event("checkpoint", step=progress.step, path=str(path), seconds=round(seconds, 3))
     return progress.step
 
 
+def _evaluates(job: Fit, step: int) -> bool:
+    return step == job.total_steps or (job.eval.every > 0 and step % job.eval.every == 0)
+
+
 def _evaluate(job: Fit, progress: Progress) -> None:
     row = job.evaluate(progress.step)
+    progress.evaluated = progress.step
     if not row:
         return
     job.metrics.evaluate(progress.step, row)
@@ -156,7 +167,7 @@ class _Clock:
     def skip(self) -> None:
         self.mark = time.perf_counter()
 
-    def log(self, scale: float, last: bool) -> bool:
+    def log(self, scale: float) -> bool:
         """Write one row; return True when some rank wishes to stop."""
         job, progress = self.job, self.progress
         drained = job.step.drain()

@@ -48,6 +48,7 @@ class Metrics:
         max_steps: optimizer steps of the whole run, for `step/max` and nothing else.
         resumed_step: the step of the checkpoint this run continues from. Rows of later steps, which will be
             trained again, are cut off, so that no step is recorded twice; 0, a new run, drops all older rows.
+        evaluated_step: the last evaluation which that checkpoint knows; later ones are made again and cut off too.
 
     Raises:
         ConfigError: a tracker's package is not installed.
@@ -62,12 +63,13 @@ class Metrics:
         *,
         max_steps: int | None = None,
         resumed_step: int = 0,
+        evaluated_step: int | None = None,
     ) -> None:
         self._folder = folder
         self._max_steps = max_steps
         name = log.name or folder.root.resolve().name
         self._sinks: dict[str, Sink] = open_sinks(log.sinks, folder.root, name, config, resumed_step)
-        _cut(folder, resumed_step)
+        _cut(folder, resumed_step, resumed_step if evaluated_step is None else evaluated_step)
         self._rows = JsonlWriter(folder.metrics)
         self._events = JsonlWriter(folder.events)
 
@@ -175,7 +177,7 @@ def _now() -> float:
     return round(time.time(), 3)
 
 
-def _cut(folder: RunFolder, resumed_step: int) -> None:
+def _cut(folder: RunFolder, resumed_step: int, evaluated_step: int) -> None:
     """Rewrite `metrics.jsonl` without the rows that the run is about to write again."""
     if not folder.metrics.exists():
         return
@@ -184,10 +186,11 @@ def _cut(folder: RunFolder, resumed_step: int) -> None:
         before = file.readlines()
     for line in before:
         try:
-            step = json.loads(line)["step"]
+            row = json.loads(line)
+            step, kind = row["step"], row.get("kind")
         except (ValueError, KeyError, TypeError):  # torn by a crash, or not a row of ours
             continue
-        if resumed_step and step <= resumed_step:
+        if resumed_step and step <= (evaluated_step if kind in ("eval", "sample") else resumed_step):
             kept.append(line)
     if len(kept) < len(before):
         write_atomic(folder.metrics, b"".join(kept))

@@ -156,8 +156,11 @@ def open_metrics(
     if not world.first:
         return Metrics.silent()
     write_atomic(folder.config, load.dump(job))
+    if found is None:
+        folder.summary.unlink(missing_ok=True)  # it told of another run
     metrics = Metrics(
         folder, job.log, asdict(job), max_steps=steps, resumed_step=found.step if found else 0,  # type: ignore[call-overload]
+        evaluated_step=found.host["progress"]["evaluated"] if found else 0,
     )  # fmt: skip
     metrics.event(
         "device", name=device.name, type=device.type, dtype=str(device.dtype).removeprefix("torch."),
@@ -185,7 +188,7 @@ def finish(
     if not world.first:
         return
     save_model(model, folder.final_model, tokenizer)
-    if not (folder.best_model / "config.json").is_file():
+    if summary["valid_loss"] is None or not (folder.best_model / "config.json").is_file():
         link_copy(folder.final_model, folder.best_model)
     metrics.summary({"finished": True, **summary})
     log.info(f"wrote {folder.final_model} after {summary['steps']} steps in {duration(summary['seconds'])}")

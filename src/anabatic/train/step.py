@@ -143,5 +143,8 @@ class TrainStep:
         return result
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint keeps: they share memory, so loading in place fills them."""
-        return {"totals": self.totals, "loss_scale": self.scale.value, "good_steps": self.scale.good}
+        """Tensors that a checkpoint keeps: they share memory, so loading in place fills them.
+
+        The wish to stop is not among them: it must not stop the run that continues.
+        """
+        return {"totals": self.totals[:4], "loss_scale": self.scale.value, "good_steps": self.scale.good}

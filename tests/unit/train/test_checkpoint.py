@@ -84,8 +84,19 @@ def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1, 2, 10):
         save(folder, step)
-    checkpoint.prune(folder, 2)
+    checkpoint.prune(folder, 2, 10)
     assert [step for step, _ in checkpoint.numbered(tmp_path)] == [2, 10]
+
+
+def test_a_broken_checkpoint_of_a_later_step_does_not_push_out_the_one_just_saved(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (5, 10):
+        save(folder, step)
+    (folder.checkpoint(10) / "state.json").unlink()
+    save(folder, 7)
+    checkpoint.prune(folder, 1, 7)
+    found = checkpoint.newest(folder)
+    assert found is not None and found.step == 7 and not folder.checkpoint(5).exists()
 
 
 def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:

@@ -158,6 +158,17 @@ def test_resuming_cuts_off_what_is_trained_again(folder: RunFolder) -> None:
     assert folder.metrics.read_bytes() == b""
 
 
+def test_an_evaluation_that_the_checkpoint_does_not_know_is_made_again(folder: RunFolder) -> None:
+    with Metrics(folder, Log(), {}) as metrics:
+        for step in (2, 4):
+            metrics.train(step, {"loss": 1 / step})
+            metrics.evaluate(step, {"valid_loss": 1 / step})
+    with Metrics(folder, Log(), {}, resumed_step=4, evaluated_step=2) as metrics:
+        metrics.evaluate(4, {"valid_loss": 0.25})
+    rows = [(row["kind"], row["step"]) for row in jsonl.read(folder.metrics)]
+    assert rows == [("train", 2), ("eval", 2), ("train", 4), ("eval", 4)]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 20)), st.integers(1, 20))
 def test_only_steps_up_to_the_checkpoint_survive(steps: list[int], resumed: int) -> None:

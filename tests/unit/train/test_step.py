@@ -76,6 +76,18 @@ def test_what_happened_is_counted_once() -> None:
     assert step.drain().targets == 0
 
 
+def test_the_wish_to_stop_is_not_saved() -> None:
+    step = step_of(tiny_model())
+    step.stop_signal = 15
+    step.run(iter([batch_of(30, 10, 1)]), 1, 1.0)
+    again = step_of(tiny_model())
+    for name, tensor in again.state().items():
+        tensor.copy_(step.state()[name])
+    assert step.drain().stop
+    drained = again.drain()
+    assert (drained.stop, drained.targets) == (False, 10)
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_step_that_is_not_finite_leaves_the_model_as_it_was(optimizer: str) -> None:
     model = tiny_model()
