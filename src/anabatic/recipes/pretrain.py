@@ -7,13 +7,12 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from anabatic.config.pretrain import PretrainJob
-from anabatic.core import log
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import Device, pick
 from anabatic.models.build import Plan, build, count_parameters, shape
 from anabatic.models.hf import enable_recompute, load_model, resolve
 from anabatic.parallel import world as parallel
-from anabatic.recipes.training import Training, corpus, say_plan
+from anabatic.recipes.training import Training, corpus, require_fit, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import find_checkpoint, open_folder
 
@@ -29,21 +28,15 @@ def run(job: PretrainJob) -> int:
     data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
 
     plan, model = _model(job, device, len(tokenizer))
+    require_fit(model, tokenizer, tokenizer_folder, job.batch.seq_len)
     epoch_tokens = sum(part.num_tokens for part, _ in data.train)
     tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
     if job.schedule.epochs is not None:
         tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
-    width, layers = model.config.hidden_size, model.config.num_hidden_layers
-    bytes_per_token = planning.activation_bytes(layers, width, job.model.recompute, device.dtype.itemsize == 2)
-    micro, global_batch, micro_steps = planning.batch_sizes(plan, job.batch, tokens, bytes_per_token, device, world)
-    lr, matrix_lr = planning.learning_rates(plan, job.optim, width, global_batch, None)
-    steps = planning.total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
+    sizes = planning.settle(plan, job, model, epoch_tokens, tokens, why, job.model.recompute, None, device, world)
     say_plan(plan, model, world)
-    log.info(f"{steps} steps read {steps * global_batch / max(epoch_tokens, 1):.2f} times the training data")
 
-    code = Training(
-        job, folder, device, world, model, tokenizer, data, plan, micro, micro_steps, steps, lr, matrix_lr, found
-    ).go()
+    code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()
     parallel.stop(world)
     return code
 

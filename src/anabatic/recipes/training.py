@@ -30,6 +30,7 @@ from anabatic.train.checkpoint import Found
 from anabatic.train.loop import Fit, Progress, fit
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
+from anabatic.train.plan import Sizes
 from anabatic.train.step import TrainStep
 from anabatic.train.validate import validate
 
@@ -73,11 +74,7 @@ class Training:
     tokenizer: Any
     corpus: Corpus
     plan: Plan
-    micro_batch_tokens: int
-    micro_steps: int
-    steps: int
-    lr: float
-    matrix_lr: float
+    sizes: Sizes
     found: Found | None
 
     def go(self) -> int:
@@ -87,21 +84,29 @@ class Training:
         put back into the queue; Ctrl-C returns 130. `summary.json` says whether the run is complete.
         """
         job = self.job
+        self._prompts = self._sample_prompts()
         wrapped = LossModel(self.model, self.device.row.chunk_bytes)
         self._compile()
-        optimizer = Optimizer(self.model, job.optim, self.lr, self.matrix_lr, self.device, self.world)
+        optimizer = Optimizer(self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world)
         step = TrainStep(
-            replicate(wrapped, self.world, self.device), optimizer, self.device, self.world, self.micro_batch_tokens
+            replicate(wrapped, self.world, self.device),
+            optimizer,
+            self.device,
+            self.world,
+            self.sizes.micro_batch_tokens,
         )
         tensors = run.tensors_of(self.model, optimizer, step)
         progress = run.restore(self.found, tensors, self.device, self.world)
         loader = Loader(
-            self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.micro_batch_tokens,
+            self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
             pin_memory=self.device.row.pin_memory,
         )  # fmt: skip
         self.model.train()
-        with loader, run.open_metrics(job, self.folder, self.device, self.world, self.steps, self.found) as metrics:
+        with (
+            loader,
+            run.open_metrics(job, self.folder, self.device, self.world, self.sizes.steps, self.found) as metrics,
+        ):
             params, multiplying = count_parameters(self.model)
             metrics.event("model", params=params, multiplying=multiplying, plan=self.plan.values)
             done = fit(self._fit(step, loader, tensors, metrics), progress)
@@ -117,7 +122,7 @@ class Training:
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
 
     def _compile(self) -> None:
-        compiled, why = use_compile(self.job.device, self.device.row, self.steps)
+        compiled, why = use_compile(self.job.device, self.device.row, self.sizes.steps)
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
         if compiled:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
@@ -127,15 +132,15 @@ class Training:
         self._valid = None
         if self.corpus.valid is not None:
             self._valid = ValidPass(
-                self.corpus.valid, job.batch.seq_len, self.micro_batch_tokens, job.eval.tokens,
+                self.corpus.valid, job.batch.seq_len, self.sizes.micro_batch_tokens, job.eval.tokens,
                 self.world.rank, self.world.size,
             )  # fmt: skip
         self._metrics = metrics
-        context = min(job.batch.seq_len, self.micro_batch_tokens) / 2
+        sizes, context = self.sizes, job.batch.seq_len / 2
         return Fit(
             folder=self.folder, metrics=metrics, device=self.device, world=self.world, step=step, batches=loader,
-            total_steps=self.steps, micro_steps=self.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
-            log=job.log, peak_lr=self.matrix_lr if job.optim.name == "muon" else self.lr, tensors=tensors,
+            total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
+            log=job.log, peak_lr=sizes.matrix_lr if job.optim.name == "muon" else sizes.lr, tensors=tensors,
             identity=run.identity(job), evaluate=self._evaluate,
             keep_best=lambda: save_model(self.model, self.folder.best_model, self.tokenizer),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
@@ -147,16 +152,21 @@ class Training:
             self._sample(step)
         return row
 
-    def _sample(self, step: int) -> None:
-        """Continue the prompts, so that a reader sees the model learn."""
-        self.model.eval()
+    def _sample_prompts(self) -> list[list[int]]:
+        """Tokenise `eval.sample_prompts`; before the training, because a wrong one must not end it."""
         prompts = [self.tokenizer.encode("<|endoftext|>" + text) for text in self.job.eval.sample_prompts]
-        longest = max(len(prompt) for prompt in prompts)
+        longest = max(map(len, prompts), default=0)
         if longest + 1 > self.job.batch.seq_len:
             raise DataError(
                 f"a prompt of eval.sample_prompts has {longest} tokens, batch.seq_len is {self.job.batch.seq_len}",
                 "use shorter prompts",
             )
+        return prompts
+
+    def _sample(self, step: int) -> None:
+        """Continue the prompts, so that a reader sees the model learn."""
+        self.model.eval()
+        prompts, longest = self._prompts, max(map(len, self._prompts))
         engine = Engine(
             self.model, self.tokenizer, max_batch=len(prompts), max_len=min(self.job.batch.seq_len, longest + 64)
         )
@@ -181,6 +191,25 @@ class Training:
             "world_size": self.world.size,
             "peak_memory_bytes": self.device.peak_memory(),
         }
+
+
+def require_fit(model: PreTrainedModel, tokenizer: Any, folder: Path, seq_len: int) -> None:
+    """Make sure that a loaded model has room for the tokenizer's entries and the segments' positions.
+
+    Raises:
+        DataError: it has not.
+    """
+    config = model.config
+    if len(tokenizer) > config.vocab_size:
+        raise DataError(
+            f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab_size}",
+            "use the tokenizer that the model was trained with",
+        )
+    if seq_len > config.max_position_embeddings:
+        raise DataError(
+            f"batch.seq_len is {seq_len}, the model was made for {config.max_position_embeddings} positions",
+            f"use --batch.seq-len {config.max_position_embeddings} or less",
+        )
 
 
 def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:

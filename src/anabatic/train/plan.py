@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from transformers import PreTrainedModel
 
 from anabatic.config.shared import Batch, Optim, Schedule
 from anabatic.core.errors import ConfigError
@@ -16,6 +20,56 @@ TOKENS_PER_PARAM = 12.0
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""
+
+
+class Sizable(Protocol):
+    """The sections that decide a run's sizes."""
+
+    batch: Batch
+    optim: Optim
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a run was settled on."""
+
+    micro_batch_tokens: int
+    micro_steps: int
+    steps: int
+    lr: float
+    matrix_lr: float
+
+
+def settle(
+    plan: Plan,
+    job: Sizable,
+    model: PreTrainedModel,
+    epoch_tokens: int,
+    tokens: float,
+    why: str,
+    recompute: bool,
+    tuned_lr: float | None,
+    device: Device,
+    world: World,
+) -> Sizes:
+    """Settle batch, learning rates and steps, each with its reason in `plan`.
+
+    Args:
+        epoch_tokens: one pass over the training data.
+        tokens: horizon of the run where neither steps nor epochs are given, and `why`.
+        tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
+
+    Raises:
+        ConfigError: the sizes do not divide one another.
+    """
+    width, layers = model.config.hidden_size, model.config.num_hidden_layers
+    bytes_per_token = activation_bytes(layers, width, recompute, device.dtype.itemsize == 2)
+    micro, global_batch, micro_steps = batch_sizes(plan, job.batch, tokens, bytes_per_token, device, world)
+    lr, matrix_lr = learning_rates(plan, job.optim, width, global_batch, tuned_lr)
+    steps = total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
+    plan.add("epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {count(epoch_tokens)} tokens")
+    return Sizes(micro, micro_steps, steps, lr, matrix_lr)
 
 
 def horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple[float, str]:
