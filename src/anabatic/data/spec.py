@@ -46,6 +46,8 @@ def parse(spec: str) -> Source:
         ConfigError: no path, rows that are not a whole number from 1, a weight that is not a share.
     """
     spec = spec.strip()
+    if "\x00" in spec:
+        raise ConfigError(f"the data source {spec!r} holds a NUL character, which no path has", _USAGE)
     if os.path.exists(os.path.expanduser(spec)):
         return Source(spec)
     match = _SPEC.fullmatch(spec)
