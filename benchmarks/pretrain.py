@@ -1,0 +1,208 @@
+"""How fast is pretraining, and how much memory does it take, beside a plain transformers Trainer?
+
+    python benchmarks/pretrain.py [--rounds N] [--seconds S] [--only demo/sources,32k/mixed,...]
+
+Both sides load the same Qwen3 folder and read the same text. The Trainer does what its documentation shows: every
+document cut into chunks of at most seq_len tokens, `DataCollatorForLanguageModeling` padding to the longest of the
+batch, AdamW and clipping as by default. Our side is the recipe's path: shards, `Loader`, `TrainStep`. Only real target
+tokens count. The Trainer's batch size is set so that both sides have as many of them per optimizer step.
+
+Texts: `sources`, the standard library's modules; `docstrings`, each by itself; `mixed`, both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paired import Turns, alternate, table
+
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of four blocks."""
+
+    vocab_size: int
+    width: int
+    heads: int
+    seq_len: int
+
+
+SHAPES = {"demo": Shape(4096, 128, 4, 256), "32k": Shape(32768, 256, 4, 512)}
+CASES = ("demo/sources", "demo/docstrings", "32k/mixed", "32k/docstrings")
+
+
+def write_texts(folder: Path) -> None:
+    from anabatic.config.shared import Data
+    from anabatic.data import sources
+
+    def read(spec: str) -> list[str]:
+        return [each.text or "" for each in sources.documents(sources.parse(spec), Data())]
+
+    modules = read("stdlib:")
+    # `stdlib:docs` puts a module's docstrings one after the other, with two newlines before each heading.
+    docstrings = [
+        part.strip()
+        for module in read("stdlib:docs")
+        for part in module.replace("\n\nclass ", "\0class ").replace("\n\nmodule ", "\0module ").split("\0")
+        if part.strip()
+    ]
+    for name, texts in (("sources", modules), ("docstrings", docstrings), ("mixed", modules + docstrings)):
+        with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def prepare(folder: Path) -> None:
+    """Texts, tokenizers, and a model folder for every shape."""
+    import torch
+
+    from anabatic.config.pretrain import Model
+    from anabatic.config.shared import Data
+    from anabatic.config.tokenizer import TokenizerTrainJob
+    from anabatic.data import shards, tokenizer, tokenizer_train
+    from anabatic.models.build import build, shape
+    from anabatic.models.hf import save_model
+
+    write_texts(folder)
+    for name, size in SHAPES.items():
+        out = folder / name
+        data = Data(train=["stdlib:", "stdlib:docs"])
+        tokenizer_train.train(TokenizerTrainJob(out=str(out), vocab_size=size.vocab_size, data=data))
+        config = Model(depth=4, width=size.width, heads=size.heads)
+        plan = shape(config, size.vocab_size)
+        net = build(plan, config, size.vocab_size, size.seq_len, torch.device("cpu"), seed=0)
+        save_model(net, out, tokenizer.load(out))
+    for case in CASES:
+        shards.build(*shard_arguments(folder, *case.split("/")))
+
+
+def shard_arguments(folder: Path, shape: str, text: str) -> tuple[str, Path, Any, Any]:
+    from anabatic.config.shared import Data
+
+    return str(folder / f"{text}.jsonl"), folder / shape, Data(cache=str(folder), valid=["none"]), "train"
+
+
+def ours(turns: Turns, folder: Path, shape: str, text: str, optimizer_name: str, compiled: str = "off") -> None:
+    """The path of the `pretrain` recipe, with the loop's log at every tenth step."""
+    import torch
+
+    from anabatic.config.shared import Device, Optim
+    from anabatic.data import shards
+    from anabatic.data.loader import Loader
+    from anabatic.device.device import pick
+    from anabatic.models import fuse
+    from anabatic.models.forward import LossModel
+    from anabatic.models.hf import load_model
+    from anabatic.parallel.world import World
+    from anabatic.train.optim import Optimizer
+    from anabatic.train.step import TrainStep
+
+    device, world = pick(Device()), World()
+    model = load_model(folder / shape, device.torch)
+    if compiled == "on":
+        fuse.compile_blocks(model)
+    model.train()
+    optimizer = Optimizer(model, Optim(name=optimizer_name), 2e-3, 5e-3, device, world)
+    step = TrainStep(LossModel(model, device.row.chunk_bytes), optimizer, device, world, BATCH_TOKENS)
+    data = shards.build(*shard_arguments(folder, shape, text))
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
+    with Loader([(data, None)], seq_len=SHAPES[shape].seq_len, micro_batch_tokens=BATCH_TOKENS) as loader:
+        turns.begin(**facts)
+        number = 0
+        while True:
+            batch = step.run(loader, 1, 1.0)
+            number += 1
+            if number % 10 == 0:
+                step.drain()
+            turns.step(batch.num_targets)
+
+
+def trainer(turns: Turns, folder: Path, shape: str, text: str) -> None:
+    """A plain Trainer on padded batches."""
+    import torch
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForLanguageModeling,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / shape)
+    model = AutoModelForCausalLM.from_pretrained(folder / shape, dtype=torch.float32)
+    seq_len = SHAPES[shape].seq_len
+    examples: list[dict[str, list[int]]] = []
+    with open(folder / f"{text}.jsonl", encoding="utf-8") as file:
+        for line in file:
+            encoded = tokenizer(
+                json.loads(line)["text"], truncation=True, max_length=seq_len, return_overflowing_tokens=True
+            )
+            examples.extend({"input_ids": ids} for ids in encoded["input_ids"] if len(ids) > 1)
+    mean = sum(len(example["input_ids"]) - 1 for example in examples) / len(examples)
+    collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    targets: list[int] = []
+
+    def counted(rows: list[dict[str, Any]]) -> Any:
+        batch = collate(rows)
+        targets.append(int((batch["labels"][:, 1:] != -100).sum()))
+        return batch
+
+    class Taking(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
+            turns.begin(**facts, sequences=size)
+
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            turns.step(targets[state.global_step - 1])  # the loader makes its batches one step ahead
+
+    size = max(1, round(BATCH_TOKENS / mean))
+    arguments = TrainingArguments(
+        output_dir=str(folder / "trainer"), per_device_train_batch_size=size, max_steps=10**6, save_strategy="no",
+        report_to="none", use_cpu=True, disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=examples, data_collator=counted, callbacks=[Taking()]).train()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
+    parser.add_argument("--only", default=",".join(CASES), help="shape/text pairs")
+    parser.add_argument("--compile", action="store_true", help="also our side with device.compile on")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        making = multiprocessing.get_context("spawn").Process(target=prepare, args=(folder,))
+        making.start()
+        making.join()
+        if making.exitcode:
+            sys.exit(making.exitcode)
+        for case in options.only.split(","):
+            where = (folder, *case.split("/"))
+            sides: dict[str, Any] = {
+                "Trainer, AdamW": (trainer, where),
+                "anabatic, Muon": (ours, (*where, "muon")),
+                "anabatic, AdamW": (ours, (*where, "adamw")),
+            }
+            if options.compile:
+                sides["anabatic, Muon, compiled"] = (ours, (*where, "muon", "on"))
+            results = alternate(sides, options.rounds, options.seconds, warm_up=2 * options.seconds)
+            facts = results["Trainer, AdamW"].facts
+            print(
+                f"{case}: {facts['parameters'] / 1e6:.2f} M parameters, {facts['threads']} threads, "
+                f"Trainer with {facts['sequences']} sequences a batch"
+            )
+            table(results, "Trainer, AdamW")
+
+
+if __name__ == "__main__":
+    main()
