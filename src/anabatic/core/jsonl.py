@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from anabatic.core.paths import cannot_write
+
 
 class JsonlWriter:
-    """Append one JSON object a line; every line is flushed, so a killed process loses none."""
+    """Append one JSON object a line; every line is flushed, so a killed process loses none.
+
+    Raises:
+        Failure: the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         torn = path.exists() and path.stat().st_size > 0 and not _ends_with_newline(path)
         # A lone surrogate (half a character) has no UTF-8; backslashreplace makes it a JSON escape.
         self._file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
@@ -21,12 +28,18 @@ class JsonlWriter:
 
     def write(self, row: dict[str, Any]) -> None:
         """Append `row`. Not-a-number values are written as `null`: JSON has no word for them."""
-        self._file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # it still holds the row that could not be written
+            raise cannot_write(self._path, error) from error
 
 
 def finite(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -28,6 +29,16 @@ class _LineFormatter(logging.Formatter):
         return text
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
+        """Give the file up with one line: by default a full disk fills the terminal with tracebacks."""
+        reason = sys.exc_info()[1]
+        LOGGER.removeHandler(self)
+        with contextlib.suppress(OSError):  # closing tries once more to write what is left
+            self.close()
+        warn(f"{self.baseFilename} is not written any more: {reason}")
+
+
 def wants_colour() -> bool:
     """True when stderr is a terminal and `NO_COLOR` (no-color.org) is not set."""
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
@@ -46,7 +57,7 @@ def setup(verbose: bool = False) -> None:
 
 def to_file(path: Path) -> None:
     """Also append this process's messages, with the time, to `path` (`rank-N.log` in a run folder)."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOGGER.addHandler(handler)
 

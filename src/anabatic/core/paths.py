@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -48,6 +49,14 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise cannot_write(self.root, error) from error
+
+
+def os_error(error: Exception) -> OSError | None:
+    """Return the `OSError` that `error` is or tells of: Rust libraries (safetensors) only name the number."""
+    if isinstance(error, OSError):
+        return error
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
 
 
 def cannot_write(path: Path, error: OSError) -> Failure:
@@ -118,8 +127,11 @@ def folder_atomic(path: Path) -> Iterator[Path]:
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
         replace_folder(temporary, path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    except Exception as error:
+        cause = os_error(error)
+        if cause is None:
+            raise
+        raise cannot_write(path, cause) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

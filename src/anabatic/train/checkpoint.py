@@ -25,7 +25,7 @@ from torch import Tensor
 
 from anabatic.core import log
 from anabatic.core.errors import CheckpointError
-from anabatic.core.paths import RunFolder, cannot_write, fsync_folder, replace_folder
+from anabatic.core.paths import RunFolder, cannot_write, fsync_folder, os_error, replace_folder
 from anabatic.core.text import size
 from anabatic.device.device import Device
 from anabatic.parallel.world import World, barrier
@@ -58,7 +58,7 @@ def save(
     """
     target = folder.checkpoint(step)
     temporary = target.with_name(f".{target.name}.tmp")
-    _require_space(folder.root, sum(tensor.nbytes for tensor in tensors.values()), target)
+    _require_space(folder.root, 1.05 * sum(tensor.nbytes for tensor in tensors.values()), target)
     try:
         if world.first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -73,8 +73,11 @@ def save(
             _seal(temporary, target, step, host, folder)
     except dcp.api.CheckpointException as error:
         raise _unwrap(error, target) from error
-    except OSError as error:
-        raise cannot_write(target, error) from error
+    except Exception as error:
+        cause = os_error(error)
+        if cause is None:
+            raise
+        raise cannot_write(target, cause) from error
     finally:
         if world.first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -82,9 +85,9 @@ def save(
     return target
 
 
-def _require_space(root: Path, needed: int, target: Path) -> None:
+def _require_space(root: Path, needed: float, target: Path) -> None:
     free = shutil.disk_usage(root).free
-    if free < needed * 1.05:
+    if free < needed:
         raise CheckpointError(
             f"{target} needs {size(needed)}, but {size(free)} are free",
             "free some space or lower save.keep_last; older checkpoints are untouched and the job continues from them",
@@ -94,8 +97,8 @@ def _require_space(root: Path, needed: int, target: Path) -> None:
 def _unwrap(error: Any, target: Path) -> Exception:
     """Return the message of the first rank that failed: DCP wraps what it met."""
     for wrapped in error.failures.values():
-        cause = wrapped[0]
-        if isinstance(cause, OSError):
+        cause = os_error(wrapped[0])
+        if cause is not None:
             return cannot_write(target, cause)
     first = next(iter(error.failures.values()))[0] if error.failures else error
     return CheckpointError(f"{target} cannot be written: {first}", "older checkpoints are untouched")
