@@ -1,0 +1,80 @@
+"""A folder with text and a tokenizer, and the commands that work on it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import command
+
+STEPS = 40
+"""Of a pretraining."""
+SHORT = 12
+"""Of what continues it."""
+
+Options = dict[str, object]
+"""Setting -> value, or values."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where things are, and the words of short training commands; `more` adds settings or overrides them."""
+
+    root: Path
+    text: Path
+    tokenizer: Path
+    cache: Path
+
+    def anabatic(self, *words: object, code: int | None = 0) -> command.Result:
+        """Run a command to its end."""
+        return command.end(self.start(*words), code)
+
+    def together(self, *commands: Sequence[object], code: int | None = 0) -> list[command.Result]:
+        """Run commands at the same time."""
+        return [command.end(process, code) for process in [self.start(*words) for words in commands]]
+
+    def start(self, *words: object) -> subprocess.Popen[str]:
+        """Start a command."""
+        return command.start(words, self.cache)
+
+    def pretrain(self, out: Path, processes: int = 1, more: Options | None = None) -> list[object]:
+        """Pretrain from scratch."""
+        given: Options = {"out": out, "tokenizer": self.tokenizer, "data.train": self.text}
+        given |= {"model.depth": 2, "model.width": 64}
+        return ["pretrain", *_words(given | _common(STEPS, processes) | (more or {}))]
+
+    def mid(self, out: Path, model: Path, processes: int = 1, more: Options | None = None) -> list[object]:
+        """Continue a model on a mixture."""
+        sources = [f"{self.text}@0.5", "task:spelling#300@0.3", "task:counting#300"]
+        given: Options = {"out": out, "model.path": model, "data.train": sources}
+        return ["pretrain", *_words(given | _common(SHORT, processes) | (more or {}))]
+
+    def sft(self, out: Path, model: Path, processes: int = 1, more: Options | None = None) -> list[object]:
+        """Fine-tune a model."""
+        given: Options = {"out": out, "model": model, "data.train": "task:spelling#300", "optim.lr": 0.003}
+        return ["sft", *_words(given | _common(SHORT, processes) | (more or {}))]
+
+
+def _common(steps: int, processes: int) -> Options:
+    """Sizes for seconds, and the same global batch for any number of processes."""
+    return {
+        "batch.seq-len": 64,
+        "batch.micro-batch-tokens": 256,
+        "batch.global-batch-tokens": 512,
+        "device.type": "cpu",
+        "device.threads": 1,
+        "device.nproc": processes,
+        "log.every": 1,
+        "save.every": 5,
+        "eval.every": 10,
+        "schedule.max-steps": steps,
+    }
+
+
+def _words(options: Options) -> list[object]:
+    words: list[object] = []
+    for name, value in options.items():
+        words += [f"--{name}", *(value if isinstance(value, list) else [value])]
+    return words

@@ -1,0 +1,118 @@
+"""A run that was killed or interrupted goes on as if nothing had happened, to the last bit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from e2e import command
+from e2e.home import STEPS, Home
+
+pytestmark = pytest.mark.slow
+
+MISALIGNED = {"log.every": 3}
+"""Rows at steps that are no checkpoint's: each is a mean that a checkpoint cuts in two."""
+
+
+ENDS = ((signal.SIGTERM, 0), (signal.SIGKILL, -9), (signal.SIGUSR1, 0), (signal.SIGINT, 130))
+"""Signals and exit codes: schedulers expect 0 of a job that saved itself."""
+
+
+@pytest.fixture(scope="module")
+def killed(home: Home, draw: random.Random) -> Path:
+    """A run folder left by `kill -9` at some step that is not the first nor the last checkpoint."""
+    out = home.root / "killed"
+    process = home.start(*home.pretrain(out))
+    command.interrupt(process, out, draw.randint(11, STEPS - 12), signal.SIGKILL, -9)
+    assert not (out / "final_model").exists() and command.checkpoints(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def sparse(home: Home) -> Path:
+    """A run that nobody disturbed, with a row every third step."""
+    out = home.root / "sparse"
+    home.anabatic(*home.pretrain(out, more=MISALIGNED))
+    return out
+
+
+def same(found: Path, expected: Path) -> None:
+    """The rows, the evaluations and the models of two runs are equal to the bit."""
+    assert command.losses(found) == command.losses(expected)
+    assert command.evaluations(found) == command.evaluations(expected)
+    for name in ("best_model", "final_model"):
+        weights = [(folder / name / "model.safetensors").read_bytes() for folder in (found, expected)]
+        assert weights[0] == weights[1], name
+    keys = ("finished", "steps", "tokens", "train_loss", "valid_loss")
+    assert [command.summary(found)[key] for key in keys] == [command.summary(expected)[key] for key in keys]
+
+
+def close(found: Path, expected: Path) -> None:
+    """The rows of two runs with another order of sums."""
+    rows, wanted = command.losses(found), command.losses(expected)
+    assert list(rows) == list(wanted)
+    assert list(rows.values()) == pytest.approx(list(wanted.values()), rel=2e-3)
+
+
+def test_killed_and_continued(home: Home, base: Path, killed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(killed, tmp_path / "again")
+    at = command.checkpoints(out)[-1]
+    again = home.anabatic(*home.pretrain(out))
+    assert f"continuing from {out / f'checkpoint-{at}'}: step {at}" in again.err
+    same(out, base)
+    assert command.events(out).count("resume") == 1
+
+
+def test_killed_alone_and_continued_by_two(home: Home, base: Path, killed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(killed, tmp_path / "again")
+    home.anabatic(*home.pretrain(out, processes=2))
+    close(out, base)
+    assert command.summary(out)["world_size"] == 2
+
+
+def test_a_checkpoint_cut_short_is_passed_over(home: Home, base: Path, killed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(killed, tmp_path / "again")
+    before, newest = command.checkpoints(out)
+    tensors = out / f"checkpoint-{newest}" / "__0_0.distcp"
+    size = tensors.stat().st_size
+    with open(tensors, "r+b") as file:
+        file.truncate(size // 2)
+    again = home.anabatic(*home.pretrain(out))
+    broken = f"warning: {tensors.parent} is not used: __0_0.distcp has {size // 2} of {size} bytes"
+    assert broken in again.err and f"checkpoint-{before}: step {before}" in again.err
+    same(out, base)
+
+
+def test_signals_and_kills_between_two_rows(home: Home, sparse: Path, tmp_path: Path, draw: random.Random) -> None:
+    out = tmp_path / "run"
+    at = sorted(draw.sample(range(6, STEPS - 9), 4))
+    done = 0
+    for step, (number, code) in zip(at, ENDS, strict=True):
+        process = home.start(*home.pretrain(out, more=MISALIGNED))
+        err = command.interrupt(process, out, max(step, done + 1), number, code).err
+        assert command.checkpoints(out)[-1] > done or number == signal.SIGKILL
+        done = command.checkpoints(out)[-1]
+        if number != signal.SIGKILL:
+            assert f"{number.name}: saving at the end of this step" in err
+            assert f"stopped after step {done}: saved; the same command continues" in err
+            assert command.events(out)[-1] == "stop" and not (out / "summary.json").exists()
+    home.anabatic(*home.pretrain(out, more=MISALIGNED))
+    same(out, sparse)
+
+
+def test_two_processes_are_stopped_killed_and_go_on(
+    home: Home, base2: Path, tmp_path: Path, draw: random.Random
+) -> None:
+    out = tmp_path / "run"
+    process = home.start(*home.pretrain(out, processes=2))
+    result = command.interrupt(process, out, draw.randint(1, 9), signal.SIGTERM, 0)
+    assert "stopped after step" in result.err
+    done = command.checkpoints(out)[-1]
+    process = home.start(*home.pretrain(out, processes=2))
+    command.interrupt(process, out, draw.randint(done + 6, STEPS - 6), signal.SIGKILL, -9)
+    home.anabatic(*home.pretrain(out, processes=2))
+    same(out, base2)
