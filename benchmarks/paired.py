@@ -35,6 +35,8 @@ class Turn:
     steps: int = 0
     cpu: float = 0.0
     wall: float = 0.0
+    first: float = 0.0
+    """Wall time of the first step."""
 
 
 class Over(Exception):
@@ -69,7 +71,8 @@ class Turns:
         turn.tokens += tokens
         turn.steps += 1
         turn.wall = time.perf_counter() - self.wall
-        if turn.wall >= self.seconds:
+        turn.first = turn.first or turn.wall
+        if turn.steps >= 2 and turn.wall >= self.seconds:
             turn.cpu = time.process_time() - self.cpu
             self.line.send(turn)
             self._wait()
@@ -135,7 +138,7 @@ def alternate(
     with _closing(running):
         for name, (work, arguments) in sides.items():
             running[name] = _Running(work, arguments)
-            running[name].turn(warm_up)
+            running[name].result.start_up += running[name].turn(warm_up).first  # compilation is in the first step
         for _ in range(rounds):
             for side in running.values():
                 side.result.turns.append(side.turn(seconds))
@@ -145,7 +148,7 @@ def alternate(
 def table(results: dict[str, Result], peer: str) -> None:
     """Print every side beside `peer`: medians of rates, medians of the ratios of like turns with their range."""
     print(f"  {'':22} {'tokens/CPU s':>12} {'tokens/s':>10} {'per step':>9} {'CPU ratio (range)':>20} {'wall':>6} "
-          f"{'peak MiB':>9} {'ratio':>6} {'less start':>10}")  # fmt: skip
+          f"{'peak MiB':>9} {'ratio':>6} {'less start':>10} {'starts in':>9}")  # fmt: skip
     other = results[peer]
     for name, result in results.items():
         cpu, wall = result.rates("cpu"), result.rates("wall")
@@ -157,5 +160,5 @@ def table(results: dict[str, Result], peer: str) -> None:
         print(
             f"  {name:22} {statistics.median(cpu):12,.0f} {statistics.median(wall):10,.0f} {tokens:9,.0f} {spread:>20} "
             f"{statistics.median(walls):6.2f} {result.peak / 2**20:9,.0f} {result.peak / other.peak:6.2f} "
-            f"{own / (other.peak - other.facts['base']):10.2f}"
+            f"{own / (other.peak - other.facts['base']):10.2f} {result.start_up:7.1f} s"
         )

@@ -67,7 +67,7 @@ def prepare(folder: Path) -> None:
     from anabatic.config.pretrain import Model
     from anabatic.config.shared import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
-    from anabatic.data import shards, tokenizer, tokenizer_train
+    from anabatic.data import tokenizer, tokenizer_train
     from anabatic.models.build import build, shape
     from anabatic.models.hf import save_model
 
@@ -81,21 +81,37 @@ def prepare(folder: Path) -> None:
         net = build(plan, config, size.vocab_size, size.seq_len, torch.device("cpu"), seed=0)
         save_model(net, out, tokenizer.load(out))
     for case in CASES:
-        shards.build(*shard_arguments(folder, *case.split("/")))
+        task(folder, case).shards()
 
 
-def shard_arguments(folder: Path, shape: str, text: str) -> tuple[str, Path, Any, Any]:
-    from anabatic.config.shared import Data
+@dataclass(frozen=True)
+class Task:
+    """What a side trains: the model and tokenizer in `folder`, the text in `text`."""
 
-    return str(folder / f"{text}.jsonl"), folder / shape, Data(cache=str(folder), valid=["none"]), "train"
+    folder: Path
+    text: Path
+    seq_len: int
+
+    def shards(self) -> Any:
+        """The tokenised text."""
+        from anabatic.config.shared import Data
+        from anabatic.data import shards
+
+        data = Data(cache=str(self.text.parent), valid=["none"])
+        return shards.build(str(self.text), self.folder, data, "train")
 
 
-def ours(turns: Turns, folder: Path, shape: str, text: str, optimizer_name: str, compiled: str = "off") -> None:
+def task(folder: Path, case: str) -> Task:
+    """The task that `shape/text` names."""
+    shape, text = case.split("/")
+    return Task(folder / shape, folder / f"{text}.jsonl", SHAPES[shape].seq_len)
+
+
+def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) -> None:
     """The path of the `pretrain` recipe, with the loop's log at every tenth step."""
     import torch
 
     from anabatic.config.shared import Device, Optim
-    from anabatic.data import shards
     from anabatic.data.loader import Loader
     from anabatic.device.device import pick
     from anabatic.models import fuse
@@ -106,15 +122,14 @@ def ours(turns: Turns, folder: Path, shape: str, text: str, optimizer_name: str,
     from anabatic.train.step import TrainStep
 
     device, world = pick(Device()), World()
-    model = load_model(folder / shape, device.torch)
-    if compiled == "on":
+    model = load_model(task.folder, device.torch)
+    if compiled:
         fuse.compile_blocks(model)
     model.train()
     optimizer = Optimizer(model, Optim(name=optimizer_name), 2e-3, 5e-3, device, world)
     step = TrainStep(LossModel(model, device.row.chunk_bytes), optimizer, device, world, BATCH_TOKENS)
-    data = shards.build(*shard_arguments(folder, shape, text))
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
-    with Loader([(data, None)], seq_len=SHAPES[shape].seq_len, micro_batch_tokens=BATCH_TOKENS) as loader:
+    with Loader([(task.shards(), None)], seq_len=task.seq_len, micro_batch_tokens=BATCH_TOKENS) as loader:
         turns.begin(**facts)
         number = 0
         while True:
@@ -125,7 +140,7 @@ def ours(turns: Turns, folder: Path, shape: str, text: str, optimizer_name: str,
             turns.step(batch.num_targets)
 
 
-def trainer(turns: Turns, folder: Path, shape: str, text: str) -> None:
+def trainer(turns: Turns, task: Task) -> None:
     """A plain Trainer on padded batches."""
     import torch
     from transformers import (
@@ -137,14 +152,13 @@ def trainer(turns: Turns, folder: Path, shape: str, text: str) -> None:
         TrainingArguments,
     )
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / shape)
-    model = AutoModelForCausalLM.from_pretrained(folder / shape, dtype=torch.float32)
-    seq_len = SHAPES[shape].seq_len
+    tokenizer = AutoTokenizer.from_pretrained(task.folder)
+    model = AutoModelForCausalLM.from_pretrained(task.folder, dtype=torch.float32)
     examples: list[dict[str, list[int]]] = []
-    with open(folder / f"{text}.jsonl", encoding="utf-8") as file:
+    with open(task.text, encoding="utf-8") as file:
         for line in file:
             encoded = tokenizer(
-                json.loads(line)["text"], truncation=True, max_length=seq_len, return_overflowing_tokens=True
+                json.loads(line)["text"], truncation=True, max_length=task.seq_len, return_overflowing_tokens=True
             )
             examples.extend({"input_ids": ids} for ids in encoded["input_ids"] if len(ids) > 1)
     mean = sum(len(example["input_ids"]) - 1 for example in examples) / len(examples)
@@ -166,7 +180,7 @@ def trainer(turns: Turns, folder: Path, shape: str, text: str) -> None:
 
     size = max(1, round(BATCH_TOKENS / mean))
     arguments = TrainingArguments(
-        output_dir=str(folder / "trainer"), per_device_train_batch_size=size, max_steps=10**6, save_strategy="no",
+        output_dir=str(task.folder / "trainer"), per_device_train_batch_size=size, max_steps=10**6, save_strategy="no",
         report_to="none", use_cpu=True, disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
     Trainer(model, arguments, train_dataset=examples, data_collator=counted, callbacks=[Taking()]).train()
@@ -187,14 +201,14 @@ def main() -> None:
         if making.exitcode:
             sys.exit(making.exitcode)
         for case in options.only.split(","):
-            where = (folder, *case.split("/"))
+            what = task(folder, case)
             sides: dict[str, Any] = {
-                "Trainer, AdamW": (trainer, where),
-                "anabatic, Muon": (ours, (*where, "muon")),
-                "anabatic, AdamW": (ours, (*where, "adamw")),
+                "Trainer, AdamW": (trainer, (what,)),
+                "anabatic, Muon": (ours, (what, "muon")),
+                "anabatic, AdamW": (ours, (what, "adamw")),
             }
             if options.compile:
-                sides["anabatic, Muon, compiled"] = (ours, (*where, "muon", "on"))
+                sides["anabatic, Muon, compiled"] = (ours, (what, "muon", True))
             results = alternate(sides, options.rounds, options.seconds, warm_up=2 * options.seconds)
             facts = results["Trainer, AdamW"].facts
             print(
