@@ -1,0 +1,162 @@
+"""What can be wrong with text, settings and folders: one error with the numbers, a hint, an exit code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from e2e import command
+from e2e.home import Home
+
+pytestmark = pytest.mark.slow
+
+GOOD = '{"text": "the wind moves upward"}\n'
+
+
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
+def missing(path: Path) -> None: ...
+
+
+def binary(path: Path) -> None:
+    path.write_bytes(GOOD.encode() + b"\x7fELF\0\0\0")
+
+
+def broken_json(path: Path) -> None:
+    path.write_text(GOOD * 2 + '{"text": "cut sh\n' + GOOD)
+
+
+def latin1(path: Path) -> None:
+    path.write_bytes(GOOD.encode() + '{"text": "café"}\n'.encode("latin-1"))
+
+
+def gigabyte_line(path: Path) -> None:
+    """1 GiB in a line of 1 MiB on disk: a gzip file may consist of members."""
+    member = gzip.compress(b"a" * (16 << 20), compresslevel=9)
+    path.write_bytes(gzip.compress(GOOD.encode() + b'{"text": "') + member * 64 + gzip.compress(b'"}\n'))
+
+
+def other_column(path: Path) -> None:
+    parquet.write_table(pyarrow.table({"texts": ["a", "b"], "id": [1, 2]}), path)
+
+
+CORPORA: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "empty.jsonl": (empty, "the file is empty (0 bytes)", "give a file with text"),
+    "missing.jsonl": (missing, "missing.jsonl", ""),
+    "binary.jsonl": (binary, "a binary file: NUL byte at byte 38", "UTF-8"),
+    "broken.jsonl": (broken_json, "line 3: broken JSON: ", "on_bad_row: skip"),
+    "latin1.jsonl": (latin1, "line 2: invalid UTF-8 at byte 47 (0xe9)", "iconv"),
+    "long.jsonl.gz": (gigabyte_line, "line 2: 1.0 GiB long, more than 64.0 MiB", "split the row"),
+    "column.parquet": (other_column, 'no column "text"; the file has "texts", "id"', 'Did you mean "texts"?'),
+}
+
+
+def check(result: command.Result, code: int, *words: str) -> None:
+    """The last two lines are the error and its hint, and nothing else looks like one."""
+    assert result.code == code, result.err
+    error, hint = result.err.splitlines()[-2:]
+    assert error.startswith("error: ") and hint.startswith("hint: "), result.err
+    assert result.err.count("error: ") == 1
+    for word in words:
+        assert word in f"{error}\n{hint}", result.err
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_corpus_that_cannot_be_read(home: Home, tmp_path: Path, name: str) -> None:
+    write, message, hint = CORPORA[name]
+    path = tmp_path / name
+    write(path)
+    out = tmp_path / "out"
+    check(home.anabatic("tokenizer", "train", "--data.train", path, "--out", out, code=2), 2, name, message, hint)
+    assert not out.exists()
+
+
+def test_training_names_the_bad_row_too(home: Home, base: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    broken_json(bad)
+    pretrain, sft = home.together(
+        home.pretrain(tmp_path / "pretrain", more={"data.train": [home.text, bad]}),
+        home.sft(tmp_path / "sft", base, more={"data.train": bad}),
+        code=2,
+    )
+    for result in (pretrain, sft):
+        check(result, 2, f"{bad}: line 3: broken JSON", "on_bad_row")
+
+
+def test_a_vocabulary_that_the_text_does_not_support(home: Home, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("tokenizer", "train", "--data.train", home.text, "--vocab-size", 9000, "--out", out)
+    check(home.anabatic(*words, code=2), 2, "vocab_size is 9,000, but", "characters of text support", "or less")
+    assert not out.exists()
+
+
+def test_settings_that_cannot_be(home: Home, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    check(
+        home.anabatic(*home.pretrain(out, more={"batch.seq-len": 0}), code=2),
+        2, "batch.seq_len is 0", "use at least 2 tokens",
+    )  # fmt: skip
+    one, two = home.together(
+        home.pretrain(out, more={"batch.micro-batch-tokens": 384}),
+        home.pretrain(tmp_path / "two", 2, {"batch.global-batch-tokens": 768}),
+        code=2,
+    )
+    check(
+        one, 2, "batch.global_batch_tokens 512 is not a multiple of 1 ranks x 384", "set batch.global_batch_tokens to"
+    )
+    check(
+        two,
+        2,
+        "batch.global_batch_tokens 768 is not a multiple of 2 ranks x 256",
+        "set batch.global_batch_tokens to 512",
+    )
+    assert command.checkpoints(out) == []
+
+
+def test_another_recipe_is_not_continued(home: Home, base: Path) -> None:
+    before = (base / "metrics.jsonl").read_bytes()
+    kept = command.checkpoints(base)
+    result = home.anabatic(*home.pretrain(base, more={"optim.lr": 0.5}), code=2)
+    check(
+        result,
+        2,
+        f"checkpoint-{kept[-1]} was saved with optim.lr = None, the recipe now says 0.5",
+        "--save.resume never",
+    )
+    assert command.checkpoints(base) == kept and (base / "metrics.jsonl").read_bytes() == before
+
+
+def test_folders_without_what_is_needed(home: Home, base: Path, tmp_path: Path) -> None:
+    bare, torn, lost = tmp_path / "bare", tmp_path / "torn", tmp_path / "lost"
+    bare.mkdir()
+    torn.mkdir()
+    for path in (base / "final_model").iterdir():
+        (torn / path.name).write_bytes(path.read_bytes())
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+
+    evaluated, chat = home.together(
+        ("eval", "--model", bare, "--tasks", "task:all#2"), ("chat", "-m", lost, "-p", "hi"), code=2
+    )
+    check(evaluated, 2, f"{bare} holds no config.json, and no best_model or final_model either", "let the run finish")
+    check(chat, 2, f"model folder {lost} does not exist", "give a Hugging Face folder")
+
+    tokenizer, continued = home.together(
+        home.pretrain(tmp_path / "a", more={"tokenizer": lost}), home.mid(tmp_path / "b", torn), code=2
+    )
+    check(tokenizer, 2, str(lost), "")
+    check(continued, 2, str(torn), "torn", "copy")
+
+
+def test_a_recipe_names_its_own_mistakes(home: Home, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps({"tokenizer": "t", "data": {"train": ["x"]}, "schedule": {"max_steps": 1.5}}))
+    check(home.anabatic("pretrain", "-c", recipe, code=2), 2, "recipe.yaml", "schedule.max_steps", "1.5")
