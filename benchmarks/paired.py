@@ -84,6 +84,15 @@ def _child(work: Callable[..., None], line: Connection, arguments: tuple[Any, ..
     os._exit(0)  # threads and atexit hooks of the peer have nothing left to save
 
 
+def in_own_process(work: Callable[..., None], *arguments: Any) -> None:
+    """Prepare something without leaving its memory here, where every side would start from it."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
+
+
 @dataclass
 class Result:
     """What one side did."""

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paired import Turns, alternate, table
+from paired import Turns, alternate, in_own_process, table
 
 BATCH_TOKENS = 4096
 
@@ -60,8 +58,8 @@ def write_texts(folder: Path) -> None:
             file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
 
 
-def prepare(folder: Path) -> None:
-    """Texts, tokenizers, and a model folder for every shape."""
+def prepare(folder: Path, cases: list[str]) -> None:
+    """Texts, tokenizers, and a model folder for every shape that is asked for."""
     import torch
 
     from anabatic.config.pretrain import Model
@@ -72,15 +70,15 @@ def prepare(folder: Path) -> None:
     from anabatic.models.hf import save_model
 
     write_texts(folder)
-    for name, size in SHAPES.items():
-        out = folder / name
+    for name in sorted({case.split("/")[0] for case in cases}):
+        size, out = SHAPES[name], folder / name
         data = Data(train=["stdlib:", "stdlib:docs"])
         tokenizer_train.train(TokenizerTrainJob(out=str(out), vocab_size=size.vocab_size, data=data))
         config = Model(depth=4, width=size.width, heads=size.heads)
         plan = shape(config, size.vocab_size)
         net = build(plan, config, size.vocab_size, size.seq_len, torch.device("cpu"), seed=0)
         save_model(net, out, tokenizer.load(out))
-    for case in CASES:
+    for case in cases:
         task(folder, case).shards()
 
 
@@ -195,12 +193,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        making = multiprocessing.get_context("spawn").Process(target=prepare, args=(folder,))
-        making.start()
-        making.join()
-        if making.exitcode:
-            sys.exit(making.exitcode)
-        for case in options.only.split(","):
+        cases = options.only.split(",")
+        in_own_process(prepare, folder, cases)
+        for case in cases:
             what = task(folder, case)
             sides: dict[str, Any] = {
                 "Trainer, AdamW": (trainer, (what,)),

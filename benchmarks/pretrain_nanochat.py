@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paired import Turns, alternate, table
+from paired import Turns, alternate, in_own_process, table
 from pretrain import BATCH_TOKENS, Task, ours, write_texts
 
 DEPTH = 4
@@ -151,13 +150,7 @@ def main() -> None:
     vocab_sizes = [int(part) for part in options.vocab.split(",")]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        making = multiprocessing.get_context("spawn").Process(
-            target=prepare, args=(folder, options.nanochat, vocab_sizes)
-        )
-        making.start()
-        making.join()
-        if making.exitcode:
-            sys.exit(making.exitcode)
+        in_own_process(prepare, folder, options.nanochat, vocab_sizes)
         for vocab_size in vocab_sizes:
             text, seq_len = folder / "sources.jsonl", SHAPES[vocab_size].seq_len
             tasks = {name: Task(folder / f"{vocab_size}-{name}", text, seq_len) for name in ("work", "total")}
