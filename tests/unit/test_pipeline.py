@@ -329,7 +329,7 @@ def start(bench: Bench) -> subprocess.Popen[str]:
     raise AssertionError(f"no stage became busy: {process.communicate()[1]}")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_lets_the_stage_save(bench: Bench, number: signal.Signals, code: int) -> None:
     bench.behave(base="slow")
     process = start(bench)

@@ -20,6 +20,7 @@ _QUIET = ("ChildFailedError", "SignalException")
 def main() -> None:
     """Run the agent with the arguments of this process."""
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

@@ -22,7 +22,7 @@ from anabatic.core.errors import DeviceError
 
 SAVE_SECONDS = 600
 """The agent kills workers that take longer than this to save after a signal."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(command: str, recipe: str, nproc: int) -> int:
@@ -66,7 +66,9 @@ def _wait(arguments: list[str], variables: dict[str, str]) -> int:
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        agent.send_signal(number if len(received) == 1 else signal.SIGKILL)
+        # All but Ctrl-C arrive as SIGTERM: the agent dies of SIGUSR1, and the workers of SIGHUP.
+        wish = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        agent.send_signal(wish if len(received) == 1 else signal.SIGKILL)
 
     agent = subprocess.Popen(arguments, env=variables, start_new_session=True)
     old: dict[signal.Signals, Any] = {}

@@ -16,7 +16,7 @@ from typing import Any
 from anabatic.core import child, log
 from anabatic.core.errors import Failure
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StageProcess:

@@ -91,7 +91,7 @@ def wait_for(*paths: Path) -> None:
     raise AssertionError(f"never came: {paths}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_lets_every_rank_save(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "wait")
     wait_for(tmp_path / "waiting-0", tmp_path / "waiting-1")
