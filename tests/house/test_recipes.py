@@ -10,7 +10,8 @@ from anabatic.config import check, commands, load, template, yaml_file
 from anabatic.recipes import stages
 from house import tree
 
-RECIPES = sorted((tree.ROOT / "recipes").rglob("*.yaml"))
+RECIPES = sorted((tree.ROOT / "recipes").glob("*.yaml"))
+OVERLAYS = sorted((tree.ROOT / "recipes" / "overlays").glob("*.yaml"))
 
 
 def command_of(recipe: Path) -> str:
@@ -28,6 +29,15 @@ def test_recipe_is_strictly_valid(recipe: Path) -> None:
     if name == "run":
         supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
         assert [stage.name for stage in stages.plan(job, supplied)] == list(job.stages)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=tree.name)
+def test_overlay_fits_the_recipe_that_it_names(overlay: Path) -> None:
+    first = overlay.read_text(encoding="utf-8").splitlines()[0]
+    (recipe,) = [path for path in RECIPES if tree.name(path) in first]
+    job = load.load("run", [recipe, overlay])
+    supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
+    assert [stage.name for stage in stages.plan(job, supplied)] == list(load.load("run", [recipe]).stages)
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)

@@ -19,7 +19,7 @@ class Device:
     """Where the job runs and in which number format."""
 
     type: Literal["auto", "npu", "cuda", "mps", "cpu"] = "auto"
-    """Device type; `auto` takes the first of npu, cuda, mps that works, else cpu, and says why."""
+    """Device type; `auto` takes the accelerator that torch finds, else the cpu, and says why."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Number format of the matrix products; `auto` follows the device table."""
     compile: Literal["auto", "on", "off"] = "auto"

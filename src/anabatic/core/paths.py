@@ -16,7 +16,7 @@ from anabatic.core.text import size
 
 
 class RunFolder:
-    """Paths inside `runs/<name>/` (DESIGN: config.yaml, metrics.jsonl, events.jsonl, checkpoints, models)."""
+    """Paths inside `runs/<name>/`: configuration, metrics, events, checkpoints, models, report."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)

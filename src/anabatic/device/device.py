@@ -89,6 +89,7 @@ def pick(config: DeviceConfig) -> Device:
     """
     kind, why = _choose_type(config.type)
     row = DEVICES[kind]
+    _set_allocator(row)
     index = int(os.environ.get("LOCAL_RANK", "0")) if kind in ("npu", "cuda") else 0
     name = _select(kind, index)
     chip = find_chip(name)
@@ -167,6 +168,16 @@ def _load_npu_backend() -> None:
             f"torch_npu is installed but cannot be loaded: {error}",
             "source the set_env.sh of CANN, or uninstall torch_npu to use another device",
         ) from error
+
+
+def _set_allocator(row: DeviceRow) -> None:
+    """Choose the allocator's settings before its first use, unless the user has.
+
+    Setting both the device's own variable and PYTORCH_ALLOC_CONF is an error from TorchNPU 26.2.0 on.
+    """
+    variable, value = row.alloc_env
+    if variable and not os.environ.get(variable) and not os.environ.get("PYTORCH_ALLOC_CONF"):
+        os.environ[variable] = value
 
 
 def _select(kind: str, index: int) -> str:

@@ -33,7 +33,8 @@ def run(job: PretrainJob) -> int:
     tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
     if job.schedule.epochs is not None:
         tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
-    sizes = planning.settle(plan, job, model, epoch_tokens, tokens, why, job.model.recompute, None, device, world)
+    tuned_lr = None if job.model.path is None else 1e-4
+    sizes = planning.settle(plan, job, model, epoch_tokens, tokens, why, job.model.recompute, tuned_lr, device, world)
     say_plan(plan, model, world)
 
     code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
+import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SUFFIX = re.compile(r"(#[0-9_]+)?(@[0-9.eE+-]+)?$")
 _REFERENCE = re.compile(r"\$(\$|\{([^{}]*)\})")
 
 
@@ -72,6 +76,25 @@ def plan(job: PipelineJob, given: dict[str, str]) -> list[Plan]:
     return list(plans.values())
 
 
+def _files(settings: dict[str, Any]) -> dict[str, str]:
+    """Names, sizes and times of the data files of a stage, as one digest a source: a changed corpus is a change."""
+    data = settings.get("data") or {}
+    return {spec: _digest(spec) for spec in (*data.get("train", ()), *data.get("valid", ()))}
+
+
+def _digest(spec: str) -> str:
+    name = os.path.expanduser(spec if os.path.exists(os.path.expanduser(spec)) else _SUFFIX.sub("", spec))
+    if name.startswith("stdlib:"):
+        return platform.python_version()
+    if os.path.isdir(name):
+        found = sorted(os.path.join(base, file) for base, _, files in os.walk(name) for file in files)
+    else:
+        found = sorted(glob.glob(name, recursive=True))
+    stats = [(path, os.stat(path)) for path in found if os.path.isfile(path)]
+    listed = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16] if listed else ""
+
+
 def _variables(job: PipelineJob, given: dict[str, str]) -> dict[str, str]:
     for name in given:
         if name not in job.vars:
@@ -104,6 +127,7 @@ def _plan_stage(name: str, stage: Stage, job: PipelineJob, values: dict[str, str
         "command": stage.command,
         "version": __version__,
         "job": load.tree_of(settings),
+        "files": _files(load.tree_of(settings)),
         "needs": {need: earlier[need].key for need in needs},
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from anabatic.config.chat import Sampling
 from anabatic.config.shared import Data
 from anabatic.core import log
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import count
 from anabatic.data import shards
@@ -96,6 +96,7 @@ class Training:
             self.sizes.micro_batch_tokens,
         )
         tensors = run.tensors_of(self.model, optimizer, step)
+        self._require_same_sizes()
         progress = run.restore(self.found, tensors, self.device, self.world)
         loader = Loader(
             self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.sizes.micro_batch_tokens,
@@ -121,6 +122,18 @@ class Training:
                 )
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
 
+    def _require_same_sizes(self) -> None:
+        """Sizes that were left open follow from the machine; another machine must not change a run silently."""
+        if self.found is None:
+            return
+        for name, value in self.sizes.decisive(self.world).items():
+            before = self.found.host["sizes"][name]
+            if before != value:
+                raise ConfigError(
+                    f"{self.found.path} was saved with {name} = {before:g}, here it came out as {value:g}",
+                    f"give --{name.replace('_', '-')} {before!r} to continue, or start over with --save.resume never",
+                )
+
     def _compile(self) -> None:
         compiled, why = use_compile(self.job.device, self.device.row, self.sizes.steps)
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
@@ -141,7 +154,7 @@ class Training:
             folder=self.folder, metrics=metrics, device=self.device, world=self.world, step=step, batches=loader,
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
             log=job.log, peak_lr=sizes.matrix_lr if job.optim.name == "muon" else sizes.lr, tensors=tensors,
-            identity=run.identity(job), evaluate=self._evaluate,
+            identity=run.identity(job), sizes=sizes.decisive(self.world), evaluate=self._evaluate,
             keep_best=lambda: save_model(self.model, self.folder.best_model, self.tokenizer),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
         )  # fmt: skip

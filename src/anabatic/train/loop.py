@@ -73,6 +73,7 @@ class Fit:
     peak_lr: float
     tensors: dict[str, Tensor]
     identity: dict[str, Any]
+    sizes: dict[str, float]
     evaluate: Callable[[int], dict[str, Any]]
     keep_best: Callable[[], None]
     flops_per_token: float = 0.0
@@ -123,7 +124,7 @@ def _save(job: Fit, progress: Progress, saved: int) -> int:
     if saved == progress.step and progress.step:
         return saved
     start = time.perf_counter()
-    host = {"progress": vars(progress), "identity": job.identity, "world_size": job.world.size}
+    host = {"progress": vars(progress), "identity": job.identity, "sizes": job.sizes, "world_size": job.world.size}
     path = checkpoint.save(job.folder, progress.step, job.tensors, host, job.device, job.world)
     if job.world.first:
         checkpoint.prune(job.folder, job.save.keep_last, progress.step)

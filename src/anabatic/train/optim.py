@@ -125,7 +125,7 @@ class Optimizer:
 
     def _orthogonalised(self, stack: Tensor) -> Tensor:
         """Each rank takes its share of the matrices; all receive all."""
-        half = stack if self.device.type == "cpu" else stack.bfloat16()
+        half = stack.bfloat16() if self.device.dtype == torch.bfloat16 else stack
         if self.world.size == 1:
             return orthogonalise(half).to(stack.dtype)
         share = -(-len(stack) // self.world.size)

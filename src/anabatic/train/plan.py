@@ -40,6 +40,16 @@ class Sizes:
     lr: float
     matrix_lr: float
 
+    def decisive(self, world: World) -> dict[str, float]:
+        """What a run that continues must agree on, under any world size, to go on with the same numbers."""
+        return {
+            "batch.micro_batch_tokens": self.micro_batch_tokens,
+            "batch.global_batch_tokens": self.micro_batch_tokens * self.micro_steps * world.size,
+            "schedule.max_steps": self.steps,
+            "optim.lr": self.lr,
+            "optim.matrix_lr": self.matrix_lr,
+        }
+
 
 def settle(
     plan: Plan,
@@ -146,9 +156,10 @@ def learning_rates(plan: Plan, optim: Optim, width: int, global_batch: int, tune
     if tuned is None:
         plan.add("lr", optim.lr, 0.02 * ratio * (768 / width) ** 0.5, f"0.02 {reason} x (768 / width)^0.5")
     else:
-        plan.add("lr", optim.lr, tuned, "for a trained model")
+        plan.add("lr", optim.lr, tuned, "gentle, for a trained model")
     if optim.name == "muon":
-        plan.add("matrix_lr", optim.matrix_lr, 0.03 * ratio, f"0.03 {reason}")
+        new = 0.03 if tuned is None else 0.003
+        plan.add("matrix_lr", optim.matrix_lr, new * ratio, f"{new} {reason}")
     return float(plan.values["lr"]), float(plan.values.get("matrix_lr", 0.0))
 
 

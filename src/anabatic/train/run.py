@@ -27,7 +27,7 @@ from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
 from anabatic.models.hf import save_model
 from anabatic.parallel.world import World, barrier
-from anabatic.train import checkpoint
+from anabatic.train import checkpoint, report
 from anabatic.train.loop import Progress
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
@@ -184,13 +184,14 @@ def peak(device: Device) -> float:
 def finish(
     folder: RunFolder, model: PreTrainedModel, tokenizer: Any, metrics: Metrics, summary: dict[str, Any], world: World
 ) -> None:
-    """Write final_model, best_model where no evaluation wrote one, and summary.json."""
+    """Write final_model, best_model where no evaluation wrote one, summary.json and report.html."""
     if not world.first:
         return
     save_model(model, folder.final_model, tokenizer)
     if summary["valid_loss"] is None or not (folder.best_model / "config.json").is_file():
         link_copy(folder.final_model, folder.best_model)
     metrics.summary({"finished": True, **summary})
+    report.write_run_report(folder.root)
     log.info(f"wrote {folder.final_model} after {summary['steps']} steps in {duration(summary['seconds'])}")
 
 
