@@ -18,6 +18,9 @@ from anabatic.models.attention import KVCache
 
 NO_MASK = {"full_attention": None, "sliding_attention": None}
 """Tells transformers that masks are taken care of; it builds none."""
+_LEAST_ROWS = 256
+"""Rows of logits made at once, even where they are more bytes than asked for: every chunk reads the whole head three
+times and writes its gradient once, which with fewer rows takes longer than multiplying (docs/dev/LOG.md)."""
 
 
 @dataclass
@@ -73,6 +76,10 @@ def _head(model: PreTrainedModel) -> Tensor:
     return weight
 
 
+def _chunk_bytes(head: Tensor, wanted: int) -> int:
+    return max(wanted, _LEAST_ROWS * 4 * head.shape[0])
+
+
 def _target_states(model: PreTrainedModel, packed: Packed) -> Tensor:
     states = hidden_states(model, packed)
     return states if packed.target_rows is None else states.index_select(0, packed.target_rows)
@@ -88,15 +95,15 @@ class LossModel(nn.Module):
 
     def forward(self, packed: Packed) -> Tensor:
         """Return the summed cross-entropy of the batch's targets, fp32."""
-        states = _target_states(self.model, packed)
-        return linear_cross_entropy(states, _head(self.model), packed.targets, self.chunk_bytes)
+        states, head = _target_states(self.model, packed), _head(self.model)
+        return linear_cross_entropy(states, head, packed.targets, _chunk_bytes(head, self.chunk_bytes))
 
 
 @torch.no_grad()
 def token_losses(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
     """Return the cross-entropy of every target, fp32 `[n]`."""
-    states = _target_states(model, packed)
-    return token_cross_entropy(states, _head(model), packed.targets, chunk_bytes)
+    states, head = _target_states(model, packed), _head(model)
+    return token_cross_entropy(states, head, packed.targets, _chunk_bytes(head, chunk_bytes))
 
 
 @torch.no_grad()
