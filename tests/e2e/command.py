@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,15 @@ from anabatic.core import jsonl
 
 LONGEST = 240
 """Seconds after which a command counts as hung."""
+
+
+SEED = int(os.environ.get("ANABATIC_TEST_SEED") or time.time_ns() % 1_000_000)
+
+
+def draw(name: str) -> random.Random:
+    """Random numbers for one test; ANABATIC_TEST_SEED=... repeats a run that failed."""
+    print(f"ANABATIC_TEST_SEED={SEED}")
+    return random.Random(f"{SEED} {name}")
 
 
 @dataclass

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import time
 from pathlib import Path
 
 import pytest
@@ -23,24 +20,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="session")
-def base(home: Home) -> Path:
+def both(home: Home) -> tuple[Path, Path]:
+    """The run folders of one pretraining in one process and in two."""
+    one, two = home.root / "base", home.root / "base2"
+    home.together(home.pretrain(one), home.pretrain(two, 2))
+    return one, two
+
+
+@pytest.fixture(scope="session")
+def base(both: tuple[Path, Path]) -> Path:
     """The run folder of a pretraining in one process that nobody disturbed; it must not be written to."""
-    out = home.root / "base"
-    home.anabatic(*home.pretrain(out))
-    return out
+    return both[0]
 
 
 @pytest.fixture(scope="session")
-def base2(home: Home) -> Path:
+def base2(both: tuple[Path, Path]) -> Path:
     """The same in two processes."""
-    out = home.root / "base2"
-    home.anabatic(*home.pretrain(out, processes=2))
-    return out
-
-
-@pytest.fixture(scope="session")
-def draw() -> random.Random:
-    """Random numbers whose seed is printed: ANABATIC_TEST_SEED=... repeats a run that failed."""
-    seed = int(os.environ.get("ANABATIC_TEST_SEED") or time.time_ns() % 1_000_000)
-    print(f"ANABATIC_TEST_SEED={seed}")
-    return random.Random(seed)
+    return both[1]

@@ -11,7 +11,7 @@ from e2e import command
 
 STEPS = 40
 """Of a pretraining."""
-SHORT = 12
+SHORT = 16
 """Of what continues it."""
 
 Options = dict[str, object]
@@ -47,8 +47,9 @@ class Home:
 
     def mid(self, out: Path, model: Path, processes: int = 1, more: Options | None = None) -> list[object]:
         """Continue a model on a mixture."""
-        sources = [f"{self.text}@0.5", "task:spelling#300@0.3", "task:counting#300"]
+        sources = [f"{self.text}@0.3", "task:spelling#300@0.5", "task:counting#300"]
         given: Options = {"out": out, "model.path": model, "data.train": sources}
+        given |= {"optim.lr": 0.01, "optim.matrix-lr": 0.005}
         return ["pretrain", *_words(given | _common(SHORT, processes) | (more or {}))]
 
     def sft(self, out: Path, model: Path, processes: int = 1, more: Options | None = None) -> list[object]:
@@ -68,7 +69,7 @@ def _common(steps: int, processes: int) -> Options:
         "device.nproc": processes,
         "log.every": 1,
         "save.every": 5,
-        "eval.every": 10,
+        "eval.every": 4,
         "schedule.max-steps": steps,
     }
 

@@ -82,13 +82,8 @@ def test_a_corpus_that_cannot_be_read(home: Home, tmp_path: Path, name: str) -> 
 def test_training_names_the_bad_row_too(home: Home, base: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     broken_json(bad)
-    pretrain, sft = home.together(
-        home.pretrain(tmp_path / "pretrain", more={"data.train": [home.text, bad]}),
-        home.sft(tmp_path / "sft", base, more={"data.train": bad}),
-        code=2,
-    )
-    for result in (pretrain, sft):
-        check(result, 2, f"{bad}: line 3: broken JSON", "on_bad_row")
+    result = home.anabatic(*home.sft(tmp_path / "out", base, more={"data.train": bad}), code=2)
+    check(result, 2, f"{bad}: line 3: broken JSON", "on_bad_row")
 
 
 def test_a_vocabulary_that_the_text_does_not_support(home: Home, tmp_path: Path) -> None:

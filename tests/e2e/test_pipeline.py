@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 RECIPE = """
 title: A tiny demo
 out: {out}
-vars: {{lr: '0.003'}}
+vars: {{lr: '0.003', question: 'Who are you?'}}
 stages:
   tokenizer:
     command: tokenizer train
@@ -58,7 +58,7 @@ stages:
     command: chat
     job:
       model: ${{sft}}
-      prompt: ["Who are you?", "Spell the word wind."]
+      prompt: ["${{question}}", "Spell the word wind."]
       sampling: {{temperature: 0.0, max_new_tokens: 8}}
       device: {{type: cpu, threads: 1}}
 """
@@ -105,6 +105,11 @@ def test_a_pipeline_from_text_to_a_conversation(home: Home, tmp_path: Path) -> N
     assert states(out) == [(name, "skip") for name in STAGES]
     assert again.err.count("skipped, done and unchanged") == len(STAGES)
 
-    changed = home.anabatic("run", recipe, "--set", "lr=0.001")
-    assert states(out) == [*((name, "skip") for name in STAGES[:4]), ("sft", "done"), ("chat", "done")]
-    assert "optim.lr" in changed.err and (out / "sft.old" / "final_model").is_dir()
+    planned = home.anabatic("run", recipe, "--set", "lr=0.001", "--dry-run").err.splitlines()
+    assert [line.split()[0] for line in planned] == ["skip", "skip", "skip", "skip", "run", "run"]
+    assert "changed: optim.lr" in planned[4] and "stage sft" in planned[5]
+
+    home.anabatic("run", recipe, "--set", "question=Hello")
+    assert states(out) == [*((name, "skip") for name in STAGES[:5]), ("chat", "done")]
+    assert next(jsonl.read(out / "chat" / "chat.jsonl"))["content"] == "Hello"
+    assert next(jsonl.read(out / "chat.old" / "chat.jsonl"))["content"] == "Who are you?"

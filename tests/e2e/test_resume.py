@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 from pathlib import Path
@@ -23,11 +22,11 @@ ENDS = ((signal.SIGTERM, 0), (signal.SIGKILL, -9), (signal.SIGUSR1, 0), (signal.
 
 
 @pytest.fixture(scope="module")
-def killed(home: Home, draw: random.Random) -> Path:
+def killed(home: Home) -> Path:
     """A run folder left by `kill -9` at some step that is not the first nor the last checkpoint."""
     out = home.root / "killed"
     process = home.start(*home.pretrain(out))
-    command.interrupt(process, out, draw.randint(11, STEPS - 12), signal.SIGKILL, -9)
+    command.interrupt(process, out, command.draw("killed").randint(11, STEPS - 12), signal.SIGKILL, -9)
     assert not (out / "final_model").exists() and command.checkpoints(out)
     return out
 
@@ -51,30 +50,9 @@ def same(found: Path, expected: Path) -> None:
     assert [command.summary(found)[key] for key in keys] == [command.summary(expected)[key] for key in keys]
 
 
-def close(found: Path, expected: Path) -> None:
-    """The rows of two runs with another order of sums."""
-    rows, wanted = command.losses(found), command.losses(expected)
-    assert list(rows) == list(wanted)
-    assert list(rows.values()) == pytest.approx(list(wanted.values()), rel=2e-3)
-
-
-def test_killed_and_continued(home: Home, base: Path, killed: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(killed, tmp_path / "again")
-    at = command.checkpoints(out)[-1]
-    again = home.anabatic(*home.pretrain(out))
-    assert f"continuing from {out / f'checkpoint-{at}'}: step {at}" in again.err
-    same(out, base)
-    assert command.events(out).count("resume") == 1
-
-
-def test_killed_alone_and_continued_by_two(home: Home, base: Path, killed: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(killed, tmp_path / "again")
-    home.anabatic(*home.pretrain(out, processes=2))
-    close(out, base)
-    assert command.summary(out)["world_size"] == 2
-
-
-def test_a_checkpoint_cut_short_is_passed_over(home: Home, base: Path, killed: Path, tmp_path: Path) -> None:
+def test_killed_and_continued_from_the_last_whole_checkpoint(
+    home: Home, base: Path, killed: Path, tmp_path: Path
+) -> None:
     out = shutil.copytree(killed, tmp_path / "again")
     before, newest = command.checkpoints(out)
     tensors = out / f"checkpoint-{newest}" / "__0_0.distcp"
@@ -82,14 +60,27 @@ def test_a_checkpoint_cut_short_is_passed_over(home: Home, base: Path, killed: P
     with open(tensors, "r+b") as file:
         file.truncate(size // 2)
     again = home.anabatic(*home.pretrain(out))
-    broken = f"warning: {tensors.parent} is not used: __0_0.distcp has {size // 2} of {size} bytes"
-    assert broken in again.err and f"checkpoint-{before}: step {before}" in again.err
+    assert f"warning: {tensors.parent} is not used: __0_0.distcp has {size // 2} of {size} bytes" in again.err
+    assert f"continuing from {out / f'checkpoint-{before}'}: step {before}" in again.err
     same(out, base)
+    assert command.events(out).count("resume") == 1
 
 
-def test_signals_and_kills_between_two_rows(home: Home, sparse: Path, tmp_path: Path, draw: random.Random) -> None:
+def test_from_one_process_to_two_and_back(home: Home, base: Path, killed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(killed, tmp_path / "again")
+    at = command.checkpoints(out)[-1]
+    step = command.draw("two and back").randint(at + 1, STEPS - 6)
+    stopped = command.interrupt(home.start(*home.pretrain(out, 2)), out, step, signal.SIGTERM, 0)
+    assert f"checkpoint-{at}: step {at}" in stopped.err and "saved; the same command continues" in stopped.err
+    home.anabatic(*home.pretrain(out))
+    rows, wanted = command.losses(out), command.losses(base)
+    assert list(rows) == list(wanted) and command.summary(out)["finished"]
+    assert list(rows.values()) == pytest.approx(list(wanted.values()), rel=2e-3)
+
+
+def test_signals_and_kills_between_two_rows(home: Home, sparse: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    at = sorted(draw.sample(range(6, STEPS - 9), 4))
+    at = sorted(command.draw("chain").sample(range(6, STEPS - 9), 4))
     done = 0
     for step, (number, code) in zip(at, ENDS, strict=True):
         process = home.start(*home.pretrain(out, more=MISALIGNED))
@@ -104,15 +95,9 @@ def test_signals_and_kills_between_two_rows(home: Home, sparse: Path, tmp_path: 
     same(out, sparse)
 
 
-def test_two_processes_are_stopped_killed_and_go_on(
-    home: Home, base2: Path, tmp_path: Path, draw: random.Random
-) -> None:
+def test_two_processes_are_killed_and_go_on(home: Home, base2: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = home.start(*home.pretrain(out, processes=2))
-    result = command.interrupt(process, out, draw.randint(1, 9), signal.SIGTERM, 0)
-    assert "stopped after step" in result.err
-    done = command.checkpoints(out)[-1]
-    process = home.start(*home.pretrain(out, processes=2))
-    command.interrupt(process, out, draw.randint(done + 6, STEPS - 6), signal.SIGKILL, -9)
-    home.anabatic(*home.pretrain(out, processes=2))
+    step = command.draw("two killed").randint(6, STEPS - 6)
+    command.interrupt(home.start(*home.pretrain(out, 2)), out, step, signal.SIGKILL, -9)
+    home.anabatic(*home.pretrain(out, 2))
     same(out, base2)
