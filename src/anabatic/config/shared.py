@@ -31,6 +31,7 @@ class Device:
 
     def __post_init__(self) -> None:
         require(self.nproc >= 1, f"device.nproc is {self.nproc}", "use 1 or more")
+        require(self.nproc <= 256, f"device.nproc is {self.nproc}", "use at most 256 on one machine, one per device")
         require(self.threads is None or self.threads >= 1, f"device.threads is {self.threads}", "use 1 or more")
 
 

@@ -95,21 +95,22 @@ def fit(job: Fit, progress: Progress) -> bool:
         while progress.step < job.total_steps:
             scale = lr_scale(progress.step + 1, job.total_steps, job.schedule)
             batch = job.step.run(job.batches, job.micro_steps, scale)
+            if batch is None:
+                progress.seconds = clock.seconds()
+                return _stop(job, progress, saved)
             progress.step += 1
             progress.loader = batch.state
             last = progress.step == job.total_steps
             # One process stops here without writing a row, so that the rows to come are those of a run left alone;
             # several agree on it where they log.
             stop = not last and job.world.size == 1 and job.step.stop_signal > 0
-            if last or progress.step % job.log.every == 0:
+            if last or progress.step == 1 or progress.step % job.log.every == 0:
                 stop = (clock.log(scale) and not last) or stop
             if last or stop or (job.save.every and progress.step % job.save.every == 0):
                 progress.seconds = clock.seconds()
                 saved = _save(job, progress, saved)
             if stop:
-                log.info(f"stopped after step {progress.step}: saved; the same command continues")
-                job.metrics.event("stop", step=progress.step)
-                return False
+                return _stop(job, progress, saved)
             if _evaluates(job, progress.step):
                 _evaluate(job, progress)
                 clock.skip()
@@ -120,8 +121,15 @@ def fit(job: Fit, progress: Progress) -> bool:
     return True
 
 
+def _stop(job: Fit, progress: Progress, saved: int) -> bool:
+    _save(job, progress, saved)
+    log.info(f"stopped after step {progress.step}: saved; the same command continues")
+    job.metrics.event("stop", step=progress.step)
+    return False
+
+
 def _save(job: Fit, progress: Progress, saved: int) -> int:
-    if saved == progress.step and progress.step:
+    if saved == progress.step:
         return saved
     start = time.perf_counter()
     host = {"progress": vars(progress), "identity": job.identity, "sizes": job.sizes, "world_size": job.world.size}

@@ -14,11 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from anabatic.core import log
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.models.forward import pack
 from anabatic.parallel.world import World, all_sum
 from anabatic.train.optim import Optimizer
+
+_SILENCE = 10.0
+"""Seconds in one step after which it says how far it is."""
 
 
 @dataclass
@@ -76,12 +80,23 @@ class TrainStep:
         self.wait = 0.0
         self.stop_signal = 0
 
-    def run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch:
-        """Make one optimizer step from `micro_steps` batches; return the last batch."""
+    def run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch | None:
+        """Make one optimizer step from `micro_steps` batches; return the last batch.
+
+        Return None when a signal came in the middle: nothing of the step is kept, so a long one need not be waited
+        for. Only a process that is alone may do so; several agree where they log.
+        """
         loss = torch.zeros((), device=self.device.torch)
         targets = tokens = 0
+        told = time.perf_counter()
         for index in range(micro_steps):
+            if self.stop_signal and self.world.size == 1 and index:
+                self.optimizer.zero_grad()
+                return None
             start = time.perf_counter()
+            if start - told > _SILENCE:
+                log.info(f"  in a step: micro-batch {index} of {micro_steps}")
+                told = start
             batch = next(batches)
             self.wait += time.perf_counter() - start
             loss += self._micro(batch, last=index == micro_steps - 1)

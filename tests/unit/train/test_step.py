@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -119,3 +121,20 @@ def test_loss_falls_on_one_batch() -> None:
         step.run(iter([batch_of(30, 30, 1)]), 1, 1.0)
         losses.append(step.drain().loss)
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_signal_in_the_middle_of_a_long_step_keeps_nothing_of_it() -> None:
+    model = tiny_model()
+    step = step_of(model)
+    before = [parameter.clone() for parameter in model.parameters()]
+
+    def batches() -> Iterator[Batch]:
+        yield batch_of(30, 30, 1)
+        step.stop_signal = 15
+        yield batch_of(30, 30, 2)
+        raise AssertionError("a third batch was read")
+
+    assert step.run(batches(), 5, 1.0) is None
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert step.drain().tokens == 0
