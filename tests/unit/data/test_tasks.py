@@ -84,7 +84,7 @@ def problem(row: tasks.TaskRow) -> tuple:
 
 @pytest.mark.parametrize("name", ["spelling", "counting", "arithmetic"])
 def test_test_problems_do_not_repeat(name):
-    problems = Counter(problem(row) for row in tasks.rows(name, "test", 300, 0))
+    problems = Counter(problem(row) for row in tasks.rows(name, "test", 150, 0))
     assert max(problems.values()) == 1
 
 
