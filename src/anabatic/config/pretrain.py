@@ -60,6 +60,7 @@ class PretrainJob:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
+        require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(
             self.tokenizer is not None or self.model.path is not None,
             "neither tokenizer nor model.path is given",

@@ -41,5 +41,6 @@ class SftJob:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
+        require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder")
         require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows")

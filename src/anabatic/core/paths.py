@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -57,6 +58,21 @@ def os_error(error: Exception) -> OSError | None:
         return error
     told = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
+
+
+@contextmanager
+def alone(root: Path, who: str) -> Iterator[None]:
+    """Hold a folder for one writer; the lock goes with the process, however it ends.
+
+    Raises:
+        Failure: another process holds it.
+    """
+    with open(root / ".lock", "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Failure(f"another {who} works in {root}", "wait for it, or choose --out DIR") from error
+        yield
 
 
 def cannot_write(path: Path, error: OSError) -> Failure:

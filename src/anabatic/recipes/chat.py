@@ -165,6 +165,9 @@ class Chat:
             log.info("/save needs a file name")
             return
         path = Path(name).expanduser()
+        if path.exists():
+            log.info(f"{path} exists and is left as it is: choose another name")
+            return
         row = json.dumps({"messages": self.dialogue.transcript()}, ensure_ascii=False)
         try:
             write_atomic(path, row + "\n")

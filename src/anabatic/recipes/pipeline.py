@@ -8,13 +8,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from anabatic.config.pipeline import PipelineJob
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.jsonl import JsonlWriter
-from anabatic.core.paths import cannot_write, write_atomic
+from anabatic.core.paths import alone, cannot_write, write_atomic
 from anabatic.core.text import did_you_mean, duration
 from anabatic.recipes.stage_process import StageProcess
 from anabatic.recipes.stages import Plan, State, plan, state_of
@@ -64,7 +62,7 @@ def run(
     out = Path(job.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with _alone(out), StageProcess(program) as process:
+        with alone(out, "`anabatic run`"), StageProcess(program) as process:
             forced = set(todo) if start or only else set()
             return _Run(job, out, process).all(stages, todo, forced)
     except OSError as error:
@@ -245,14 +243,3 @@ def _make_room(stage: Plan, state: State) -> float:
 def _write_state(stage: Plan, state: str, seconds: float) -> None:
     content = {"state": state, "key": stage.key, "seconds": seconds, "parts": stage.parts}
     write_atomic(stage.folder / "stage.json", json.dumps(content, indent=1, ensure_ascii=False))
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Hold the pipeline's folder: two runs in one folder would overwrite each other."""
-    with open(out / ".lock", "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Failure(f"another `anabatic run` works in {out}", "wait for it, or choose --out DIR") from error
-        yield

@@ -21,23 +21,25 @@ def run(job: PretrainJob) -> int:
     """Train as the job says; return the exit code."""
     device = pick(job.device)
     world = parallel.start(device)
-    folder = open_folder(job, device, world)
-    found = find_checkpoint(job, folder, world)
-    tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve(str(job.model.path))
-    tokenizer = tokenizers.load(tokenizer_folder)
-    data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
+    with open_folder(job, device, world) as folder:
+        found = find_checkpoint(job, folder, world)
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve(str(job.model.path))
+        tokenizer = tokenizers.load(tokenizer_folder)
+        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
 
-    plan, model = _model(job, device, len(tokenizer))
-    require_fit(model, tokenizer, tokenizer_folder, job.batch.seq_len)
-    epoch_tokens = sum(part.num_tokens for part, _ in data.train)
-    tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
-    if job.schedule.epochs is not None:
-        tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
-    tuned_lr = None if job.model.path is None else 1e-4
-    sizes = planning.settle(plan, job, model, epoch_tokens, tokens, why, job.model.recompute, tuned_lr, device, world)
-    say_plan(plan, model, world)
+        plan, model = _model(job, device, len(tokenizer))
+        require_fit(model, tokenizer, tokenizer_folder, job.batch.seq_len)
+        epoch_tokens = sum(part.num_tokens for part, _ in data.train)
+        tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
+        if job.schedule.epochs is not None:
+            tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
+        tuned_lr = None if job.model.path is None else 1e-4
+        sizes = planning.settle(
+            plan, job, model, epoch_tokens, tokens, why, job.model.recompute, tuned_lr, device, world
+        )
+        say_plan(plan, model, world)
 
-    code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()
+        code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()
     parallel.stop(world)
     return code
 

@@ -19,23 +19,23 @@ def run(job: SftJob) -> int:
     """Fine-tune as the job says; return the exit code."""
     device = pick(job.device)
     world = parallel.start(device)
-    folder = open_folder(job, device, world)
-    found = find_checkpoint(job, folder, world)
-    base = resolve(job.model)
-    tokenizer_folder = Path(job.tokenizer) if job.tokenizer else base
-    tokenizer = tokenizers.load(tokenizer_folder)
-    data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, job.train_on_inputs)
+    with open_folder(job, device, world) as folder:
+        found = find_checkpoint(job, folder, world)
+        base = resolve(job.model)
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else base
+        tokenizer = tokenizers.load(tokenizer_folder)
+        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, job.train_on_inputs)
 
-    model = load_model(base, device.torch)
-    require_fit(model, tokenizer, tokenizer_folder, job.batch.seq_len)
-    if job.recompute:
-        enable_recompute(model)
-    plan = Plan()
-    epoch_tokens = sum(part.num_tokens for part, _ in data.train)
-    tokens = (job.schedule.epochs or 1.0) * epoch_tokens
-    sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, 2e-5, device, world)
-    say_plan(plan, model, world)
+        model = load_model(base, device.torch)
+        require_fit(model, tokenizer, tokenizer_folder, job.batch.seq_len)
+        if job.recompute:
+            enable_recompute(model)
+        plan = Plan()
+        epoch_tokens = sum(part.num_tokens for part, _ in data.train)
+        tokens = (job.schedule.epochs or 1.0) * epoch_tokens
+        sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, 2e-5, device, world)
+        say_plan(plan, model, world)
 
-    code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()
+        code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()
     parallel.stop(world)
     return code

@@ -7,7 +7,8 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from anabatic.config.shared import Batch, Data, Evaluate, Log, Optim, Save, Sche
 from anabatic.config.shared import Device as DeviceConfig
 from anabatic.core import log
 from anabatic.core.errors import CheckpointError, ConfigError
-from anabatic.core.paths import RunFolder, cannot_write, fsync_folder, replace_folder, write_atomic
+from anabatic.core.paths import RunFolder, alone, cannot_write, fsync_folder, replace_folder, write_atomic
 from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
 from anabatic.models.hf import save_model
@@ -52,15 +53,22 @@ class TrainJob(Protocol):
     device: DeviceConfig
 
 
-def open_folder(job: TrainJob, device: Device, world: World) -> RunFolder:
-    """Make the run folder and start this rank's log file. Raises `Failure` when it cannot be written."""
+@contextmanager
+def open_folder(job: TrainJob, device: Device, world: World) -> Iterator[RunFolder]:
+    """Make the run folder, hold it for this job alone, and start this rank's log file.
+
+    Raises:
+        Failure: the folder cannot be written, or another job works in it.
+    """
     folder = RunFolder(job.out)
     folder.create()
-    log.to_file(folder.log(world.rank))
-    log.info(f"run folder {folder.root}")
-    log.info(f"device {device.type} ({device.reasons['device']}): {device.name}")
-    log.info(f"dtype {str(device.dtype).removeprefix('torch.')} ({device.reasons['dtype']}), {device.threads} threads")
-    return folder
+    with alone(folder.root, "training run") if world.first else nullcontext():
+        log.to_file(folder.log(world.rank))
+        log.info(f"run folder {folder.root}")
+        log.info(f"device {device.type} ({device.reasons['device']}): {device.name}")
+        dtype = str(device.dtype).removeprefix("torch.")
+        log.info(f"dtype {dtype} ({device.reasons['dtype']}), {device.threads} threads")
+        yield folder
 
 
 def find_checkpoint(job: TrainJob, folder: RunFolder, world: World) -> checkpoint.Found | None:
@@ -190,6 +198,11 @@ def finish(
     save_model(model, folder.final_model, tokenizer)
     if summary["valid_loss"] is None or not (folder.best_model / "config.json").is_file():
         link_copy(folder.final_model, folder.best_model)
+    if summary["skipped"]:
+        log.warn(
+            f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite:"
+            " lower optim.lr and optim.matrix_lr"
+        )
     metrics.summary({"finished": True, **summary})
     report.write_run_report(folder.root)
     log.info(f"wrote {folder.final_model} after {summary['steps']} steps in {duration(summary['seconds'])}")
