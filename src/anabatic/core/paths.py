@@ -65,9 +65,13 @@ def alone(root: Path, who: str) -> Iterator[None]:
     """Hold a folder for one writer; the lock goes with the process, however it ends.
 
     Raises:
-        Failure: another process holds it.
+        Failure: another process holds it, or the folder cannot be written.
     """
-    with open(root / ".lock", "w", encoding="utf-8") as file:
+    try:
+        file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
+    except OSError as error:
+        raise cannot_write(root, error) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
