@@ -115,16 +115,23 @@ class _Running:
         self.process.start()
         other.close()
         self.result = Result()
-        self.result.facts = self.line.recv()
+        self.result.facts = self._receive()
         self.result.start_up = time.perf_counter() - start
+
+    def _receive(self) -> Any:
+        try:
+            return self.line.recv()
+        except EOFError:
+            self.process.join()
+            raise SystemExit(f"a side ended with exit code {self.process.exitcode}") from None
 
     def turn(self, seconds: float) -> Turn:
         self.line.send(seconds)
-        return self.line.recv()
+        return self._receive()
 
     def end(self) -> Result:
         self.line.send(None)
-        self.result.peak = self.line.recv()
+        self.result.peak = self._receive()
         self.process.join()
         return self.result
 
