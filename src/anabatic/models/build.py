@@ -45,7 +45,7 @@ def shape(model: ModelConfig, vocab_size: int) -> Plan:
         ConfigError: the given sizes do not divide one another.
     """
     plan = Plan()
-    plan.add("depth", model.depth, model.depth, "")
+    plan.add("depth", None, model.depth, "the dial")
     rough = 64 * model.depth
     head_dim = next(size for width, size in HEAD_LADDER if (model.width or rough) >= width)
     head_dim = min(head_dim, model.head_dim)

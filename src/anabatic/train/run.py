@@ -22,7 +22,7 @@ from anabatic.config import load
 from anabatic.config.shared import Batch, Data, Evaluate, Log, Optim, Save, Schedule
 from anabatic.config.shared import Device as DeviceConfig
 from anabatic.core import log
-from anabatic.core.errors import CheckpointError, ConfigError
+from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.paths import RunFolder, alone, cannot_write, fsync_folder, replace_folder, write_atomic
 from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
@@ -195,6 +195,12 @@ def finish(
     """Write final_model, best_model where no evaluation wrote one, summary.json and report.html."""
     if not world.first:
         return
+    if summary["skipped"] * 2 > summary["steps"]:
+        raise Failure(
+            f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite:"
+            " no final model is written",
+            "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
+        )
     save_model(model, folder.final_model, tokenizer)
     if summary["valid_loss"] is None or not (folder.best_model / "config.json").is_file():
         link_copy(folder.final_model, folder.best_model)
