@@ -34,7 +34,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm with its gradient written out; 2x the speed of the composed form on a CPU (docs/dev/LOG.md)."""
+    """RMSNorm with its gradient written out; 1.7x to 2x the speed of the composed form on a CPU (docs/dev/LOG.md)."""
     out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return out
 
