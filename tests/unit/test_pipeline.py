@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +55,13 @@ if how == "stubborn":
     (here / "waiting").touch()
     time.sleep(60)
 (out / "checkpoint").write_text("saved")
+for made in ("tokenizer.json", "tokenizer_config.json", "eval.json"):
+    (out / made).touch()
 if sys.argv[1] in ("pretrain", "sft"):
+    for model in ("best_model", "final_model"):
+        (out / model).mkdir(exist_ok=True)
+        (out / model / "config.json").touch()
+        (out / model / "tokenizer.json").touch()
     (out / "summary.json").write_text(json.dumps({"finished": how == "good"}))
 """
 
@@ -307,7 +315,53 @@ def test_a_broken_stage_json_means_run_again(bench: Bench) -> None:
     bench.ran()
     (bench.out / "tok" / "stage.json").write_text('{"state": "do')
     assert bench.run() == 0
-    assert bench.ran() == ["tok"]
+    assert bench.ran() == ALL  # what was made from it may not fit the new one
+
+
+@pytest.mark.parametrize("lost", ["tok/tokenizer.json", "base/best_model", "base/final_model/tokenizer.json"])
+def test_what_a_stage_made_is_gone(bench: Bench, capsys: pytest.CaptureFixture[str], lost: str) -> None:
+    bench.run()
+    bench.ran()
+    path = bench.out / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    capsys.readouterr()
+    assert bench.run(dry_run=True) == 0
+    first, _, file = lost.partition("/")
+    assert re.search(rf"run   {first}: .*\({file}.* is missing\)", capsys.readouterr().err)
+    assert bench.run() == 0
+    assert bench.ran() == ALL[ALL.index(first) :] and path.exists()
+
+
+def test_a_lost_model_with_checkpoints_is_made_from_them(bench: Bench) -> None:
+    bench.run()
+    bench.ran()
+    (bench.out / "base" / "checkpoint-5").mkdir()
+    shutil.rmtree(bench.out / "base" / "final_model")
+    assert bench.run() == 0
+    assert (bench.out / "base" / "checkpoint-5").is_dir() and not (bench.out / "base.old").exists()
+
+
+def test_interrupted_after_a_change_and_back(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run()
+    bench.ran()
+    changed = {"max_steps": 7}
+    before = bench.tree["stages"]["base"]["job"]["schedule"]
+    bench.tree["stages"]["base"]["job"]["schedule"] = changed
+    bench.behave(base="stop")
+    assert bench.run() == 1
+    assert bench.ran() == ["base"]
+    page = (bench.out / "report.html").read_text()
+    assert page.count("</i>out of date<") == 2 and page.count("</i>up to date<") == 1
+    capsys.readouterr()
+    bench.run(dry_run=True)
+    assert "run   sft: " in capsys.readouterr().err
+
+    bench.tree["stages"]["base"]["job"]["schedule"] = before
+    bench.behave()
+    assert bench.run() == 0
+    assert bench.ran() == ["base", "sft", "talk"]
+    err = capsys.readouterr().err
+    assert "not asked for" not in err and "asked for" not in err
 
 
 def start(bench: Bench) -> subprocess.Popen[str]:

@@ -25,6 +25,8 @@ class Command:
     """One line."""
     trains: bool = False
     """It writes `summary.json` with `"finished": true` only when it came to its end."""
+    makes: tuple[str, ...] = ()
+    """Files under its `out` that later jobs read."""
     short: dict[str, str] = field(default_factory=dict)
     """Dotted key -> one-letter option."""
 
@@ -44,12 +46,17 @@ def _attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+_MODELS = tuple(
+    f"{folder}/{file}" for folder in ("best_model", "final_model") for file in ("config.json", "tokenizer.json")
+)
+
 _ROWS = (
     Command(
         "tokenizer train",
         "anabatic.config.tokenizer:TokenizerTrainJob",
         "anabatic.recipes.tokenizer:run_train",
         "Train a byte-level BPE tokenizer.",
+        makes=("tokenizer.json", "tokenizer_config.json"),
     ),
     Command(
         "tokenizer eval",
@@ -63,6 +70,7 @@ _ROWS = (
         "anabatic.recipes.pretrain:run",
         "Train a language model on text, or continue one on a mixture.",
         trains=True,
+        makes=_MODELS,
     ),
     Command(
         "sft",
@@ -70,12 +78,14 @@ _ROWS = (
         "anabatic.recipes.sft:run",
         "Fine-tune a language model on conversations.",
         trains=True,
+        makes=_MODELS,
     ),
     Command(
         "eval",
         "anabatic.config.evaluate:EvalJob",
         "anabatic.recipes.evaluate:run",
         "Measure a model: bits per byte, tasks beside chance.",
+        makes=("eval.json",),
     ),
     Command(
         "chat",

@@ -1,6 +1,6 @@
 """`anabatic run`: the stages of a recipe, one process each, in order; what is done and unchanged is skipped.
 
-<out>/pipeline.jsonl          "event": "stage", "state": run, skip, done, fail or interrupted, "seconds"
+<out>/pipeline.jsonl          "event": "stage", "state": stale, run, skip, done, fail or interrupted, "seconds"
 <out>/<stage>/stage.yaml      the resolved settings the stage ran with
 <out>/<stage>/stage.json      its key and state: started, then done
 <out>/<stage>.old/            what the stage had made before its settings changed
@@ -24,7 +24,7 @@ from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import alone, cannot_write, write_atomic
 from anabatic.core.text import did_you_mean, duration
 from anabatic.recipes.stage_process import StageProcess
-from anabatic.recipes.stages import Plan, State, plan, state_of
+from anabatic.recipes.stages import Plan, State, plan, read_state, state_of
 
 __all__ = ["plan", "run"]
 
@@ -84,7 +84,8 @@ def _choose(stages: list[Plan], start: str | None, only: Sequence[str]) -> dict[
         elif start and position >= names.index(start):
             reason = "asked for by --from"
         else:
-            reason = state_of(stage).why
+            rerun = [need for need in stage.needs if need in todo]
+            reason = state_of(stage).why or (f"stage {rerun[0]} runs again" if rerun else "")
         if reason:
             todo[stage.name] = reason
     return todo
@@ -93,8 +94,13 @@ def _choose(stages: list[Plan], start: str | None, only: Sequence[str]) -> dict[
 def _announce(stages: list[Plan], todo: dict[str, str]) -> None:
     for stage in stages:
         word = "run " if stage.name in todo else "skip"
-        why = todo.get(stage.name, "done and unchanged" if state_of(stage).done else "not asked for")
+        why = todo.get(stage.name) or _why_not(stage)
         log.info(f"{word}  {stage.name}: {stage.command.name} -> {stage.folder} ({why})")
+
+
+def _why_not(stage: Plan) -> str:
+    """Only --from and --only leave out a stage that is not done."""
+    return "done and unchanged" if state_of(stage).done else "not asked for"
 
 
 class _Run:
@@ -110,7 +116,8 @@ class _Run:
     def all(self, stages: list[Plan], todo: dict[str, str], forced: set[str]) -> int:
         """Run the stages in `todo`, those in `forced` from scratch; stop at the first that fails."""
         self.event("pipeline_start", stages=[stage.name for stage in stages], run=list(todo))
-        _mark_stale(stages, set(todo), forced)
+        for name in _mark_stale(stages, set(todo), forced):
+            self.event("stage", stage=name, state="stale")
         code = 0
         for position, stage in enumerate(stages, start=1):
             where = f"[{position}/{len(stages)}] {stage.name}"
@@ -128,8 +135,8 @@ class _Run:
     def skip(self, stage: Plan, where: str) -> None:
         """Say why a stage is skipped."""
         state = state_of(stage)
-        log.info(f"{where}: skipped, {'done and unchanged' if state.done else 'not asked for'}")
-        self.rows.append((stage.name, "skipped" if state.done else "not run", state.seconds))
+        log.info(f"{where}: skipped, {_why_not(stage)}")
+        self.rows.append((stage.name, "skipped", state.seconds) if state.done else (stage.name, "not run", 0.0))
         if state.done:
             self.event("stage", stage=stage.name, state="skip")
 
@@ -210,19 +217,21 @@ def _meaning(code: int) -> str:
     return f" (killed by signal {code - 128}{memory})"
 
 
-def _mark_stale(stages: list[Plan], todo: set[str], forced: set[str]) -> None:
-    """Forget what a stage has made when it is forced to run again, or one that it needs is about to run.
+def _mark_stale(stages: list[Plan], todo: set[str], forced: set[str]) -> list[str]:
+    """Forget what a stage has made that must be made again, and return the names of such stages.
 
-    Without this, a run that is interrupted half way would leave later stages that look done, made from older
-    ones.
+    A stage that runs without one that it is made from having to run first keeps what it has: it may go on.
+    Without this, a run that is interrupted half way would leave later stages that look done, made from older ones.
     """
-    stale = set(forced)
+    stale: list[str] = []
     for stage in stages:
-        if (stale | todo).intersection(stage.needs):
-            stale.add(stage.name)
-        state = state_of(stage)
-        if stage.name in stale and (state.done or state.resumable):
-            _write_state(stage, "again", state.seconds)
+        rebuilt = stage.name in forced or any(need in todo or need in stale for need in stage.needs)
+        left = read_state(stage)
+        if left is None or not (rebuilt or (stage.name in todo and not state_of(stage).resumable)):
+            continue
+        write_atomic(stage.folder / "stage.json", json.dumps({**left, "state": "again"}, indent=1, ensure_ascii=False))
+        stale.append(stage.name)
+    return stale
 
 
 def _make_room(stage: Plan, state: State) -> float:

@@ -190,24 +190,33 @@ class _Resolver:
 _WHY = {
     "done": "",
     "started": "not finished, goes on",
-    "again": "asked for again",
+    "again": "to be made again",
 }
+
+
+def read_state(stage: Plan) -> dict[str, Any] | None:
+    """Return the stage.json of an earlier run; None where there is none that can be read."""
+    try:
+        left = json.loads((stage.folder / "stage.json").read_text(encoding="utf-8"))
+        whole = isinstance(left["parts"], dict) and isinstance(left["key"], str) and float(left["seconds"]) >= 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return left if whole and left.get("state") in _WHY else None
 
 
 def state_of(stage: Plan) -> State:
     """Compare a stage with what an earlier run left in its folder."""
-    path = stage.folder / "stage.json"
-    if not path.is_file():
-        return State("not done yet")
-    try:
-        left = json.loads(path.read_text(encoding="utf-8"))
-        parts, key, word = left["parts"], left["key"], left["state"]
-        seconds = float(left["seconds"])
-    except (ValueError, KeyError, TypeError):
-        return State("its stage.json is broken")
-    if key == stage.key and word in _WHY:
-        return State(_WHY[word], resumable=word == "started", seconds=seconds)
-    return State(f"changed: {', '.join(_differences(parts, stage.parts)) or 'key'}")
+    left = read_state(stage)
+    if left is None:
+        there = (stage.folder / "stage.json").is_file()
+        return State("its stage.json is broken" if there else "not done yet")
+    word, seconds = left["state"], float(left["seconds"])
+    if left["key"] != stage.key:
+        return State(f"changed: {', '.join(_differences(left['parts'], stage.parts)) or 'key'}")
+    lost = [file for file in stage.command.makes if not (stage.output / file).is_file()]
+    if word == "done" and lost:
+        return State(f"{lost[0]} is missing", resumable=any(stage.output.glob("checkpoint-*")), seconds=seconds)
+    return State(_WHY[word], resumable=word == "started", seconds=seconds)
 
 
 def _differences(old: Any, new: dict[str, Any], limit: int = 6) -> list[str]:

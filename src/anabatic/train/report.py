@@ -32,6 +32,7 @@ _STATES = {
     "fail": ("failed", "✕"),
     "interrupted": ("interrupted", "…"),
     "run": ("unfinished", "…"),
+    "stale": ("out of date", "…"),
     "": ("not run", "○"),
 }
 
@@ -133,7 +134,7 @@ def _bits(runs: Sequence[Run]) -> dict[str, Any] | None:
             verdict = f"{abs(1 - model / gzip):.0%} {'fewer' if model <= gzip else 'more'} bits than gzip -9"
         amount = number(values.get("bytes"))
         return {
-            "stage": run.name,
+            "stage": f"{run.name} (out of date)" if run.state == "stale" else run.name,
             "value": f"{model:.3f}",
             "verdict": verdict,
             "bars": bars,

@@ -75,7 +75,7 @@ def find_checkpoint(job: TrainJob, folder: RunFolder, world: World) -> checkpoin
     """Return the checkpoint to continue from, or None to start at step 0.
 
     Raises:
-        ConfigError: the recipe differs from the one that saved it.
+        ConfigError: the recipe differs from the one that saved it, or the folder holds models and no checkpoint.
         CheckpointError: `save.resume: must` and there is none.
     """
     if job.save.resume == "never":
@@ -90,20 +90,37 @@ def find_checkpoint(job: TrainJob, folder: RunFolder, world: World) -> checkpoin
                 f"save.resume is must, but {folder.root} holds no whole checkpoint",
                 "check the folder's name, or use --save.resume auto",
             )
+        _keep_final_model(folder)
         return None
     _require_same(found, identity(job))
     return found
 
 
+def _keep_final_model(folder: RunFolder) -> None:
+    """A final model whose checkpoints are gone is all that is left of a run: it is not overwritten."""
+    if (folder.final_model / "config.json").is_file():
+        raise ConfigError(
+            f"{folder.final_model} is there from an earlier run, but no whole checkpoint to continue from",
+            "choose another --out, or start over with --save.resume never (what is there is moved aside)",
+        )
+    if torn := checkpoint.numbered(folder.root):
+        log.warn(f"none of the {len(torn)} checkpoints in {folder.root} is whole: starting again at step 0")
+
+
 def _set_aside(folder: RunFolder) -> None:
-    old = checkpoint.numbered(folder.root)
+    """Move what an earlier run has left into `superseded-<time>`; its log files are continued."""
+    kept = (folder.best_model, folder.final_model, folder.summary, folder.metrics, folder.events, folder.report)
+    old = [path for _, path in checkpoint.numbered(folder.root)] + [path for path in kept if path.exists()]
     if not old:
         return
     aside = folder.root / f"superseded-{time.strftime('%Y%m%d-%H%M%S')}"
-    aside.mkdir()
-    for _, path in old:
-        path.rename(aside / path.name)
-    log.warn(f"save.resume is never: {len(old)} older checkpoints were moved to {aside}")
+    try:
+        aside.mkdir()
+        for path in old:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise cannot_write(aside, error) from error
+    log.warn(f"save.resume is never: {len(old)} files and folders of the earlier run were moved to {aside}")
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
