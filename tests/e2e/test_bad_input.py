@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,7 +99,7 @@ def test_settings_that_cannot_be(home: Home, tmp_path: Path) -> None:
     out = tmp_path / "out"
     check(
         home.anabatic(*home.pretrain(out, more={"batch.seq-len": 0}), code=2),
-        2, "batch.seq_len is 0", "use at least 2 tokens",
+        2, "--batch.seq-len is 0", "use at least 2 tokens",
     )  # fmt: skip
     one, two = home.together(
         home.pretrain(out, more={"batch.micro-batch-tokens": 384}),
@@ -127,6 +129,48 @@ def test_another_recipe_is_not_continued(home: Home, base: Path) -> None:
         "--save.resume never",
     )
     assert command.checkpoints(base) == kept and (base / "metrics.jsonl").read_bytes() == before
+
+
+def test_nothing_that_is_there_is_overwritten(home: Home, base: Path, tmp_path: Path) -> None:
+    """A tokenizer, a model, and a finished run whose checkpoints were cleared away."""
+    cleared = tmp_path / "cleared"
+    shutil.copytree(base, cleared)
+    for path in cleared.glob("checkpoint-*"):
+        shutil.rmtree(path)
+    weights = (cleared / "final_model" / "model.safetensors").read_bytes()
+    words = ("tokenizer", "train", "--data.train", home.text, "--vocab-size", 300, "--out")
+    same, model, run = home.together(
+        (*words, home.tokenizer), (*words, base / "final_model"), home.pretrain(cleared), code=2
+    )
+    check(same, 2, f"{home.tokenizer} holds tokenizer.json already", "--overwrite")
+    check(model, 2, "holds tokenizer.json and config.json already", "choose another --out")
+    check(run, 2, "final_model is there from an earlier run, but no whole checkpoint", "--save.resume never")
+    assert (cleared / "final_model" / "model.safetensors").read_bytes() == weights
+
+    home.anabatic(*home.pretrain(cleared, more={"save.resume": "never"}))
+    (aside,) = cleared.glob("superseded-*")
+    assert (aside / "final_model" / "model.safetensors").read_bytes() == weights
+    assert (cleared / "final_model" / "model.safetensors").is_file()
+
+
+def test_models_that_are_not_whole(home: Home, base: Path, tmp_path: Path) -> None:
+    """transformers would fill in random weights, or print a table and go on."""
+    sizes, torn, fifo = tmp_path / "sizes", tmp_path / "torn", tmp_path / "pipe.txt"
+    shutil.copytree(base / "final_model", sizes)
+    config = json.loads((sizes / "config.json").read_text())
+    (sizes / "config.json").write_text(json.dumps({**config, "hidden_size": config["hidden_size"] * 2}))
+    shutil.copytree(base / "final_model", torn)
+    (torn / "chat_template.jinja").write_text("{# torn")
+    os.mkfifo(fifo)
+    one, two, pipe = home.together(
+        ("chat", "-m", sizes, "-p", "hi"),
+        ("chat", "-m", torn, "-p", "hi"),
+        home.pretrain(tmp_path / "out", more={"data.train": fifo}),
+        code=2,
+    )
+    check(one, 2, "weights do not fit config.json", "copy the folder again")
+    check(two, 2, "the chat template is damaged", "chat_template.jinja")
+    check(pipe, 2, f"{fifo}: not a regular file", "write it to a file")
 
 
 def test_folders_without_what_is_needed(home: Home, base: Path, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def build() -> App:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, 2 for the user's mistake, 1 for a failure, 130 when interrupted."""
+    _open_standard_files()
     tokens = list(sys.argv[1:] if argv is None else argv)
     if "--debug" in tokens:
         os.environ["ANABATIC_DEBUG"] = "1"  # workers and stages follow
@@ -70,6 +71,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     log.setup(debug)
     sys.exit(errors.guard(lambda: _call(tokens), debug))
+
+
+def _open_standard_files() -> None:
+    """Put the null device where a standard file is closed: the next file opened would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            stream = open(number, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _call(tokens: list[str]) -> int:

@@ -46,3 +46,4 @@ class ChatJob:
 
     def __post_init__(self) -> None:
         require(bool(self.model), "model is not given", "give --model FOLDER, for example runs/demo/sft")
+        require(all(line.strip() for line in self.prompt), "a line of prompt is empty", "say something with -p 'TEXT'")

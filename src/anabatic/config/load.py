@@ -25,12 +25,38 @@ def load(command: str, files: Sequence[str | Path] = (), flags: dict[str, Any] |
     """
     cls = commands.get(command).job_class()
     tree: dict[str, Any] = {}
+    origins: list[tuple[dict[str, Any], check.Where]] = []
     for file in files:
         source = yaml_file.read(file)
-        tree = merge(tree, check.section(source.tree, cls, check.Where(source.where)))
+        origins.append((source.tree, check.Where(source.where)))
     if flags:
-        tree = merge(tree, check.section(flags, cls, check.Flags()))
-    return make(cls, tree)
+        origins.append((flags, check.Flags()))
+    for given, where in origins:
+        tree = merge(tree, check.section(given, cls, where))
+    try:
+        return make(cls, tree)
+    except ConfigError as error:
+        raise _at_its_place(error, cls, origins) from error
+
+
+def _at_its_place(error: ConfigError, cls: type, origins: list[tuple[dict[str, Any], check.Where]]) -> ConfigError:
+    """Name the file and line, or the option, of the setting that a message about its value begins with."""
+    first, _, rest = str(error).partition(" ")
+    path: yaml_file.Path = tuple(first.split("."))
+    if first not in dict(check.leaves(cls)):
+        return error
+    for tree, where in reversed(origins):
+        if _has(tree, path):
+            return ConfigError(f"{where.name(path)} {rest}", error.hint)
+    return error
+
+
+def _has(tree: Any, path: yaml_file.Path) -> bool:
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = tree[key]
+    return True
 
 
 def build(command: str, tree: dict[str, Any], origin: str) -> Any:

@@ -31,10 +31,15 @@ class PipelineJob:
     """Folder of the pipeline; each stage has its own folder inside."""
     title: str = ""
     """Heading of the report."""
-    vars: dict[str, str] = field(default_factory=dict)
+    vars: dict[str, Any] = field(default_factory=dict)
     """Values that several stages use, or that the user must supply (left empty)."""
     stages: dict[str, Stage] = field(default_factory=dict)
     """Name of the stage -> what it does; they run in this order."""
 
     def __post_init__(self) -> None:
         require(bool(self.stages), "stages is empty", "add at least one stage with a `command`")
+        for name, value in self.vars.items():
+            plain = value is None or isinstance(value, (str, int, float))
+            require(plain, f"vars.{name} is a {type(value).__name__}", "give one text or number")
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            self.vars[name] = "" if value is None else text

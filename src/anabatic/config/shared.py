@@ -144,6 +144,11 @@ class Schedule:
             f"schedule.max_steps is {self.max_steps}",
             "use 1 or more, or leave it out",
         )
+        require(
+            self.max_steps is None or self.max_steps <= 10**9,
+            f"schedule.max_steps is {self.max_steps}",
+            "use at most 1,000,000,000",
+        )
         require(self.epochs is None or self.epochs > 0, f"schedule.epochs is {self.epochs}", "use a positive number")
         for name in ("warmup_ratio", "decay_ratio", "final_lr_ratio"):
             value = getattr(self, name)

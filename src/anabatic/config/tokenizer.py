@@ -13,6 +13,8 @@ class TokenizerTrainJob:
 
     out: str = "runs/tokenizer"
     """Folder to write."""
+    overwrite: bool = False
+    """Write into a folder that holds a tokenizer or a model already."""
     vocab_size: int = 32_768
     """Entries, special tokens included."""
     max_chars: int | None = 2_000_000_000

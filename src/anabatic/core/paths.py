@@ -79,18 +79,26 @@ def alone(root: Path, who: str) -> Iterator[None]:
         yield
 
 
-def cannot_write(path: Path, error: OSError) -> Failure:
-    """Return the error for a path that refused a write, with the numbers the user needs."""
+OTHER_OUT = "choose a folder you own with --out DIR"
+
+
+def cannot_write(path: Path, error: OSError, remedy: str = OTHER_OUT) -> Failure:
+    """Return the error for a path that refused a write, with the numbers the user needs.
+
+    Args:
+        path: what was written.
+        error: what the system said.
+        remedy: how the user chooses another place for it.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(_existing_parent(path)).free
         return Failure(
             f"no space left while writing {path}: {size(free)} free",
             "free some space or choose another disk; everything saved before is still whole",
         )
-    return Failure(
-        f"cannot write {path}: {error.strerror or error}",
-        "choose a folder you own with --out DIR, or change its permissions",
-    )
+    if error.errno == errno.EFBIG:
+        return Failure(f"cannot write {path}: a file may not grow that large", "raise the limit: `ulimit -f unlimited`")
+    return Failure(f"cannot write {path}: {error.strerror or error}", f"{remedy}, or change its permissions")
 
 
 def _existing_parent(path: Path) -> Path:

@@ -6,6 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 
+def utf8(text: str) -> str:
+    """Return text that UTF-8 can hold: bytes of an argument that were none (lone surrogates) become `?`."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def count(number: float) -> str:
     """Return a short decimal count: `950`, `12.3K`, `4.0M`, `1.2B`."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):

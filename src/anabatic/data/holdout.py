@@ -14,6 +14,9 @@ from anabatic.data.shard_write import Counts
 FEW = 200
 """Below this number of documents a hash threshold may hold out none at all, so the share is met exactly."""
 
+ENOUGH_CHARS = 20
+"""Ends of texts are held out in place of a whole text where together they have at least so many characters."""
+
 _HEAD_CHARS = 2**25
 
 Split = Literal["train", "valid"]
@@ -23,8 +26,8 @@ def select(read: Callable[[], Iterable[Document]], fraction: float, split: Split
     """Yield the documents of a split: `valid` gets `fraction` of them, `train` the others.
 
     From 200 documents on, a document is held out by the hash of its id alone (`is_held_out`). A smaller source holds
-    out `fraction` of its documents, at least one, those with the smallest hashes. Texts too few for that (fewer than
-    `1 / fraction`; one long file, say) each give their last `fraction` of characters.
+    out `fraction` of its documents, at least one, those with the smallest hashes. Long texts too few for that (fewer
+    than `1 / fraction`; one file, say) each give their last `fraction` of characters.
 
     Args:
         read: starts reading the source from its beginning; called again when the first documents are too large to keep.
@@ -44,7 +47,8 @@ def select(read: Callable[[], Iterable[Document]], fraction: float, split: Split
         head.clear()
         ids = [(document.id, document.text is not None) for document in islice(read(), FEW)]
         documents = read()
-    if 0 < len(ids) < FEW and len(ids) * fraction < 1 and all(is_text for _, is_text in ids):
+    too_few = 0 < len(ids) < FEW and len(ids) * fraction < 1 and all(is_text for _, is_text in ids)
+    if too_few and (len(ids) < 2 or chars * fraction >= ENOUGH_CHARS):
         for document in documents:
             yield _end_of(document, fraction, split)
         return

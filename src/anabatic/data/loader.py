@@ -151,7 +151,9 @@ def shares(sources: Sources) -> list[float]:
         if shards.num_tokens == 0 or shards.num_docs == 0:
             raise DataError(
                 f"{shards.name}: 0 tokens ({_dropped(shards)})",
-                "give more documents, or leave the source out",
+                "raise batch.seq_len: the conversations were cut before the assistant speaks"
+                if shards.counts.get("unlearned") and shards.counts.get("truncated")
+                else "give more documents, or leave the source out",
             )
         if weight is not None and not 0.0 < weight <= 1.0:
             raise ConfigError(f"{shards.name}: the weight is {weight:g}", "use a share above 0 and at most 1")

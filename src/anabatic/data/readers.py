@@ -132,7 +132,9 @@ def _json_row(
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        what = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         return Problem(f"{place}: broken JSON: {what}", f"write one JSON object a line, {SKIP_HINT}")
     return to_document(row, f"{name}:{number}", place, column)
 

@@ -238,7 +238,7 @@ def _publish(path: Path) -> Iterator[Path]:
         _rename_first(temporary, path)
         fsync_folder(path.parent)
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise cannot_write(path, error, "choose another folder with --data.cache DIR or ANABATIC_CACHE") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -111,6 +111,8 @@ def kind(source: Source) -> str:
         return _built_in_kind(source, built_in["scheme"], built_in["name"])
     if glob.has_magic(source.path):
         return "glob"
+    if os.path.islink(path):
+        raise DataError(f"{source.path}: a link to {os.readlink(path)}, which is not there", "mend the link")
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     where = f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
     raise DataError(f"{source.path}: no such file or folder", f"{where}.{did_you_mean(path.name, beside)}")
@@ -148,9 +150,11 @@ def named_files(source: Source) -> Named:
 
 def _one_file(source: Source) -> Named:
     path = Path(source.path).expanduser()
+    if not path.is_file():
+        raise DataError(f"{path}: not a regular file", "a pipe or a device cannot be read twice: write it to a file")
     if reader_for(path) is None:
         raise DataError(f'{path}: unknown extension "{path.suffix}"', _extensions_hint(path))
-    if path.is_file() and path.stat().st_size == 0:
+    if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty (0 bytes)", "give a file with text")
     return [(path, path.name)]
 
@@ -163,7 +167,7 @@ def _extensions_hint(path: Path) -> str:
 
 def _folder_files(source: Source) -> Named:
     base = Path(source.path).expanduser()
-    found = [Path(folder, name) for folder, names in _walk(base) for name in names]
+    found = [path for folder, names in _walk(base) for name in names if (path := Path(folder, name)).is_file()]
     return _readable(source, base, found)
 
 

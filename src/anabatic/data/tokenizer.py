@@ -89,7 +89,44 @@ def load(folder: str | Path) -> PreTrainedTokenizerFast:
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception
         raise _damaged(path, error) from error
+    if tokenizer.chat_template:
+        _try_template(tokenizer, path.parent)
     return tokenizer
+
+
+def _try_template(tokenizer: Any, folder: Path) -> None:
+    """A torn template must not wait for the first conversation. What it says of a conversation is not judged here."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise DataError(
+            f"{folder}: the chat template is damaged at its line {error.lineno}: {error.message}",
+            "fetch chat_template.jinja and tokenizer_config.json again",
+        ) from error
+    except TemplateError:
+        return  # it refuses this conversation; others it may take
+
+
+def chat_prompt(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+    """Return the tokens of a conversation, ready for the assistant to speak.
+
+    Raises:
+        DataError: the chat template refuses the conversation (some know no system message).
+    """
+    from jinja2 import TemplateError
+
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except TemplateError as error:
+        raise DataError(
+            f"the chat template of {tokenizer.name_or_path} refuses the conversation: {error}",
+            "leave the system message out, or begin with the user's turn",
+        ) from error
+    return ids
 
 
 def encode_fast(folder: str | Path) -> Tokenizer:

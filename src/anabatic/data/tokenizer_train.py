@@ -65,6 +65,7 @@ def train(job: TokenizerTrainJob) -> dict[str, Any]:
         ConfigError: the text does not support `job.vocab_size` entries.
         Failure: the folder cannot be written.
     """
+    _keep_what_is_there(job)
     started, tally = time.monotonic(), _Tally()
     tokenizer = _untrained()
     with Meter("counting words") as meter:
@@ -72,6 +73,8 @@ def train(job: TokenizerTrainJob) -> dict[str, Any]:
         tokenizer.train_from_iterator(pieces, trainer=_trainer(job))
     _check_size(job, tokenizer.get_vocab_size(), tally)
     folder.save(_with_visible_tokens(tokenizer), Path(job.out))
+    if tally.cut_chars:
+        log.info(f"tokenizer: {count(tally.cut_chars)} characters were left out (max_doc_chars, max_chars)")
     seconds = time.monotonic() - started
     log.info(
         f"tokenizer: {tokenizer.get_vocab_size():,} entries from {count(tally.chars)} characters in "
@@ -85,6 +88,17 @@ def train(job: TokenizerTrainJob) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "out": str(job.out),
     }
+
+
+def _keep_what_is_there(job: TokenizerTrainJob) -> None:
+    """Another tokenizer under a model, or in place of one that shards were made with, would spoil both silently."""
+    out = Path(job.out).expanduser()
+    there = [name for name in ("tokenizer.json", "config.json", "adapter_config.json") if (out / name).exists()]
+    if there and not job.overwrite:
+        raise ConfigError(
+            f"{out} holds {' and '.join(there)} already",
+            "choose another --out, or replace the tokenizer with --overwrite",
+        )
 
 
 def _untrained() -> Tokenizer:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import DataError
 from anabatic.data import tasks
 from anabatic.data.tasks import TaskRow
+from anabatic.data.tokenizer import chat_prompt
 from anabatic.evals.progress import Bar
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
@@ -100,10 +101,7 @@ def prompt_of(tokenizer: Any, row: TaskRow) -> list[int]:
             f"{tokenizer.name_or_path} has no chat template, tasks are asked in conversations",
             "fine-tune the model with `anabatic sft` first, or leave out --tasks",
         )
-    ids: list[int] = tokenizer.apply_chat_template(
-        row.messages[:-1], add_generation_prompt=True, tokenize=True, return_dict=False
-    )
-    return ids
+    return chat_prompt(tokenizer, row.messages[:-1])
 
 
 def _answer(engine: Engine, name: str, prompts: list[list[int]], sampling: Sampling) -> list[str]:

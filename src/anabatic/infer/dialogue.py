@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabatic.core.errors import DataError
+from anabatic.data.tokenizer import chat_prompt
 from anabatic.infer.engine import Engine, Request
 from anabatic.infer.sampling import Sampling
 
@@ -61,7 +62,7 @@ class Dialogue:
         before = list(self.messages)
         self.messages.append({"role": "user", "content": text})
         try:
-            request = self.engine.request(self._fit(text), self._next_sampling(), name="the message")
+            request = self.engine.request(self._fit(text), self._next_sampling(), name=self._name())
         except DataError:
             self.messages[:] = before
             raise
@@ -75,6 +76,9 @@ class Dialogue:
                 yield piece
         finally:
             self.messages.append({"role": "assistant", "content": "".join(said)})
+
+    def _name(self) -> str:
+        return "the system message with the question" if self.system and self.has_turns else "the message"
 
     def _next_sampling(self) -> Sampling:
         seed = self.sampling.seed
@@ -96,10 +100,7 @@ class Dialogue:
         return prompt
 
     def _prompt(self) -> list[int]:
-        ids: list[int] = self.engine.tokenizer.apply_chat_template(
-            self.transcript(), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        return ids
+        return chat_prompt(self.engine.tokenizer, self.transcript())
 
 
 def _continuation(tokenizer: Any, text: str) -> list[int]:

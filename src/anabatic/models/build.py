@@ -35,7 +35,13 @@ class Plan:
 
     def lines(self) -> list[str]:
         """One printable line a value."""
-        return [f"  {name} = {value:g} ({self.reasons[name]})" for name, value in self.values.items()]
+        return [f"  {name} = {_shown(value)} ({self.reasons[name]})" for name, value in self.values.items()]
+
+
+def _shown(value: float | int | bool) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
 def shape(model: ModelConfig, vocab_size: int) -> Plan:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from anabatic.core import log
@@ -59,6 +62,21 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def load_config(path: str | Path) -> PretrainedConfig:
+    """Read the configuration of a model folder, without its weights.
+
+    Raises:
+        DataError: config.json is missing, torn or of an unknown architecture.
+    """
+    folder = resolve(path)
+    _read_json(folder / "config.json")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise DataError(f"{folder / 'config.json'}: {_first_line(error)}", "copy the folder again") from error
+    return config
+
+
 def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Load a causal language model onto `device` with packed attention and the device's fused operators.
 
@@ -67,29 +85,80 @@ def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torc
     """
     folder = resolve(path)
     transformers_logging.disable_progress_bar()
-    _read_json(folder / "config.json")
+    config = load_config(folder)
     _check_files(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention.NAME,
-            use_safetensors=True,
-            local_files_only=True,
-        )
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                use_safetensors=True,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(f"{folder} cannot be loaded: {_first_line(error)}", "is the folder complete?") from error
     except Exception as error:  # safetensors raises its own class, straight from Rust
         if type(error).__name__ != "SafetensorError":
             raise
         raise DataError(f"{folder} has a torn weight file: {_first_line(error)}", "copy it again") from error
-    return prepare(model.to(device))  # type: ignore[arg-type] # transformers' own annotation of `to` is off
+    model, told = loaded
+    _require_whole(folder, told)
+    return prepare(model.to(device))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers prints a table of what does not fit and goes on; `_require_whole` says it in our words."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def _require_whole(folder: Path, told: dict[str, Any]) -> None:
+    """Every weight that config.json describes must be there and have its shape: transformers fills in random ones."""
+    if mismatched := sorted(told["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        raise DataError(
+            f"{folder}: {len(mismatched)} weights do not fit config.json: {name} has shape {list(stored)},"
+            f" the configuration says {list(wanted)}",
+            "weights and config.json are of different models: copy the folder again",
+        )
+    if missing := sorted(told["missing_keys"]):
+        raise DataError(
+            f"{folder}: {len(missing)} weights that config.json describes are missing: {', '.join(missing[:3])}",
+            "the folder holds another architecture, or only a part of the model: copy it again",
+        )
+    if surplus := sorted(told["unexpected_keys"]):
+        log.warn(f"{folder}: {len(surplus)} weights are not part of the model and not used: {', '.join(surplus[:3])}")
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def require_fit(config: PretrainedConfig, tokenizer: Any, folder: Path, seq_len: int = 0) -> None:
+    """Make sure that a model has room for a tokenizer's entries and for segments of `seq_len` positions.
+
+    Raises:
+        DataError: it has not.
+    """
+    if len(tokenizer) > config.vocab_size:
+        raise DataError(
+            f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab_size}",
+            "use the tokenizer that the model was trained with",
+        )
+    if seq_len > config.max_position_embeddings:
+        raise DataError(
+            f"batch.seq_len is {seq_len}, the model was made for {config.max_position_embeddings} positions",
+            f"use --batch.seq-len {config.max_position_embeddings} or less",
+        )
 
 
 def prepare(model: PreTrainedModel) -> PreTrainedModel:

@@ -15,13 +15,13 @@ from anabatic.core import log
 from anabatic.core.errors import AnabaticError, UserError
 from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import RunFolder, cannot_write, write_atomic
-from anabatic.core.text import count, did_you_mean
+from anabatic.core.text import count, did_you_mean, utf8
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.models.build import count_parameters
-from anabatic.models.hf import load_model, resolve
+from anabatic.models.hf import load_config, load_model, require_fit, resolve
 
 LONGEST_CONTEXT = 8192
 """Tokens of a conversation at most, whatever the model allows: the cache is allocated at once."""
@@ -31,7 +31,7 @@ HELP = """\
 /system TEXT     set the system message and start over; without TEXT: remove it
 /reset           forget the conversation
 /save FILE       write the conversation to FILE, one JSON line that `anabatic sft` can learn from
-/quit            leave (so does Ctrl-D); Ctrl-C stops an answer
+/quit            leave (so does Ctrl-D); Ctrl-C stops an answer, or forgets the line
 A backslash at the end of a line continues it on the next."""
 
 
@@ -48,16 +48,18 @@ def run(job: ChatJob) -> None:
     device = pick(job.device)
     folder = resolve(job.model)
     tokenizer = tokenizers.load(folder)
+    require_fit(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch, device.dtype)
     max_len = min(model.config.max_position_embeddings, LONGEST_CONTEXT)
-    dialogue = Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len), job.sampling, job.system)
+    system = None if job.system is None else utf8(job.system)
+    dialogue = Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len), job.sampling, system)
     log.info(f"{folder}: {count(count_parameters(model)[0])} parameters on {device.name}, context {max_len} tokens")
     if not dialogue.has_turns:
         log.warn("the model has no chat template: each line is continued as plain text, nothing is remembered")
-    chat = Chat(dialogue, _journal(job))
+    chat = Chat(dialogue, _journal(job.out, system))
     try:
         if job.prompt:
-            for line in job.prompt:
+            for line in map(utf8, job.prompt):
                 log.info(f"> {line}")
                 chat.answer(line)
         else:
@@ -195,13 +197,17 @@ def _lines() -> Iterator[str]:
 
 
 def _terminal_lines(whole: list[str]) -> Iterator[str]:
-    """Yield lines typed at a terminal with line editing, until Ctrl-D or Ctrl-C at the prompt."""
+    """Yield lines typed at a terminal with line editing, until Ctrl-D; Ctrl-C forgets the line."""
     import readline  # noqa: F401 - gives `input` editing and history
 
     while True:
         try:
             yield input("... " if whole else "> ")
-        except (EOFError, KeyboardInterrupt):
+        except KeyboardInterrupt:
+            whole.clear()
+            sys.stdout.write("\n")
+            log.info("(Ctrl-D or /quit leaves)")
+        except EOFError:
             sys.stdout.write("\n")
             return
 
@@ -217,16 +223,16 @@ def _tolerate_any_text() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _journal(job: ChatJob) -> JsonlWriter | None:
-    if job.out is None:
+def _journal(out: str | None, system: str | None) -> JsonlWriter | None:
+    if out is None:
         return None
-    folder = RunFolder(job.out)
+    folder = RunFolder(out)
     folder.create()
     path = folder.root / "chat.jsonl"
     try:
         journal = JsonlWriter(path)
     except OSError as error:
         raise cannot_write(path, error) from error
-    if job.system:
-        journal.write({"role": "system", "content": job.system})
+    if system:
+        journal.write({"role": "system", "content": system})
     return journal

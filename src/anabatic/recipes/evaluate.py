@@ -21,7 +21,7 @@ from anabatic.device.device import Device, pick
 from anabatic.evals import generative
 from anabatic.evals.generative import TaskScore
 from anabatic.evals.loss import BitsPerByte, bits_per_byte
-from anabatic.models.hf import load_model, resolve
+from anabatic.models.hf import load_config, load_model, require_fit, resolve
 
 LONGEST_SEGMENT = 2048
 """Segment length of the loss when neither the job nor the model asks for less."""
@@ -40,6 +40,7 @@ def run(job: EvalJob) -> None:
     device = pick(job.device)
     folder = resolve(job.model)
     tokenizer = tokenizers.load(folder)
+    require_fit(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch, device.dtype)
     log.info(f"{folder} on {device.name} ({device.reasons['device']})")
     result: dict[str, Any] = {"model": str(folder)}

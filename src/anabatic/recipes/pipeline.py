@@ -240,7 +240,9 @@ def _make_room(stage: Plan, state: State) -> float:
     Returns the seconds that the interrupted job has run already.
     """
     old = stage.folder.with_name(stage.folder.name + ".old")
-    if stage.folder.exists() and not state.resumable:
+    if state.resumable and not stage.command.trains:
+        shutil.rmtree(stage.folder)  # half of an answer or a table: such a stage starts over
+    elif stage.folder.exists() and not state.resumable:
         if old.exists():
             shutil.rmtree(old)
         os.replace(stage.folder, old)

@@ -10,9 +10,9 @@ from anabatic.config.pretrain import PretrainJob
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import Device, pick
 from anabatic.models.build import Plan, build, count_parameters, shape
-from anabatic.models.hf import enable_recompute, load_model, resolve
+from anabatic.models.hf import enable_recompute, load_config, load_model, require_fit, resolve
 from anabatic.parallel import world as parallel
-from anabatic.recipes.training import Training, corpus, require_fit, say_plan
+from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import find_checkpoint, open_folder
 
@@ -25,10 +25,11 @@ def run(job: PretrainJob) -> int:
         found = find_checkpoint(job, folder, world)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve(str(job.model.path))
         tokenizer = tokenizers.load(tokenizer_folder)
+        if job.model.path is not None:
+            require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
 
         plan, model = _model(job, device, len(tokenizer))
-        require_fit(model, tokenizer, tokenizer_folder, job.batch.seq_len)
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
         if job.schedule.epochs is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from anabatic.config.sft import SftJob
+from anabatic.core import log
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.models.build import Plan
-from anabatic.models.hf import enable_recompute, load_model, resolve
+from anabatic.models.hf import enable_recompute, load_config, load_model, require_fit, resolve
 from anabatic.parallel import world as parallel
-from anabatic.recipes.training import Training, corpus, require_fit, say_plan
+from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import find_checkpoint, open_folder
 
@@ -24,10 +25,13 @@ def run(job: SftJob) -> int:
         base = resolve(job.model)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else base
         tokenizer = tokenizers.load(tokenizer_folder)
+        require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, job.train_on_inputs)
+        for part, _ in data.train:
+            if not part.is_chat:
+                log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
         model = load_model(base, device.torch)
-        require_fit(model, tokenizer, tokenizer_folder, job.batch.seq_len)
         if job.recompute:
             enable_recompute(model)
         plan = Plan()

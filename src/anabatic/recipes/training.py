@@ -14,7 +14,7 @@ from anabatic.config.shared import Data
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
-from anabatic.core.text import count
+from anabatic.core.text import count, utf8
 from anabatic.data import shards
 from anabatic.data.loader import Loader, Sources, ValidPass
 from anabatic.data.shard_set import ShardSet
@@ -59,6 +59,11 @@ def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, train
         valid = [part for part, _ in shards.build_all(held_out, tokenizer_folder, data, "valid", **options)]
     if world.first:
         barrier(world)
+    if valid is not None and not any(part.num_tokens for part in valid):
+        raise DataError(
+            f"0 tokens of held-out data in {', '.join(part.name for part in valid)}",
+            "name sources in data.valid, raise data.valid_fraction, or train without by --data.valid-fraction 0",
+        )
     return Corpus(train, valid)
 
 
@@ -153,7 +158,8 @@ class Training:
         return Fit(
             folder=self.folder, metrics=metrics, device=self.device, world=self.world, step=step, batches=loader,
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
-            log=job.log, peak_lr=sizes.matrix_lr if job.optim.name == "muon" else sizes.lr, tensors=tensors,
+            log=job.log, peak_lr=sizes.lr, tensors=tensors,
+            peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
             identity=run.identity(job), sizes=sizes.decisive(self.world), evaluate=self._evaluate,
             keep_best=lambda: save_model(self.model, self.folder.best_model, self.tokenizer),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
@@ -167,7 +173,7 @@ class Training:
 
     def _sample_prompts(self) -> list[list[int]]:
         """Tokenise `eval.sample_prompts`; before the training, because a wrong one must not end it."""
-        prompts = [self.tokenizer.encode("<|endoftext|>" + text) for text in self.job.eval.sample_prompts]
+        prompts = [self.tokenizer.encode("<|endoftext|>" + utf8(text)) for text in self.job.eval.sample_prompts]
         longest = max(map(len, prompts), default=0)
         if longest + 1 > self.job.batch.seq_len:
             raise DataError(
@@ -206,28 +212,10 @@ class Training:
         }
 
 
-def require_fit(model: PreTrainedModel, tokenizer: Any, folder: Path, seq_len: int) -> None:
-    """Make sure that a loaded model has room for the tokenizer's entries and the segments' positions.
-
-    Raises:
-        DataError: it has not.
-    """
-    config = model.config
-    if len(tokenizer) > config.vocab_size:
-        raise DataError(
-            f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab_size}",
-            "use the tokenizer that the model was trained with",
-        )
-    if seq_len > config.max_position_embeddings:
-        raise DataError(
-            f"batch.seq_len is {seq_len}, the model was made for {config.max_position_embeddings} positions",
-            f"use --batch.seq-len {config.max_position_embeddings} or less",
-        )
-
-
 def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:
     """Print every derived value with its reason."""
     params, multiplying = count_parameters(model)
-    log.info(f"{count(params)} parameters, {count(multiplying)} of them multiply every token, {world.size} processes")
+    processes = "1 process" if world.size == 1 else f"{world.size} processes"
+    log.info(f"{count(params)} parameters, {count(multiplying)} of them multiply every token, {processes}")
     for line in plan.lines():
         log.info(line)

@@ -101,6 +101,8 @@ def _unwrap(error: Any, target: Path) -> Exception:
         if cause is not None:
             return cannot_write(target, cause)
     first = next(iter(error.failures.values()))[0] if error.failures else error
+    if "inline_container" in str(first):  # torch's zip writer hides the reason, a limit on file sizes, say
+        first = "the system refused a part of a file (a limit on file sizes, or a full disk?)"
     return CheckpointError(f"{target} cannot be written: {first}", "older checkpoints are untouched")
 
 

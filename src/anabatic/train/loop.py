@@ -55,6 +55,7 @@ class Fit:
         tensors: all that a checkpoint holds: model, optimizer, step counters.
         evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
         keep_best: write best_model; called on rank 0 when the held-out loss improved.
+        peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
     """
 
@@ -71,6 +72,7 @@ class Fit:
     eval: Evaluate
     log: Log
     peak_lr: float
+    peak_matrix_lr: float | None
     tensors: dict[str, Tensor]
     identity: dict[str, Any]
     sizes: dict[str, float]
@@ -190,6 +192,7 @@ class _Clock:
         row = {
             "loss": drained.loss,
             "lr": job.peak_lr * scale,
+            **({} if job.peak_matrix_lr is None else {"matrix_lr": job.peak_matrix_lr * scale}),
             "grad_norm": drained.grad_norm,
             "tokens": progress.tokens,
             "tokens_per_s": rate,

@@ -168,7 +168,7 @@ def total_steps(plan: Plan, schedule: Schedule, epoch_tokens: int, tokens: float
     if schedule.max_steps is not None:
         steps, why = schedule.max_steps, "given"
     elif schedule.epochs is not None:
-        steps = max(1, round(schedule.epochs * epoch_tokens / global_batch))
+        steps = max(1, math.ceil(schedule.epochs * epoch_tokens / global_batch - 1e-6))
         why = f"{schedule.epochs:g} epochs of {count(epoch_tokens)} tokens"
     else:
         steps = max(1, round(tokens / global_batch))

@@ -88,7 +88,7 @@ def read_pipeline(out: Path, job: PipelineJob) -> list[Run]:
         run.seconds = run.seconds if seconds is None else seconds
         run.ended = run.ended if ended is None else ended
         if run.state == "stale":
-            run.notes.append("made before the settings or an earlier stage changed; it is made again when the run goes on")
+            run.notes.append("made before the settings changed; it is made again when the run goes on")
         runs.append(run)
     return runs
 

@@ -225,3 +225,13 @@ def test_a_full_disk_is_readable() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: cannot write: No space left on device\nhint: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files(closed: str, tmp_path: Path) -> None:
+    """The first file opened would take the place of a closed one, and messages would end up in it."""
+    out = tmp_path / "recipe.yaml"
+    script = f"{shlex.quote(sys.executable)} -m anabatic config show sft {closed}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and not out.exists()

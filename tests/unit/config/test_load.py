@@ -107,3 +107,22 @@ def test_dump_is_valid_input_and_equal(tokenizer, train, lr, steps, ratios, comp
     text = load.dump(job)
     assert load.build("pretrain", yaml_file.parse(text, "dump").tree, "dump") == job
     assert isinstance(job, PretrainJob)
+
+
+def test_a_value_out_of_range_names_its_place(tmp_path: Path) -> None:
+    below, above = tmp_path / "below.yaml", tmp_path / "above.yaml"
+    below.write_text("model: m\ndata: {train: [a]}\nschedule:\n  max_steps: -3\n")
+    above.write_text("log: {every: 5}\n")
+    with pytest.raises(ConfigError, match=r"below.yaml:4: schedule.max_steps is -3"):
+        load.load("sft", [below, above])
+    with pytest.raises(ConfigError, match=r"^--schedule.max-steps is 0"):
+        load.load("sft", [below], {"schedule": {"max_steps": Text("0")}})
+
+
+def test_variables_may_be_numbers(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("vars: {steps: 5, share: 0.5, on: true, later: }\nstages: {a: {command: eval}}\n")
+    assert load.load("run", [recipe]).vars == {"steps": "5", "share": "0.5", "on": "true", "later": ""}
+    recipe.write_text("vars: {steps: [5]}\nstages: {a: {command: eval}}\n")
+    with pytest.raises(ConfigError, match="vars.steps is a list"):
+        load.load("run", [recipe])

@@ -260,6 +260,14 @@ def test_train_and_valid_part_the_documents(number, kind):
         assert len(valid) == max(1, round(number * 0.05))
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 49])
+def test_a_few_short_rows_leave_something_held_out(number):
+    documents = [Document(f"row {n} is short", None, f"a:{n}") for n in range(number)]
+    train, valid = (list(select(lambda: documents, 0.02, split, Counts())) for split in ("train", "valid"))
+    assert len(train) == max(1, number - 1)
+    assert number == 1 or len(valid) == 1  # one short row alone cannot be parted
+
+
 @pytest.mark.parametrize("number", [3, 30, 250])
 def test_documents_too_large_to_keep_are_parted_likewise(number, monkeypatch):
     documents = [Document(f"text {n}\n" * 100, None, f"a:{n}") for n in range(number)]

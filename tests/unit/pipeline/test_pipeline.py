@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,110 +17,10 @@ from typing import Any
 
 import pytest
 
-from anabatic.config import load, yaml_file
-from anabatic.config.pipeline import PipelineJob
-from anabatic.core import jsonl, log
+from anabatic.config import load
+from anabatic.core import jsonl
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.recipes import pipeline
-
-PROGRAM = """
-import json, pathlib, signal, sys, time
-import yaml
-here = pathlib.Path(__file__).parent
-file = pathlib.Path(sys.argv[-1])
-job = yaml.safe_load(file.read_text())
-name = file.parent.name
-with open(here / "ran", "a") as ran:
-    ran.write(name + "\\n")
-behaviour = dict(line.split() for line in (here / "behave").read_text().splitlines())
-how = behaviour.get(name, "good")
-out = pathlib.Path(job.get("out") or file.parent)
-out.mkdir(parents=True, exist_ok=True)
-if how == "fail":
-    sys.exit(3)
-if how == "slow":
-    stop = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: stop.append(number))
-    (here / "waiting").touch()
-    while not stop:
-        time.sleep(0.02)
-    time.sleep(0.5)
-    (here / "signals").write_text(str([int(number) for number in stop]))
-    how = "stop"
-if how == "stubborn":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    (here / "waiting").touch()
-    time.sleep(60)
-(out / "checkpoint").write_text("saved")
-for made in ("tokenizer.json", "tokenizer_config.json", "eval.json"):
-    (out / made).touch()
-if sys.argv[1] in ("pretrain", "sft"):
-    for model in ("best_model", "final_model"):
-        (out / model).mkdir(exist_ok=True)
-        (out / model / "config.json").touch()
-        (out / model / "tokenizer.json").touch()
-    (out / "summary.json").write_text(json.dumps({"finished": how == "good"}))
-"""
-
-
-class Bench:
-    """A pipeline in a folder, with the stand-in program."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.out = root / "out"
-        (root / "program.py").write_text(PROGRAM)
-        self.behave()
-        self.tree: dict[str, Any] = {
-            "out": str(self.out),
-            "title": "Bench",
-            "vars": {"corpus": "books", "steps": "5"},
-            "stages": {
-                "tok": {"command": "tokenizer train", "job": {"data": {"train": ["${corpus}"]}}},
-                "base": {
-                    "command": "pretrain",
-                    "job": {
-                        "tokenizer": "${tok}",
-                        "data": {"train": ["${corpus}/a.txt"]},
-                        "schedule": {"max_steps": "${steps}"},
-                    },
-                },
-                "sft": {"command": "sft", "job": {"model": "${base}", "data": {"train": ["c.jsonl"]}}},
-                "talk": {"command": "chat", "job": {"model": "${sft}", "prompt": ["costs $$5"]}},
-            },
-        }
-
-    def job(self) -> PipelineJob:
-        built = load.build("run", self.tree, "bench")
-        assert isinstance(built, PipelineJob)
-        return built
-
-    def behave(self, **stages: str) -> None:
-        (self.root / "behave").write_text("".join(f"{name} {how}\n" for name, how in stages.items()))
-
-    def run(self, **options: Any) -> int:
-        program = [sys.executable, str(self.root / "program.py")]
-        return pipeline.run(self.job(), program=program, **options)
-
-    def ran(self) -> list[str]:
-        """Stages that ran since the last question."""
-        path = self.root / "ran"
-        names = path.read_text().split() if path.exists() else []
-        path.unlink(missing_ok=True)
-        return names
-
-    def read(self, stage: str) -> dict[str, Any]:
-        return yaml_file.read(self.out / stage / "stage.yaml").tree
-
-
-@pytest.fixture
-def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
-    log.setup()
-    return Bench(tmp_path)
-
-
-ALL = ["tok", "base", "sft", "talk"]
+from unit.pipeline.bench import ALL, Bench
 
 
 def test_all_stages_run_in_order_and_then_none(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,44 +82,6 @@ def test_titles_change_nothing(bench: Bench) -> None:
     bench.tree["stages"]["sft"]["title"] = "Another heading"
     assert bench.run() == 0
     assert bench.ran() == []
-
-
-def test_from_and_only(bench: Bench) -> None:
-    bench.run()
-    bench.ran()
-    assert bench.run(start="sft") == 0
-    assert bench.ran() == ["sft", "talk"]
-    assert bench.run(only=["base"]) == 0
-    assert bench.ran() == ["base"]
-    assert bench.run() == 0
-    assert bench.ran() == ["sft", "talk"]  # made from an older base
-    with pytest.raises(ConfigError, match='no stage "bas". Did you mean "base"'):
-        bench.run(start="bas")
-    with pytest.raises(ConfigError, match="both --from and --only"):
-        bench.run(start="base", only=["base"])
-
-
-def test_from_starts_over_where_the_plain_command_goes_on(bench: Bench) -> None:
-    bench.behave(base="stop")
-    assert bench.run() == 1
-    (bench.out / "base" / "mine").touch()
-    assert bench.run() == 1
-    assert (bench.out / "base" / "mine").exists()
-    bench.behave()
-    assert bench.run(start="base") == 0
-    assert not (bench.out / "base" / "mine").exists()
-    assert (bench.out / "base.old" / "mine").exists()
-
-
-def test_from_that_fails_half_way_is_finished_by_the_plain_command(bench: Bench) -> None:
-    bench.run()
-    bench.ran()
-    bench.behave(sft="fail")
-    assert bench.run(start="base") == 3
-    assert bench.ran() == ["base", "sft"]
-    bench.behave()
-    assert bench.run() == 0
-    assert bench.ran() == ["sft", "talk"]
 
 
 def test_a_failing_stage_stops_and_the_rest_goes_on_later(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,60 +168,6 @@ def test_folders_that_cannot_be_used(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(Failure, match="cannot write"):
         bench.run()
     assert bench.ran() == []
-
-
-def test_a_broken_stage_json_means_run_again(bench: Bench) -> None:
-    bench.run()
-    bench.ran()
-    (bench.out / "tok" / "stage.json").write_text('{"state": "do')
-    assert bench.run() == 0
-    assert bench.ran() == ALL  # what was made from it may not fit the new one
-
-
-@pytest.mark.parametrize("lost", ["tok/tokenizer.json", "base/best_model", "base/final_model/tokenizer.json"])
-def test_what_a_stage_made_is_gone(bench: Bench, capsys: pytest.CaptureFixture[str], lost: str) -> None:
-    bench.run()
-    bench.ran()
-    path = bench.out / lost
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    capsys.readouterr()
-    assert bench.run(dry_run=True) == 0
-    first, _, file = lost.partition("/")
-    assert re.search(rf"run   {first}: .*\({file}.* is missing\)", capsys.readouterr().err)
-    assert bench.run() == 0
-    assert bench.ran() == ALL[ALL.index(first) :] and path.exists()
-
-
-def test_a_lost_model_with_checkpoints_is_made_from_them(bench: Bench) -> None:
-    bench.run()
-    bench.ran()
-    (bench.out / "base" / "checkpoint-5").mkdir()
-    shutil.rmtree(bench.out / "base" / "final_model")
-    assert bench.run() == 0
-    assert (bench.out / "base" / "checkpoint-5").is_dir() and not (bench.out / "base.old").exists()
-
-
-def test_interrupted_after_a_change_and_back(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.run()
-    bench.ran()
-    changed = {"max_steps": 7}
-    before = bench.tree["stages"]["base"]["job"]["schedule"]
-    bench.tree["stages"]["base"]["job"]["schedule"] = changed
-    bench.behave(base="stop")
-    assert bench.run() == 1
-    assert bench.ran() == ["base"]
-    page = (bench.out / "report.html").read_text()
-    assert page.count("</i>out of date<") == 2 and page.count("</i>up to date<") == 1
-    capsys.readouterr()
-    bench.run(dry_run=True)
-    assert "run   sft: " in capsys.readouterr().err
-
-    bench.tree["stages"]["base"]["job"]["schedule"] = before
-    bench.behave()
-    assert bench.run() == 0
-    assert bench.ran() == ["base", "sft", "talk"]
-    err = capsys.readouterr().err
-    assert "not asked for" not in err and "asked for" not in err
 
 
 def start(bench: Bench) -> subprocess.Popen[str]:

@@ -1,0 +1,103 @@
+"""Stages that run again: asked for, changed, broken, or with something that they made gone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from anabatic.core.errors import ConfigError
+from unit.pipeline.bench import ALL, Bench
+
+
+def test_from_and_only(bench: Bench) -> None:
+    bench.run()
+    bench.ran()
+    assert bench.run(start="sft") == 0
+    assert bench.ran() == ["sft", "talk"]
+    assert bench.run(only=["base"]) == 0
+    assert bench.ran() == ["base"]
+    assert bench.run() == 0
+    assert bench.ran() == ["sft", "talk"]  # made from an older base
+    with pytest.raises(ConfigError, match='no stage "bas". Did you mean "base"'):
+        bench.run(start="bas")
+    with pytest.raises(ConfigError, match="both --from and --only"):
+        bench.run(start="base", only=["base"])
+
+
+def test_from_starts_over_where_the_plain_command_goes_on(bench: Bench) -> None:
+    bench.behave(base="stop")
+    assert bench.run() == 1
+    (bench.out / "base" / "mine").touch()
+    assert bench.run() == 1
+    assert (bench.out / "base" / "mine").exists()
+    bench.behave()
+    assert bench.run(start="base") == 0
+    assert not (bench.out / "base" / "mine").exists()
+    assert (bench.out / "base.old" / "mine").exists()
+
+
+def test_from_that_fails_half_way_is_finished_by_the_plain_command(bench: Bench) -> None:
+    bench.run()
+    bench.ran()
+    bench.behave(sft="fail")
+    assert bench.run(start="base") == 3
+    assert bench.ran() == ["base", "sft"]
+    bench.behave()
+    assert bench.run() == 0
+    assert bench.ran() == ["sft", "talk"]
+
+
+def test_a_broken_stage_json_means_run_again(bench: Bench) -> None:
+    bench.run()
+    bench.ran()
+    (bench.out / "tok" / "stage.json").write_text('{"state": "do')
+    assert bench.run() == 0
+    assert bench.ran() == ALL  # what was made from it may not fit the new one
+
+
+@pytest.mark.parametrize("lost", ["tok/tokenizer.json", "base/best_model", "base/final_model/tokenizer.json"])
+def test_what_a_stage_made_is_gone(bench: Bench, capsys: pytest.CaptureFixture[str], lost: str) -> None:
+    bench.run()
+    bench.ran()
+    path = bench.out / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    capsys.readouterr()
+    assert bench.run(dry_run=True) == 0
+    first, _, file = lost.partition("/")
+    assert re.search(rf"run   {first}: .*\({file}.* is missing\)", capsys.readouterr().err)
+    assert bench.run() == 0
+    assert bench.ran() == ALL[ALL.index(first) :] and path.exists()
+
+
+def test_a_lost_model_with_checkpoints_is_made_from_them(bench: Bench) -> None:
+    bench.run()
+    bench.ran()
+    (bench.out / "base" / "checkpoint-5").mkdir()
+    shutil.rmtree(bench.out / "base" / "final_model")
+    assert bench.run() == 0
+    assert (bench.out / "base" / "checkpoint-5").is_dir() and not (bench.out / "base.old").exists()
+
+
+def test_interrupted_after_a_change_and_back(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run()
+    bench.ran()
+    changed = {"max_steps": 7}
+    before = bench.tree["stages"]["base"]["job"]["schedule"]
+    bench.tree["stages"]["base"]["job"]["schedule"] = changed
+    bench.behave(base="stop")
+    assert bench.run() == 1
+    assert bench.ran() == ["base"]
+    page = (bench.out / "report.html").read_text()
+    assert page.count("</i>out of date<") == 2 and page.count("</i>up to date<") == 1
+    capsys.readouterr()
+    bench.run(dry_run=True)
+    assert "run   sft: " in capsys.readouterr().err
+
+    bench.tree["stages"]["base"]["job"]["schedule"] = before
+    bench.behave()
+    assert bench.run() == 0
+    assert bench.ran() == ["base", "sft", "talk"]
+    err = capsys.readouterr().err
+    assert "not asked for" not in err and "asked for" not in err
