@@ -121,20 +121,20 @@ def build(
 
 @torch.no_grad()
 def _fill(net: PreTrainedModel, config: Qwen3Config, rope_theta: float, seed: int) -> None:
-    """Weights: matrices uniform with deviation 1/sqrt(width), block outputs and an untied head zero.
+    """Weights: matrices normal with deviation 1/sqrt(width), block outputs and an untied head zero. Tied embeddings
+    are small (GPT-2's 0.02): the head would otherwise begin by predicting the token that it has just read.
 
     Zero outputs make every block the identity at the start, which lets the learning rate be high from the first
     step (muP, arXiv 2203.03466, section on output layers). Drawn on the CPU, so that every device starts alike.
     """
     generator = torch.Generator().manual_seed(seed)
-    width = config.hidden_size
 
     def draw(weight: torch.Tensor, deviation: float) -> None:
         weight.copy_(torch.empty(weight.shape).normal_(0.0, deviation, generator=generator))
 
     for name, module in net.named_modules():
         if isinstance(module, nn.Embedding):
-            draw(module.weight, width**-0.5 if config.tie_word_embeddings else 1.0)
+            draw(module.weight, 0.02 if config.tie_word_embeddings else 1.0)
         elif isinstance(module, nn.Linear):
             if name.endswith(("o_proj", "down_proj", "lm_head")):
                 module.weight.zero_()
