@@ -12,6 +12,7 @@ import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
+from anabatic.data.spans import said_by_assistant
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 Messages = list[dict[str, Any]]
@@ -51,22 +52,17 @@ class Rendered:
 
 
 def template_of(tokenizer: Any) -> str:
-    """Return the tokenizer's chat template, which must mark what the assistant says.
+    """Return the tokenizer's chat template.
 
     Raises:
-        DataError: there is no template, or no `{% generation %}` block in it.
+        DataError: there is none.
     """
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    name = tokenizer.name_or_path or "the tokenizer"
     if not template:
+        name = tokenizer.name_or_path or "the tokenizer"
         raise DataError(f"{name}: no chat template", "use a chat model's tokenizer, or train one with ours")
-    if not _GENERATION.search(template):
-        raise DataError(
-            f"{name}: the chat template has no {{% generation %}} block: nothing says what to learn",
-            "put {% generation %} ... {% endgeneration %} around what the assistant says, its end token too",
-        )
     return str(template)
 
 
@@ -145,23 +141,34 @@ def render_full(
 def _fill(
     messages: Messages, tokenizer: Any, template: str, name: str, tools: list[dict[str, Any]] | None
 ) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text and what the assistant says in it: as the template marks it, else by difference."""
+    # Templates test for a key, so a null reads as the word "None" (transformers drops them likewise).
+    plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    if _GENERATION.search(template):
+        return _apply(plain, tokenizer, template, name, tools, return_assistant_tokens_mask=True)
+
+    def render(turns: Messages, ask: bool) -> str:
+        return _apply(turns, tokenizer, template, name, tools, add_generation_prompt=ask)[0]
+
+    text = render(plain, False)
+    ends = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return text, said_by_assistant(plain, text, render, ends, name)
+
+
+def _apply(
+    messages: Messages, tokenizer: Any, template: str, name: str, tools: list[dict[str, Any]] | None, **options: bool
+) -> tuple[str, list[tuple[int, int]]]:
     import jinja2
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    # Templates test for a key, so a null reads as the word "None" (transformers drops them likewise).
-    plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
     render: Any = render_jinja_template  # annotated as returning a string; returns texts and spans
     try:
         texts, spans = render(
-            [plain],
-            tools=tools,
-            chat_template=template,
-            return_assistant_tokens_mask=True,
-            **tokenizer.special_tokens_map,
+            [messages], tools=tools, chat_template=template, **options, **tokenizer.special_tokens_map
         )
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise DataError(f"{name}: the chat template refuses the conversation: {error}", _SHAPE) from error
-    return texts[0], spans[0]
+    return texts[0], spans[0] if spans else []
 
 
 def _rendered(encoding: Any, text: str, spans: list[tuple[int, int]], special: np.ndarray) -> Rendered:
