@@ -52,6 +52,8 @@ class Data:
     """Share of documents held out when `valid` is empty."""
     text_column: str = "text"
     """Column or key of the text in .jsonl and .parquet."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name of a column -> its name in the files, for example `{query: question_text, response: reply}`."""
     on_bad_row: Literal["fail", "skip"] = "fail"
     """A broken row stops the job, or is skipped, counted and reported."""
     cache: str | None = None

@@ -27,12 +27,27 @@ class Document:
         id: stable name `file:row` (row counted from 1, file relative to its source); decides whether it is
             held out.
         tools: JSON schemas of the functions a conversation may call.
+        rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
     """
 
     text: str | None
     messages: list[Message] | None
     id: str
     tools: list[dict[str, Any]] | None = None
+    rejected: list[Message] | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column of a file holds what.
+
+    Attributes:
+        text: the plain text.
+        names: (our name, the file's name) of columns that are called otherwise there.
+    """
+
+    text: str = "text"
+    names: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from anabatic.core.errors import DataError
 from anabatic.core.text import count
-from anabatic.data.document import MAX_ROW, SKIP_HINT, Document, Problem
-from anabatic.data.rows import CONVERSATION_COLUMNS, listed, missing_hint, to_document
+from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
+from anabatic.data.rows import format_name, listed, missing_hint, needed, to_document
 
 
-def read_parquet(path: Path, name: str, text_column: str) -> Iterator[Document | Problem]:
+def read_parquet(path: Path, name: str, settings: Columns) -> Iterator[Document | Problem]:
     """Yield the rows of a Parquet file, a few hundred at a time, reading only the columns that are needed.
 
     Raises:
@@ -24,11 +24,11 @@ def read_parquet(path: Path, name: str, text_column: str) -> Iterator[Document |
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
-            columns = _parquet_columns(path, file.schema_arrow, text_column)
+            columns = _parquet_columns(path, file.schema_arrow, settings)
             for batch in file.iter_batches(batch_size=256, columns=columns, use_threads=False):
                 for row in _batch_rows(batch):
                     number += 1
-                    item = _parquet_row(path, name, text_column, number, row)
+                    item = _parquet_row(path, name, settings, number, row)
                     if item is not None:
                         yield item
     except (pyarrow.ArrowException, OSError) as error:
@@ -39,26 +39,26 @@ def read_parquet(path: Path, name: str, text_column: str) -> Iterator[Document |
         )
 
 
-def _parquet_columns(path: Path, schema: Any, text_column: str) -> list[str]:
+def _parquet_columns(path: Path, schema: Any, settings: Columns) -> list[str]:
     import pyarrow.types as types
 
     names: list[str] = schema.names
-    conversation = "messages" in names or "conversations" in names or {"instruction", "output"} <= set(names)
-    if text_column not in names and not conversation:
+    form = format_name(names, settings)
+    if not form:
         raise DataError(
-            f'{path}: no column "{text_column}"; the file has {listed(names)}',
-            missing_hint(text_column, names),
+            f'{path}: no column "{settings.text}"; the file has {listed(names)}', missing_hint(settings, names)
         )
-    if text_column in names and "messages" not in names:
-        kind = schema.field(text_column).type
-        value = kind.value_type if types.is_dictionary(kind) else kind
-        if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
-            raise DataError(
-                f'{path}: column "{text_column}" is {kind}, not text',
-                f"name the column of the text with --data.text-column NAME; the file has {listed(names)}",
-            )
-        return [text_column]
-    return [column for column in (*CONVERSATION_COLUMNS, text_column) if column in names]
+    if not form.startswith("plain text"):
+        return needed(names, settings)
+    theirs = dict(settings.names).get(settings.text, settings.text)
+    kind = schema.field(theirs).type
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
+        raise DataError(
+            f'{path}: column "{theirs}" is {kind}, not text',
+            f"name the column of the text with --data.text-column NAME; the file has {listed(names)}",
+        )
+    return [theirs]
 
 
 def _batch_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
@@ -73,15 +73,15 @@ def _batch_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
 
 
 def _parquet_row(
-    path: Path, name: str, column: str, number: int, row: dict[str, Any] | UnicodeDecodeError
+    path: Path, name: str, settings: Columns, number: int, row: dict[str, Any] | UnicodeDecodeError
 ) -> Document | Problem | None:
     place = f"{path}: row {number}"
     if isinstance(row, UnicodeDecodeError):
         return Problem(f"{place}: invalid UTF-8 at byte {row.start} of the text", f"write the file again, {SKIP_HINT}")
-    text = row.get(column)
+    text = row.get(settings.text)
     if isinstance(text, str) and len(text) > MAX_ROW:
         return Problem(
             f"{place}: {count(len(text))} characters long, more than {count(MAX_ROW)}",
             f"split the row into documents, {SKIP_HINT}",
         )
-    return to_document(row, f"{name}:{number}", place, column)
+    return to_document(row, f"{name}:{number}", place, settings)

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import IO, cast
 
 from anabatic.core.text import size
-from anabatic.data.document import MAX_ROW, SKIP_HINT, Document, Problem
+from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
 from anabatic.data.parquet import read_parquet
 from anabatic.data.rows import to_document
 
 BLOCK = 2**20
 """A text file over `MAX_ROW` is read in blocks of about so many bytes; each is a document."""
 
-Reader = Callable[[Path, str, str], Iterator["Document | Problem"]]
-"""`(path, name, text_column)`: `name` is the part of a document's id before the row number."""
+Reader = Callable[[Path, str, Columns], Iterator["Document | Problem"]]
+"""`(path, name, columns)`: `name` is the part of a document's id before the row number."""
 
 
-def read_text(path: Path, name: str, text_column: str = "") -> Iterator[Document | Problem]:
+def read_text(path: Path, name: str, columns: Columns) -> Iterator[Document | Problem]:
     """Yield a text file as one document; one over `MAX_ROW` in blocks of `BLOCK`, cut at blank lines."""
     offset, line = 0, 1
     with open(path, "rb") as file:
@@ -65,13 +65,13 @@ def _cut(buffer: bytes) -> int:
     return end - 1 if starts_a_character and end > 1 else len(buffer)
 
 
-def read_jsonl(path: Path, name: str, text_column: str) -> Iterator[Document | Problem]:
+def read_jsonl(path: Path, name: str, columns: Columns) -> Iterator[Document | Problem]:
     """Yield the rows of a JSON-lines file, plain or compressed. Blank lines hold no row."""
     number = 0
     try:
         with closing(_open(path)) as stream:
             for number, offset, line in numbered_lines(stream):
-                item = _json_row(path, name, text_column, number, offset, line)
+                item = _json_row(path, name, columns, number, offset, line)
                 if item is not None:
                     yield item
     except (OSError, EOFError, zlib.error) as error:
@@ -114,7 +114,7 @@ def numbered_lines(stream: IO[bytes], limit: int = MAX_ROW) -> Iterator[tuple[in
 
 
 def _json_row(
-    path: Path, name: str, column: str, number: int, offset: int, line: bytes | int
+    path: Path, name: str, columns: Columns, number: int, offset: int, line: bytes | int
 ) -> Document | Problem | None:
     place = f"{path}: line {number}"
     if isinstance(line, int):
@@ -136,7 +136,7 @@ def _json_row(
         if isinstance(error, json.JSONDecodeError):
             what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         return Problem(f"{place}: broken JSON: {what}", f"write one JSON object a line, {SKIP_HINT}")
-    return to_document(row, f"{name}:{number}", place, column)
+    return to_document(row, f"{name}:{number}", place, columns)
 
 
 def _decode(data: bytes, path: Path, line: int, offset: int) -> str | Problem:

@@ -154,7 +154,7 @@ class _Job:
             "rows": [self.source.rows, self.rows],
             "content": _content(self.source),
             "tokenizer": [_digest(self.tokenizer_file.with_name(name)) for name in names],
-            "options": [self.data.text_column, self.data.on_bad_row],
+            "options": [self.data.text_column, self.data.columns, self.data.on_bad_row],
             "split": [self.split, self.data.valid_fraction] if self.held_out else "whole",
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
         }

@@ -10,7 +10,7 @@ from anabatic.config.shared import Data
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.data import stdlib
-from anabatic.data.document import Document, Message, Problem, Skips, is_held_out
+from anabatic.data.document import Columns, Document, Message, Problem, Skips, is_held_out
 from anabatic.data.readers import reader_for
 from anabatic.data.spec import Source, files, kind, named_files, parse, parse_all
 
@@ -33,11 +33,12 @@ _Items = Iterator["Document | Problem"]
 
 
 def _read_files(source: Source, data: Data, split: Split) -> _Items:
+    columns = Columns(data.text_column, tuple(sorted(data.columns.items())))
     for path, name in named_files(source):
         reader = reader_for(path)
         assert reader is not None  # named_files keeps only files that have one
         try:
-            yield from reader(path, name, data.text_column)
+            yield from reader(path, name, columns)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 

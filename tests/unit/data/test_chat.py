@@ -102,11 +102,11 @@ def test_malformed_conversations_name_the_row(chat_tokenizer, messages, words):
     assert "on_bad_row" in caught.value.hint
 
 
-def test_a_template_that_marks_nothing_is_refused(chat_tokenizer):
+def test_a_template_that_cannot_be_used_is_refused(chat_tokenizer):
     inner = chat_tokenizer.chat_template
     try:
-        chat_tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-        with pytest.raises(DataError, match="no {% generation %} block"):
+        chat_tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+        with pytest.raises(DataError, match="conversation 1: the chat template leaves out message 2, by the assistant"):
             chat.render(CHATS, chat_tokenizer)
         chat_tokenizer.chat_template = None
         with pytest.raises(DataError, match="no chat template"):

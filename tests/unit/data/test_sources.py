@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from anabatic.config.shared import Data
 from anabatic.core.errors import DataError
-from anabatic.data.document import MAX_ROW, Document
+from anabatic.data.document import MAX_ROW, Columns, Document
 from anabatic.data.readers import BLOCK, numbered_lines, read_text
 from anabatic.data.sources import Skips, Source, documents
 
@@ -139,7 +139,7 @@ def test_a_big_text_file_without_any_break_is_cut_between_characters(tmp_path: P
         (b'{"messages": [{"role": "user", "content": 3}]}', "message 1: content is a number (3)"),
         (b'{"messages": [{"role": "user"}]}', "message 1: content is null"),
         (b'{"messages": [{"role": "user", "content": "x"}], "tools": "{"}', '"tools" is not JSON'),
-        (b'{"conversations": [{"from": "bot", "value": "x"}]}', "turn 1 has \"from\" 'bot'"),
+        (b'{"conversations": [{"from": "bot", "value": "x"}]}', "message 1 has \"from\" 'bot'"),
         (b'{"instruction": "", "output": "x"}', "both empty"),
     ],
 )
@@ -241,7 +241,7 @@ def test_any_text_survives_reading(text: str) -> None:
         plain.write_bytes(text.encode())
         rows.write_text(json.dumps({"text": text}) + "\n", encoding="utf-8")
         expected = text.removeprefix("\ufeff")
-        assert [document.text for document in read_text(plain, "a") if isinstance(document, Document)] == (
+        assert [document.text for document in read_text(plain, "a", Columns()) if isinstance(document, Document)] == (
             [expected] if expected else []
         )
         assert read(rows)[0].text == text

@@ -1,0 +1,266 @@
+"""The shapes of conversation rows in circulation, told apart by their columns alone.
+
+Row formats, first match wins: messages (OpenAI), preference pairs (`chosen` and `rejected`), ShareGPT
+(`conversations` of `from`/`value`), alpaca (`instruction`, `input`, `output`), query/response, prompt/completion.
+`system`, `history` and `tools` are understood beside all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anabatic.core.text import did_you_mean
+from anabatic.data.document import Message
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "observation": "tool",
+    "tool_response": "tool",
+    "tool": "tool",
+}
+"""Role names of ShareGPT-style rows (LLaMA-Factory's and ms-swift's data sets)."""
+
+
+class BadRow(Exception):
+    """What is wrong with a row, without its place."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A row as turns; of a preference pair `messages` is the chosen one.
+
+    Attributes:
+        rejected: the other answer with the turns before it, for preference pairs.
+        tools: JSON schemas of the functions that may be called.
+    """
+
+    messages: list[Message]
+    rejected: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One row shape: its name, the columns that tell it, and how it is read."""
+
+    name: str
+    needs: tuple[str, ...]
+    read: Callable[[Row], Conversation]
+    takes: tuple[str, ...] = ()
+    """Columns that are read where they are present."""
+
+
+def find(columns: Mapping[str, Any] | list[str]) -> Format | None:
+    """Return the format of rows with these columns."""
+    return next((one for one in FORMATS if all(name in columns for name in one.needs)), None)
+
+
+def _messages_row(row: Row) -> Conversation:
+    return Conversation(_system(row) + turns(row["messages"], "messages"), None, _tools(row))
+
+
+def _preference(row: Row) -> Conversation:
+    before = _system(row) + _before(row)
+    chosen, rejected = (before + _answer(row[key], key, before) for key in ("chosen", "rejected"))
+    return Conversation(chosen, rejected, _tools(row))
+
+
+def _before(row: Row) -> list[Message]:
+    """The turns that both answers of a preference pair follow; none when each brings the whole conversation."""
+    for key in ("messages", "conversations"):
+        if row.get(key):
+            return turns(row[key], key)
+    for key in ("prompt", "query", "question"):
+        if row.get(key):
+            return turns(row[key], key) if isinstance(row[key], list) else [_said("user", row[key], key)]
+    if row.get("instruction"):
+        return [_said("user", _question(row), "instruction")]
+    return []
+
+
+def _answer(value: Any, key: str, before: list[Message]) -> list[Message]:
+    if isinstance(value, list):
+        return turns(value, key)
+    if isinstance(value, dict):
+        return turns([value], key)
+    if not before:
+        raise BadRow(f'"{key}" is text, but no prompt, query, instruction or conversations come before it')
+    return [_said("assistant", value, key)]
+
+
+def _sharegpt(row: Row) -> Conversation:
+    return Conversation(_system(row) + turns(row["conversations"], "conversations"), None, _tools(row))
+
+
+def _alpaca(row: Row) -> Conversation:
+    ends = [_said("user", _question(row), "instruction"), _said("assistant", row["output"], "output")]
+    return Conversation(_system(row) + _history(row) + ends, None, _tools(row))
+
+
+def _question(row: Row) -> str:
+    parts = {key: _text(row.get(key), key) for key in ("instruction", "input")}
+    question = "\n".join(part for part in parts.values() if part)
+    if not question:
+        raise BadRow('"instruction" and "input" are both empty')
+    return question
+
+
+def _pair(question: str, answer: str) -> Callable[[Row], Conversation]:
+    def read(row: Row) -> Conversation:
+        asked, said = row[question], row[answer]
+        before = turns(asked, question) if isinstance(asked, list) else [_said("user", asked, question)]
+        after = turns(said, answer) if isinstance(said, list) else [_said("assistant", said, answer)]
+        return Conversation(_system(row) + _history(row) + before + after, None, _tools(row))
+
+    return read
+
+
+_BESIDE = ("system", "history", "tools")
+
+FORMATS = (
+    Format(
+        "preference pairs",
+        ("chosen", "rejected"),
+        _preference,
+        ("messages", "conversations", "prompt", "query", "question", "instruction", "input", *_BESIDE),
+    ),
+    Format("messages", ("messages",), _messages_row, ("system", "tools")),
+    Format("ShareGPT conversations", ("conversations",), _sharegpt, ("system", "tools")),
+    Format("alpaca", ("instruction", "output"), _alpaca, ("input", *_BESIDE)),
+    Format("query and response", ("query", "response"), _pair("query", "response"), _BESIDE),
+    Format("prompt and completion", ("prompt", "completion"), _pair("prompt", "completion"), _BESIDE),
+    Format("prompt and response", ("prompt", "response"), _pair("prompt", "response"), _BESIDE),
+    Format("question and answer", ("question", "answer"), _pair("question", "answer"), _BESIDE),
+)
+
+
+def turns(value: Any, column: str) -> list[Message]:
+    """Return the checked turns of a list in either spelling: role/content or from/value.
+
+    Raises:
+        BadRow: no list, an empty one, an unknown role, content that is not text.
+    """
+    if not isinstance(value, list) or not value:
+        raise BadRow(f'"{column}" is empty' if value == [] else f'"{column}" is {kind_of(value)}, not a list of turns')
+    return [_turn(turn, index) for index, turn in enumerate(value, start=1)]
+
+
+def _turn(turn: Any, index: int) -> Message:
+    if not isinstance(turn, dict):
+        raise BadRow(f"message {index} is {kind_of(turn)}, not an object")
+    if "role" not in turn and "from" in turn:
+        turn = _from_value(turn, index)
+    role = turn.get("role")
+    if role not in ROLES:
+        near = did_you_mean(role, ROLES) if isinstance(role, str) else ""
+        raise BadRow(f"message {index} has the role {role!r}, not one of {', '.join(ROLES)}.{near}")
+    clean: Message = {key: item for key, item in turn.items() if item is not None}
+    speaks_otherwise = clean.get("tool_calls") or clean.get("reasoning_content")
+    content = clean.setdefault("content", "" if speaks_otherwise else None)
+    if not isinstance(content, str):
+        raise BadRow(f"message {index}: content is {kind_of(content)}, not text")
+    encodable(content, f"content of message {index}")
+    return clean
+
+
+def _from_value(turn: dict[str, Any], index: int) -> dict[str, Any]:
+    speaker = turn["from"]
+    if speaker not in SHAREGPT_ROLES:
+        near = did_you_mean(speaker, SHAREGPT_ROLES) if isinstance(speaker, str) else ""
+        raise BadRow(f'message {index} has "from" {speaker!r}, not one of {", ".join(SHAREGPT_ROLES)}.{near}')
+    rest = {key: item for key, item in turn.items() if key not in ("from", "value")}
+    if speaker in ("function_call", "tool_call"):
+        return {**rest, "role": "assistant", "content": "", "tool_calls": _calls(turn.get("value"), index)}
+    return {**rest, "role": SHAREGPT_ROLES[speaker], "content": turn.get("value")}
+
+
+def _calls(value: Any, index: int) -> list[dict[str, Any]]:
+    try:
+        parsed = json.loads(value)
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"message {index}: the function call is not JSON ({error})") from error
+    calls = parsed if isinstance(parsed, list) else [parsed]
+    if not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise BadRow(f'message {index}: a function call needs "name" and "arguments"')
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _said(role: str, value: Any, column: str) -> Message:
+    text = _text(value, column)
+    if not text and role == "assistant":
+        raise BadRow(f'"{column}" is empty: nothing to learn')
+    if not text:
+        raise BadRow(f'"{column}" is empty')
+    return {"role": role, "content": text}
+
+
+def _text(value: Any, column: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadRow(f'column "{column}" is {kind_of(value)}, not text')
+    return encodable(value, f'column "{column}"')
+
+
+def _system(row: Row) -> list[Message]:
+    text = _text(row.get("system"), "system")
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _history(row: Row) -> list[Message]:
+    """Earlier turns as `[[question, answer], ...]`."""
+    history = row.get("history")
+    if not history:
+        return []
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise BadRow('"history" is not a list of [question, answer] pairs')
+    return [
+        _said(role, text, "history") for pair in history for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+def _tools(row: Row) -> list[dict[str, Any]] | None:
+    tools = row.get("tools")
+    if isinstance(tools, str) and tools:
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise BadRow(f'"tools" is not JSON ({error})') from error
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRow('"tools" is not a list of function descriptions')
+    return tools
+
+
+def encodable(text: str, where: str) -> str:
+    """Return `text`. JSON can spell half of a surrogate pair, which no UTF-8 text can hold.
+
+    Raises:
+        BadRow: it does.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadRow(f"{where} has a lone surrogate at character {error.start}") from error
+    return text
+
+
+def kind_of(value: Any) -> str:
+    """Return what a JSON value is, in words."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), f"a number ({value})" if isinstance(value, (int, float)) else type(value).__name__)
