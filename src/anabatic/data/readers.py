@@ -15,6 +15,7 @@ from anabatic.core.text import size
 from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
 from anabatic.data.parquet import read_parquet
 from anabatic.data.rows import to_document
+from anabatic.data.tables import no_key_twice, read_csv, read_json
 
 BLOCK = 2**20
 """A text file over `MAX_ROW` is read in blocks of about so many bytes; each is a document."""
@@ -130,7 +131,7 @@ def _json_row(
     if not text.strip():
         return None
     try:
-        row = json.loads(text)
+        row = json.loads(text, object_pairs_hook=no_key_twice)
     except (ValueError, RecursionError) as error:
         what = str(error)
         if isinstance(error, json.JSONDecodeError):
@@ -168,6 +169,9 @@ READERS: dict[str, Reader] = {
     ".jsonl": read_jsonl,
     ".jsonl.gz": read_jsonl,
     ".jsonl.zst": read_jsonl,
+    ".json": read_json,
+    ".csv": read_csv,
+    ".tsv": read_csv,
     ".parquet": read_parquet,
 }
 

@@ -160,9 +160,8 @@ def _one_file(source: Source) -> Named:
 
 
 def _extensions_hint(path: Path) -> str:
-    more = " (one JSON object a line; a JSON array must be rewritten)" if path.suffix.lower() == ".json" else ""
     known = ", ".join(READERS)
-    return f"files are read by extension: {known}{more}.{did_you_mean(path.suffix.lower(), READERS)}"
+    return f"files are read by extension: {known}.{did_you_mean(path.suffix.lower(), READERS)}"
 
 
 def _folder_files(source: Source) -> Named:

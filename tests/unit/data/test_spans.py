@@ -21,7 +21,7 @@ TRIMMED = (
 """The older Llama and Mistral shape: no system role, text trimmed, a blank in front of what is said."""
 FORGETFUL = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Drops the reasoning of all turns but the last, as Qwen3's does."""
