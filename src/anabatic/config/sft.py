@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
 
@@ -29,6 +30,10 @@ class SftJob:
     """Seed of the data order."""
     train_on_inputs: bool = False
     """Learn the user's and system's tokens too."""
+    last_turn_only: bool = False
+    """Learn the assistant's last turn alone."""
+    truncation_strategy: Literal["right", "left", "delete", "split"] = "right"
+    """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is parted."""
     recompute: bool = False
     """Activation checkpointing: less memory, about a third more time."""
     data: Data = field(default_factory=Data)
@@ -43,4 +48,6 @@ class SftJob:
     def __post_init__(self) -> None:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder")
+        both = self.train_on_inputs and self.last_turn_only
+        require(not both, "train_on_inputs and last_turn_only are both set", "use one of them")
         require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows")

@@ -12,6 +12,7 @@ import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
+from anabatic.data.learn import Turns, wanted
 from anabatic.data.spans import said_by_assistant
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -41,9 +42,10 @@ class Rendered:
     ends: list[int] = field(repr=False)
     special: np.ndarray = field(repr=False)
 
-    def num_bytes(self, tokens: int, all_text: bool = False) -> int:
-        """Return the UTF-8 bytes that the first `tokens` tokens say for the assistant (or in all)."""
-        counted = ~self.special[:tokens] & ((self.mask[:tokens] != 0) | all_text)
+    def num_bytes(self, start: int, stop: int, all_text: bool = False) -> int:
+        """Return the UTF-8 bytes that the tokens from `start` to `stop` say for the assistant (or in all)."""
+        counted = ~self.special[:stop] & ((self.mask[:stop] != 0) | all_text)
+        counted[:start] = False
         borders = np.flatnonzero(np.diff(counted, prepend=False, append=False)).tolist()
         begins = [self.ends[at - 1] if at else 0 for at in borders[::2]]
         stops = [self.ends[at - 1] for at in borders[1::2]]
@@ -109,7 +111,7 @@ def render_full(
     tokenizer: Any,
     names: Sequence[str] | None = None,
     tools: Sequence[list[dict[str, Any]] | None] | None = None,
-    needs_assistant: bool = True,
+    turns: Turns = "assistant",
 ) -> list[Rendered]:
     """Render conversations and tokenise them in one batch.
 
@@ -118,7 +120,7 @@ def render_full(
         tokenizer: a fast tokenizer of transformers.
         names: what messages call each conversation (`file:row`).
         tools: JSON schemas of the functions each conversation may call.
-        needs_assistant: refuse a conversation without an assistant's message.
+        turns: which turns the mask shows; with `all` a conversation needs no assistant.
 
     Raises:
         DataError: as `render`.
@@ -128,8 +130,11 @@ def render_full(
     spans: list[list[tuple[int, int]]] = []
     for index, messages in enumerate(conversations):
         name = names[index] if names else f"conversation {index + 1}"
-        check(messages, name, needs_assistant)
-        text, found = _fill(messages, tokenizer, template, name, tools[index] if tools else None)
+        check(messages, name, turns != "all")
+        keep = wanted(messages, turns, name)
+        text, found = _fill(messages, tokenizer, template, name, tools[index] if tools else None, keep is not None)
+        if keep is not None:
+            found = [span for span, learned in zip(found, keep, strict=True) if learned]
         texts.append(text)
         spans.append(found)
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -139,12 +144,16 @@ def render_full(
 
 
 def _fill(
-    messages: Messages, tokenizer: Any, template: str, name: str, tools: list[dict[str, Any]] | None
+    messages: Messages, tokenizer: Any, template: str, name: str, tools: list[dict[str, Any]] | None, each: bool
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text and what the assistant says in it: as the template marks it, else by difference."""
+    """Return the text and what the assistant says in it: as the template marks it, else by difference.
+
+    Args:
+        each: one span for each turn is needed; a template may mark a turn in several pieces.
+    """
     # Templates test for a key, so a null reads as the word "None" (transformers drops them likewise).
     plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    if _GENERATION.search(template):
+    if _GENERATION.search(template) and not each:
         return _apply(plain, tokenizer, template, name, tools, return_assistant_tokens_mask=True)
 
     def render(turns: Messages, ask: bool) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from anabatic.core.errors import DataError
 from anabatic.data import chat
 from anabatic.data.document import Document
+from anabatic.data.learn import Learning
 from anabatic.data.shard_write import Counts, Encoded, Part, mixed
 
 
@@ -43,19 +44,19 @@ class ChatEncoder:
     Args:
         tokenizer: a fast tokenizer of transformers with a chat template that marks what the assistant says.
         counts: receives what is cut and dropped.
-        seq_len: longer conversations are cut to `seq_len` inputs; `None` cuts nothing.
-        train_on_inputs: learn every token, not just the assistant's.
+        seq_len: conversations of more inputs are treated as `learning` says; `None` cuts nothing.
+        learning: what is learned.
         skip_bad: pass over malformed conversations instead of raising.
     """
 
     def __init__(
-        self, tokenizer: Any, counts: Counts, *, seq_len: int | None, train_on_inputs: bool, skip_bad: bool
+        self, tokenizer: Any, counts: Counts, *, seq_len: int | None, learning: Learning, skip_bad: bool
     ) -> None:
         chat.template_of(tokenizer)
         self._tokenizer = tokenizer
         self._counts = counts
         self._seq_len = seq_len
-        self._all = train_on_inputs
+        self._learning = learning
         self._skip_bad = skip_bad
 
     def __call__(self, batch: list[Document]) -> list[Encoded]:
@@ -81,7 +82,7 @@ class ChatEncoder:
             self._tokenizer,
             names=[document.id for document in batch],
             tools=[document.tools for document in batch],
-            needs_assistant=not self._all,
+            turns=self._learning.turns,
         )
 
     def _one(self, document: Document) -> list[chat.Rendered]:
@@ -92,12 +93,20 @@ class ChatEncoder:
             return []
 
     def _encoded(self, rendered: chat.Rendered) -> list[Encoded]:
-        keep = len(rendered.ids) if self._seq_len is None else min(len(rendered.ids), self._seq_len + 1)
-        mask = rendered.mask[:keep] | 1 if self._all else rendered.mask[:keep]
-        self._counts.documents += 1
-        self._counts.truncated += keep < len(rendered.ids)
-        if not mask[1:].any():
-            self._counts.unlearned += 1
+        length, counts = len(rendered.ids), self._counts
+        pieces = list(self._learning.pieces(length, self._seq_len))
+        if not pieces:
+            counts.too_long += 1
             return []
-        num_bytes = rendered.num_bytes(keep, self._all)
-        return [Encoded(rendered.ids[:keep].tolist(), mask.tobytes(), num_bytes, True)]
+        counts.documents += 1
+        counts.split += len(pieces) > 1
+        counts.truncated += len(pieces) == 1 and pieces[0] != (0, length)
+        everything = self._learning.turns == "all"
+        kept: list[Encoded] = []
+        for start, stop in pieces:
+            mask = rendered.mask[start:stop] | 1 if everything else rendered.mask[start:stop]
+            if mask[1:].any():
+                num_bytes = rendered.num_bytes(start + (start > 0), stop, everything)  # the first is no target
+                kept.append(Encoded(rendered.ids[start:stop].tolist(), mask.tobytes(), num_bytes, not kept))
+        counts.unlearned += not kept
+        return kept

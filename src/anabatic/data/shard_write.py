@@ -35,6 +35,8 @@ class Counts:
     empty: int = 0
     bad: int = 0
     truncated: int = 0
+    split: int = 0
+    too_long: int = 0
     unlearned: int = 0
 
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from anabatic.core.text import count, size
 from anabatic.data import sources, tokenizer
 from anabatic.data.encoders import ChatEncoder, TextEncoder
 from anabatic.data.holdout import Split, select
+from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.shard_set import FORMAT, ShardSet
 from anabatic.data.shard_write import PART_CHARS, Counts, ShardWriter, parts, write_shards
 from anabatic.data.sources import Document, Source
@@ -42,14 +44,14 @@ def build_all(
     split: Split,
     *,
     seq_len: int | None = None,
-    train_on_inputs: bool = False,
+    learning: Learning = WHOLE,
 ) -> list[tuple[ShardSet, float | None]]:
     """Build every source and pair it with its weight, as `Loader` takes them.
 
     Raises:
         AnabaticError: as `build` and `sources.parse_all`.
     """
-    made = partial(build, seq_len=seq_len, train_on_inputs=train_on_inputs)
+    made = partial(build, seq_len=seq_len, learning=learning)
     weights = [source.weight for source in sources.parse_all(specs)]
     return [(made(spec, tokenizer_folder, data, split), weight) for spec, weight in zip(specs, weights, strict=True)]
 
@@ -61,7 +63,7 @@ def build(
     split: Split,
     *,
     seq_len: int | None = None,
-    train_on_inputs: bool = False,
+    learning: Learning = WHOLE,
 ) -> ShardSet:
     """Return the tokenised source, from the cache or made now.
 
@@ -76,16 +78,16 @@ def build(
         tokenizer_folder: holds `tokenizer.json`; for conversations also the chat template.
         data: column, policy for bad rows, held-out share, cache folder, threads.
         split: `train` or `valid`.
-        seq_len: conversations longer than this many inputs are cut on the right and counted; long texts are
+        seq_len: conversations longer than this many inputs are cut or left out and counted; long texts are
             stored in parts that are longer than it.
-        train_on_inputs: learn every token of a conversation.
+        learning: what is learned of a conversation, and what is done with one that is too long.
 
     Raises:
         ConfigError: the spec cannot be read, or nothing is held out.
         DataError: the source, a row or the tokenizer cannot be used.
         Failure: the cache cannot be written.
     """
-    job = _Job(spec, Path(tokenizer_folder), data, split, seq_len, train_on_inputs)
+    job = _Job(spec, Path(tokenizer_folder), data, split, seq_len, learning)
     path = job.path
     if path.exists():
         try:
@@ -107,17 +109,17 @@ def key_path(
     split: Split,
     *,
     seq_len: int | None = None,
-    train_on_inputs: bool = False,
+    learning: Learning = WHOLE,
 ) -> Path:
     """Return the folder that `build` uses for these arguments; other ranks open it after a barrier."""
-    return _Job(spec, Path(tokenizer_folder), data, split, seq_len, train_on_inputs).path
+    return _Job(spec, Path(tokenizer_folder), data, split, seq_len, learning).path
 
 
 class _Job:
     """One source to tokenise, under one set of options."""
 
     def __init__(
-        self, spec: str, folder: Path, data: Data, split: Split, seq_len: int | None, train_on_inputs: bool
+        self, spec: str, folder: Path, data: Data, split: Split, seq_len: int | None, learning: Learning
     ) -> None:
         if split == "valid" and not data.valid and data.valid_fraction == 0.0:
             raise ConfigError(
@@ -130,7 +132,7 @@ class _Job:
         self.data = data
         self.split: Split = split
         self.seq_len = seq_len
-        self.all_learned = train_on_inputs
+        self.learning = learning
         self.held_out = not data.valid and data.valid_fraction > 0.0
         self.rows: Literal["train", "test"] = "test" if split == "valid" and data.valid else "train"
         known = _BUILT_IN.get(sources.kind(self.source))
@@ -146,7 +148,7 @@ class _Job:
         return sources.documents(self.source, self.data, split=self.rows)
 
     def _material(self) -> dict[str, Any]:
-        chat = {"seq_len": self.seq_len, "all": self.all_learned}
+        chat = {"seq_len": self.seq_len, "learning": asdict(self.learning)}
         names = [self.tokenizer_file.name, *(_CHAT_FILES if self.is_chat else ())]
         return {
             "format": FORMAT,
@@ -187,7 +189,7 @@ class _Job:
             tokenizer.load(self.tokenizer),
             counts,
             seq_len=self.seq_len,
-            train_on_inputs=self.all_learned,
+            learning=self.learning,
             skip_bad=self.data.on_bad_row == "skip",
         )
 
@@ -262,7 +264,9 @@ def _sweep(path: Path) -> None:
 _DROPPED: dict[str, Callable[[int, float], str]] = {
     "empty": lambda n, share: f"{n:,} empty documents passed over ({share:.1%})",
     "bad": lambda n, share: f"{n:,} malformed conversations passed over ({share:.1%})",
-    "truncated": lambda n, share: f"{n:,} conversations cut on the right ({share:.1%})",
+    "truncated": lambda n, share: f"{n:,} conversations too long and cut ({share:.1%})",
+    "split": lambda n, share: f"{n:,} conversations too long and parted ({share:.1%})",
+    "too_long": lambda n, share: f"{n:,} conversations too long and left out ({share:.1%})",
     "unlearned": lambda n, share: f"{n:,} conversations dropped, nothing to learn in what is left ({share:.1%})",
 }
 

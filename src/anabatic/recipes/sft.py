@@ -7,6 +7,7 @@ from pathlib import Path
 from anabatic.config.sft import SftJob
 from anabatic.core import log
 from anabatic.data import tokenizer as tokenizers
+from anabatic.data.learn import Learning, Turns
 from anabatic.device.device import pick
 from anabatic.models.build import Plan
 from anabatic.models.hf import enable_recompute, load_config, load_model, require_fit, resolve
@@ -14,6 +15,11 @@ from anabatic.parallel import world as parallel
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import find_checkpoint, open_folder
+
+
+def _learning(job: SftJob) -> Learning:
+    turns: Turns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
+    return Learning(turns, job.truncation_strategy)
 
 
 def run(job: SftJob) -> int:
@@ -26,7 +32,7 @@ def run(job: SftJob) -> int:
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else base
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
-        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, job.train_on_inputs)
+        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, _learning(job))
         for part, _ in data.train:
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")

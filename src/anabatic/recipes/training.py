@@ -16,6 +16,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import count, utf8
 from anabatic.data import shards
+from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.loader import Loader, Sources, ValidPass
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device, use_compile
@@ -43,7 +44,7 @@ class Corpus:
     valid: list[ShardSet] | None
 
 
-def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, train_on_inputs: bool = False) -> Corpus:
+def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, learning: Learning = WHOLE) -> Corpus:
     """Tokenise the sources, or take them from the cache. Rank 0 builds, the others wait and open.
 
     Raises:
@@ -51,7 +52,7 @@ def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, train
     """
     if not world.first:
         barrier(world)
-    options: dict[str, Any] = {"seq_len": seq_len, "train_on_inputs": train_on_inputs}
+    options: dict[str, Any] = {"seq_len": seq_len, "learning": learning}
     train = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
     valid = None
     if data.valid or data.valid_fraction > 0:

@@ -63,11 +63,11 @@ def test_only_the_assistants_turns_are_learned_with_their_end(chat_tokenizer):
 def test_bytes_of_what_is_said(chat_tokenizer):
     one = chat.render_full(CHATS[:1], chat_tokenizer)[0]
     said = "Hello \U0001f642".encode()
-    assert one.num_bytes(len(one.ids)) == len(said)
-    assert one.num_bytes(len(one.ids), all_text=True) == len(b"user\nHi\nassistant\n\n") + len(said)
-    assert one.num_bytes(0) == 0
+    assert one.num_bytes(0, len(one.ids)) == len(said)
+    assert one.num_bytes(0, len(one.ids), all_text=True) == len(b"user\nHi\nassistant\n\n") + len(said)
+    assert one.num_bytes(0, 0) == 0
     first = int(one.mask.argmax())
-    assert [one.num_bytes(first + n) for n in range(7)] == list(range(7))
+    assert [one.num_bytes(0, first + n) for n in range(7)] == list(range(7))
 
 
 def test_the_last_character_counts_when_the_template_leaves_the_end_out(chat_tokenizer):

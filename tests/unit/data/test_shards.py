@@ -15,6 +15,7 @@ from anabatic.data import holdout, shards, tokenizer
 from anabatic.data.document import Document, is_held_out
 from anabatic.data.encoders import TextEncoder
 from anabatic.data.holdout import select
+from anabatic.data.learn import Learning
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.shard_write import Counts, Encoded, Part, ShardWriter, parts, split_text, write_shards
 from anabatic.testing.corpora import EOT, byte_tokenizer, chat_set, text_set
@@ -179,7 +180,7 @@ def test_build_conversations(tmp_path, tok, data, caplog):
     assert made.num_docs == 19
     assert made.counts["truncated"] == 2
     assert made.counts["unlearned"] == 1
-    assert "2 conversations cut on the right (10.0%)" in caplog.text
+    assert "2 conversations too long and cut (10.0%)" in caplog.text
     assert "1 conversations dropped" in caplog.text
     ids, mask = made.doc(3)
     assert len(ids) == 61
@@ -188,7 +189,7 @@ def test_build_conversations(tmp_path, tok, data, caplog):
     assert made.num_doc_bytes(3) == len(learned)
     assert ("Yes " * 41).startswith(learned)
     assert made.num_doc_bytes(0) == len("Yes ")
-    every = shards.build(spec, tok, data(valid=["x"]), "train", seq_len=60, train_on_inputs=True)
+    every = shards.build(spec, tok, data(valid=["x"]), "train", seq_len=60, learning=Learning("all"))
     assert every.num_docs == 20
     assert every.doc(0)[1].all()
     assert every.num_bytes > made.num_bytes

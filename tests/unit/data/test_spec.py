@@ -119,7 +119,7 @@ def test_what_is_not_there(path: str, words: str, hint: str, tmp_path: Path, mon
 
 
 def _tree(root: Path) -> None:
-    for name in ("b/two.txt", "a/one.md", "c.JSONL", "table.csv", ".git/hidden.txt", "__pycache__/x.py"):
+    for name in ("b/two.txt", "a/one.md", "c.JSONL", "table.xlsx", ".git/hidden.txt", "__pycache__/x.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("{}")
 
@@ -140,16 +140,16 @@ def test_generated_sources_have_no_files() -> None:
     ("path", "words"),
     [
         ("empty", "no file with text, no files at all"),
-        ("tables", "1 other files (.csv)"),
+        ("tables", "1 other files (.xlsx)"),
         ("*.txt", "no file matches"),
-        ("tables/a.csv", 'unknown extension ".csv"'),
+        ("tables/a.xlsx", 'unknown extension ".xlsx"'),
         ("void.txt", "0 bytes"),
     ],
 )
 def test_nothing_to_read(path: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "tables").mkdir()
-    (tmp_path / "tables/a.csv").write_text("a,b\n")
+    (tmp_path / "tables/a.xlsx").write_text("a,b\n")
     (tmp_path / "void.txt").touch()
     pattern = "none-*.txt" if path == "*.txt" else path
     with pytest.raises(UserError) as caught:

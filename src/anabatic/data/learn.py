@@ -1,0 +1,76 @@
+"""Which part of a conversation is learned, and what happens to one that is too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anabatic.core.errors import DataError
+
+Turns = Literal["assistant", "last", "all"]
+TooLong = Literal["right", "left", "delete", "split"]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What is learned of a conversation.
+
+    Attributes:
+        turns: what the assistant says, its last turn alone, or every token.
+        too_long: conversations of more than the longest segment lose their end (`right`) or their beginning (`left`),
+            are left out (`delete`), or become several (`split`).
+    """
+
+    turns: Turns = "assistant"
+    too_long: TooLong = "right"
+
+    def pieces(self, length: int, longest: int | None) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of a conversation's `length` tokens that are kept.
+
+        `n` tokens are `n - 1` inputs, so a range has up to `longest + 1`. The ranges of a split share one token, the
+        last target of one and the first input of the next: every token but the first is a target once.
+        """
+        if longest is None or length <= longest + 1:
+            yield 0, length
+        elif self.too_long == "right":
+            yield 0, longest + 1
+        elif self.too_long == "left":
+            yield length - longest - 1, length
+        elif self.too_long == "split":
+            for start in range(0, length - 1, longest):
+                yield start, min(start + longest + 1, length)
+
+
+WHOLE = Learning()
+"""What `pretrain` takes of conversations."""
+
+
+def wanted(messages: Sequence[dict[str, Any]], turns: Turns, name: str) -> list[bool] | None:
+    """Return for every assistant's turn whether it is learned; None: all of them are.
+
+    A turn says so itself by `weight` 0 or 1 (OpenAI's fine-tuning format) or `loss` false or true (ms-swift's).
+
+    Raises:
+        DataError: a weight that is neither 0 nor 1, or no turn that is learned.
+    """
+    said = [message for message in messages if message["role"] == "assistant"]
+    marked = any("weight" in message or "loss" in message for message in said)
+    if turns != "last" and not marked:
+        return None
+    keep = [_weight(message, name) for message in said]
+    if turns == "last":
+        keep = [False] * (len(keep) - 1) + keep[-1:]
+    if keep and not any(keep):
+        raise DataError(
+            f"{name}: none of the assistant's {len(keep)} turns is learned (weight 0 or loss false)",
+            "give one of them weight 1, or pass over such rows with data.on_bad_row: skip",
+        )
+    return keep
+
+
+def _weight(message: dict[str, Any], name: str) -> bool:
+    value = message.get("weight", message.get("loss", 1))
+    if value not in (0, 1) or not isinstance(value, (int, float)):  # True and False are 1 and 0
+        raise DataError(f"{name}: a turn has weight {value!r}", "use 1 to learn a turn, 0 to pass over it")
+    return bool(value)
