@@ -1,0 +1,230 @@
+"""Adapters on a model: put them in, save them as PEFT does, load them, merge them.
+
+Format (PEFT 0.21, `peft/utils/save_and_load.py`): `adapter_config.json` and `adapter_model.safetensors` with the names
+`base_model.model.<module>.lora_A.weight`, `.lora_B.weight`, `.lora_magnitude_vector`, and
+`base_model.model.<module>.weight` of modules that were trained whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from anabatic.config.tuner import Lora
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.paths import folder_atomic
+from anabatic.core.text import did_you_mean
+from anabatic.models.lora import LoraLinear
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+def scale_of(lora: Lora) -> float:
+    """Return the factor on the adapter's output."""
+    alpha = 2.0 * lora.r if lora.alpha is None else lora.alpha
+    return alpha / (math.sqrt(lora.r) if lora.use_rslora else lora.r)
+
+
+def find_targets(model: nn.Module, wanted: list[str]) -> list[str]:
+    """Return the names of the linear layers that `wanted` means.
+
+    Raises:
+        ConfigError: a name that no linear layer ends with.
+    """
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    if wanted == ["all-linear"]:
+        return linear
+    for end in wanted:
+        if not any(_ends(name, end) for name in linear):
+            ends = sorted({name.rsplit(".", 1)[-1] for name in linear})
+            raise ConfigError(
+                f'lora.target_modules: no linear layer is called "{end}".{did_you_mean(end, ends)}',
+                f"layers of this model: {', '.join(ends)}, or all-linear",
+            )
+    return [name for name in linear if any(_ends(name, end) for end in wanted)]
+
+
+def _ends(name: str, end: str) -> bool:
+    return name == end or name.endswith("." + end)
+
+
+def insert(model: PreTrainedModel, lora: Lora, seed: int) -> list[str]:
+    """Freeze the model and put an adapter into every target layer; return their names.
+
+    Raises:
+        ConfigError: a target or a module to save does not exist.
+    """
+    targets = find_targets(model, lora.target_modules)
+    whole = [_whole(model, end) for end in lora.modules_to_save]
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name in targets:
+        parent, _, last = name.rpartition(".")
+        layer = LoraLinear(model.get_submodule(name), lora.r, scale_of(lora), lora.dropout, lora.use_dora)  # type: ignore[arg-type]
+        layer.reset(generator)
+        if lora.init == "pissa":
+            layer.principal()
+        setattr(model.get_submodule(parent), last, layer)
+    for names in whole:
+        for name in names:
+            model.get_submodule(name).requires_grad_(True)
+    return targets
+
+
+def _whole(model: nn.Module, end: str) -> list[str]:
+    names = [
+        name for name, module in model.named_modules() if _ends(name, end) and any(True for _ in module.parameters())
+    ]
+    if not names:
+        known = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
+        raise ConfigError(f'lora.modules_to_save: no module is called "{end}".{did_you_mean(end, known)}', "name one")
+    return names
+
+
+def layers(model: nn.Module) -> dict[str, LoraLinear]:
+    """The layers that carry an adapter, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
+
+
+def state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the tensors of the adapter under PEFT's names."""
+    tensors: dict[str, Tensor] = {}
+    for name, layer in layers(model).items():
+        a, b = layer.delta()
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = a
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = b
+        if layer.lora_magnitude is not None:
+            tensors[f"{_PREFIX}{name}.lora_magnitude_vector"] = layer.lora_magnitude
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and "lora_" not in name:
+            tensors[_PREFIX + name] = parameter
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path) -> None:
+    """Write an adapter folder that PEFT loads: whole or not at all.
+
+    Raises:
+        Failure: the disk is full or refuses writes; an older folder is untouched.
+    """
+    found = layers(model)
+    doubled = any(layer.lora_A_start is not None for layer in found.values())
+    rank = lora.r * (2 if doubled else 1)
+    scale = scale_of(lora)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base.resolve()),
+        "r": rank,
+        "lora_alpha": scale * (math.sqrt(rank) if lora.use_rslora else rank),
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.use_rslora,
+        "use_dora": lora.use_dora,
+        "target_modules": sorted({name.rsplit(".", 1)[-1] for name in found}),
+        "modules_to_save": lora.modules_to_save or None,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
+    with folder_atomic(folder) as temporary:
+        save_file(state(model), temporary / WEIGHTS, metadata={"format": "pt"})
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        tokenizer.save_pretrained(temporary)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return `adapter_config.json`.
+
+    Raises:
+        DataError: it is missing, torn, or of another kind of adapter.
+    """
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
+        raise DataError(f"{path}: the adapter is {kind}, not LORA", "only LoRA adapters (with DoRA, rsLoRA) are read")
+    return config
+
+
+def lora_of(config: dict[str, Any]) -> Lora:
+    """Return the settings of a saved adapter."""
+    targets = config.get("target_modules") or []
+    return Lora(
+        r=int(config["r"]),
+        alpha=float(config["lora_alpha"]),
+        dropout=float(config.get("lora_dropout") or 0.0),
+        target_modules=[targets] if isinstance(targets, str) else sorted(targets),
+        modules_to_save=list(config.get("modules_to_save") or []),
+        use_rslora=bool(config.get("use_rslora")),
+        use_dora=bool(config.get("use_dora")),
+    )
+
+
+def load(model: PreTrainedModel, folder: Path) -> Lora:
+    """Put the adapter of `folder` into a base model; return its settings.
+
+    Raises:
+        DataError: the folder is damaged, or made for another model.
+    """
+    config = read_config(folder)
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise DataError(f"{folder / CONFIG}: ranks differ from layer to layer", "merge the adapter with PEFT first")
+    lora = lora_of(config)
+    try:
+        saved = load_file(folder / WEIGHTS)
+    except Exception as error:  # safetensors raises its own class, straight from Rust
+        raise DataError(f"{folder / WEIGHTS} cannot be read: {error}", "copy the folder again") from error
+    try:
+        insert(model, lora, seed=0)
+    except ConfigError as error:
+        raise DataError(f"{folder}: made for another model: {error}", error.hint) from error
+    _fill(model, saved, folder)
+    return lora
+
+
+@torch.no_grad()
+def _fill(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> None:
+    own = dict(model.named_parameters())
+    left = {name for name in own if "lora_" in name}
+    for name, tensor in saved.items():
+        ours = re.sub(r"\.(lora_[AB])\.weight$", r".\1", name.removeprefix(_PREFIX))
+        ours = ours.replace(".lora_magnitude_vector", ".lora_magnitude").replace(".modules_to_save", "")
+        ours = ours.replace(".original_module", "")
+        if ours not in own or own[ours].shape != tensor.shape:
+            there = list(own[ours].shape) if ours in own else "not there"
+            raise DataError(
+                f"{folder}: made for another model: {name} has shape {list(tensor.shape)}, in this model it is {there}",
+                "use the model that adapter_config.json names as base_model_name_or_path",
+            )
+        own[ours].copy_(tensor)
+        left.discard(ours)
+    if left:
+        raise DataError(
+            f"{folder}: {len(left)} adapter weights are missing: {sorted(left)[0]}", "copy the folder again"
+        )
+
+
+@torch.no_grad()
+def merge(model: PreTrainedModel) -> PreTrainedModel:
+    """Replace every adapted layer by one plain linear layer that does the work of both."""
+    for name, layer in layers(model).items():
+        parent, _, last = name.rpartition(".")
+        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        plain.weight, plain.bias = nn.Parameter(layer.merged()), layer.bias
+        setattr(model.get_submodule(parent), last, plain)
+    return model.requires_grad_(True)

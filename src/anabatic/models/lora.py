@@ -1,0 +1,154 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) inside a model's linear layers.
+
+A layer computes `x W^T + s (x A^T) B^T` with W frozen, `A [r, in]`, `B [out, r]` and `s = alpha / r`. Beside the input,
+which the layer below keeps anyway, the forward pass saves `x A^T` alone (`[T, r]`): three matrix products forward, five
+backward, and no product of the size of W.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class _Lora(torch.autograd.Function):
+    """Shapes: x `[T, in]`, weight `[out, in]`, a `[r, in]`, b `[out, r]`; all of one dtype but a and b, which may be
+    wider: their gradients have their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        down = x @ a.to(x.dtype).t()
+        out = x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
+        out.addmm_(down, b.to(x.dtype).t(), alpha=scale)
+        ctx.save_for_backward(x, weight, a, b, down)
+        ctx.scale, ctx.biased = scale, bias is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, a, b, down = ctx.saved_tensors
+        (grad,) = grads
+        grad = grad.contiguous()
+        d_down = grad @ b.to(grad.dtype)
+        d_x = None
+        if ctx.needs_input_grad[0]:
+            d_x = (grad @ weight).addmm_(d_down, a.to(grad.dtype), alpha=ctx.scale)
+        d_bias = grad.sum(0) if ctx.biased and ctx.needs_input_grad[2] else None
+        d_a = (d_down.t() @ x).mul_(ctx.scale).to(a.dtype)
+        d_b = (grad.t() @ down).mul_(ctx.scale).to(b.dtype)
+        return d_x, None, d_bias, d_a, d_b, None
+
+
+class LoraLinear(nn.Linear):
+    """A frozen linear layer with an adapter.
+
+    Args:
+        base: the layer; its weight and bias are shared, not copied.
+        rank, scale: `r` and `s` above.
+        dropout: share of the adapter's inputs that is zeroed in training.
+        dora: also train the length of every row of the sum (DoRA, arXiv 2402.09353, equation 5).
+    """
+
+    lora_A_start: Tensor | None
+    lora_B_start: Tensor | None
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float = 0.0, dora: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias = base.weight, base.bias
+        self.scale, self.dropout = scale, dropout
+        options: dict[str, Any] = {"device": base.weight.device, "dtype": torch.float32}
+        self.lora_A = nn.Parameter(torch.empty(rank, self.in_features, **options))
+        self.lora_B = nn.Parameter(torch.zeros(self.out_features, rank, **options))
+        self.register_buffer("lora_A_start", None)
+        self.register_buffer("lora_B_start", None)
+        self.lora_magnitude: nn.Parameter | None = None
+        if dora:
+            self.lora_magnitude = nn.Parameter(torch.empty(self.out_features, **options))
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw A as PEFT does (uniform, Kaiming with a = sqrt 5), B zero: the layer begins as the frozen one."""
+        bound = 1 / math.sqrt(self.in_features)
+        self.lora_A.copy_(torch.empty(self.lora_A.shape).uniform_(-bound, bound, generator=generator))
+        self.lora_B.zero_()
+        if self.lora_magnitude is not None:
+            self.lora_magnitude.copy_(torch.linalg.vector_norm(self.weight.float(), dim=1))
+
+    @torch.no_grad()
+    def principal(self) -> None:
+        """PiSSA (arXiv 2404.02948, section 3): begin with the largest singular vectors, and freeze the rest.
+
+        The start is kept, so that the difference to the original weight can be saved as a plain adapter.
+        """
+        wide = self.weight.float()
+        u, sizes, v = torch.linalg.svd(wide, full_matrices=False)
+        rank = self.lora_A.shape[0]
+        root = (sizes[:rank] / self.scale).sqrt()
+        self.lora_A.copy_(root[:, None] * v[:rank])
+        self.lora_B.copy_(u[:, :rank] * root)
+        self.lora_A_start, self.lora_B_start = self.lora_A.detach().clone(), self.lora_B.detach().clone()
+        self.weight.copy_(wide - self.scale * self.lora_B @ self.lora_A)
+
+    def delta(self) -> tuple[Tensor, Tensor]:
+        """Return A and B of the adapter on the *original* weight; of twice the rank after `principal`."""
+        if self.lora_A_start is None or self.lora_B_start is None:
+            return self.lora_A, self.lora_B
+        return torch.cat((self.lora_A, self.lora_A_start)), torch.cat((self.lora_B, -self.lora_B_start), dim=1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        x = self._compute_type(input)
+        weight = self.weight.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        if self.lora_magnitude is not None:
+            return self._dora(x, weight, bias)
+        if self.dropout and self.training:
+            dropped = F.dropout(x, self.dropout)
+            return F.linear(x, weight, bias) + F.linear(F.linear(dropped, self._a(x)), self._b(x)) * self.scale
+        with torch.autocast(x.device.type, enabled=False):
+            out: Tensor = _Lora.apply(x.flatten(0, -2), weight, bias, self.lora_A, self.lora_B, self.scale)  # type: ignore[no-untyped-call]
+        return out.unflatten(0, x.shape[:-1])
+
+    def _dora(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The length is taken as a constant in the backward pass (section 4.3 of the paper)."""
+        assert self.lora_magnitude is not None
+        with torch.no_grad():
+            length = torch.linalg.vector_norm(self.weight.float() + self.scale * self.lora_B @ self.lora_A, dim=1)
+        dropped = F.dropout(x, self.dropout) if self.dropout and self.training else x
+        change = F.linear(F.linear(dropped, self._a(x)), self._b(x)) * self.scale
+        ratio = (self.lora_magnitude / length).to(x.dtype)
+        if dropped is x:
+            out = (F.linear(x, weight) + change) * ratio
+        else:
+            out = F.linear(x, weight) + (ratio - 1) * F.linear(dropped, weight) + change * ratio
+        return out if bias is None else out + bias
+
+    def _a(self, x: Tensor) -> Tensor:
+        return self.lora_A.to(x.dtype)
+
+    def _b(self, x: Tensor) -> Tensor:
+        return self.lora_B.to(x.dtype)
+
+    def _compute_type(self, x: Tensor) -> Tensor:
+        """Autocast does not reach into an autograd function: its rule for matrix products, by hand."""
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            return x.to(torch.get_autocast_dtype(kind))
+        return x.to(self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"{super().extra_repr()}, rank={self.lora_A.shape[0]}, scale={self.scale:g}"
+
+    @torch.no_grad()
+    def merged(self) -> Tensor:
+        """Return the one weight that does the work of both, in the frozen weight's dtype."""
+        total = self.weight.float() + self.scale * self.lora_B @ self.lora_A
+        if self.lora_magnitude is not None:
+            total *= (self.lora_magnitude / torch.linalg.vector_norm(total, dim=1))[:, None]
+        return total.to(self.weight.dtype)
