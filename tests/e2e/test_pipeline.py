@@ -110,6 +110,6 @@ def test_a_pipeline_from_text_to_a_conversation(home: Home, tmp_path: Path) -> N
     assert "changed: optim.lr" in planned[4] and "stage sft" in planned[5]
 
     home.anabatic("run", recipe, "--set", "question=Hello")
-    assert states(out) == [*((name, "skip") for name in STAGES[:5]), ("chat", "done")]
+    assert states(out) == [("chat", "stale"), *((name, "skip") for name in STAGES[:5]), ("chat", "done")]
     assert next(jsonl.read(out / "chat" / "chat.jsonl"))["content"] == "Hello"
     assert next(jsonl.read(out / "chat.old" / "chat.jsonl"))["content"] == "Who are you?"
