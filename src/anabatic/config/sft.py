@@ -42,5 +42,6 @@ class SftJob:
 
     def __post_init__(self) -> None:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
         require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder")
         require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows")
