@@ -40,10 +40,10 @@ class Result:
     err: str
 
 
-def start(words: Sequence[object], cache: Path) -> subprocess.Popen[str]:
-    """Start `anabatic WORDS`; its tokenised shards go to `cache`."""
+def start(words: Sequence[object], cache: Path, program: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start `PROGRAM anabatic WORDS`; its tokenised shards go to `cache`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "anabatic", *map(str, words)],
+        [*program, sys.executable, "-m", "anabatic", *map(str, words)],
         env={**os.environ, "ANABATIC_CACHE": str(cache), "GOMP_SPINCOUNT": "1000"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

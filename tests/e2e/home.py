@@ -26,6 +26,9 @@ class Home:
     text: Path
     tokenizer: Path
     cache: Path
+    device: str = "cpu"
+    program: tuple[str, ...] = ()
+    """What the commands run under; empty: nothing."""
 
     def anabatic(self, *words: object, code: int | None = 0) -> command.Result:
         """Run a command to its end."""
@@ -37,41 +40,41 @@ class Home:
 
     def start(self, *words: object) -> subprocess.Popen[str]:
         """Start a command."""
-        return command.start(words, self.cache)
+        return command.start(words, self.cache, self.program)
 
     def pretrain(self, out: Path, processes: int = 1, more: Options | None = None) -> list[object]:
         """Pretrain from scratch."""
         given: Options = {"out": out, "tokenizer": self.tokenizer, "data.train": self.text}
         given |= {"model.depth": 2, "model.width": 64}
-        return ["pretrain", *_words(given | _common(STEPS, processes) | (more or {}))]
+        return ["pretrain", *_words(given | self._common(STEPS, processes) | (more or {}))]
 
     def mid(self, out: Path, model: Path, processes: int = 1, more: Options | None = None) -> list[object]:
         """Continue a model on a mixture."""
         sources = [f"{self.text}@0.3", "task:spelling#300@0.5", "task:counting#300"]
         given: Options = {"out": out, "model.path": model, "data.train": sources}
         given |= {"optim.lr": 0.01, "optim.matrix-lr": 0.005}
-        return ["pretrain", *_words(given | _common(SHORT, processes) | (more or {}))]
+        return ["pretrain", *_words(given | self._common(SHORT, processes) | (more or {}))]
 
     def sft(self, out: Path, model: Path, processes: int = 1, more: Options | None = None) -> list[object]:
         """Fine-tune a model."""
         given: Options = {"out": out, "model": model, "data.train": "task:spelling#300", "optim.lr": 0.003}
-        return ["sft", *_words(given | _common(SHORT, processes) | (more or {}))]
+        return ["sft", *_words(given | self._common(SHORT, processes) | (more or {}))]
 
-
-def _common(steps: int, processes: int) -> Options:
-    """Sizes for seconds, and the same global batch for any number of processes."""
-    return {
-        "batch.seq-len": 64,
-        "batch.micro-batch-tokens": 256,
-        "batch.global-batch-tokens": 512,
-        "device.type": "cpu",
-        "device.threads": 1,
-        "device.nproc": processes,
-        "log.every": 1,
-        "save.every": 5,
-        "eval.every": 4,
-        "schedule.max-steps": steps,
-    }
+    def _common(self, steps: int, processes: int) -> Options:
+        """Sizes for seconds, and the same global batch for any number of processes."""
+        return {
+            "batch.seq-len": 64,
+            "batch.micro-batch-tokens": 256,
+            "batch.global-batch-tokens": 512,
+            "device.type": self.device,
+            "device.dtype": "fp32",  # so that one process and two agree in more than a few digits
+            "device.threads": 1,
+            "device.nproc": processes,
+            "log.every": 1,
+            "save.every": 5,
+            "eval.every": 4,
+            "schedule.max-steps": steps,
+        }
 
 
 def _words(options: Options) -> list[object]:

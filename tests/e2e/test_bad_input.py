@@ -125,7 +125,7 @@ def test_another_recipe_is_not_continued(home: Home, base: Path) -> None:
     check(
         result,
         2,
-        f"checkpoint-{kept[-1]} was saved with optim.lr = None, the recipe now says 0.5",
+        f"checkpoint-{kept[-1]} was saved with optim.lr = nothing (its default), the recipe now says 0.5",
         "--save.resume never",
     )
     assert command.checkpoints(base) == kept and (base / "metrics.jsonl").read_bytes() == before
@@ -151,6 +151,19 @@ def test_nothing_that_is_there_is_overwritten(home: Home, base: Path, tmp_path: 
     (aside,) = cleared.glob("superseded-*")
     assert (aside / "final_model" / "model.safetensors").read_bytes() == weights
     assert (cleared / "final_model" / "model.safetensors").is_file()
+
+
+def test_a_training_that_diverged_is_a_failure(home: Home, tmp_path: Path) -> None:
+    """The first update is finite and destroys the weights; all later ones are refused."""
+    late, early = tmp_path / "late", tmp_path / "early"
+    hopeless = {"optim.lr": 1e30, "schedule.max-steps": 3}
+    without = {**hopeless, "data.valid-fraction": 0}
+    one, two = home.together(
+        home.pretrain(late, more={**hopeless, "eval.every": 2}), home.pretrain(early, more=without), code=1
+    )
+    check(one, 1, "the held-out loss after step 2 is nan", "lower optim.lr")
+    check(two, 1, "are not finite", "no final model is written")
+    assert not list(tmp_path.glob("*/*_model"))
 
 
 def test_models_that_are_not_whole(home: Home, base: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ stages:
       data: {{train: [{text}]}}
       tasks: ["task:spelling#4", "task:identity#4"]
       max_new_tokens: 8
-      device: {{type: cpu, threads: 1}}
+      device: {{type: {device}, threads: 1}}
   sft:
     command: sft
     job:
@@ -60,11 +60,11 @@ stages:
       model: ${{sft}}
       prompt: ["${{question}}", "Spell the word wind."]
       sampling: {{temperature: 0.0, max_new_tokens: 8}}
-      device: {{type: cpu, threads: 1}}
+      device: {{type: {device}, threads: 1}}
 """
 COMMON = """batch: {seq_len: 128, micro_batch_tokens: 512, global_batch_tokens: 512}
       log: {every: 1}
-      device: {type: cpu, threads: 1}"""
+      device: {type: DEVICE, threads: 1}"""
 STAGES = ["tokenizer", "base", "mid", "eval", "sft", "chat"]
 
 
@@ -77,7 +77,9 @@ def states(out: Path) -> list[tuple[str, str]]:
 
 def test_a_pipeline_from_text_to_a_conversation(home: Home, tmp_path: Path) -> None:
     out, recipe = tmp_path / "demo", tmp_path / "demo.yaml"
-    recipe.write_text(RECIPE.format(out=out, text=home.text, common=COMMON))
+    recipe.write_text(
+        RECIPE.format(out=out, text=home.text, common=COMMON.replace("DEVICE", home.device), device=home.device)
+    )
 
     process = home.start("run", recipe)
     command.wait_for(process, (out / "base" / "metrics.jsonl").exists)
@@ -110,6 +112,6 @@ def test_a_pipeline_from_text_to_a_conversation(home: Home, tmp_path: Path) -> N
     assert "changed: optim.lr" in planned[4] and "stage sft" in planned[5]
 
     home.anabatic("run", recipe, "--set", "question=Hello")
-    assert states(out) == [*((name, "skip") for name in STAGES[:5]), ("chat", "done")]
+    assert states(out) == [("chat", "stale"), *((name, "skip") for name in STAGES[:5]), ("chat", "done")]
     assert next(jsonl.read(out / "chat" / "chat.jsonl"))["content"] == "Hello"
     assert next(jsonl.read(out / "chat.old" / "chat.jsonl"))["content"] == "Who are you?"

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, Group
 from anabatic import __version__
 from anabatic.cli import errors
 from anabatic.config import commands
-from anabatic.core import log
+from anabatic.core import child, log
 
 TRAIN = Group("Train", sort_key=1)
 USE = Group("Use", sort_key=2)
@@ -61,6 +61,8 @@ def build() -> App:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, 2 for the user's mistake, 1 for a failure, 130 when interrupted."""
     _open_standard_files()
+    if os.environ.get(child.REPORTS):
+        child.die_with_parent()
     tokens = list(sys.argv[1:] if argv is None else argv)
     if "--debug" in tokens:
         os.environ["ANABATIC_DEBUG"] = "1"  # workers and stages follow

@@ -26,6 +26,7 @@ class Sampling:
         require(self.temperature >= 0, f"temperature is {self.temperature}", "use 0 or more")
         require(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}", "use 1 or more")
         require(0 < self.top_p <= 1, f"top_p is {self.top_p}", "use a share above 0, at most 1")
+        require(self.seed is None or 0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
         require(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}", "use 1 or more")
 
 

@@ -96,9 +96,18 @@ def make(cls: type, values: dict[str, Any]) -> Any:
         if dataclasses.is_dataclass(hint):
             value = _replace(typing.cast(type, hint), default(field), value)
         elif typing.get_origin(hint) is dict and dataclasses.is_dataclass(typing.get_args(hint)[1]):
-            value = {name: make(typing.get_args(hint)[1], entry) for name, entry in value.items()}
+            value = {
+                name: _entry(typing.get_args(hint)[1], entry, f"{field.name}.{name}") for name, entry in value.items()
+            }
         arguments[field.name] = value
     return cls(**arguments)
+
+
+def _entry(cls: type, values: dict[str, Any], where: str) -> Any:
+    try:
+        return make(cls, values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}", error.hint) from error
 
 
 def _replace(cls: type, base: Any, values: dict[str, Any]) -> Any:

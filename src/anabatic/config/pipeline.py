@@ -20,7 +20,8 @@ class Stage:
     """The command's settings; `${stage}` is the folder of an earlier stage, `${name}` an entry of `vars`."""
 
     def __post_init__(self) -> None:
-        require(bool(self.command), "a stage has no command", "name one, for example `command: pretrain`")
+        hint = "name one, for example `command: pretrain`; an overlay is checked together with the recipe below it"
+        require(bool(self.command), "no command", hint)
 
 
 @dataclass(kw_only=True)

@@ -61,6 +61,7 @@ class PretrainJob:
 
     def __post_init__(self) -> None:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
         require(
             self.tokenizer is not None or self.model.path is not None,
             "neither tokenizer nor model.path is given",

@@ -47,6 +47,7 @@ class SftJob:
 
     def __post_init__(self) -> None:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
         require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder")
         both = self.train_on_inputs and self.last_turn_only
         require(not both, "train_on_inputs and last_turn_only are both set", "use one of them")

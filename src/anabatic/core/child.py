@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 
 PROGRAM = (sys.executable, "-m", "anabatic")
 """Command line of this program; a command and its options follow."""
 REPORTS = "ANABATIC_REPORTS"
 """Environment variable: folder in which a worker leaves `rank-N.error` and `rank-N.code` for its launcher."""
+
+
+_PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent ends."""
+
+
+def die_with_parent() -> None:
+    """Be killed when the process that started us ends: a rank that nobody watches would hold its device for ever."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # it ended before we asked
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def environment() -> dict[str, str]:

@@ -135,6 +135,8 @@ def _check_size(job: TokenizerTrainJob, reached: int, tally: _Tally) -> None:
     ways = ["give more text"]
     if reached >= MIN_VOCAB_SIZE:
         ways.insert(0, f"use vocab_size {reached} or less")
+    else:
+        ways[0] = f"give more text: this is too little for the smallest tokenizer, of {MIN_VOCAB_SIZE} entries"
     if tally.cut_chars:
         ways.append(f"raise max_doc_chars ({count(tally.cut_chars)} characters were cut)")
     if job.min_frequency > 1:

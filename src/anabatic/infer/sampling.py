@@ -63,7 +63,8 @@ def _draw(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float])
     place = torch.searchsorted(ends, targets, right=True)
     # A draw that rounding pushed past the end takes the last token that has a share.
     last = (shares > 0).sum(dim=-1, keepdim=True) - 1
-    return tokens.gather(1, torch.minimum(place, last)).squeeze(1)
+    # No row without numbers (NaN) has a share; whoever asked finds out by its log-probability.
+    return tokens.gather(1, torch.minimum(place, last).clamp_(min=0)).squeeze(1)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

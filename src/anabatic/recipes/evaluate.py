@@ -39,6 +39,9 @@ def run(job: EvalJob) -> None:
     wanted = wanted_tasks(job.tasks)
     device = pick(job.device)
     folder = resolve(job.model)
+    out = _out(job, folder)
+    if out is not None:
+        RunFolder(out).create()
     tokenizer = tokenizers.load(folder)
     require_fit(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch, device.dtype)
@@ -59,7 +62,7 @@ def run(job: EvalJob) -> None:
         )
         result["tasks"] = {name: score.as_json() for name, score in scores.items()}
         sys.stdout.write(table(scores))
-    _write(result, _out(job, folder))
+    _write(result, out)
 
 
 def wanted_tasks(specs: list[str]) -> dict[str, int]:
@@ -128,7 +131,6 @@ def _write(result: dict[str, Any], out: Path | None) -> None:
     if out is None:
         log.info("eval.json is not written: the model lies in no run folder (give one with --out DIR)")
         return
-    RunFolder(out).create()
     path = out / "eval.json"
     write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     log.info(f"wrote {path}")

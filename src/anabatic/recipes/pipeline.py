@@ -24,7 +24,7 @@ from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import alone, cannot_write, write_atomic
 from anabatic.core.text import did_you_mean, duration
 from anabatic.recipes.stage_process import StageProcess
-from anabatic.recipes.stages import Plan, State, plan, read_state, state_of
+from anabatic.recipes.stages import Plan, State, plan, read_state, require_data, state_of
 
 __all__ = ["plan", "run"]
 
@@ -52,10 +52,12 @@ def run(
 
     Raises:
         ConfigError: a stage's settings are wrong, or a name is unknown. Nothing has run then.
+        DataError: a data file of a stage is not there. Nothing has run then.
         Failure: the folder cannot be written, or another `anabatic run` works in it.
     """
     stages = plan(job, vars or {})
     todo = _choose(stages, start, only)
+    require_data([stage for stage in stages if stage.name in todo])
     if dry_run:
         _announce(stages, todo)
         return 0
@@ -242,6 +244,8 @@ def _make_room(stage: Plan, state: State) -> float:
     old = stage.folder.with_name(stage.folder.name + ".old")
     if state.resumable and not stage.command.trains:
         shutil.rmtree(stage.folder)  # half of an answer or a table: such a stage starts over
+    elif stage.folder.exists() and not state.resumable and old.exists() and _holds_nothing(stage):
+        shutil.rmtree(stage.folder)  # it must not push out an earlier result
     elif stage.folder.exists() and not state.resumable:
         if old.exists():
             shutil.rmtree(old)
@@ -249,6 +253,12 @@ def _make_room(stage: Plan, state: State) -> float:
         log.info(f"the earlier result of {stage.name} is kept in {old} until the next time")
     stage.folder.mkdir(parents=True, exist_ok=True)
     return state.seconds if state.resumable else 0.0
+
+
+def _holds_nothing(stage: Plan) -> bool:
+    """True for what a stage leaves that failed before it had made or saved anything."""
+    made = any((stage.folder / file).exists() for file in stage.command.makes)
+    return not made and not any(stage.folder.glob("checkpoint-*"))
 
 
 def _write_state(stage: Plan, state: str, seconds: float) -> None:

@@ -21,6 +21,7 @@ def run(job: PretrainJob) -> int:
     """Train as the job says; return the exit code."""
     device = pick(job.device)
     world = parallel.start(device)
+    planning.require_divisible(job.batch, world)
     with open_folder(job, device, world) as folder:
         found = find_checkpoint(job, folder, world)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve(str(job.model.path))

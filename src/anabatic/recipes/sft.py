@@ -26,6 +26,7 @@ def run(job: SftJob) -> int:
     """Fine-tune as the job says; return the exit code."""
     device = pick(job.device)
     world = parallel.start(device)
+    planning.require_divisible(job.batch, world)
     with open_folder(job, device, world) as folder:
         found = find_checkpoint(job, folder, world)
         base = resolve(job.model)

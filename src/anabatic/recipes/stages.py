@@ -17,8 +17,9 @@ from anabatic import __version__
 from anabatic.config import check, commands, load
 from anabatic.config.commands import Command
 from anabatic.config.pipeline import PipelineJob, Stage
-from anabatic.core.errors import ConfigError
+from anabatic.core.errors import ConfigError, UserError
 from anabatic.core.text import did_you_mean
+from anabatic.data.spec import files, parse
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUFFIX = re.compile(r"(#[0-9_]+)?(@[0-9.eE+-]+)?$")
@@ -185,6 +186,27 @@ class _Resolver:
         if not self.values[name]:
             raise ConfigError(f"vars.{name} is empty, and {where} needs it", f"give --set {name}=VALUE")
         return self.values[name]
+
+
+def require_data(stages: list[Plan]) -> None:
+    """Look for the data files of every stage, but for what earlier ones will make.
+
+    A wrong name in the last stage must not cost the time of those before it.
+
+    Raises:
+        UserError: names the stage and the file.
+    """
+    made: list[Path] = []
+    for stage in stages:
+        data = load.tree_of(stage.job).get("data") or {}
+        for spec in (*data.get("train", ()), *data.get("valid", ())):
+            if any(Path(os.path.expanduser(spec)).is_relative_to(folder) for folder in made):
+                continue
+            try:
+                files(parse(spec))
+            except UserError as error:
+                raise type(error)(f"stages.{stage.name}.job.data: {error}", error.hint) from error
+        made.append(stage.output)
 
 
 _WHY = {

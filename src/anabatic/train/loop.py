@@ -155,7 +155,12 @@ def _evaluate(job: Fit, progress: Progress) -> None:
         return
     job.metrics.evaluate(progress.step, row)
     loss = row["valid_loss"]
-    if math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss):
+    if not math.isfinite(loss):
+        raise Failure(
+            f"the held-out loss after step {progress.step} is {loss}: an update has destroyed the weights",
+            "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
+        )
+    if progress.best_loss is None or loss < progress.best_loss:
         progress.best_loss = loss
         if job.world.first:
             job.keep_best()

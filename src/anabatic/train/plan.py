@@ -82,6 +82,24 @@ def settle(
     return Sizes(micro, micro_steps, steps, lr, matrix_lr)
 
 
+def require_divisible(batch: Batch, world: World) -> None:
+    """Make sure that the sizes that are given fit together; called before the text is tokenised, which takes longer.
+
+    Raises:
+        ConfigError: the global batch is no multiple of all ranks' micro-batches.
+    """
+    if batch.global_batch_tokens is None or batch.micro_batch_tokens is None:
+        return
+    micro, target = batch.micro_batch_tokens, batch.global_batch_tokens
+    if target % (micro * world.size):
+        raise ConfigError(
+            f"batch.global_batch_tokens {target} is not a multiple of {world.size} ranks x {micro} micro-batch tokens"
+            f" = {micro * world.size}",
+            f"set batch.global_batch_tokens to {max(1, target // (micro * world.size)) * micro * world.size},"
+            " or change batch.micro_batch_tokens",
+        )
+
+
 def horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple[float, str]:
     """Return the training tokens when neither steps nor epochs are given, and why."""
     ratio = schedule.tokens_per_param or TOKENS_PER_PARAM
@@ -109,13 +127,7 @@ def batch_sizes(
         micro = _divisor(target, world.size, micro, batch.seq_len) or micro
     plan.add("global_batch_tokens", batch.global_batch_tokens, target, f"{count(tokens)} tokens to the power 0.383")
     plan.add("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
-    if target % (micro * world.size):
-        raise ConfigError(
-            f"batch.global_batch_tokens {target} is not a multiple of {world.size} ranks x {micro} micro-batch tokens"
-            f" = {micro * world.size}",
-            f"set batch.global_batch_tokens to {max(1, target // (micro * world.size)) * micro * world.size},"
-            " or change batch.micro_batch_tokens",
-        )
+    require_divisible(Batch(seq_len=batch.seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world)
     return micro, target, target // (micro * world.size)
 
 

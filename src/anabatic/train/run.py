@@ -142,13 +142,20 @@ def _require_same(found: checkpoint.Found, now: dict[str, Any]) -> None:
     before = found.host.get("identity", {})
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if changed:
-        first = changed[0]
-        more = f" (and {len(changed) - 1} more: {', '.join(changed[1:5])})" if len(changed) > 1 else ""
+        told = [f"{key} = {_shown(before.get(key))}, the recipe now says {_shown(now.get(key))}" for key in changed[:3]]
+        more = f", and {len(changed) - 3} more: {', '.join(changed[3:9])}" if len(changed) > 3 else ""
         raise ConfigError(
-            f"{found.path} was saved with {first} = {before.get(first)!r},"
-            f" the recipe now says {now.get(first)!r}{more}",
+            f"{found.path} was saved with {'; '.join(told)}{more}",
             "put it back to continue, choose another --out, or start over with --save.resume never",
         )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing (its default)"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "nothing"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
@@ -216,6 +223,12 @@ def finish(
         raise Failure(
             f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite:"
             " no final model is written",
+            "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
+        )
+    broken = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise Failure(
+            f"{len(broken)} weights are not finite, {broken[0]} for one: no final model is written",
             "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
         )
     save_model(model, folder.final_model, tokenizer)

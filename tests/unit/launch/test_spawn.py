@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 # Imported by every interpreter at its start, because its folder is on PYTHONPATH.
@@ -107,3 +108,17 @@ def test_workers_leave_when_the_launcher_is_killed(tmp_path: Path) -> None:
     process.kill()
     wait_for(tmp_path / "saved-0", tmp_path / "saved-1")
     process.communicate(timeout=60)
+
+
+def test_workers_end_with_the_agent_that_watches_them(tmp_path: Path) -> None:
+    """Nobody would collect them, and on a device they would hold its memory."""
+    process = start(tmp_path, "wait")
+    wait_for(tmp_path / "waiting-0", tmp_path / "waiting-1")
+    (agent,) = psutil.Process(process.pid).children()
+    workers = agent.children(recursive=True)
+    agent.kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "rank 0, 1 of 2 ended without a message" in err
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert len(gone) == 2 and not alive
+    assert not (tmp_path / "saved-0").exists()

@@ -9,6 +9,10 @@ from unit.pipeline.bench import Bench
 
 
 @pytest.fixture
-def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
     log.setup()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("text")
+    (tmp_path / "c.jsonl").write_text("{}")
     return Bench(tmp_path)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from anabatic.core.errors import ConfigError
+from anabatic.core.errors import ConfigError, DataError
 from unit.pipeline.bench import ALL, Bench
 
 
@@ -101,3 +101,19 @@ def test_interrupted_after_a_change_and_back(bench: Bench, capsys: pytest.Captur
     assert bench.ran() == ["base", "sft", "talk"]
     err = capsys.readouterr().err
     assert "not asked for" not in err and "asked for" not in err
+
+
+def test_data_that_is_not_there_stops_before_the_first_stage(bench: Bench) -> None:
+    (bench.root / "c.jsonl").rename(bench.root / "d.jsonl")
+    with pytest.raises(DataError, match="stages.sft.job.data: c.jsonl: no such file or folder") as caught:
+        bench.run()
+    assert 'Did you mean "d.jsonl"?' in caught.value.hint
+    assert bench.ran() == [] and not bench.out.exists()
+
+
+def test_a_failure_does_not_push_out_an_earlier_result(bench: Bench) -> None:
+    bench.run()
+    for steps, how in (("6", "good"), ("7", "fail"), ("8", "fail"), ("9", "good")):
+        bench.behave(base=how)
+        bench.run(vars={"steps": steps})
+    assert (bench.out / "base.old" / "final_model" / "config.json").is_file()
