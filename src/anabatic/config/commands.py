@@ -46,9 +46,7 @@ def _attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_MODELS = tuple(
-    f"{folder}/{file}" for folder in ("best_model", "final_model") for file in ("config.json", "tokenizer.json")
-)
+_MODELS = ("best_model/tokenizer.json", "final_model/tokenizer.json")
 
 _ROWS = (
     Command(

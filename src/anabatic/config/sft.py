@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
+from anabatic.config.tuner import Freeze, Lora
 
 
 def _sft_optim() -> Optim:
@@ -28,6 +29,10 @@ class SftJob:
     """Folder with tokenizer.json; default: the one of the model."""
     seed: int = 0
     """Seed of the data order."""
+    tuner: Literal["full", "lora", "freeze"] = "full"
+    """full: train all weights; lora: adapters; freeze: the last blocks. A model that is an adapter goes on as one."""
+    lora: Lora = field(default_factory=Lora)
+    freeze: Freeze = field(default_factory=Freeze)
     train_on_inputs: bool = False
     """Learn the user's and system's tokens too."""
     last_turn_only: bool = False

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from anabatic.config.tuner import Lora
+from anabatic.config.tuner import Freeze, Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import folder_atomic
 from anabatic.core.text import did_you_mean
@@ -78,8 +78,70 @@ def insert(model: PreTrainedModel, lora: Lora, seed: int) -> list[str]:
         setattr(model.get_submodule(parent), last, layer)
     for names in whole:
         for name in names:
-            model.get_submodule(name).requires_grad_(True)
+            model.get_submodule(name).float().requires_grad_(True)
     return targets
+
+
+def freeze(model: PreTrainedModel, settings: Freeze) -> None:
+    """Leave the last blocks and the parameters that `settings.train` finds trainable, in fp32; freeze the rest.
+
+    Raises:
+        ConfigError: the model has fewer blocks, or an expression finds nothing.
+    """
+    blocks = blocks_of(model)
+    if settings.last_layers > len(blocks):
+        raise ConfigError(
+            f"freeze.last_layers is {settings.last_layers}, the model has {len(blocks)} blocks",
+            f"use at most {len(blocks)}, or --tuner full",
+        )
+    wanted = tuple(f"{name}." for name in blocks[len(blocks) - settings.last_layers :])
+    names = dict(model.named_parameters())
+    chosen = {name for name in names if wanted and name.startswith(wanted)}
+    for expression in settings.train:
+        try:
+            found = {name for name in names if re.search(expression, name)}
+        except re.error as error:
+            raise ConfigError(f'freeze.train: "{expression}" is no regular expression: {error}', "mend it") from error
+        if not found:
+            some = ", ".join([*names][:4])
+            raise ConfigError(f'freeze.train: no parameter matches "{expression}"', f"parameters: {some} and so on")
+        chosen |= found
+    for name, parameter in names.items():
+        parameter.requires_grad_(name in chosen)
+        if name in chosen:
+            parameter.data = parameter.data.float()
+
+
+def blocks_of(model: PreTrainedModel) -> list[str]:
+    """Names of the decoder's blocks, first to last: the longest list of modules."""
+    lists = [(name, len(module)) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    name, length = max(lists, key=lambda item: item[1], default=("", 0))
+    return [f"{name}.{index}" for index in range(length)]
+
+
+@torch.no_grad()
+def begin_again(model: nn.Module, before: dict[str, Tensor]) -> None:
+    """After a checkpoint was read: what `principal` froze must fit the start that the checkpoint knows.
+
+    Args:
+        before: `starts(model)` from before reading.
+    """
+    for name, layer in layers(model).items():
+        if layer.lora_A_start is None or layer.lora_B_start is None:
+            continue
+        now = layer.scale * layer.lora_B_start @ layer.lora_A_start
+        if not torch.equal(now, before[name]):  # another machine's singular vectors
+            layer.weight.add_((before[name] - now).to(layer.weight.dtype))
+
+
+def starts(model: nn.Module) -> dict[str, Tensor]:
+    """Layer -> the product that `principal` took out of its weight."""
+    found = layers(model).items()
+    return {
+        name: layer.scale * layer.lora_B_start @ layer.lora_A_start
+        for name, layer in found
+        if layer.lora_A_start is not None and layer.lora_B_start is not None
+    }
 
 
 def _whole(model: nn.Module, end: str) -> list[str]:

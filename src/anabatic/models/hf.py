@@ -17,7 +17,7 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.device.ops import for_device
-from anabatic.models import attention, fuse
+from anabatic.models import adapter, attention, fuse
 
 
 def resolve(path: str | Path) -> Path:
@@ -29,14 +29,39 @@ def resolve(path: str | Path) -> Path:
     root = Path(path)
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
-        if (folder / "config.json").is_file():
+        if (folder / "config.json").is_file() or (folder / adapter.CONFIG).is_file():
             return folder
     if not root.exists():
         raise DataError(f"model folder {root} does not exist", "give a Hugging Face folder or a finished run folder")
     raise DataError(
-        f"{root} holds no config.json, and no best_model or final_model either",
+        f"{root} holds no config.json or adapter_config.json, and no best_model or final_model either",
         "give a Hugging Face folder, or let the run finish (the same command continues it)",
     )
+
+
+def base_of(folder: Path) -> Path:
+    """Return the folder with the weights: of an adapter the model it was made for, else `folder` itself.
+
+    Raises:
+        DataError: that model is not there, or an adapter too.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    name = adapter.read_config(folder).get("base_model_name_or_path") or ""
+    if not name or not Path(name).exists():
+        raise DataError(
+            f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
+            "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
+        )
+    base = resolve(name)
+    if not (base / "config.json").is_file():
+        raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
+    return base
+
+
+def is_adapter(path: str | Path) -> bool:
+    """True for an adapter folder, or a run folder that holds one."""
+    return not (resolve(path) / "config.json").is_file()
 
 
 def _check_files(folder: Path) -> None:
@@ -68,7 +93,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
     Raises:
         DataError: config.json is missing, torn or of an unknown architecture.
     """
-    folder = resolve(path)
+    folder = base_of(resolve(path))
     _read_json(folder / "config.json")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -80,10 +105,13 @@ def load_config(path: str | Path) -> PretrainedConfig:
 def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Load a causal language model onto `device` with packed attention and the device's fused operators.
 
+    An adapter folder gives the model it was made for with the adapter in it, all but the adapter frozen.
+
     Raises:
         DataError: the folder or a file in it is missing, torn or of an unknown architecture.
     """
-    folder = resolve(path)
+    named = resolve(path)
+    folder = base_of(named)
     transformers_logging.disable_progress_bar()
     config = load_config(folder)
     _check_files(folder)
@@ -107,7 +135,10 @@ def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torc
         raise DataError(f"{folder} has a torn weight file: {_first_line(error)}", "copy it again") from error
     model, told = loaded
     _require_whole(folder, told)
-    return prepare(model.to(device))
+    model = prepare(model.to(device))
+    if folder != named:
+        adapter.load(model, named)
+    return model
 
 
 @contextmanager

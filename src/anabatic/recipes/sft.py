@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from transformers import PreTrainedModel
+
 from anabatic.config.sft import SftJob
+from anabatic.config.tuner import Lora
 from anabatic.core import log
+from anabatic.core.errors import ConfigError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
-from anabatic.device.device import pick
+from anabatic.device.device import Device, pick
+from anabatic.models import adapter
 from anabatic.models.build import Plan
-from anabatic.models.hf import enable_recompute, load_config, load_model, require_fit, resolve
+from anabatic.models.hf import base_of, enable_recompute, load_config, load_model, require_fit, resolve
 from anabatic.parallel import world as parallel
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
@@ -22,6 +28,30 @@ def _learning(job: SftJob) -> Learning:
     return Learning(turns, job.truncation_strategy)
 
 
+def _model(job: SftJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
+    """Return the model with what is trained requiring gradients, and the adapter's settings where it is one.
+
+    What is frozen is kept in the format of the matrix products, what is trained in fp32.
+    """
+    frozen = device.dtype if job.tuner != "full" else torch.float32
+    if named != base:
+        if job.tuner != "lora":
+            what = f"{named} is an adapter, and tuner is {job.tuner}"
+            raise ConfigError(what, "go on with --tuner lora, or merge it first with `anabatic merge`")
+        model = load_model(named, device.torch, frozen)
+        lora = adapter.lora_of(adapter.read_config(named))
+        log.info(f"going on with the adapter {named} of rank {lora.r}; the section lora is not used")
+        return model, lora
+    model = load_model(base, device.torch, frozen)
+    if job.tuner == "lora":
+        targets = adapter.insert(model, job.lora, job.seed)
+        log.info(f"LoRA of rank {job.lora.r} in {len(targets)} layers, scaled by {adapter.scale_of(job.lora):g}")
+        return model, job.lora
+    if job.tuner == "freeze":
+        adapter.freeze(model, job.freeze)
+    return model, None
+
+
 def run(job: SftJob) -> int:
     """Fine-tune as the job says; return the exit code."""
     device = pick(job.device)
@@ -29,8 +59,9 @@ def run(job: SftJob) -> int:
     planning.require_divisible(job.batch, world)
     with open_folder(job, device, world) as folder:
         found = find_checkpoint(job, folder, world)
-        base = resolve(job.model)
-        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else base
+        named = resolve(job.model)
+        base = base_of(named)
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, _learning(job))
@@ -38,15 +69,16 @@ def run(job: SftJob) -> int:
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
-        model = load_model(base, device.torch)
+        model, lora = _model(job, named, base, device)
         if job.recompute:
             enable_recompute(model)
         plan = Plan()
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
-        sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, 2e-5, device, world)
+        lr = 2e-5 if lora is None else 1e-4
+        sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world)
         say_plan(plan, model, world)
 
-        code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()
+        code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found, lora, base).go()
     parallel.stop(world)
     return code

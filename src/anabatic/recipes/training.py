@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from anabatic.config.chat import Sampling
 from anabatic.config.shared import Data
+from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
@@ -21,7 +22,7 @@ from anabatic.data.loader import Loader, Sources, ValidPass
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device, use_compile
 from anabatic.infer.engine import Engine
-from anabatic.models import fuse
+from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import LossModel
 from anabatic.models.hf import save_model
@@ -82,6 +83,10 @@ class Training:
     plan: Plan
     sizes: Sizes
     found: Found | None
+    lora: Lora | None = None
+    """Settings of the adapter that is trained; None: the model itself."""
+    base: Path | None = None
+    """Model that the adapter is for."""
 
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
@@ -103,7 +108,9 @@ class Training:
         )
         tensors = run.tensors_of(self.model, optimizer, step)
         self._require_same_sizes()
+        before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors, self.device, self.world)
+        adapter.begin_again(self.model, before)
         loader = Loader(
             self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
@@ -121,12 +128,19 @@ class Training:
                 run.finish(
                     self.folder,
                     self.model,
-                    self.tokenizer,
+                    self._write,
                     metrics,
                     self._summary(progress, params, metrics),
                     self.world,
                 )
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
+
+    def _write(self, folder: Path) -> None:
+        if self.lora is None:
+            save_model(self.model, folder, self.tokenizer)
+        else:
+            assert self.base is not None
+            adapter.save(self.model, folder, self.tokenizer, self.lora, self.base)
 
     def _require_same_sizes(self) -> None:
         """Sizes that were left open follow from the machine; another machine must not change a run silently."""
@@ -162,7 +176,7 @@ class Training:
             log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
             identity=run.identity(job), sizes=sizes.decisive(self.world), evaluate=self._evaluate,
-            keep_best=lambda: save_model(self.model, self.folder.best_model, self.tokenizer),
+            keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
         )  # fmt: skip
 
@@ -218,5 +232,8 @@ def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:
     params, multiplying = count_parameters(model)
     processes = "1 process" if world.size == 1 else f"{world.size} processes"
     log.info(f"{count(params)} parameters, {count(multiplying)} of them multiply every token, {processes}")
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trained < params:
+        log.info(f"{count(trained)} of them are trained ({trained / params:.2%})")
     for line in plan.lines():
         log.info(line)

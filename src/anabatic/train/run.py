@@ -26,7 +26,6 @@ from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.paths import RunFolder, alone, cannot_write, fsync_folder, replace_folder, write_atomic
 from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
-from anabatic.models.hf import save_model
 from anabatic.parallel.world import World, barrier
 from anabatic.train import checkpoint, report
 from anabatic.train.loop import Progress
@@ -98,7 +97,7 @@ def find_checkpoint(job: TrainJob, folder: RunFolder, world: World) -> checkpoin
 
 def _keep_final_model(folder: RunFolder) -> None:
     """A final model whose checkpoints are gone is all that is left of a run: it is not overwritten."""
-    if (folder.final_model / "config.json").is_file():
+    if (folder.final_model / "tokenizer.json").is_file():
         raise ConfigError(
             f"{folder.final_model} is there from an earlier run, but no whole checkpoint to continue from",
             "choose another --out, or start over with --save.resume never (what is there is moved aside)",
@@ -159,11 +158,12 @@ def _shown(value: Any) -> str:
 
 
 def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
-    """All that a checkpoint holds; tied weights once."""
+    """All that a checkpoint holds: what is trained, tied weights once."""
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
+        if tensor.data_ptr() not in seen and name not in frozen:
             seen.add(tensor.data_ptr())
             tensors[f"model.{name}"] = tensor.detach()
     tensors.update({f"optim.{name}": tensor for name, tensor in optimizer.state().items()})
@@ -214,7 +214,12 @@ def peak(device: Device) -> float:
 
 
 def finish(
-    folder: RunFolder, model: PreTrainedModel, tokenizer: Any, metrics: Metrics, summary: dict[str, Any], world: World
+    folder: RunFolder,
+    model: PreTrainedModel,
+    write: Callable[[Path], None],
+    metrics: Metrics,
+    summary: dict[str, Any],
+    world: World,
 ) -> None:
     """Write final_model, best_model where no evaluation wrote one, summary.json and report.html."""
     if not world.first:
@@ -231,8 +236,8 @@ def finish(
             f"{len(broken)} weights are not finite, {broken[0]} for one: no final model is written",
             "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
         )
-    save_model(model, folder.final_model, tokenizer)
-    if summary["valid_loss"] is None or not (folder.best_model / "config.json").is_file():
+    write(folder.final_model)
+    if summary["valid_loss"] is None or not (folder.best_model / "tokenizer.json").is_file():
         link_copy(folder.final_model, folder.best_model)
     if summary["skipped"]:
         log.warn(
