@@ -22,6 +22,7 @@ _LAZY = (
     ("run", "anabatic.cli.run:run", TRAIN),
     ("pretrain", "anabatic.cli.pretrain:pretrain", TRAIN),
     ("sft", "anabatic.cli.sft:sft", TRAIN),
+    ("merge", "anabatic.cli.merge:merge", USE),
     ("eval", "anabatic.cli.evaluate:evaluate", USE),
     ("chat", "anabatic.cli.chat:chat", USE),
 )

@@ -79,6 +79,14 @@ _ROWS = (
         makes=_MODELS,
     ),
     Command(
+        "merge",
+        "anabatic.config.merge:MergeJob",
+        "anabatic.recipes.merge:run",
+        "Make one model of an adapter and the model it is for.",
+        makes=("config.json", "tokenizer.json"),
+        short={"model": "-m"},
+    ),
+    Command(
         "eval",
         "anabatic.config.evaluate:EvalJob",
         "anabatic.recipes.evaluate:run",
