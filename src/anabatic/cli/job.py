@@ -113,6 +113,10 @@ def _section(
         key = prefix + name
         option = check.Flags().option(key)
         names = (option, short[key]) if key in short else (option,)
+        if load.is_list_of_sections(hint):
+            continue  # written in a recipe only
+        if typing.get_origin(hint) is dict:
+            hint = list[str]
         parameter = Parameter(
             name=names,
             help=docs.get(name, ""),

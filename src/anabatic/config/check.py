@@ -260,9 +260,22 @@ def _bare(value: Any) -> str:
 def _dict(value: Any, hint: Any, where: Where, path: Path) -> dict[str, Any]:
     arguments = typing.get_args(hint)
     item = arguments[1] if arguments else Any
+    if isinstance(value, list) and value and all(isinstance(one, Text) for one in value):
+        value = _pairs(value, where, path)
     if not isinstance(value, dict):
         raise _wrong(value, "a section", where, path, "put its keys on indented lines below it")
     return {key: convert(one, item, where, (*path, key)) for key, one in value.items()}
+
+
+def _pairs(words: list[Any], where: Where, path: Path) -> dict[str, Text]:
+    """`NAME=VALUE` words of the command line as a section."""
+    pairs: dict[str, Text] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not name or not equals:
+            raise _wrong(word, "NAME=VALUE", where, path, f"for example {where.name(path)} NAME=VALUE")
+        pairs[name] = Text(text)
+    return pairs
 
 
 _KINDS: dict[Any, Callable[[Any, Any, Where, Path], Any]] = {

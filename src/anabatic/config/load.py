@@ -99,6 +99,9 @@ def make(cls: type, values: dict[str, Any]) -> Any:
             value = {
                 name: _entry(typing.get_args(hint)[1], entry, f"{field.name}.{name}") for name, entry in value.items()
             }
+        elif is_list_of_sections(hint):
+            inner = typing.get_args(hint)[0]
+            value = [_entry(inner, entry, f"{field.name}[{at}]") for at, entry in enumerate(value)]
         arguments[field.name] = value
     return cls(**arguments)
 
@@ -114,9 +117,18 @@ def _replace(cls: type, base: Any, values: dict[str, Any]) -> Any:
     arguments = {field.name: getattr(base, field.name) for field in dataclasses.fields(cls)}
     for name, value in values.items():
         hint = check.hints(cls)[name]
-        nested = dataclasses.is_dataclass(hint)
-        arguments[name] = _replace(typing.cast(type, hint), arguments[name], value) if nested else value
+        if dataclasses.is_dataclass(hint):
+            value = _replace(typing.cast(type, hint), arguments[name], value)
+        elif is_list_of_sections(hint):
+            inner = typing.get_args(hint)[0]
+            value = [_entry(inner, entry, f"{name}[{at}]") for at, entry in enumerate(value)]
+        arguments[name] = value
     return cls(**arguments)
+
+
+def is_list_of_sections(hint: Any) -> bool:
+    """True for `list[SomeDataclass]`."""
+    return typing.get_origin(hint) is list and dataclasses.is_dataclass(typing.get_args(hint)[0])
 
 
 def default(field: dataclasses.Field[Any]) -> Any:

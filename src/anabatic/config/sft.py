@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
 from anabatic.config.tuner import Freeze, Lora
 
@@ -41,6 +42,7 @@ class SftJob:
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is parted."""
     recompute: bool = False
     """Activation checkpointing: less memory, about a third more time."""
+    curriculum: Curriculum = field(default_factory=Curriculum)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     optim: Optim = field(default_factory=_sft_optim)

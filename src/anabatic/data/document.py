@@ -27,6 +27,7 @@ class Document:
         id: stable name `file:row` (row counted from 1, file relative to its source); decides whether it is
             held out.
         tools: JSON schemas of the functions a conversation may call.
+        level: difficulty, where a column for it was asked for; empty: the row has none.
         rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
     """
 
@@ -35,6 +36,7 @@ class Document:
     id: str
     tools: list[dict[str, Any]] | None = None
     rejected: list[Message] | None = None
+    level: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,12 @@ class Columns:
     Attributes:
         text: the plain text.
         names: (our name, the file's name) of columns that are called otherwise there.
+        level: the difficulty; empty: it is not read.
     """
 
     text: str = "text"
     names: tuple[tuple[str, str], ...] = ()
+    level: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import Batch
 from anabatic.data.pack import flatten
+from anabatic.data.part import Part
 from anabatic.data.prefetch import Prefetch
 from anabatic.data.shard_set import ShardSet
-from anabatic.data.stream import Stream, check_sizes
+from anabatic.data.stream import Stage, Stream, check_sizes
 from anabatic.data.valid import ValidPass, valid_batches
 
 __all__ = ["Loader", "ValidPass", "valid_batches"]
 
-Sources = Sequence[tuple[ShardSet, "float | None"]]
+Sources = Sequence[tuple[ShardSet | Part, "float | None"]]
 
 
 class Loader:
@@ -45,6 +46,7 @@ class Loader:
         prefetch: batches read ahead by a background thread.
         pin_memory: put the tensors into page-locked memory, from which copies to the device do not block.
         lookahead: conversations that wait for a place that fits.
+        stages: a curriculum; the sources' shares then play no part.
 
     Raises:
         ConfigError: sizes, ranks or weights that cannot be.
@@ -64,6 +66,7 @@ class Loader:
         prefetch: int = 4,
         pin_memory: bool = False,
         lookahead: int = 64,
+        stages: Sequence[Stage] = (),
     ) -> None:
         check_sizes(seq_len, micro_batch_tokens, rank, world_size)
         self._sets = [shards for shards, _ in sources]
@@ -80,6 +83,7 @@ class Loader:
             capacity=micro_batch_tokens,
             seed=seed,
             lookahead=lookahead,
+            stages=stages,
         )
         if state is not None:
             stream.restore(state)
@@ -112,7 +116,7 @@ class _Reader:
     collected.
     """
 
-    def __init__(self, sets: list[ShardSet], seq_len: int, capacity: int, pin_memory: bool) -> None:
+    def __init__(self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool) -> None:
         self._sets = sets
         self._seq_len = seq_len
         self._capacity = capacity
@@ -167,11 +171,11 @@ def shares(sources: Sources) -> list[float]:
     return [(1.0 - given) * shards.num_tokens / free if weight is None else weight for shards, weight in sources]
 
 
-def _dropped(shards: ShardSet) -> str:
+def _dropped(shards: ShardSet | Part) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in shards.counts.items())
 
 
-def _inputs(shards: ShardSet, seq_len: int) -> int:
+def _inputs(shards: ShardSet | Part, seq_len: int) -> int:
     """Return the inputs of one pass; conversations that are cut here, not when they were tokenised, are
     reported.
     """

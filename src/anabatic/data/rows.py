@@ -35,12 +35,19 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
             made = form.read(row)
             for turns in (made.messages, made.rejected or []):
                 require_order(turns)
-            return Document(None, made.messages, doc_id, made.tools, made.rejected)
+            return Document(None, made.messages, doc_id, made.tools, made.rejected, _level(row, columns))
     except BadRow as error:
         return Problem(
             f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
         )
     return Problem(f'{place}: no column "{columns.text}"; the row has {listed(row)}', missing_hint(columns, row))
+
+
+def _level(row: dict[str, Any], columns: Columns) -> str:
+    value = row.get(columns.level) if columns.level else None
+    if value is not None and not isinstance(value, (str, int)):
+        raise BadRow(f'column "{columns.level}" is {kind_of(value)}, not the name of a level')
+    return "" if value is None else str(value)
 
 
 def renamed(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
@@ -78,7 +85,7 @@ def format_name(columns: list[str], settings: Columns) -> str:
 def needed(columns: list[str], settings: Columns) -> list[str]:
     """Return the columns of a table that reading its rows takes."""
     ours = {theirs: ours for ours, theirs in settings.names}
-    wanted = {settings.text, *(name for form in FORMATS for name in (*form.needs, *form.takes))}
+    wanted = {settings.text, settings.level, *(name for form in FORMATS for name in (*form.needs, *form.takes))}
     return [name for name in columns if ours.get(name, name) in wanted]
 
 

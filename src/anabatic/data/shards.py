@@ -33,6 +33,9 @@ from anabatic.data.sources import Document, Source
 __all__ = ["ShardSet", "build", "build_all", "key_path"]
 
 _CHAT_FILES = ("tokenizer_config.json", "chat_template.jinja")
+Level = tuple[str, str]
+"""(column, name of the level)."""
+NO_LEVEL: Level = ("", "")
 _STALE_SECONDS = 24 * 3600
 _BUILT_IN = {"stdlib": "text", "docs": "text", "task": "chat", "chat": "chat"}
 
@@ -64,6 +67,7 @@ def build(
     *,
     seq_len: int | None = None,
     learning: Learning = WHOLE,
+    level: Level = NO_LEVEL,
 ) -> ShardSet:
     """Return the tokenised source, from the cache or made now.
 
@@ -81,13 +85,14 @@ def build(
         seq_len: conversations longer than this many inputs are cut or left out and counted; long texts are
             stored in parts that are longer than it.
         learning: what is learned of a conversation, and what is done with one that is too long.
+        level: take the rows of this level of difficulty alone.
 
     Raises:
         ConfigError: the spec cannot be read, or nothing is held out.
         DataError: the source, a row or the tokenizer cannot be used.
         Failure: the cache cannot be written.
     """
-    job = _Job(spec, Path(tokenizer_folder), data, split, seq_len, learning)
+    job = _Job(spec, Path(tokenizer_folder), data, split, seq_len, learning, level)
     path = job.path
     if path.exists():
         try:
@@ -112,15 +117,23 @@ def key_path(
     learning: Learning = WHOLE,
 ) -> Path:
     """Return the folder that `build` uses for these arguments; other ranks open it after a barrier."""
-    return _Job(spec, Path(tokenizer_folder), data, split, seq_len, learning).path
+    return _Job(spec, Path(tokenizer_folder), data, split, seq_len, learning, NO_LEVEL).path
 
 
 class _Job:
     """One source to tokenise, under one set of options."""
 
     def __init__(
-        self, spec: str, folder: Path, data: Data, split: Split, seq_len: int | None, learning: Learning
+        self,
+        spec: str,
+        folder: Path,
+        data: Data,
+        split: Split,
+        seq_len: int | None,
+        learning: Learning,
+        level: Level,
     ) -> None:
+        self.level = level
         if split == "valid" and not data.valid and data.valid_fraction == 0.0:
             raise ConfigError(
                 "data.valid is empty and data.valid_fraction is 0: nothing to validate on",
@@ -145,7 +158,7 @@ class _Job:
         self.path = root / "shards" / f"{slug}-{split}-{self.key[:20]}"
 
     def read(self) -> Iterator[Document]:
-        return sources.documents(self.source, self.data, split=self.rows)
+        return sources.documents(self.source, self.data, split=self.rows, level_field=self.level[0])
 
     def _material(self) -> dict[str, Any]:
         chat = {"seq_len": self.seq_len, "learning": asdict(self.learning)}
@@ -156,6 +169,7 @@ class _Job:
             "rows": [self.source.rows, self.rows],
             "content": _content(self.source),
             "tokenizer": [_digest(self.tokenizer_file.with_name(name)) for name in names],
+            "level": list(self.level),
             "options": [self.data.text_column, self.data.columns, self.data.on_bad_row],
             "split": [self.split, self.data.valid_fraction] if self.held_out else "whole",
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
@@ -169,11 +183,13 @@ class _Job:
         backend = tokenizer.encode_fast(self.tokenizer)
         counts = Counts()
         selected = select(self.read, self.data.valid_fraction, self.split, counts) if self.held_out else self.read()
+        if self.level[0]:  # after the choice of what is held out, which must not depend on the level
+            selected = (document for document in selected if document.level == self.level[1])
         dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
         writer = ShardWriter(folder, "chat" if self.is_chat else "text", dtype, end_of_text(backend, self.tokenizer))
         meta = {
             "key": self.key,
-            "source": str(self.source),
+            "source": f"{self.source} ({self.level[1]})" if self.level[0] else str(self.source),
             "split": self.split,
             "seq_len": self.seq_len if self.is_chat else None,
             "part_chars": self.part_chars,

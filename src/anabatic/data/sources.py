@@ -32,8 +32,8 @@ Split = Literal["train", "test"]
 _Items = Iterator["Document | Problem"]
 
 
-def _read_files(source: Source, data: Data, split: Split) -> _Items:
-    columns = Columns(data.text_column, tuple(sorted(data.columns.items())))
+def _read_files(source: Source, data: Data, split: Split, level_field: str) -> _Items:
+    columns = Columns(data.text_column, tuple(sorted(data.columns.items())), level_field)
     for path, name in named_files(source):
         reader = reader_for(path)
         assert reader is not None  # named_files keeps only files that have one
@@ -43,14 +43,14 @@ def _read_files(source: Source, data: Data, split: Split) -> _Items:
             raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 
 
-def _read_task(source: Source, data: Data, split: Split) -> _Items:
+def _read_task(source: Source, data: Data, split: Split, level_field: str) -> _Items:
     from anabatic.data import tasks
 
     name = source.path.partition(":")[2]
     return _numbered(source, tasks.documents(name, source.rows, split=split))
 
 
-def _read_chat(source: Source, data: Data, split: Split) -> _Items:
+def _read_chat(source: Source, data: Data, split: Split, level_field: str) -> _Items:
     from anabatic.data import stdlib_chat
 
     return _numbered(source, stdlib_chat.conversations(source.rows))
@@ -61,18 +61,20 @@ def _numbered(source: Source, conversations: Iterator[list[Message]]) -> _Items:
         yield Document(None, messages, f"{source.path}:{row}")
 
 
-_READ: dict[str, Callable[[Source, Data, Split], _Items]] = {
+_READ: dict[str, Callable[[Source, Data, Split, str], _Items]] = {
     "file": _read_files,
     "folder": _read_files,
     "glob": _read_files,
-    "stdlib": lambda source, data, split: stdlib.sources(),
-    "docs": lambda source, data, split: stdlib.docs(),
+    "stdlib": lambda *given: stdlib.sources(),
+    "docs": lambda *given: stdlib.docs(),
     "task": _read_task,
     "chat": _read_chat,
 }
 
 
-def documents(source: Source, data: Data, *, split: Split = "train", skips: Skips | None = None) -> Iterator[Document]:
+def documents(
+    source: Source, data: Data, *, split: Split = "train", skips: Skips | None = None, level_field: str = ""
+) -> Iterator[Document]:
     """Yield a source's documents, in an order that depends only on the names of its files.
 
     Memory is bounded by one row, or one text file, at a time. Empty files, blank lines and empty texts hold
@@ -82,6 +84,7 @@ def documents(source: Source, data: Data, *, split: Split = "train", skips: Skip
         source: what to read.
         data: names the text column and says what happens to a bad row.
         split: `train` or `test` rows of a generated task; other sources are the same for both.
+        level_field: column of a file's rows that names their level of difficulty.
         skips: receives the rows passed over under `on_bad_row: skip`; they are also reported as a warning.
 
     Raises:
@@ -90,7 +93,7 @@ def documents(source: Source, data: Data, *, split: Split = "train", skips: Skip
     """
     skips = Skips() if skips is None else skips
     skipped_before, found = skips.count, 0
-    for item in _READ[kind(source)](source, data, split):
+    for item in _READ[kind(source)](source, data, split, level_field):
         if isinstance(item, Problem):
             if data.on_bad_row == "fail":
                 item.fail()

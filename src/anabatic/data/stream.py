@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.order import Order, mix
 from anabatic.data.pack import choose
+from anabatic.data.part import Part
 from anabatic.data.shard_set import Entry, ShardSet
 
 
@@ -35,6 +36,13 @@ class Slot(NamedTuple):
     n: int
 
 
+class Stage(NamedTuple):
+    """Part of a curriculum: from global micro-batch `first` on, `shares` of the conversations drawn; they sum to 1."""
+
+    first: int
+    shares: tuple[float, ...]
+
+
 class _Waiting(NamedTuple):
     draw: int
     entry: Entry
@@ -48,7 +56,7 @@ class _Cursor:
     Conversations wait in a short line, from which the oldest that fits, or the best fit, is taken.
     """
 
-    def __init__(self, number: int, shards: ShardSet, seq_len: int, key: int, lookahead: int) -> None:
+    def __init__(self, number: int, shards: ShardSet | Part, seq_len: int, key: int, lookahead: int) -> None:
         self._number = number
         self._shards = shards
         self._seq_len = seq_len
@@ -59,12 +67,14 @@ class _Cursor:
         self._current: Entry | None = None
         self._waiting: list[_Waiting] = []
         self.drawn = 0
+        self.samples = 0
 
     def take(self, room: int) -> Slot | None:
         """Return the next piece of at most `room` tokens, or `None` when no conversation fits."""
         slot = self._take_whole(room) if self._shards.is_chat else self._take_text(room)
         if slot is not None:
             self.drawn += slot.n
+            self.samples += 1
         return slot
 
     def _take_text(self, room: int) -> Slot:
@@ -93,10 +103,17 @@ class _Cursor:
     def state(self) -> dict[str, Any]:
         """Return the position: draws so far, tokens used of the current text, conversations that wait."""
         waiting = [waiting.draw for waiting in self._waiting]
-        return {"next": self._next, "start": self._start, "drawn": self.drawn, "waiting": waiting}
+        return {
+            "next": self._next,
+            "start": self._start,
+            "drawn": self.drawn,
+            "samples": self.samples,
+            "waiting": waiting,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._next, self._start, self.drawn = state["next"], state["start"], state["drawn"]
+        self.samples = state["samples"]
         self._waiting = [self._draw(draw) for draw in state["waiting"]]
         self._current = None if self._shards.is_chat else self._shards.entry(self._order[self._next])
 
@@ -114,17 +131,22 @@ class Stream:
         capacity: tokens of a micro-batch.
         seed: of the shuffle.
         lookahead: conversations of a source that wait at a time.
+        stages: a curriculum, which takes the place of the shares; the first begins at micro-batch 0.
     """
 
     def __init__(
         self,
-        sources: Sequence[tuple[ShardSet, float]],
+        sources: Sequence[tuple[ShardSet | Part, float]],
         *,
         seq_len: int,
         capacity: int,
         seed: int,
         lookahead: int,
+        stages: Sequence[Stage] = (),
     ) -> None:
+        self._stages = list(stages)
+        self._stage = 0
+        self._before = [0] * len(sources)
         self._weights = [weight for _, weight in sources]
         self._capacity = capacity
         self._cursors = [
@@ -137,6 +159,9 @@ class Stream:
         """Return the pieces of the next micro-batch."""
         slots: list[Slot] = []
         room = self._capacity
+        while self._stage + 1 < len(self._stages) and self.micro_batch >= self._stages[self._stage + 1].first:
+            self._stage += 1
+            self._before = [cursor.samples for cursor in self._cursors]
         while room and (slot := self._take(room)) is not None:
             slots.append(slot)
             room -= slot.n
@@ -146,9 +171,15 @@ class Stream:
     def _take(self, room: int) -> Slot | None:
         if len(self._cursors) == 1:
             return self._cursors[0].take(room)
-        total = 1 + sum(cursor.drawn for cursor in self._cursors)
-        behind = [weight * total - each.drawn for weight, each in zip(self._weights, self._cursors, strict=True)]
-        for number in sorted(range(len(behind)), key=lambda number: -behind[number]):
+        weights = self._stages[self._stage].shares if self._stages else self._weights
+        drawn = [
+            cursor.samples - before if self._stages else cursor.drawn
+            for cursor, before in zip(self._cursors, self._before, strict=True)
+        ]
+        total = 1 + sum(drawn)
+        behind = [weight * total - each for weight, each in zip(weights, drawn, strict=True)]
+        wanted = [number for number in range(len(behind)) if weights[number] > 0.0]
+        for number in sorted(wanted, key=lambda number: -behind[number]):
             if (slot := self._cursors[number].take(room)) is not None:
                 return slot
         return None
@@ -159,6 +190,7 @@ class Stream:
             "micro_batch": self.micro_batch,
             "cursors": [cursor.state() for cursor in self._cursors],
             "layout": self._layout,
+            "stage": [self._stage, self._before],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -176,6 +208,7 @@ class Stream:
                     "restore the run's sources, tokenizer and seed, or start over with --save.resume never",
                 )
         self.micro_batch = state["micro_batch"]
+        self._stage, self._before = state["stage"][0], list(state["stage"][1])
         for cursor, position in zip(self._cursors, state["cursors"], strict=True):
             cursor.restore(position)
 

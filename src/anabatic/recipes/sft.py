@@ -64,7 +64,7 @@ def run(job: SftJob) -> int:
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
-        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, _learning(job))
+        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, _learning(job), job.curriculum)
         for part, _ in data.train:
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
@@ -79,6 +79,8 @@ def run(job: SftJob) -> int:
         sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world)
         say_plan(plan, model, world)
 
-        code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found, lora, base).go()
+        training = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found)
+        training.lora, training.base, training.lessons = lora, base, job.curriculum
+        code = training.go()
     parallel.stop(world)
     return code

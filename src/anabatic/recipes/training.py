@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from anabatic.config.chat import Sampling
+from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
 from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import count, utf8
-from anabatic.data import shards
+from anabatic.data import curriculum, shards
+from anabatic.data.curriculum import Levels
 from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.loader import Loader, Sources, ValidPass
 from anabatic.data.shard_set import ShardSet
+from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
 from anabatic.infer.engine import Engine
 from anabatic.models import adapter, fuse
@@ -43,9 +47,17 @@ class Corpus:
 
     train: Sources
     valid: list[ShardSet] | None
+    levels: Levels | None = None
 
 
-def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, learning: Learning = WHOLE) -> Corpus:
+def corpus(
+    data: Data,
+    tokenizer_folder: Path,
+    world: World,
+    seq_len: int,
+    learning: Learning = WHOLE,
+    lessons: Curriculum | None = None,
+) -> Corpus:
     """Tokenise the sources, or take them from the cache. Rank 0 builds, the others wait and open.
 
     Raises:
@@ -54,7 +66,11 @@ def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, learn
     if not world.first:
         barrier(world)
     options: dict[str, Any] = {"seq_len": seq_len, "learning": learning}
-    train = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
+    levels = None if lessons is None or not lessons.use else _levels(lessons, data, tokenizer_folder, options)
+    if levels is None:
+        train: Sources = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
+    else:
+        train = [(part, None) for part, _ in levels.sets]
     valid = None
     if data.valid or data.valid_fraction > 0:
         held_out = data.valid or data.train
@@ -66,7 +82,27 @@ def corpus(data: Data, tokenizer_folder: Path, world: World, seq_len: int, learn
             f"0 tokens of held-out data in {', '.join(part.name for part in valid)}",
             "name sources in data.valid, raise data.valid_fraction, or train without by --data.valid-fraction 0",
         )
-    return Corpus(train, valid)
+    return Corpus(train, valid, levels)
+
+
+def _levels(lessons: Curriculum, data: Data, tokenizer_folder: Path, options: dict[str, Any]) -> Levels | None:
+    """Part the sources by level; None when the rows have none."""
+    names = lessons.levels()
+    if lessons.by == "length":
+        parts = [part for part, _ in shards.build_all(data.train, tokenizer_folder, data, "train", **options)]
+        if not all(part.is_chat for part in parts):
+            raise ConfigError("a curriculum by length needs conversations, and a source is plain text", "leave it out")
+        return curriculum.by_length(parts, names)
+    by_source = [curriculum.found_levels([spec], data, lessons.field) for spec in data.train]
+    if not curriculum.check_levels(sum(by_source, Counter()), lessons):
+        return None
+    sets = []
+    for spec, found in zip(data.train, by_source, strict=True):
+        for number, name in enumerate(names):
+            if found[name]:
+                level = (lessons.field, name)
+                sets.append((shards.build(spec, tokenizer_folder, data, "train", level=level, **options), number))
+    return Levels(names, [(part, number) for part, number in sets if part.num_docs])
 
 
 @dataclass
@@ -87,6 +123,7 @@ class Training:
     """Settings of the adapter that is trained; None: the model itself."""
     base: Path | None = None
     """Model that the adapter is for."""
+    lessons: Curriculum | None = None
 
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
@@ -114,7 +151,7 @@ class Training:
         loader = Loader(
             self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
-            pin_memory=self.device.row.pin_memory,
+            pin_memory=self.device.row.pin_memory, stages=self._stages(),
         )  # fmt: skip
         self.model.train()
         with (
@@ -134,6 +171,21 @@ class Training:
                     self.world,
                 )
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
+
+    def _stages(self) -> list[Stage]:
+        levels, lessons = self.corpus.levels, self.lessons
+        if levels is None or lessons is None:
+            return []
+        for line in curriculum.lines(lessons, levels):
+            log.info(line)
+        per_step = self.sizes.micro_steps * self.world.size
+        return curriculum.plan(lessons, levels, self.sizes.steps * per_step, per_step)
+
+    def _lesson(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a logged row says of the curriculum: samples of each level so far, and the stage."""
+        if self.corpus.levels is None:
+            return {}
+        return {"stage": state["stage"][0] + 1, "samples": curriculum.by_level(state, self.corpus.levels)}
 
     def _write(self, folder: Path) -> None:
         if self.lora is None:
@@ -175,7 +227,8 @@ class Training:
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
             log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
-            identity=run.identity(job), sizes=sizes.decisive(self.world), evaluate=self._evaluate,
+            describe=self._lesson, identity=run.identity(job), sizes=sizes.decisive(self.world),
+            evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
         )  # fmt: skip

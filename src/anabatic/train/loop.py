@@ -53,6 +53,7 @@ class Fit:
 
     Attributes:
         tensors: all that a checkpoint holds: model, optimizer, step counters.
+        describe: what a logged row also says, from the loader's state.
         evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
         keep_best: write best_model; called on rank 0 when the held-out loss improved.
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
@@ -77,6 +78,7 @@ class Fit:
     identity: dict[str, Any]
     sizes: dict[str, float]
     evaluate: Callable[[int], dict[str, Any]]
+    describe: Callable[[dict[str, Any]], dict[str, Any]]
     keep_best: Callable[[], None]
     flops_per_token: float = 0.0
     peak_flops: float = 0.0
@@ -206,6 +208,7 @@ class _Clock:
             "data_wait": drained.data_wait_s / span,
             "eta_s": span / max(steps, 1) * (job.total_steps - progress.step),
             "targets": drained.targets,
+            **job.describe(progress.loader),
         }
         if progress.skipped:
             row["skipped"] = progress.skipped

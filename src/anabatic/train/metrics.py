@@ -20,6 +20,7 @@ _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("loss", lambda value: f"loss {value:.4f}"),
     ("lr", lambda value: f"lr {value:.2e}"),
     ("matrix_lr", lambda value: f"matrix lr {value:.2e}"),
+    ("stage", lambda value: f"stage {value:.0f}"),
     ("grad_norm", lambda value: f"grad {value:.3f}"),
     ("tokens_per_s", lambda value: f"{count(value)} tok/s"),
     ("mfu", lambda value: f"MFU {100 * value:.1f} %"),

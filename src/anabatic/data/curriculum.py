@@ -1,0 +1,135 @@
+"""Levels of difficulty: the sources parted by level, and the stages as positions in the stream."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anabatic.config.curriculum import Curriculum
+from anabatic.config.shared import Data
+from anabatic.core import log
+from anabatic.core.errors import ConfigError
+from anabatic.core.text import did_you_mean
+from anabatic.data import sources
+from anabatic.data.part import Part
+from anabatic.data.shard_set import ShardSet
+from anabatic.data.stream import Stage
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The training sets by level.
+
+    Attributes:
+        names: easiest first.
+        sets: the parts of every source, and the number of each one's level.
+    """
+
+    names: list[str]
+    sets: list[tuple[ShardSet | Part, int]]
+
+    def samples(self, level: int) -> int:
+        """Conversations of a level."""
+        return sum(part.num_docs for part, own in self.sets if own == level)
+
+
+def found_levels(specs: Sequence[str], data: Data, field: str) -> Counter[str]:
+    """Count the rows of each level; rows without one under the empty name."""
+    found: Counter[str] = Counter()
+    for source in sources.parse_all(list(specs)):
+        found.update(document.level for document in sources.documents(source, data, level_field=field))
+    return found
+
+
+def check_levels(found: Counter[str], settings: Curriculum) -> bool:
+    """Return whether the data has levels at all; a warning names what is missing.
+
+    Raises:
+        ConfigError: some rows lack a level, have one that no stage names, or a level has no row.
+    """
+    names = settings.levels()
+    if not any(found[name] for name in found if name):
+        log.warn(
+            f'curriculum is off: none of the {sum(found.values()):,} rows has the field "{settings.field}"'
+            " (name the column in curriculum.field, or take the length with curriculum.by: length)"
+        )
+        return False
+    unknown = {name: rows for name, rows in found.items() if name not in names}
+    if unknown:
+        told = ", ".join(f'"{name}" ({rows:,})' if name else f"no level ({rows:,})" for name, rows in unknown.items())
+        guess = next((text for name in unknown if (text := did_you_mean(name, names))), "")
+        raise ConfigError(
+            f"rows of levels that no stage of the curriculum names: {told}.{guess}",
+            f"levels are {', '.join(names)}: name these too in curriculum.stages (0 leaves them out), or mend the rows",
+        )
+    empty = [name for name in names if not found[name] and any(stage.mix.get(name) for stage in settings.stages)]
+    if empty:
+        raise ConfigError(
+            f"no row has the level {', '.join(empty)}; there are {_told(found)}",
+            "give such rows, or take the level out of curriculum.stages",
+        )
+    return True
+
+
+def _told(found: Counter[str]) -> str:
+    return ", ".join(f"{rows:,} {name}" for name, rows in found.most_common())
+
+
+def by_length(parts: Sequence[ShardSet], names: Sequence[str]) -> Levels:
+    """Part every source by length into levels of equal size, shortest first."""
+    lengths = [np.concatenate([part.lengths(shard) for shard in range(len(part.meta["shards"]))]) for part in parts]
+    order = np.sort(np.concatenate(lengths))
+    borders = [order[len(order) * level // len(names)] for level in range(1, len(names))]
+    sets: list[tuple[ShardSet | Part, int]] = []
+    for part, own in zip(parts, lengths, strict=True):
+        level = np.searchsorted(borders, own, side="right")
+        for number in range(len(names)):
+            chosen = np.flatnonzero(level == number)
+            if len(chosen):
+                sets.append((Part(part, chosen, names[number]), number))
+    return Levels(list(names), sets)
+
+
+def plan(settings: Curriculum, levels: Levels, micro_batches: int, per_step: int) -> list[Stage]:
+    """Return the stages with the share of every set; a level's share is divided among its sets by their size.
+
+    Args:
+        settings: stages by share of the training.
+        levels: the sets.
+        micro_batches: of all ranks in the whole training.
+        per_step: micro-batches of an optimizer step: a stage begins with a step.
+    """
+    stages: list[Stage] = []
+    begin = 0.0
+    for stage in settings.stages:
+        shares = []
+        for part, own in levels.sets:
+            share = stage.mix.get(levels.names[own], 0.0)
+            shares.append(share * part.num_docs / max(1, levels.samples(own)))
+        total = sum(shares)
+        first = round(begin * micro_batches / per_step) * per_step
+        stages.append(Stage(first, tuple(share / total for share in shares)))
+        begin = stage.until
+    return stages
+
+
+def lines(settings: Curriculum, levels: Levels) -> list[str]:
+    """Return what is printed before the training: every stage and how many samples every level has."""
+    told = [f"curriculum: {', '.join(f'{levels.samples(n):,} {name}' for n, name in enumerate(levels.names))}"]
+    begin = 0.0
+    for stage in settings.stages:
+        mix = " + ".join(f"{stage.mix.get(name, 0.0):.0%} {name}" for name in levels.names)
+        told.append(f"  {begin:.0%}-{stage.until:.0%}: {mix}")
+        begin = stage.until
+    return told
+
+
+def by_level(state: dict[str, object], levels: Levels) -> dict[str, int]:
+    """Samples drawn so far of every level, from a loader's state."""
+    drawn = dict.fromkeys(levels.names, 0)
+    for cursor, (_, own) in zip(state["cursors"], levels.sets, strict=True):  # type: ignore[call-overload]
+        drawn[levels.names[own]] += cursor["samples"]
+    return drawn
