@@ -1,0 +1,17 @@
+// The kernels that are written out by hand, by topic; register.cpp lists them.
+#pragma once
+
+#include <torch/library.h>
+
+#include <set>
+#include <string>
+
+namespace sim {
+
+void register_copies(torch::Library& aten);
+void register_dropout(torch::Library& aten);
+void register_attention_route(torch::Library& aten, torch::Library& autograd);
+void register_fused_norm(torch::Library& npu);
+void register_fused_attention(torch::Library& npu);
+
+}  // namespace sim
