@@ -9,7 +9,6 @@
 namespace sim {
 
 void register_copies(torch::Library& aten);
-void register_dropout(torch::Library& aten);
 void register_attention_route(torch::Library& aten, torch::Library& autograd);
 void register_fused_norm(torch::Library& npu);
 void register_fused_attention(torch::Library& npu);

@@ -87,7 +87,7 @@ class Quiet final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-__attribute__((constructor)) void install() {
+void install() {
   Quiet quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   install_allocator();
@@ -96,11 +96,16 @@ __attribute__((constructor)) void install() {
   auto* npu = new torch::Library(torch::Library::IMPL, "npu", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto* autograd = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
   const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
-                                               "aten::_local_scalar_dense"};
+                                               "aten::_local_scalar_dense", "aten::native_dropout",
+                                               "aten::scaled_dot_product_attention"};
   take_over(*aten, *npu, own);
-  take_over_autograd(*autograd, {});
+  take_over_autograd(*autograd, {"aten::scaled_dot_product_attention"});
   register_copies(*aten);
+  register_attention_route(*aten, *autograd);
 }
+
+// A variable and not a constructor function: those run before the tables above exist.
+const bool installed = (install(), true);
 
 }  // namespace
 }  // namespace sim
