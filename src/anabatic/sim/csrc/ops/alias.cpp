@@ -29,11 +29,19 @@ c10::Storage npu_storage(c10::DataPtr data, size_t bytes, const at::Tensor& like
   return c10::Storage(std::move(impl));
 }
 
+// A conjugated or negated view keeps its values as they were and a bit beside them.
+void copy_bits(const at::Tensor& from, const at::Tensor& to) {
+  if (from.is_conj()) to._set_conj(true);
+  if (from.is_neg()) to._set_neg(true);
+}
+
 at::Tensor npu_tensor(c10::Storage storage, const at::Tensor& like) {
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), like.dtype());
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
-  return at::Tensor(std::move(impl));
+  at::Tensor made(std::move(impl));
+  copy_bits(like, made);
+  return made;
 }
 
 }  // namespace
@@ -80,6 +88,7 @@ at::Tensor Call::in(const at::Tensor& tensor, bool written) {
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   at::Tensor cpu(std::move(impl));
+  copy_bits(tensor, cpu);
   if (originals_.size() == kLinearSearch) {
     for (size_t i = 0; i < originals_.size(); i++) {
       index_.emplace(originals_[i].unsafeGetTensorImpl(), static_cast<int>(i));

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include "../sim.h"
 #include "alias.h"
 
 namespace sim {
@@ -13,7 +14,7 @@ thread_local bool on_device = false;
 
 class Switching final : public c10::Allocator {
  public:
-  explicit Switching(c10::Allocator* host) : host_(host) {}
+  explicit Switching(c10::Allocator* original) : host_(host(original)) {}
 
   c10::DataPtr allocate(size_t bytes) override {
     if (!on_device || bytes == 0) return host_->allocate(bytes);
@@ -21,9 +22,18 @@ class Switching final : public c10::Allocator {
     data.unsafe_set_device(c10::Device(c10::DeviceType::CPU));
     return data;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return host_->raw_deleter(); }
+  // Kernels that take raw scratch memory give it back by address alone.
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { host_->copy_data(to, from, bytes); }
 
+  static void give_back(void* data) {
+    int unused;
+    (sim_is_device_pointer(data, &unused) ? device() : host())->raw_deleter()(data);
+  }
+  static c10::Allocator* host(c10::Allocator* set = nullptr) {
+    static c10::Allocator* allocator = set;
+    return allocator;
+  }
   static c10::Allocator* device() {
     static c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
     return allocator;
