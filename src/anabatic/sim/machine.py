@@ -8,8 +8,9 @@ from pathlib import Path
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import size
-from anabatic.sim import chips
+from anabatic.sim import chips, faults
 from anabatic.sim.chips import SimChip
+from anabatic.sim.faults import Fault
 
 MAX_NPUS = 64
 """Rows of the segment (csrc/segment.h)."""
@@ -17,6 +18,8 @@ SEGMENT = "ANABATIC_SIM_SEGMENT"
 """Environment variable: name of the shared memory; its presence means `inside a simulation`."""
 REPORT = "ANABATIC_SIM_REPORT"
 """Environment variable: folder in which each process leaves its counters."""
+TRACE = "ANABATIC_SIM_TRACE"
+"""Environment variable: present when each process shall also leave its trace there."""
 CANN = "ANABATIC_SIM_CANN"
 """Environment variable: the CANN release that the runtime claims to be."""
 
@@ -31,8 +34,7 @@ class Machine:
     chip: SimChip = field(default_factory=lambda: chips.find("910B3"))
     hbm: int = 64 * 2**30
     """Bytes of memory of each device."""
-    faults: tuple[str, ...] = ()
-    """As typed after --fault."""
+    faults: tuple[Fault, ...] = ()
     report: Path | None = None
     trace: Path | None = None
 
@@ -41,7 +43,7 @@ def build(
     npus: int = 1,
     chip: str = "910B3",
     hbm: str | None = None,
-    faults: tuple[str, ...] = (),
+    fault: tuple[str, ...] = (),
     report: Path | None = None,
     trace: Path | None = None,
 ) -> Machine:
@@ -54,7 +56,7 @@ def build(
         raise ConfigError(f"--npus is {npus}, expected 1 to {MAX_NPUS}", "simulate one server at a time")
     row = chips.find(chip)
     memory = parse_size(hbm) if hbm is not None else round(row.row.memory_gib * 2**30)
-    return Machine(npus, row, memory, faults, report, trace)
+    return Machine(npus, row, memory, faults.parse_all(fault, npus), report, trace)
 
 
 def parse_size(text: str) -> int:

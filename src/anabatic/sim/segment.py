@@ -12,10 +12,11 @@ from ctypes import c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from pathlib import Path
 
 from anabatic.core.errors import Failure
+from anabatic.sim import cost
 from anabatic.sim.machine import Machine
 
 MAGIC = 0x314D4953414E41
-VERSION = 1
+VERSION = 2
 DEVICES = 64
 PROCESSES = 256
 FAULTS = 32
@@ -67,6 +68,21 @@ class Process(ctypes.Structure):
     ]
 
 
+class Rates(ctypes.Structure):
+    """Constants of the time on paper (`cost.Rates`)."""
+
+    _fields_ = [
+        *(
+            (name, c_double)
+            for name in (
+                "half_flops single_flops memory host_link peer peers network launch_ns launch_cube_ns launch_collective_ns "
+                "network_ns host_ns"
+            ).split()
+        ),
+        ("server", c_uint64),
+    ]
+
+
 class Segment(ctypes.Structure):
     """The whole."""
 
@@ -86,6 +102,7 @@ class Segment(ctypes.Structure):
         ("clock_mhz", c_uint32),
         ("half_tflops", c_double),
         ("bandwidth_gbs", c_double),
+        ("rates", Rates),
         ("device", Device * DEVICES),
         ("process", Process * PROCESSES),
         ("fault", Fault * FAULTS),
@@ -151,8 +168,12 @@ def _fill(segment: Segment, machine: Machine) -> None:
     segment.clock_mhz = chip.clock_mhz
     segment.half_tflops = chip.row.half_tflops
     segment.bandwidth_gbs = chip.row.bandwidth_gbs
+    segment.rates = Rates(*cost.values(cost.rates(chip)))
     for index in range(machine.npus):
         segment.device[index].hbm_total = machine.hbm
+    for index, fault in enumerate(machine.faults):
+        segment.fault[index] = Fault(*fault.row())
+        fault.prepare(segment, machine.npus)
     segment.magic = MAGIC  # last: whoever sees it sees the rest
 
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d4953414e41ULL /* "ANASIM1" */
-#define SIM_VERSION 1
+#define SIM_VERSION 2
 #define SIM_MAX_DEVICES 64
 #define SIM_MAX_PROCESSES 256
 #define SIM_MAX_FAULTS 32
@@ -24,7 +24,7 @@ enum SimFaultKind {
   SIM_FAULT_HCCL = 4,       // the n-th collective times out
   SIM_FAULT_LINK_DOWN = 5,  // collectives of the device fail, npu-smi and hccn_tool say DOWN
   SIM_FAULT_LOST = 6,       // every call on the device answers 507899 from the n-th operator on
-  SIM_FAULT_SLOW = 7,       // times on paper are multiplied by `factor`
+  SIM_FAULT_SLOW = 7,       // operators take `factor` times as long, on paper and on the host's clock
   SIM_FAULT_HEALTH = 8      // npu-smi shows `value` (SimHealth)
 };
 
@@ -68,6 +68,24 @@ struct SimProcess {
   uint64_t hbm[SIM_MAX_DEVICES];  // bytes it holds on each device
 };
 
+// The constants of the time on paper (cost.py computes them and names their sources): operations or bytes a second with the
+// usual efficiency taken off, and nanoseconds.
+struct SimRates {
+  double half_flops;    // matrix products in fp16 and bf16
+  double single_flops;  // in fp32
+  double memory;        // HBM
+  double host_link;     // PCIe
+  double peer;          // to one other device of the server
+  double peers;         // to all of them together
+  double network;       // to another server
+  double launch_ns;     // on the device: an operator of the vector cores
+  double launch_cube_ns;
+  double launch_collective_ns;
+  double network_ns;    // latency of one exchange between servers
+  double host_ns;       // what the host needs to launch one operator
+  uint64_t server;      // devices of a server
+};
+
 struct SimSegment {
   uint64_t magic;
   uint32_t version;
@@ -84,6 +102,7 @@ struct SimSegment {
   uint32_t clock_mhz;
   double half_tflops;     // dense peak of fp16 = bf16
   double bandwidth_gbs;   // HBM, 1e9 bytes a second; 0: not published
+  struct SimRates rates;
   struct SimDevice device[SIM_MAX_DEVICES];
   struct SimProcess process[SIM_MAX_PROCESSES];
   struct SimFault fault[SIM_MAX_FAULTS];

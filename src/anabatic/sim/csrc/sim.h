@@ -25,12 +25,57 @@ int sim_fault(enum SimFaultKind kind, int device);
 // Remember an error that the next synchronisation of the device reports (AI core errors surface late).
 void sim_post_error(int device, int code);
 
+// An operator ran on a physical device: faults that wait for it strike.
+void sim_count_operator_faults(int physical);
+// Makes an operator of a slow device last longer; 0 when no device is slow.
+int sim_slow(int physical, uint64_t host_ns);
+
 // A synchronisation of the host with the current device; `what` names the call. Returns 0 or the posted error.
 int sim_count_sync(const char* what);
 // A copy; kind is an aclrtMemcpyKind.
 void sim_count_copy(int kind, uint64_t bytes);
-// Time spent in an operator or a collective on the current device: host nanoseconds and nanoseconds on paper.
+// Time spent in an operator or a collective on the current device: host nanoseconds and nanoseconds on paper. sim_paper_op and
+// sim_paper_collective do it themselves.
 void sim_count_busy(uint64_t host_ns, uint64_t paper_ns);
+
+// ---- Time on paper and the report (paper.cpp, report.cpp) ----
+// Each stream has a clock in nanoseconds that starts at 0 with the process; the host has one too. An operator starts when its
+// stream is free and the host has launched it.
+
+// 1 when --report or --trace was given: only then are names, lines and steps kept.
+int sim_reporting(void);
+
+enum SimUnit { SIM_VECTOR = 0, SIM_CUBE_HALF = 1, SIM_CUBE_SINGLE = 2, SIM_HOST_LINK = 3 };
+
+struct SimOp {
+  const char* name;      // stays valid: names are told apart by address
+  const char* overload;  // "" when there is none
+  int device;            // as the process numbers it
+  void* stream;          // aclrtStream; null: the default stream of the device
+  enum SimUnit unit;
+  double flops;
+  uint64_t bytes;        // read and written
+  uint64_t host_ns;      // what the simulation itself needed
+};
+// Counts an operator that ran, moves its stream's clock and returns its nanoseconds on paper.
+uint64_t sim_paper_op(const struct SimOp* op);
+
+enum SimCollective { SIM_ALL_REDUCE, SIM_ALL_GATHER, SIM_REDUCE_SCATTER, SIM_BROADCAST, SIM_REDUCE, SIM_SCATTER, SIM_ALL_TO_ALL,
+                     SIM_SEND, SIM_RECEIVE, SIM_BARRIER };
+// When this process could start a collective on a stream: its own part of the agreement between ranks.
+uint64_t sim_paper_ready(int device, void* stream);
+// Counts a collective that ran. `bytes` is the whole tensor (the gathered one of an all_gather, the input of a reduce_scatter),
+// `start_ns` the latest sim_paper_ready of all ranks, 0 when it is not known.
+uint64_t sim_paper_collective(enum SimCollective kind, int device, void* stream, uint64_t bytes, int ranks, uint64_t start_ns,
+                              uint64_t host_ns);
+// The two formulas alone (a test compares them with cost.py).
+double sim_operator_ns(enum SimUnit unit, double flops, double bytes);
+double sim_collective_ns(enum SimCollective kind, double bytes, int ranks);
+
+// An operator that a real device would run in a fused kernel, but not with these arguments.
+void sim_report_unfused(const char* name, const char* reason);
+// An optimizer's step ended. Several optimizers that step without a backward pass between them make one step.
+void sim_report_step(int backward_since);
 
 // True when [p, p+1) is memory that aclrtMalloc or aclrtMapMem handed out; *device is then its logical device.
 int sim_is_device_pointer(const void* p, int* device);

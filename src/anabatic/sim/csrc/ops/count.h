@@ -15,6 +15,7 @@ struct OpCall {
   c10::ArrayRef<at::Tensor> outputs;  // new tensors only
   int device;                         // as the process numbers it
   uint64_t host_ns;                   // time the CPU needed
+  double flops = -1;                  // of the matrix products inside; -1: cost.cpp works it out from name and shapes
 };
 
 void sim_count_op(const OpCall& call);
@@ -24,5 +25,10 @@ void sim_count_unfused(const char* name, const char* reason);
 
 // Bytes read and written by the call: what the cost model's bandwidth term needs.
 uint64_t bytes_of(c10::ArrayRef<at::Tensor> tensors);
+
+// True when an operator ran inside a backward pass since the last call (steps.cpp).
+bool take_backward();
+// Makes the report see the ends of steps; does nothing when no report was asked for.
+void watch_steps();
 
 }  // namespace sim

@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "alias.h"
+#include "count.h"
 #include "fallback.h"
 #include "kernels.h"
 
@@ -102,6 +103,7 @@ void install() {
   take_over_autograd(*autograd, {"aten::scaled_dot_product_attention"});
   register_copies(*aten);
   register_attention_route(*aten, *autograd);
+  watch_steps();
 }
 
 // A variable and not a constructor function: those run before the tables above exist.

@@ -17,7 +17,6 @@
 namespace {
 
 thread_local char error_text[1024];
-int posted_error[SIM_MAX_DEVICES];
 std::mutex process_mutex;
 SimProcess* my_slot = nullptr;
 pid_t my_pid = 0;
@@ -155,6 +154,7 @@ void enter_process() {
 }
 
 void leave_process() {
+  report_flush();
   if (my_slot != nullptr && my_pid == getpid()) free_slot(my_slot);  // a forked child owns nothing here
   my_slot = nullptr;
   my_pid = 0;
@@ -164,7 +164,7 @@ bool take_hbm(int physical, uint64_t bytes) {
   enter_process();
   SimDevice& device = sim_segment()->device[physical];
   __atomic_fetch_add(&device.allocations, 1, __ATOMIC_RELAXED);
-  if (sim_fault(SIM_FAULT_OOM, physical) != 0) return false;
+  if (refuse_allocation(physical, bytes)) return false;
   for (int attempt = 0; attempt < 2; attempt++) {
     uint64_t used = __atomic_load_n(&device.hbm_used, __ATOMIC_SEQ_CST);
     while (used + bytes <= device.hbm_total) {
@@ -190,22 +190,6 @@ void give_hbm(int physical, uint64_t bytes) {
 
 }  // namespace sim
 
-extern "C" int sim_fault(enum SimFaultKind kind, int device) {
-  static const int codes[] = {0, ACL_ERROR_RT_MEMORY_ALLOCATION, 507015, 507054, 507048, 507899, 507899, 0, 0};
-  for (auto& fault : sim_segment()->fault) {
-    if (fault.kind != static_cast<uint32_t>(kind) || (fault.device >= 0 && fault.device != device)) continue;
-    if (__atomic_sub_fetch(&fault.after, 1, __ATOMIC_SEQ_CST) != 0 && kind != SIM_FAULT_LOST) continue;
-    if (kind == SIM_FAULT_LOST && __atomic_load_n(&fault.after, __ATOMIC_SEQ_CST) > 0) continue;
-    __atomic_fetch_add(&fault.struck, 1, __ATOMIC_SEQ_CST);
-    return fault.value != 0 ? static_cast<int>(fault.value) : codes[kind];
-  }
-  return 0;
-}
-
-extern "C" void sim_post_error(int device, int code) {
-  if (device >= 0 && device < SIM_MAX_DEVICES) __atomic_store_n(&posted_error[device], code, __ATOMIC_SEQ_CST);
-}
-
 extern "C" SimDevice* sim_current(void) {
   int physical = sim_physical(sim_current_device() < 0 ? 0 : sim_current_device());
   return &sim_segment()->device[physical < 0 ? 0 : physical];
@@ -216,12 +200,14 @@ extern "C" int sim_count_sync(const char* what) {
   int physical = sim_physical(logical);
   if (physical < 0) return 0;
   __atomic_fetch_add(&sim_segment()->device[physical].syncs, 1, __ATOMIC_RELAXED);
-  int posted = __atomic_load_n(&posted_error[physical], __ATOMIC_RELAXED);
-  if (posted == 0) return 0;
-  return sim::fail(posted, what, "an earlier operator of this device failed");
+  const uint64_t from = sim_reporting() ? sim::paper_host() : 0;
+  sim::paper_wait_device(logical);
+  if (sim_reporting()) sim::report_sync(what, physical, from, sim::paper_host());
+  return sim::posted(physical);
 }
 
 extern "C" void sim_count_copy(int kind, uint64_t bytes) {
+  sim::report_copy(kind, bytes);
   SimDevice* device = sim_current();
   if (kind == ACL_MEMCPY_HOST_TO_DEVICE || kind == ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE) {
     __atomic_fetch_add(&device->h2d_calls, 1, __ATOMIC_RELAXED);

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "../sim.h"
 
@@ -18,10 +19,12 @@ struct Stream {
   uint32_t priority;
   uint32_t flags;
   uint64_t overflow;  // aclrtSetStreamOverflowSwitch
+  uint64_t paper_ns = 0;  // its clock (paper.cpp)
 };
 
 struct Event {
   uint64_t host_ns = 0;  // when it was recorded; 0: never
+  uint64_t paper_ns = 0;  // the same on paper
   int device = -1;
   uint32_t flags = 0;
 };
@@ -44,6 +47,33 @@ void set_current(int device);
 int fail(int code, const char* call, const char* reason);
 
 Stream* stream_of(aclrtStream stream);
+Stream* stream_of(aclrtStream stream, int device);
+
+// Clocks on paper (paper.cpp). The host waits for a device, or for a moment of one.
+void paper_wait_device(int device);
+void paper_wait_until(uint64_t paper_ns);
+uint64_t paper_record(Stream* stream);                    // an event: the moment when the stream gets there
+void paper_stream_wait(Stream* stream, uint64_t paper_ns);  // the stream waits for an event
+
+// Faults (faults.cpp).
+bool refuse_allocation(int physical, uint64_t bytes);
+int posted(int physical);  // the error that an earlier operator left behind, described for aclGetRecentErrMsg; 0: none
+
+// What a report holds (report.cpp). They do nothing when none was asked for.
+struct Measured {
+  double flops;
+  uint64_t bytes, paper_ns, host_ns;
+};
+void report_op(const SimOp& op, int physical, int stream, uint64_t start_ns, uint64_t paper_ns);
+void report_collective(SimCollective kind, int physical, int stream, const Measured& what, uint64_t start_ns, uint64_t waited_ns);
+void report_sync(const char* what, int physical, uint64_t from_ns, uint64_t until_ns);
+void report_copy(int kind, uint64_t bytes);
+void report_flush();
+uint64_t paper_host();  // the host's clock
+uint64_t paper_now();  // when the host and every stream are done
+
+// "file.py:12" of the Python code that is running on this thread, outside of torch's own files; empty when there is none.
+std::string python_line();
 // A call that a lost device answers with an error: 0, or the code.
 int device_alive(int logical, const char* call);
 

@@ -1,5 +1,6 @@
 // Streams and events. Work is done when the call returns, so every stream is always idle; an event remembers the host's
 // clock, and a callback runs at once.
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -37,8 +38,11 @@ aclError synchronise(const char* call) {
 namespace sim {
 
 Stream* stream_of(aclrtStream stream) {
+  return stream_of(stream, current_or_default() < 0 ? 0 : current_or_default());
+}
+
+Stream* stream_of(aclrtStream stream, int device) {
   if (stream != nullptr) return static_cast<Stream*>(stream);
-  int device = current_or_default() < 0 ? 0 : current_or_default();
   default_streams[device].device = device;
   return &default_streams[device];
 }
@@ -100,6 +104,7 @@ aclError aclrtDestroyEvent(aclrtEvent event) {
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   auto* recorded = static_cast<sim::Event*>(event);
   recorded->host_ns = sim_clock_ns();
+  recorded->paper_ns = sim::paper_record(sim::stream_of(stream));
   recorded->device = sim::stream_of(stream)->device;
   return ACL_SUCCESS;
 }
@@ -118,14 +123,22 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {
 }
 aclError aclrtSynchronizeEvent(aclrtEvent) { return synchronise("aclrtSynchronizeEvent"); }
 aclError aclrtSynchronizeEventWithTimeout(aclrtEvent, int32_t) { return synchronise("aclrtSynchronizeEventWithTimeout"); }
-aclError aclrtStreamWaitEvent(aclrtStream, aclrtEvent) { return ACL_SUCCESS; }
-aclError aclrtStreamWaitEventWithTimeout(aclrtStream, aclrtEvent, int32_t) { return ACL_SUCCESS; }
+aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
+  sim::paper_stream_wait(sim::stream_of(stream), static_cast<sim::Event*>(event)->paper_ns);
+  return ACL_SUCCESS;
+}
+aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t) {
+  return aclrtStreamWaitEvent(stream, event);
+}
 aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent end) {
   auto* first = static_cast<sim::Event*>(start);
   auto* last = static_cast<sim::Event*>(end);
   if (first->host_ns == 0 || last->host_ns == 0)
     return sim::fail(ACL_ERROR_INVALID_PARAM, "aclrtEventElapsedTime", "an event was not recorded");
-  *milliseconds = static_cast<float>(static_cast<double>(static_cast<int64_t>(last->host_ns - first->host_ns)) / 1e6);
+  // On paper: the simulation's own speed says nothing about a device. ANABATIC_SIM_CLOCK=host asks for the host's clock.
+  static const bool host = getenv("ANABATIC_SIM_CLOCK") != nullptr && strcmp(getenv("ANABATIC_SIM_CLOCK"), "host") == 0;
+  const uint64_t difference = host ? last->host_ns - first->host_ns : last->paper_ns - first->paper_ns;
+  *milliseconds = static_cast<float>(static_cast<double>(static_cast<int64_t>(difference)) / 1e6);
   return ACL_SUCCESS;
 }
 aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* microseconds) {
