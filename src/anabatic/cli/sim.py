@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -19,6 +20,9 @@ def run(
     npus: Annotated[int, Parameter(name=("--npus", "-n"), negative=())] = 1,
     chip: Annotated[str, Parameter(negative=())] = "910B3",
     hbm: _Word = None,
+    fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    report: Annotated[Path | None, Parameter(negative=())] = None,
+    trace: Annotated[Path | None, Parameter(negative=())] = None,
 ) -> int:
     """Run COMMAND on simulated NPUs: the real torch_npu, devices in host memory.
 
@@ -32,12 +36,19 @@ def run(
         910B1 to 910B4, 910C (a device is one of its two dies), 910A, 310P, or a SoC name.
     hbm
         Memory of each device, for example 512MiB; default: the chip's.
+    fault
+        KIND[@DEVICE][#N][=VALUE], several times: oom, aicore, ecc, hccl-timeout, link-down, lost, slow, health. Strikes at the
+        N-th allocation, operator or collective; slow@1=3 makes device 1 three times slower, health@0=warning shows in npu-smi.
+    report
+        File for counters and predicted times (sim.json); a table comes at the end.
+    trace
+        File for a Chrome trace of the predicted times.
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic sim --npus 8 -- python train.py")
     from anabatic.sim import session
 
-    return session.run(list(command), npus=npus, chip=chip, hbm=hbm)
+    return session.run(list(command), npus=npus, chip=chip, hbm=hbm, fault=fault, report=report, trace=trace)
 
 
 @app.command

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from anabatic.core.errors import UserError
@@ -28,8 +28,8 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], machine: str) -> int:
-    """Run `command`; return its exit code, or end by the signal that ended it.
+def run(command: Sequence[str], environment: Mapping[str, str], machine: str, ended: Callable[[int], None]) -> int:
+    """Run `command`; return its exit code, or end by the signal that ended it, after `ended` was told (minus the signal).
 
     Raises:
         UserError: there is no such program.
@@ -50,6 +50,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str) ->
     finally:
         os.close(theirs)
         segment.remove(machine)
+    ended(os.waitstatus_to_exitcode(status))
     return _mirror(status)
 
 

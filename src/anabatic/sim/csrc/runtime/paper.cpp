@@ -9,8 +9,15 @@
 namespace {
 
 std::mutex mutex;
-uint64_t host_clock = 0;
-uint64_t device_clock[SIM_MAX_DEVICES];  // latest end of anything on the device, by logical number
+using sim::Moment;
+
+Moment host_clock;
+Moment device_clock[SIM_MAX_DEVICES];  // latest end of anything on the device, by logical number
+
+void reach(Moment& clock, const Moment& moment) {
+  clock.ns = std::max(clock.ns, moment.ns);
+  clock.alone_ns = std::max(clock.alone_ns, moment.alone_ns);
+}
 
 double factor_of(int physical) {
   double factor = 1.0;
@@ -27,6 +34,8 @@ double slowness(int physical) {
   }();
   return factors[physical];
 }
+
+uint64_t launch() { return static_cast<uint64_t>(sim_segment()->rates.host_ns); }
 
 // The share of the tensor that each device sends, and how many exchanges follow one another.
 struct Shape {
@@ -85,10 +94,13 @@ extern "C" uint64_t sim_paper_op(const SimOp* op) {
   sim::Stream* stream = sim::stream_of(op->stream, op->device);
   {
     std::lock_guard<std::mutex> lock(mutex);
-    host_clock += static_cast<uint64_t>(sim_segment()->rates.host_ns);
-    start = std::max(stream->paper_ns, host_clock);
-    stream->paper_ns = start + took;
-    device_clock[op->device] = std::max(device_clock[op->device], stream->paper_ns);
+    host_clock.ns += launch();
+    host_clock.alone_ns += launch();
+    reach(stream->paper, host_clock);
+    start = stream->paper.ns;
+    stream->paper.ns += took;
+    stream->paper.alone_ns += took;
+    reach(device_clock[op->device], stream->paper);
   }
   SimDevice& row = sim_segment()->device[physical];
   __atomic_fetch_add(&row.busy_ns, op->host_ns, __ATOMIC_RELAXED);
@@ -99,7 +111,7 @@ extern "C" uint64_t sim_paper_op(const SimOp* op) {
 
 extern "C" uint64_t sim_paper_ready(int device, void* stream) {
   std::lock_guard<std::mutex> lock(mutex);
-  return std::max(sim::stream_of(stream, device)->paper_ns, host_clock + static_cast<uint64_t>(sim_segment()->rates.host_ns));
+  return std::max(sim::stream_of(stream, device)->paper.ns, host_clock.ns + launch());
 }
 
 extern "C" uint64_t sim_paper_collective(enum SimCollective kind, int device, void* stream, uint64_t bytes, int ranks,
@@ -111,11 +123,12 @@ extern "C" uint64_t sim_paper_collective(enum SimCollective kind, int device, vo
   uint64_t ready, start;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    host_clock += static_cast<uint64_t>(sim_segment()->rates.host_ns);
-    ready = std::max(used->paper_ns, host_clock);
+    host_clock.ns += launch();
+    reach(used->paper, host_clock);
+    ready = used->paper.ns;
     start = std::max(ready, start_ns);
-    used->paper_ns = start + took;
-    device_clock[device] = std::max(device_clock[device], used->paper_ns);
+    used->paper.ns = start + took;
+    reach(device_clock[device], used->paper);
   }
   SimDevice& row = sim_segment()->device[physical];
   __atomic_fetch_add(&row.busy_ns, host_ns, __ATOMIC_RELAXED);
@@ -128,33 +141,35 @@ namespace sim {
 
 void paper_wait_device(int device) {
   std::lock_guard<std::mutex> lock(mutex);
-  if (device >= 0 && device < SIM_MAX_DEVICES) host_clock = std::max(host_clock, device_clock[device]);
+  if (device >= 0 && device < SIM_MAX_DEVICES) reach(host_clock, device_clock[device]);
 }
 
-void paper_wait_until(uint64_t paper_ns) {
+void paper_wait_until(Moment moment) {
   std::lock_guard<std::mutex> lock(mutex);
-  host_clock = std::max(host_clock, paper_ns);
+  reach(host_clock, moment);
 }
 
-uint64_t paper_record(Stream* stream) {
+Moment paper_record(Stream* stream) {
   std::lock_guard<std::mutex> lock(mutex);
-  return std::max(stream->paper_ns, host_clock);
+  Moment moment = stream->paper;
+  reach(moment, host_clock);
+  return moment;
 }
 
-void paper_stream_wait(Stream* stream, uint64_t paper_ns) {
+void paper_stream_wait(Stream* stream, Moment moment) {
   std::lock_guard<std::mutex> lock(mutex);
-  stream->paper_ns = std::max(stream->paper_ns, paper_ns);
+  reach(stream->paper, moment);
 }
 
 uint64_t paper_host() {
   std::lock_guard<std::mutex> lock(mutex);
-  return host_clock;
+  return host_clock.ns;
 }
 
-uint64_t paper_now() {
+Moment paper_now() {
   std::lock_guard<std::mutex> lock(mutex);
-  uint64_t latest = host_clock;
-  for (uint64_t clock : device_clock) latest = std::max(latest, clock);
+  Moment latest = host_clock;
+  for (const Moment& clock : device_clock) reach(latest, clock);
   return latest;
 }
 

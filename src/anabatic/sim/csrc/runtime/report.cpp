@@ -43,7 +43,8 @@ struct Totals {
 
 struct Step {
   Totals totals;
-  uint64_t paper_ns, host_ns;
+  sim::Moment paper;
+  uint64_t host_ns;
 };
 
 struct Event {
@@ -88,7 +89,8 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (unsigned char letter : text) {
     if (letter == '"' || letter == '\\') out += '\\';
-    if (letter >= 0x20) out += static_cast<char>(letter);
+    if (letter == '\t') out += "\\t";
+    else if (letter >= 0x20) out += static_cast<char>(letter);
   }
   return out + "\"";
 }
@@ -113,8 +115,8 @@ void write_step(FILE* file, const Step& step) {
                              t.d2d_bytes, t.collectives, t.collective_bytes, t.device_ns, t.collective_ns, t.waited_ns};
   fprintf(file, "[");
   for (uint64_t value : values) fprintf(file, "%llu, ", static_cast<unsigned long long>(value));
-  fprintf(file, "%.0f, %llu, %llu]", t.flops, static_cast<unsigned long long>(step.paper_ns),
-          static_cast<unsigned long long>(step.host_ns));
+  fprintf(file, "%.0f, %llu, %llu, %llu]", t.flops, static_cast<unsigned long long>(step.paper.ns),
+          static_cast<unsigned long long>(step.paper.alone_ns), static_cast<unsigned long long>(step.host_ns));
 }
 
 void write_events(Report& all) {

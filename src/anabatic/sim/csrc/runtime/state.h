@@ -13,18 +13,23 @@
 
 namespace sim {
 
+// A moment on paper, and the same had collectives cost nothing and nobody waited in them: their quotient is how well a job scales.
+struct Moment {
+  uint64_t ns = 0, alone_ns = 0;
+};
+
 struct Stream {
   int device;         // logical
   int32_t id;
   uint32_t priority;
   uint32_t flags;
   uint64_t overflow;  // aclrtSetStreamOverflowSwitch
-  uint64_t paper_ns = 0;  // its clock (paper.cpp)
+  Moment paper;       // its clock (paper.cpp)
 };
 
 struct Event {
   uint64_t host_ns = 0;  // when it was recorded; 0: never
-  uint64_t paper_ns = 0;  // the same on paper
+  Moment paper;  // the same on paper
   int device = -1;
   uint32_t flags = 0;
 };
@@ -51,9 +56,11 @@ Stream* stream_of(aclrtStream stream, int device);
 
 // Clocks on paper (paper.cpp). The host waits for a device, or for a moment of one.
 void paper_wait_device(int device);
-void paper_wait_until(uint64_t paper_ns);
-uint64_t paper_record(Stream* stream);                    // an event: the moment when the stream gets there
-void paper_stream_wait(Stream* stream, uint64_t paper_ns);  // the stream waits for an event
+void paper_wait_until(Moment moment);
+Moment paper_record(Stream* stream);                    // an event: the moment when the stream gets there
+void paper_stream_wait(Stream* stream, Moment moment);  // the stream waits for an event
+uint64_t paper_host();                                  // the host's clock
+Moment paper_now();                                     // when the host and every stream are done
 
 // Faults (faults.cpp).
 bool refuse_allocation(int physical, uint64_t bytes);
@@ -69,8 +76,6 @@ void report_collective(SimCollective kind, int physical, int stream, const Measu
 void report_sync(const char* what, int physical, uint64_t from_ns, uint64_t until_ns);
 void report_copy(int kind, uint64_t bytes);
 void report_flush();
-uint64_t paper_host();  // the host's clock
-uint64_t paper_now();  // when the host and every stream are done
 
 // "file.py:12" of the Python code that is running on this thread, outside of torch's own files; empty when there is none.
 std::string python_line();

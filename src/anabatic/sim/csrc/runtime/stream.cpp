@@ -104,7 +104,7 @@ aclError aclrtDestroyEvent(aclrtEvent event) {
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   auto* recorded = static_cast<sim::Event*>(event);
   recorded->host_ns = sim_clock_ns();
-  recorded->paper_ns = sim::paper_record(sim::stream_of(stream));
+  recorded->paper = sim::paper_record(sim::stream_of(stream));
   recorded->device = sim::stream_of(stream)->device;
   return ACL_SUCCESS;
 }
@@ -121,10 +121,13 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {
   *status = ACL_EVENT_WAIT_STATUS_COMPLETE;
   return ACL_SUCCESS;
 }
-aclError aclrtSynchronizeEvent(aclrtEvent) { return synchronise("aclrtSynchronizeEvent"); }
-aclError aclrtSynchronizeEventWithTimeout(aclrtEvent, int32_t) { return synchronise("aclrtSynchronizeEventWithTimeout"); }
+aclError aclrtSynchronizeEvent(aclrtEvent event) {
+  sim::paper_wait_until(static_cast<sim::Event*>(event)->paper);
+  return synchronise("aclrtSynchronizeEvent");
+}
+aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t) { return aclrtSynchronizeEvent(event); }
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
-  sim::paper_stream_wait(sim::stream_of(stream), static_cast<sim::Event*>(event)->paper_ns);
+  sim::paper_stream_wait(sim::stream_of(stream), static_cast<sim::Event*>(event)->paper);
   return ACL_SUCCESS;
 }
 aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t) {
@@ -137,7 +140,7 @@ aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent
     return sim::fail(ACL_ERROR_INVALID_PARAM, "aclrtEventElapsedTime", "an event was not recorded");
   // On paper: the simulation's own speed says nothing about a device. ANABATIC_SIM_CLOCK=host asks for the host's clock.
   static const bool host = getenv("ANABATIC_SIM_CLOCK") != nullptr && strcmp(getenv("ANABATIC_SIM_CLOCK"), "host") == 0;
-  const uint64_t difference = host ? last->host_ns - first->host_ns : last->paper_ns - first->paper_ns;
+  const uint64_t difference = host ? last->host_ns - first->host_ns : last->paper.ns - first->paper.ns;
   *milliseconds = static_cast<float>(static_cast<double>(static_cast<int64_t>(difference)) / 1e6);
   return ACL_SUCCESS;
 }
