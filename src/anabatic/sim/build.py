@@ -20,6 +20,7 @@ from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import cache_root, cannot_write, folder_atomic
 from anabatic.sim import stubs
+from anabatic.sim.machine import PACKAGE
 from anabatic.sim.wheel import Torch, Wheel, fetch, installed_torch
 
 CSRC = Path(__file__).parent / "csrc"
@@ -210,10 +211,11 @@ def _stubs(build: Build, compiler: str, root: Path) -> None:
 
 def _programs(folder: Path) -> None:
     for name, module in COMMANDS.items():
-        if (CSRC.parents[1] / Path(*module.split(".")[1:])).with_suffix(".py").is_file():
-            script = folder / name
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n', encoding="utf-8")
-            script.chmod(0o755)
+        # No site packages and no PYTHON* variables: it starts in a few hundredths of a second, whatever COMMAND's environment.
+        run = f"import os, sys; sys.path.insert(0, os.environ['{PACKAGE}']); from {module} import main; sys.exit(main())"
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{run}" "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
 
 
 def _cann(root: Path, release: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anabatic.sim.build import Build
-from anabatic.sim.machine import CANN, SEGMENT
+from anabatic.sim.machine import CANN, PACKAGE, SEGMENT
 
 DROPPED = ("ASCEND_CUSTOM_OPP_PATH", "ATB_HOME_PATH", "RANK_TABLE_FILE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables of a real installation, or that would keep torch_npu from loading."""
@@ -19,6 +19,7 @@ def variables(outer: Mapping[str, str], build: Build, segment: str) -> dict[str,
     inner = {key: value for key, value in outer.items() if key not in DROPPED}
     inner[SEGMENT] = segment
     inner[CANN] = build.wheel.cann
+    inner[PACKAGE] = str(Path(__file__).parents[2])
     _first(inner, "PYTHONPATH", build.wheel.folder)
     _first(inner, "LD_LIBRARY_PATH", build.libraries)
     # The interpreter that the simulator was built for is the one that `python` means.

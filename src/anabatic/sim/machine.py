@@ -20,6 +20,8 @@ REPORT = "ANABATIC_SIM_REPORT"
 """Environment variable: folder in which each process leaves its counters."""
 TRACE = "ANABATIC_SIM_TRACE"
 """Environment variable: present when each process shall also leave its trace there."""
+PACKAGE = "ANABATIC_SIM_PACKAGE"
+"""Environment variable: the folder that this package lies in, for the programs of the simulated machine."""
 CANN = "ANABATIC_SIM_CANN"
 """Environment variable: the CANN release that the runtime claims to be."""
 
