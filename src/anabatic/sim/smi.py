@@ -249,7 +249,7 @@ def _typed(kind: str, readings: list[Reading], family: Family, card: int | None,
     if kind == "board":
         rows = [("NPU ID", card), *_board(chosen[0], family), ("Chip Count", len(chosen))]
     else:
-        if chip is None:
+        if chip is None and kind != "health":  # the card as a whole
             rows = [("NPU ID", card), ("Chip Count", len(chosen)), None]
         for one in chosen:
             rows += [*([None] if one is not chosen[0] else []), *_TYPES[kind](one, family)]

@@ -169,7 +169,7 @@ def topology(readings: Sequence[Reading], family: Family, cores: int) -> str:
         first = min(index * share, cores - 1)
         near = f"{first}-{min(first + share - 1, cores - 1)}"
         lines.append(f"{names[index]:<11}" + "".join(f"{word:<11}" for word in joined) + near)
-    return "\n".join(lines) + "\n\nLegend:\n\n" + _LEGEND
+    return "\n".join(lines) + "\n\nLegend:\n\n" + _LEGEND.format(_A3_LEGEND if family == "A3" else "")
 
 
 def _joined(one: Reading, other: Reading, family: Family) -> str:
@@ -186,9 +186,11 @@ _LEGEND = """  X    = Self
   PIX  = Path traversing a single PCIe switch
   PXB  = Path traversing multiple PCIe switches
   HCCS = Connection traversing HCCS.
-  SIO  = Path traversing SIO.
+{}  NA   = Unknown relationship.
+"""
+
+_A3_LEGEND = """  SIO  = Path traversing SIO.
   HCCS_SW = Path traversing HCCS switch.
-  NA   = Unknown relationship.
 """
 
 _WATCH = ("NpuID(Idx)", "ChipId(Idx)", "Pwr(W)", "Temp(C)", "AI Core(%)", "AI Cpu(%)", "Ctrl Cpu(%)", "Memory(%)", "Memory BW(%)")
