@@ -41,7 +41,7 @@ LIBRARIES = (
     Library("ascend_hal", "hal", ("ascendcl",)),
     Library("hccl", "hccl", ("ascendcl",)),
     Library("anabatic_sim_ops", "ops", ("ascendcl",), torch=True),
-    Library("opapi", "opapi", ("ascendcl",), torch=True),
+    Library("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), torch=True),
 )
 EMPTY = ("graph", "acl_tdt_channel")
 """Named by torch_npu, nothing of them is used."""

@@ -50,7 +50,7 @@ c10::Device with_index(c10::Device device) {
 
 }  // namespace
 
-CpuKernel::CpuKernel(const c10::OperatorHandle& op) {
+CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_(key) {
   const auto& schema = op.schema();
   for (const auto& argument : schema.arguments()) {
     const auto type = strip_optional(argument.type());
@@ -155,8 +155,9 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
   {
     const c10::DeviceGuard guard(call.device());
     const at::AutoDispatchBelowADInplaceOrView below;
-    const DeviceMemory memory(!to_host);
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    // A formula's temporaries would not exist on the device: only its results are taken from there, by Call::out.
+    const DeviceMemory memory(!to_host && key_ == c10::DispatchKey::CPU);
+    op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
     if (!kept.empty()) call.settle();
     const size_t first = stack->size() - returned_.size();
     for (size_t i = 0; i < returned_.size(); i++) {

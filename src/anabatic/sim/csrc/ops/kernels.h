@@ -3,14 +3,13 @@
 
 #include <torch/library.h>
 
-#include <set>
-#include <string>
-
 namespace sim {
 
 void register_copies(torch::Library& aten);
 void register_attention_route(torch::Library& aten, torch::Library& autograd);
+// Formulas of npu::* operators on CPU tensors, registered under kFormula.
 void register_fused_norm(torch::Library& npu);
 void register_fused_attention(torch::Library& npu);
+void register_casts(torch::Library& npu);
 
 }  // namespace sim
