@@ -43,6 +43,8 @@ LIBRARIES = (
     Library("anabatic_sim_ops", "ops", ("ascendcl",), torch=True),
     Library("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), torch=True),
 )
+ALIASES = {"hcomm": "hccl"}
+"""Libraries of newer CANN releases that only hold what an older one had elsewhere: torch_npu opens them by name."""
 EMPTY = ("graph", "acl_tdt_channel")
 """Named by torch_npu, nothing of them is used."""
 STUBS = "ge_runner"
@@ -154,6 +156,8 @@ def _compile(build: Build, compiler: str) -> None:
             list(pool.map(lambda job: _object(build, compiler, *job, objects), jobs))
         for library in LIBRARIES:
             _link(build, compiler, library, root)
+        for name, other in ALIASES.items():
+            _shared(compiler, root, name, [f"-L{root / 'lib'}", "-Wl,--no-as-needed", f"-l{other}"])
         for name in EMPTY:
             _shared(compiler, root, name, [])
         _stubs(build, compiler, root)
@@ -166,8 +170,9 @@ def _compile(build: Build, compiler: str) -> None:
 def _includes(build: Build, library: Library) -> list[str]:
     headers = build.wheel.folder / "torch_npu" / "include"
     folders = [headers / "third_party" / "acl" / "inc", headers / "third_party" / "hccl" / "inc"]
+    folders.append(headers)  # some of them name others from here
     if library.torch:
-        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include", headers]
+        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include"]
     return [f"-isystem{path}" for path in folders]
 
 
