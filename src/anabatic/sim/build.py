@@ -176,8 +176,9 @@ def _compile(build: Build, compiler: str) -> None:
 def _includes(build: Build, library: Library) -> list[str]:
     headers = build.wheel.folder / "torch_npu" / "include"
     folders = [headers / "third_party" / "acl" / "inc", headers / "third_party" / "hccl" / "inc"]
+    folders.append(headers)  # some of them name others from here
     if library.torch:
-        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include", headers]
+        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include"]
     return [f"-isystem{path}" for path in folders]
 
 

@@ -48,7 +48,7 @@ int sim_reporting(void);
 enum SimUnit { SIM_VECTOR = 0, SIM_CUBE_HALF = 1, SIM_CUBE_SINGLE = 2, SIM_HOST_LINK = 3 };
 
 struct SimOp {
-  const char* name;      // stays valid: names are told apart by address
+  const char* name;
   const char* overload;  // "" when there is none
   int device;            // as the process numbers it
   void* stream;          // aclrtStream; null: the default stream of the device
@@ -62,12 +62,14 @@ uint64_t sim_paper_op(const struct SimOp* op);
 
 enum SimCollective { SIM_ALL_REDUCE, SIM_ALL_GATHER, SIM_REDUCE_SCATTER, SIM_BROADCAST, SIM_REDUCE, SIM_SCATTER, SIM_ALL_TO_ALL,
                      SIM_SEND, SIM_RECEIVE, SIM_BARRIER };
-// When this process could start a collective on a stream: its own part of the agreement between ranks.
-uint64_t sim_paper_ready(int device, void* stream);
-// Counts a collective that ran. `bytes` is the whole tensor (the gathered one of an all_gather, the input of a reduce_scatter),
-// `start_ns` the latest sim_paper_ready of all ranks, 0 when it is not known.
-uint64_t sim_paper_collective(enum SimCollective kind, int device, void* stream, uint64_t bytes, int ranks, uint64_t start_ns,
-                              uint64_t host_ns);
+// A collective: launched by the host, which goes on; when its turn has come and the ranks have met, it is told how it went.
+// The handle ends with sim_paper_collective or sim_paper_failed.
+void* sim_paper_launch(int device, void* stream);
+// When this rank can start: the latest of all ranks is `start_ns` below (0: not known).
+uint64_t sim_paper_ready(void* handle);
+// `bytes` is the whole tensor: the gathered one of an all_gather, the input of a reduce_scatter or an all_to_all.
+void sim_paper_collective(void* handle, enum SimCollective kind, uint64_t bytes, int ranks, uint64_t start_ns, uint64_t host_ns);
+void sim_paper_failed(void* handle);
 // The two formulas alone (a test compares them with cost.py).
 double sim_operator_ns(enum SimUnit unit, double flops, double bytes);
 double sim_collective_ns(enum SimCollective kind, double bytes, int ranks);
@@ -81,6 +83,14 @@ void sim_report_step(int backward_since);
 int sim_is_device_pointer(const void* p, int* device);
 // True when p lies in page-locked host memory.
 int sim_is_host_pointer(const void* p);
+
+// Puts work on a stream (aclrtStream). A thread of the stream runs it after everything before it; it returns 0, or an ACL error
+// with a text. `run` is called with a null text when earlier work failed: it must then only free its argument.
+void sim_enqueue(void* stream, int (*run)(void* argument, char* text, size_t room), void* argument);
+// True while any stream of this process has work left.
+int sim_busy(void);
+// Blocks until the work that `stream` waits for is done: to be called before an operator touches memory on that stream.
+void sim_settle(void* stream);
 
 // Text for aclGetRecentErrMsg of this thread.
 void sim_set_error(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -20,11 +20,6 @@ namespace {
 // Values of aclrtMemcpyKind (acl_rt.h).
 constexpr int kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3;
 
-void synchronise(const char* what) {
-  const int code = sim_count_sync(what);
-  TORCH_CHECK(code == 0, what, ":torch_npu failed, error code is ", code, "\n[ERROR] ERR00100 PTA call acl api failed");
-}
-
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   static const c10::OperatorName name("aten::copy_", "");
   const uint64_t started = sim_clock_ns();

@@ -87,15 +87,23 @@ SimUnit unit_for(const OpCall& call) {
 
 }  // namespace
 
+namespace {
+thread_local double noted = 0;
+}  // namespace
+
+void add_flops(double flops) { noted += flops; }
+
+double take_flops() {
+  const double flops = noted;
+  noted = 0;
+  return flops;
+}
+
 Work work_of(const OpCall& call) {
-  static thread_local std::unordered_map<const void*, Count> known;
-  auto [found, fresh] = known.emplace(&call.name, nullptr);
-  if (fresh) {
-    auto row = kCounts.find(call.name.name);
-    found->second = row == kCounts.end() ? nullptr : row->second;
-  }
+  const auto known = kCounts.find(call.name.name);
   const uint64_t bytes = bytes_of(call.inputs) + bytes_of(call.outputs) + written(call);
-  const double flops = call.flops >= 0 ? call.flops : found->second != nullptr ? found->second(call) : 0;
+  const double told = take_flops();
+  const double flops = told > 0 ? told : known != kCounts.end() ? known->second(call) : 0;
   if (flops > 0 && !call.inputs.empty()) return {unit_for(call), flops, bytes};
   for (const auto& tensor : call.inputs)
     if (tensor.defined() && tensor.device().is_cpu() && tensor.dim() > 0) return {SIM_HOST_LINK, 0, bytes_of(call.inputs.slice(0, 1))};

@@ -15,7 +15,6 @@ struct OpCall {
   c10::ArrayRef<at::Tensor> outputs;  // new tensors only
   int device;                         // as the process numbers it
   uint64_t host_ns;                   // time the CPU needed
-  double flops = -1;                  // of the matrix products inside; -1: cost.cpp works it out from name and shapes
 };
 
 void sim_count_op(const OpCall& call);
@@ -26,6 +25,11 @@ void sim_count_unfused(const char* name, const char* reason);
 // Bytes read and written by the call: what the cost model's bandwidth term needs.
 uint64_t bytes_of(c10::ArrayRef<at::Tensor> tensors);
 
+// Operations of the products inside the operator that is running, where its tensors' shapes alone do not tell (packed sequences).
+void add_flops(double flops);
+double take_flops();
+// Waits for the device as `what` does; throws with torch_npu's own text when an earlier operator failed.
+void synchronise(const char* what);
 // True when an operator ran inside a backward pass since the last call (steps.cpp).
 bool take_backward();
 // Makes the report see the ends of steps; does nothing when no report was asked for.

@@ -176,7 +176,7 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
       }
     }
   }
-  if (synchronises_) sim_count_sync(op.schema().name().c_str());
+  if (synchronises_) synchronise(op.schema().name().c_str());
   check_dtype(op.operator_name(), call.outputs());
   sim_count_op({op.operator_name(), call.inputs(), call.outputs(), call.device().index(), sim_clock_ns() - started});
 }

@@ -21,6 +21,7 @@
 #include <tuple>
 #include <vector>
 
+#include "count.h"
 #include "fallback.h"
 #include "kernels.h"
 
@@ -190,6 +191,7 @@ Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, con
   Tensor max = at::zeros({q.size(0), q.size(1), q.size(2), 1}, q.options().dtype(at::kFloat)), sum = at::zeros_like(max);
   for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
     if (part.q_rows == 0) continue;
+    add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (q.size(3) + v.size(3)));
     const Scores s = scores(rows(q, part, true, options), rows(k, part, false, options), part, options);
     const Tensor result = at::bmm(s.dropped.view({groups, -1, part.k_rows}), rows(v, part, false, options));
     const int64_t b = options.layout == "TND" ? 0 : part.batch;
@@ -218,6 +220,7 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
   Tensor dpse = given(options.pse) ? at::zeros(options.pse->sizes(), q.options().dtype(at::kFloat)) : Tensor();
   for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
     if (part.q_rows == 0 || part.k_rows == 0) continue;
+    add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (3 * q.size(3) + 2 * v.size(3)));
     const Tensor qs = rows(q, part, true, options), ks = rows(k, part, false, options), vs = rows(v, part, false, options),
                  dout = rows(above, part, true, options).reshape({groups, -1, vs.size(-1)});
     const Scores s = scores(qs, ks, part, options);

@@ -121,10 +121,17 @@ bool refuse_allocation(int physical, uint64_t bytes) {
 }
 
 int posted(int physical) {
-  const int code = posted_error[physical];
+  const bool lost = __atomic_load_n(&sim_segment()->device[physical].lost, __ATOMIC_RELAXED) != 0;
+  const int code = lost ? ACL_ERROR_RT_DRV_INTERNAL_ERROR : posted_error[physical].load();
   if (code == 0) return 0;
   describe(physical, code);
   return code;
 }
 
 }  // namespace sim
+
+// torch_npu asks for broken pages after an ECC error; a simulated one has none.
+extern "C" aclError aclrtGetMemUceInfo(int32_t, aclrtMemUceInfo*, size_t, size_t* count) {
+  *count = 0;
+  return ACL_SUCCESS;
+}

@@ -19,6 +19,23 @@ void reach(Moment& clock, const Moment& moment) {
   clock.alone_ns = std::max(clock.alone_ns, moment.alone_ns);
 }
 
+// Takes up what has been learnt about collectives; the mutex is held.
+Moment settle(sim::Mark& mark) {
+  std::erase_if(mark.after, [&](const auto& meeting) {
+    if (meeting->over) reach(mark.at, meeting->end);
+    return meeting->over;
+  });
+  return mark.at;
+}
+
+struct Launched {
+  int device;
+  sim::Stream* stream;
+  int stream_id;
+  sim::Mark ready;
+  std::shared_ptr<sim::Meeting> meeting;
+};
+
 double factor_of(int physical) {
   double factor = 1.0;
   for (const auto& fault : sim_segment()->fault)
@@ -96,11 +113,13 @@ extern "C" uint64_t sim_paper_op(const SimOp* op) {
     std::lock_guard<std::mutex> lock(mutex);
     host_clock.ns += launch();
     host_clock.alone_ns += launch();
-    reach(stream->paper, host_clock);
-    start = stream->paper.ns;
-    stream->paper.ns += took;
-    stream->paper.alone_ns += took;
-    reach(device_clock[op->device], stream->paper);
+    settle(stream->paper);
+    Moment& clock = stream->paper.at;
+    reach(clock, host_clock);
+    start = clock.ns;
+    clock.ns += took;
+    clock.alone_ns += took;
+    reach(device_clock[op->device], clock);
   }
   SimDevice& row = sim_segment()->device[physical];
   __atomic_fetch_add(&row.busy_ns, op->host_ns, __ATOMIC_RELAXED);
@@ -109,32 +128,48 @@ extern "C" uint64_t sim_paper_op(const SimOp* op) {
   return took;
 }
 
-extern "C" uint64_t sim_paper_ready(int device, void* stream) {
+extern "C" void* sim_paper_launch(int device, void* handle) {
+  sim::Stream* stream = sim::stream_of(handle, device);
+  auto* launched = new Launched{device, stream, stream->id, {}, std::make_shared<sim::Meeting>()};
   std::lock_guard<std::mutex> lock(mutex);
-  return std::max(sim::stream_of(stream, device)->paper.ns, host_clock.ns + launch());
+  host_clock.ns += launch();
+  reach(stream->paper.at, host_clock);
+  launched->ready = stream->paper;
+  stream->paper.after = {launched->meeting};
+  return launched;
 }
 
-extern "C" uint64_t sim_paper_collective(enum SimCollective kind, int device, void* stream, uint64_t bytes, int ranks,
-                                         uint64_t start_ns, uint64_t host_ns) {
-  const int physical = sim_physical(device);
-  if (physical < 0) return 0;
+extern "C" uint64_t sim_paper_ready(void* handle) {
+  std::lock_guard<std::mutex> lock(mutex);
+  return settle(static_cast<Launched*>(handle)->ready).ns;
+}
+
+extern "C" void sim_paper_collective(void* handle, enum SimCollective kind, uint64_t bytes, int ranks, uint64_t start_ns, uint64_t host_ns) {
+  const std::unique_ptr<Launched> launched(static_cast<Launched*>(handle));
+  const int physical = sim_physical(launched->device);
   const auto took = static_cast<uint64_t>(slowness(physical) * sim_collective_ns(kind, static_cast<double>(bytes), ranks));
-  sim::Stream* used = sim::stream_of(stream, device);
   uint64_t ready, start;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    host_clock.ns += launch();
-    reach(used->paper, host_clock);
-    ready = used->paper.ns;
+    Moment end = settle(launched->ready);
+    ready = end.ns;
     start = std::max(ready, start_ns);
-    used->paper.ns = start + took;
-    reach(device_clock[device], used->paper);
+    end.ns = start + took;
+    launched->meeting->end = end;
+    launched->meeting->over = true;
+    reach(device_clock[launched->device], end);
   }
   SimDevice& row = sim_segment()->device[physical];
   __atomic_fetch_add(&row.busy_ns, host_ns, __ATOMIC_RELAXED);
   __atomic_fetch_add(&row.paper_ns, took, __ATOMIC_RELAXED);
-  sim::report_collective(kind, physical, used->id, {0, bytes, took, host_ns}, start, start - ready);
-  return took;
+  sim::report_collective(kind, physical, launched->stream_id, {0, bytes, took, host_ns}, start, start - ready);
+}
+
+extern "C" void sim_paper_failed(void* handle) {
+  const std::unique_ptr<Launched> launched(static_cast<Launched*>(handle));
+  std::lock_guard<std::mutex> lock(mutex);
+  launched->meeting->end = settle(launched->ready);
+  launched->meeting->over = true;
 }
 
 namespace sim {
@@ -144,21 +179,30 @@ void paper_wait_device(int device) {
   if (device >= 0 && device < SIM_MAX_DEVICES) reach(host_clock, device_clock[device]);
 }
 
-void paper_wait_until(Moment moment) {
+void paper_wait_until(Mark mark) {
   std::lock_guard<std::mutex> lock(mutex);
-  reach(host_clock, moment);
+  reach(host_clock, settle(mark));
 }
 
-Moment paper_record(Stream* stream) {
+Mark paper_record(Stream* stream) {
   std::lock_guard<std::mutex> lock(mutex);
-  Moment moment = stream->paper;
-  reach(moment, host_clock);
-  return moment;
+  settle(stream->paper);
+  Mark mark = stream->paper;
+  reach(mark.at, host_clock);
+  return mark;
 }
 
-void paper_stream_wait(Stream* stream, Moment moment) {
+void paper_stream_wait(Stream* stream, const Mark& mark) {
   std::lock_guard<std::mutex> lock(mutex);
-  reach(stream->paper, moment);
+  reach(stream->paper.at, mark.at);
+  auto& after = stream->paper.after;
+  after.insert(after.end(), mark.after.begin(), mark.after.end());
+  settle(stream->paper);
+}
+
+uint64_t paper_of(Mark mark) {
+  std::lock_guard<std::mutex> lock(mutex);
+  return settle(mark).ns;
 }
 
 uint64_t paper_host() {

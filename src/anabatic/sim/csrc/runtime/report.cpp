@@ -59,7 +59,6 @@ struct Report {
   bool tracing = false;
   pid_t pid = 0;
   Table operators, collectives, syncs, unfused;
-  std::unordered_map<const void*, int> by_address;
   Totals totals{};
   std::vector<Step> steps;
   std::vector<Event> events;
@@ -209,13 +208,14 @@ void report_op(const SimOp& op, int physical, int stream, uint64_t start_ns, uin
   Report* all = report();
   if (all == nullptr) return;
   std::lock_guard<std::mutex> lock(all->mutex);
-  auto [known, fresh] = all->by_address.emplace(op.name, 0);
-  if (fresh) known->second = all->operators.at(op.overload[0] == '\0' ? op.name : std::string(op.name) + "." + op.overload);
-  add(all->operators.rows[known->second], {op.flops, op.bytes, paper_ns, op.host_ns});
+  std::string full = op.name;
+  if (op.overload[0] != '\0') full.append(".").append(op.overload);
+  const int name = all->operators.at(full);
+  add(all->operators.rows[name], {op.flops, op.bytes, paper_ns, op.host_ns});
   all->totals.operators++;
   all->totals.device_ns += paper_ns;
   all->totals.flops += op.flops;
-  trace(*all, "operator", known->second, physical, stream, start_ns, paper_ns);
+  trace(*all, "operator", name, physical, stream, start_ns, paper_ns);
   if ((all->totals.operators & 255) == 0) maybe_write(*all);
 }
 

@@ -16,7 +16,7 @@
 
 namespace {
 
-thread_local char error_text[1024];
+thread_local char error_text[2048];
 std::mutex process_mutex;
 SimProcess* my_slot = nullptr;
 pid_t my_pid = 0;

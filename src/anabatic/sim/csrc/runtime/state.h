@@ -7,7 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "../sim.h"
 
@@ -18,18 +20,28 @@ struct Moment {
   uint64_t ns = 0, alone_ns = 0;
 };
 
+// A collective ends at a moment that is only known when all ranks have met; until then whoever waits for it holds on to it.
+struct Meeting {
+  Moment end;
+  bool over = false;
+};
+struct Mark {
+  Moment at;
+  std::vector<std::shared_ptr<Meeting>> after;
+};
+
 struct Stream {
   int device;         // logical
   int32_t id;
   uint32_t priority;
   uint32_t flags;
   uint64_t overflow;  // aclrtSetStreamOverflowSwitch
-  Moment paper;       // its clock (paper.cpp)
+  Mark paper;         // its clock (paper.cpp)
 };
 
 struct Event {
   uint64_t host_ns = 0;  // when it was recorded; 0: never
-  Moment paper;  // the same on paper
+  Mark paper;  // the same on paper
   int device = -1;
   uint32_t flags = 0;
 };
@@ -56,9 +68,10 @@ Stream* stream_of(aclrtStream stream, int device);
 
 // Clocks on paper (paper.cpp). The host waits for a device, or for a moment of one.
 void paper_wait_device(int device);
-void paper_wait_until(Moment moment);
-Moment paper_record(Stream* stream);                    // an event: the moment when the stream gets there
-void paper_stream_wait(Stream* stream, Moment moment);  // the stream waits for an event
+void paper_wait_until(Mark mark);
+Mark paper_record(Stream* stream);                      // an event: the moment when the stream gets there
+void paper_stream_wait(Stream* stream, const Mark& mark);  // the stream waits for an event
+uint64_t paper_of(Mark mark);
 uint64_t paper_host();                                  // the host's clock
 Moment paper_now();                                     // when the host and every stream are done
 
