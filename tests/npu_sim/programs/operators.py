@@ -55,7 +55,9 @@ for op in op_db:
     if op.name not in NAMES or op.name in RANDOM or op.name == "to":
         continue
     kinds = op.supported_dtypes("cpu")
-    dtype = next(kind for kind in (torch.float32, torch.int64, torch.bool) if kind in kinds)
+    dtype = next((kind for kind in (torch.float32, torch.int64, torch.bool) if kind in kinds), None)
+    if dtype is None:
+        continue
     grad = op.supports_autograd and dtype.is_floating_point
     for sample in list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:5]:
         arguments = (sample.input, sample.args, dict(sample.kwargs))
