@@ -37,6 +37,14 @@ std::string text(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
+// What became of each of torch_npu's operators, for scripts/sim_coverage.py: "name kind" lines.
+std::string& kinds() {
+  static auto* lines = new std::string;
+  return *lines;
+}
+
+void note(const std::string& name, const char* kind) { kinds().append(name).append(" ").append(kind).append("\n"); }
+
 // Runs the kernel that the CPU would run at `key` on the arguments as they are.
 class Composed final : public c10::OperatorKernel {
  public:
@@ -54,18 +62,25 @@ void take_over(torch::Library& aten, torch::Library& npu, const std::unordered_s
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::PrivateUse1)) {
     const std::string full = text(name);
     const bool is_aten = full.rfind("aten::", 0) == 0;
-    if ((!is_aten && full.rfind("npu::", 0) != 0) || kKept.count(full) != 0 || ours.count(full) != 0) continue;
+    if ((!is_aten && full.rfind("npu::", 0) != 0) || kKept.count(full) != 0 || ours.count(full) != 0) {
+      note(full, ours.count(full) != 0 ? "own" : "kept");
+      continue;
+    }
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value()) continue;  // a kernel without an operator
     const std::string local = full.substr(full.find("::") + 2);
     torch::Library& library = is_aten ? aten : npu;
     if (kComposed.count(full) != 0) {
+      note(full, "composed");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Composed>(*op, c10::DispatchKey::CPU)));
     } else if (op->hasKernelForDispatchKey(kFormula)) {
+      note(full, "formula");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op, kFormula)));
     } else if (is_aten && op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      note(full, "cpu");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op)));
     } else {
+      note(full, "refused");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
     }
   }
@@ -117,3 +132,5 @@ const bool installed = (install(), true);
 
 }  // namespace
 }  // namespace sim
+
+extern "C" const char* sim_operator_kinds(void) { return sim::kinds().c_str(); }
