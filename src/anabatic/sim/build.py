@@ -21,12 +21,8 @@ from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import cache_root, cannot_write, folder_atomic
 from anabatic.sim import stubs
-<<<<<<< HEAD
 from anabatic.sim.machine import PACKAGE
-from anabatic.sim.wheel import Torch, Wheel, fetch, installed_torch
-=======
 from anabatic.sim.wheel import Torch, Wheel, fetch, found, installed_torch
->>>>>>> sim
 
 CSRC = Path(__file__).parent / "csrc"
 

@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import log
-<<<<<<< HEAD
-from anabatic.core.errors import UserError
-from anabatic.core.paths import write_atomic
-=======
 from anabatic.core.errors import Failure, UserError
->>>>>>> sim
+from anabatic.core.paths import write_atomic
 from anabatic.core.text import size
 from anabatic.sim import build, environment, machine, process, segment
 from anabatic.sim.machine import Machine
