@@ -1,7 +1,7 @@
-"""Walk torch_npu's registered operators inside a simulation and write the counts into docs/{en,zh}/concepts/sim-fidelity.md.
+"""Walk torch_npu's operators inside a simulation and write the counts into docs/{en,zh}/concepts/sim-fidelity.md.
 
-    python scripts/sim_coverage.py            # rewrite the tables
-    python scripts/sim_coverage.py --check    # fail when they are out of date
+python scripts/sim_coverage.py            # rewrite the tables
+python scripts/sim_coverage.py --check    # fail when they are out of date
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ def table(version: str, found: dict[str, str], language: int) -> str:
     columns = ("| how | aten | npu | other |", "| 方式 | aten | npu | 其他 |")[language]
     lines = [head, "", columns, "|---|---:|---:|---:|"]
     for kind, names in KINDS.items():
-        counts = [sum(1 for name, its in found.items() if its == kind and _family(name) == family) for family in ("aten", "npu", "other")]
+        counts = [
+            sum(1 for name, its in found.items() if its == kind and _family(name) == family)
+            for family in ("aten", "npu", "other")
+        ]
         lines.append(f"| {names[language]} | {counts[0]} | {counts[1]} | {counts[2]} |")
-    ours = sorted({name for name, kind in found.items() if kind == "formula"})
-    missing = sorted({name.partition(".")[0] for name, kind in found.items() if kind == "refused" and _family(name) == "aten"})
+    ours = sorted(name for name, kind in found.items() if kind == "formula")
+    missing = sorted(name for name, kind in found.items() if kind == "refused" and _family(name) == "aten")
     titles = (
         ("Written from op-plugin's documentation", "`aten` operators that are missing"),
         ("按 op-plugin 文档编写的算子", "缺失的 `aten` 算子"),

@@ -16,6 +16,7 @@ PAIRS = (
     ("SimFault", segment.Fault),
     ("SimDevice", segment.Device),
     ("SimProcess", segment.Process),
+    ("SimRates", segment.Rates),
     ("SimSegment", segment.Segment),
 )
 

@@ -237,8 +237,10 @@ def _stubs(build: Build, compiler: str, root: Path) -> None:
 
 def _programs(folder: Path) -> None:
     for name, module in COMMANDS.items():
-        # No site packages and no PYTHON* variables: it starts in a few hundredths of a second, whatever COMMAND's environment.
-        run = f"import os, sys; sys.path.insert(0, os.environ['{PACKAGE}']); from {module} import main; sys.exit(main())"
+        # No site packages and no PYTHON* variables: it starts fast, whatever COMMAND's environment is.
+        run = (
+            f"import os, sys; sys.path.insert(0, os.environ['{PACKAGE}']); from {module} import main; sys.exit(main())"
+        )
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{run}" "$@"\n', encoding="utf-8")
         script.chmod(0o755)

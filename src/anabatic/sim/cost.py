@@ -1,9 +1,9 @@
-"""Time on paper: what an operator and a collective would take on the chip. csrc/runtime/paper.cpp has the same formulas.
+"""Time on paper: what operators and collectives would take on the chip; csrc/runtime/paper.cpp has the same formulas.
 
-An operator takes its launch on the device plus the longer of its arithmetic and its memory traffic (a roofline). A collective takes
-its launch plus what each device must send over what its links carry. Efficiencies and launch costs are those of Ascend/msmodeling's
-device table (`tensor_cast/device.py`): 0.7 of the peak for arithmetic, 0.6 for memory, 0.7 for links; 2 us for a vector
-operator, 5 us for one of the cube cores, 10 us for a collective.
+An operator takes its launch on the device plus the longer of its arithmetic and its memory traffic (a roofline). A
+collective takes its launch plus what each device must send over what its links carry. Efficiencies and launch costs are
+those of Ascend/msmodeling's device table (`tensor_cast/device.py`): 0.7 of the peak for arithmetic, 0.6 for memory, 0.7
+for links; 2 us for a vector operator, 5 us for one of the cube cores, 10 us for a collective.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEMORY_EFFICIENCY = 0.6
 LINK_EFFICIENCY = 0.7
 LAUNCH_NS, LAUNCH_CUBE_NS, LAUNCH_COLLECTIVE_NS = 2000.0, 5000.0, 10000.0
 HOST_NS = 10000.0
-"""The middle of the 5 to 20 us that a two-stage aclnn call costs the host (Ascend/pytorch, performance tuning guide)."""
+"""The middle of the 5 to 20 us that a two-stage aclnn call costs the host (Ascend/pytorch, tuning guide)."""
 SINGLE_SHARE = 0.25
 """fp32 products on the cube cores against fp16 (msmodeling: 75 to 99.5 of 280 to 376 TFLOP/s, HF32 included)."""
 PCIE_GBS = 31.5
@@ -32,14 +32,15 @@ Unit = Literal["vector", "cube half", "cube single", "host link"]
 UNITS: tuple[Unit, ...] = ("vector", "cube half", "cube single", "host link")
 """In the order of `enum SimUnit` (csrc/sim.h)."""
 COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all", "send", "recv", "barrier",
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all", "send", "recv",
+    "barrier",
 )  # fmt: skip
 """In the order of `enum SimCollective`."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """`struct SimRates` of csrc/segment.h, in its order: operations or bytes a second, efficiency taken off, and nanoseconds."""
+    """`struct SimRates` of csrc/segment.h: operations or bytes a second, efficiency taken off, and nanoseconds."""
 
     half_flops: float
     single_flops: float
@@ -113,7 +114,7 @@ def shape(kind: str, ranks: int) -> tuple[float, int]:
 
 
 def collective_ns(found: Rates, kind: str, total: float, ranks: int) -> float:
-    """Return the nanoseconds of a collective over a tensor of `total` bytes: inside servers first, then between them."""
+    """Return the nanoseconds of a collective over `total` bytes: inside servers first, then between them."""
     pair = kind in ("send", "recv")
     inside = min(ranks, found.server)
     servers = -(-ranks // inside)

@@ -85,14 +85,18 @@ def parse(text: str, npus: int) -> Fault:
     if device is not None and int(device) >= npus:
         raise ConfigError(f"--fault {text} names device {device}, there are {npus}", "devices count from 0")
     if after is not None and (kind in _TIMELESS or not 1 <= int(after) < 2**62):
-        raise ConfigError(f"--fault {text}: #{after} means nothing here", "counted kinds count from 1, slow and health have no #N")
+        raise ConfigError(
+            f"--fault {text}: #{after} means nothing here", "counted kinds count from 1, slow and health have no #N"
+        )
     return Fault(kind, -1 if device is None else int(device), int(after or 1), _value(text, kind, value))
 
 
 def _value(text: str, kind: str, value: str | None) -> str:
     if kind == "health":
         if value not in HEALTH:
-            raise ConfigError(f"--fault {text} names no health", f"for example health@0=warning; values: {', '.join(HEALTH)}")
+            raise ConfigError(
+                f"--fault {text} names no health", f"for example health@0=warning; values: {', '.join(HEALTH)}"
+            )
         return value
     if kind == "slow":
         if value is not None and (not re.fullmatch(r"\d+(\.\d+)?", value) or not 1 <= float(value) <= 1000):

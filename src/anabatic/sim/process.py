@@ -29,7 +29,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sig
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], machine: str, ended: Callable[[int], None]) -> int:
-    """Run `command`; return its exit code, or end by the signal that ended it, after `ended` was told (minus the signal).
+    """Run `command`; return its exit code, or end by the signal that ended it. `ended` hears of it before.
 
     Raises:
         UserError: there is no such program.

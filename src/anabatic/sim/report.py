@@ -1,4 +1,4 @@
-"""What happened in a simulation: the files that each process left (csrc/runtime/report.cpp), joined into `sim.json` and a trace."""
+"""What happened in a simulation: the files that each process left (csrc/runtime/report.cpp), joined."""
 
 from __future__ import annotations
 
@@ -11,12 +11,27 @@ from typing import Any
 from anabatic.core.paths import write_atomic
 from anabatic.sim.machine import Machine
 
-_STEP = (
-    "operators syncs h2d_calls h2d_bytes d2h_calls d2h_bytes d2d_calls d2d_bytes collectives collective_bytes device_ns "
-    "collective_ns waited_ns flops paper_ns alone_ns host_ns"
-).split()
+_STEP = [
+    "operators",
+    "syncs",
+    "h2d_calls",
+    "h2d_bytes",
+    "d2h_calls",
+    "d2h_bytes",
+    "d2d_calls",
+    "d2d_bytes",
+    "collectives",
+    "collective_bytes",
+    "device_ns",
+    "collective_ns",
+    "waited_ns",
+    "flops",
+    "paper_ns",
+    "alone_ns",
+    "host_ns",
+]
 """Columns of a step, cumulative (`write_step`)."""
-_ROW = "calls bytes paper_ns host_ns waited_ns flops first last".split()
+_ROW = ["calls", "bytes", "paper_ns", "host_ns", "waited_ns", "flops", "first", "last"]
 """Columns of a table's row (`write_table`); `first` and `last` are calls up to the end of those steps."""
 _KEPT_STEPS = 1000
 _LAUNCHES = ("operators", "collectives")
@@ -36,7 +51,7 @@ class Process:
 
     @property
     def between(self) -> int:
-        """Steps that the per-step figures are a mean of: the first has the set-up in it and only counts when it is alone."""
+        """Steps that per-step figures are a mean of: the first, with its set-up, only counts when it is alone."""
         return max(len(self.steps) - 1, 1 if self.steps else 0)
 
     def per_step(self, column: str) -> float:
@@ -63,7 +78,9 @@ def read(folder: Path) -> list[Process]:
             for name in ("operators", "collectives", "syncs", "unfused")
         }
         steps = [dict(zip(_STEP, step, strict=True)) for step in data["steps"]]
-        found.append(Process(data["pid"], dict(zip(_STEP, data["now"], strict=True)), steps, tables, data["dropped_events"]))
+        found.append(
+            Process(data["pid"], dict(zip(_STEP, data["now"], strict=True)), steps, tables, data["dropped_events"])
+        )
     return [process for process in found if process.now["operators"] or process.now["collectives"]]
 
 
@@ -128,7 +145,11 @@ def _step(processes: Sequence[Process]) -> dict[str, Any]:
     """Return the counters of one step of one process, the mean over processes and steps after the first."""
     stepping = [process for process in processes if process.steps]
     columns = [name for name in _STEP if not name.endswith("_ns")]
-    mean = {name: sum(process.per_step(name) for process in stepping) / len(stepping) for name in columns} if stepping else {}
+    mean = (
+        {name: sum(process.per_step(name) for process in stepping) / len(stepping) for name in columns}
+        if stepping
+        else {}
+    )
     return {
         "count": max((len(process.steps) for process in processes), default=0),
         "processes": len(stepping),
@@ -141,21 +162,21 @@ def _paper(processes: Sequence[Process], machine: Machine) -> dict[str, Any] | N
     stepping = [process for process in processes if process.steps]
     if not stepping:
         return None
-    slowest = max(stepping, key=lambda process: process.per_step("paper_ns"))
+    # Of the ranks that meet in every step, the one that waits least is the one that the others wait for.
+    slowest = max(stepping, key=lambda process: process.per_step("paper_ns") - process.per_step("waited_ns"))
     step, alone = slowest.per_step("paper_ns"), slowest.per_step("alone_ns")
-    device = slowest.per_step("device_ns") + slowest.per_step("collective_ns")
-    launches = sum(slowest.per_step(name) for name in _LAUNCHES)
     peak = machine.chip.row.half_tflops * 1e12
     flops = sum(process.per_step("flops") for process in stepping) / len(stepping)
+    waited = max(process.per_step("waited_ns") for process in stepping)
     return {
         "step_ms": _milliseconds(step),
         "device_ms": _milliseconds(slowest.per_step("device_ns")),
         "collective_ms": _milliseconds(slowest.per_step("collective_ns")),
-        "waited_ms": _milliseconds(slowest.per_step("waited_ns")),
-        "launches": round(launches, 1),
+        "waited_ms": _milliseconds(waited),
+        "launches": round(sum(slowest.per_step(name) for name in _LAUNCHES), 1),
         "flops": flops,
         "mfu": round(flops / (step / 1e9 * peak), 6) if step else 0.0,
-        "bound": "host" if device < 0.7 * step else "network" if alone < 0.7 * step else "device",
+        "bound": _bound(slowest, step, alone, waited),
         "scaling": {
             "devices": len(stepping),
             "alone_ms": _milliseconds(alone),
@@ -165,11 +186,31 @@ def _paper(processes: Sequence[Process], machine: Machine) -> dict[str, Any] | N
     }
 
 
+def _bound(slowest: Process, step: float, alone: float, waited: float) -> str:
+    """Return what decides how long a step is."""
+    if waited > 0.3 * step:
+        return "slowest device"
+    if alone < 0.7 * step:
+        return "network"
+    return "device" if slowest.per_step("device_ns") > 0.7 * alone else "host"
+
+
 def _device(index: int, row: Any) -> dict[str, Any]:
-    names = (
-        "hbm_total hbm_peak allocations operators syncs h2d_calls h2d_bytes d2h_calls d2h_bytes d2d_calls d2d_bytes collectives "
-        "collective_bytes"
-    ).split()
+    names = [
+        "hbm_total",
+        "hbm_peak",
+        "allocations",
+        "operators",
+        "syncs",
+        "h2d_calls",
+        "h2d_bytes",
+        "d2h_calls",
+        "d2h_bytes",
+        "d2d_calls",
+        "d2d_bytes",
+        "collectives",
+        "collective_bytes",
+    ]
     figures = {name: int(getattr(row, name)) for name in names}
     return {"npu": index, **figures, "host_ms": _milliseconds(row.busy_ns), "paper_ms": _milliseconds(row.paper_ns)}
 
@@ -178,11 +219,16 @@ def _faults(machine: Machine, rows: Iterable[Any]) -> list[dict[str, Any]]:
     return [{"fault": str(fault), "struck": int(row.struck)} for fault, row in zip(machine.faults, rows, strict=False)]
 
 
-def build(machine: Machine, segment: Any, folder: Path, command: Sequence[str], code: int, seconds: float) -> dict[str, Any]:
+def build(
+    machine: Machine, segment: Any, folder: Path, command: Sequence[str], code: int, seconds: float
+) -> dict[str, Any]:
     """Return the whole report."""
     processes = read(folder)
     steps = [
-        {name: round(b[name] - (a[name] if a else 0), 3) for name in ("operators", "syncs", "paper_ns", "host_ns", "flops")}
+        {
+            name: round(b[name] - (a[name] if a else 0), 3)
+            for name in ("operators", "syncs", "paper_ns", "host_ns", "flops")
+        }
         for process in processes[:1]
         for a, b in zip([None, *process.steps], process.steps, strict=False)
     ]
@@ -213,7 +259,7 @@ def write(report: dict[str, Any], path: Path) -> None:
 
 
 def write_trace(folder: Path, path: Path) -> None:
-    """Join the processes' events into a Chrome trace (chrome://tracing, Perfetto): a process per device, a row per stream."""
+    """Join the processes' events into a Chrome trace: a process per device, a row per stream."""
     lines: list[str] = []
     rows: set[tuple[int, int]] = set()
     for part in sorted(folder.glob("*.trace")):
@@ -225,7 +271,9 @@ def write_trace(folder: Path, path: Path) -> None:
             lines.append(line[:-1])
     for device, stream in sorted(rows):
         name = "host waits" if stream < 0 else f"stream {stream}"
-        lines.append(json.dumps({"ph": "M", "name": "thread_name", "pid": device, "tid": stream, "args": {"name": name}}))
+        lines.append(
+            json.dumps({"ph": "M", "name": "thread_name", "pid": device, "tid": stream, "args": {"name": name}})
+        )
     for device in sorted({device for device, _ in rows}):
         lines.append(json.dumps({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"npu:{device}"}}))
     write_atomic(path, '{"displayTimeUnit": "ms", "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n")

@@ -75,10 +75,20 @@ class Rates(ctypes.Structure):
     _fields_ = [
         *(
             (name, c_double)
-            for name in (
-                "half_flops single_flops memory host_link peer peers network launch_ns launch_cube_ns launch_collective_ns "
-                "network_ns host_ns"
-            ).split()
+            for name in [
+                "half_flops",
+                "single_flops",
+                "memory",
+                "host_link",
+                "peer",
+                "peers",
+                "network",
+                "launch_ns",
+                "launch_cube_ns",
+                "launch_collective_ns",
+                "network_ns",
+                "host_ns",
+            ]
         ),
         ("server", c_uint64),
     ]

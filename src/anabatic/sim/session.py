@@ -18,7 +18,6 @@ from anabatic.core.text import size
 from anabatic.sim import build, environment, machine, process, segment
 from anabatic.sim.machine import Machine
 
-
 PROCESS_BYTES = 256 << 20
 """What one process with torch and torch_npu holds before it does anything (measured: 230 to 260 MB)."""
 

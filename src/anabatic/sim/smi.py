@@ -1,7 +1,7 @@
-"""`npu-smi` inside a simulation: the devices of the shared segment in the real layouts. Starts in a few hundredths of a second.
+"""`npu-smi` inside a simulation: the devices of the shared segment in the real layouts.
 
-Memory, processes, health and utilisation are live. Power and temperature are made up from the utilisation; a simulated device that
-is idle uses no memory, a real one about 3 GB.
+Memory, processes, health and utilisation are live. Power and temperature are made up from the utilisation; an idle
+simulated device uses no memory, a real one about 3 GB.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def read(live: segment.Segment, sample: float = SAMPLE_SECONDS) -> list[Reading]
         gone = sum(held[index] for _, _, held, alive in processes if not alive)  # until its memory is taken back
         npu, chip = divmod(index, 2) if family == "A3" else (index, 0)
         watt = _IDLE_WATT + 3 * (index % 3) + busy * (_BUSY_WATT - _IDLE_WATT) / 100
-        mine = tuple(Process(pid, word, held[index] >> 20) for pid, word, held, alive in processes if alive and held[index])
+        mine = tuple(
+            Process(pid, word, held[index] >> 20) for pid, word, held, alive in processes if alive and held[index]
+        )
         readings.append(
             Reading(
                 npu=npu,
@@ -139,7 +141,11 @@ def _health(one: Reading, family: Family) -> _Rows:
     bad = one.health != "OK"
     code = {"Warning": "80E01801", "Alarm": "80F38008"}.get(one.health, "81078603")
     text = "node type=SOC, sensor type=Simulated fault"
-    return [("Health Status", one.health), ("Error Code", code if bad else "NA"), ("Error Information", text if bad else "NA")]
+    return [
+        ("Health Status", one.health),
+        ("Error Code", code if bad else "NA"),
+        ("Error Information", text if bad else "NA"),
+    ]
 
 
 def _memory(one: Reading, family: Family) -> _Rows:
@@ -179,7 +185,9 @@ def _ecc(one: Reading, family: Family) -> _Rows:
             "Double Bit Isolated Pages Count",
         )
     ]
-    broken = {"HBM Double Bit Error Count", "HBM Double Bit Aggregate Total Err Cnt"} if one.health == "Alarm" else set()
+    broken = (
+        {"HBM Double Bit Error Count", "HBM Double Bit Aggregate Total Err Cnt"} if one.health == "Alarm" else set()
+    )
     return [*((kind, int(kind in broken)) for kind in kinds), ("Chip ID", one.chip)]
 
 
@@ -206,14 +214,45 @@ def _board(one: Reading, family: Family) -> _Rows:
 
 
 _TYPES: dict[str, Callable[[Reading, Family], _Rows]] = {
-    "usages": _usages, "power": _power, "temp": _temp, "health": _health, "memory": _memory, "common": _common, "ecc": _ecc,
-    "board": _board,
+    "usages": _usages, "power": _power, "temp": _temp, "health": _health, "memory": _memory, "common": _common,
+    "ecc": _ecc, "board": _board,
 }  # fmt: skip
-_KNOWN = (
-    "flash sensors volt mac-addr product ip sys-time i2c_check work-mode ecc-enable p2p-enable ssh-enable license customized-info "
-    "device-share nve-level aicpu-config pcie-err err-count boot-area vnpu-mode info-vnpu vnpu-svm cpu-num-cfg phyid-remap "
-    "first-power-on-date key-manage template-info hccs sio-info spod-info hccs-bw cpu-freq-up op-timeout"
-).split()
+_KNOWN = [
+    "flash",
+    "sensors",
+    "volt",
+    "mac-addr",
+    "product",
+    "ip",
+    "sys-time",
+    "i2c_check",
+    "work-mode",
+    "ecc-enable",
+    "p2p-enable",
+    "ssh-enable",
+    "license",
+    "customized-info",
+    "device-share",
+    "nve-level",
+    "aicpu-config",
+    "pcie-err",
+    "err-count",
+    "boot-area",
+    "vnpu-mode",
+    "info-vnpu",
+    "vnpu-svm",
+    "cpu-num-cfg",
+    "phyid-remap",
+    "first-power-on-date",
+    "key-manage",
+    "template-info",
+    "hccs",
+    "sio-info",
+    "spod-info",
+    "hccs-bw",
+    "cpu-freq-up",
+    "op-timeout",
+]
 """The real tool knows these; the simulated device does not."""
 
 

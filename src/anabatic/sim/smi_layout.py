@@ -1,6 +1,6 @@
 """What `npu-smi` prints, letter by letter: pure functions from readings to text.
 
-The layouts were read off captured outputs of drivers 23.0 to 26.0 (ms-swift, telegraf, gpustat and vendor documents) and
+The layouts were read off captured outputs of drivers 23.0 to 26.0 (ms-swift, telegraf, gpustat, vendor documents) and
 hicann/driver's npu_info_print.c: cells are padded by printf and never cut.
 """
 
@@ -81,7 +81,9 @@ def _device_rows(reading: Reading, family: Family, frame: _Frame) -> list[str]:
     memory = f"{reading.used_mib:<5}/ {reading.total_mib}"
     second = f"{reading.aicore:<{frame.power}}"
     second += memory if family == "310P" else f"{_pair(reading.ddr, 5):<18}{memory}"
-    third = {"A3": f"{reading.chip:<5} {reading.logic}", "310P": f"{reading.chip:<7} {reading.logic}"}.get(family, str(reading.chip))
+    third = {"A3": f"{reading.chip:<5} {reading.logic}", "310P": f"{reading.chip:<7} {reading.logic}"}.get(
+        family, str(reading.chip)
+    )
     return [
         _row([f"{reading.npu:<{frame.ids}} {reading.name}", reading.health, first], frame.widths),
         _row([third, reading.bus, second], frame.widths),
@@ -91,12 +93,21 @@ def _device_rows(reading: Reading, family: Family, frame: _Frame) -> list[str]:
 def _heading(version: str, family: Family, frame: _Frame) -> list[str]:
     inner = sum(frame.widths) + 2
     ids = {"A3": f"{'Chip':<5} Phy-ID", "310P": f"{'Chip':<7} Device"}.get(family, "Chip")
-    usage = f"{'AICore(%)':<{frame.power}}" + ("Memory-Usage(MB)" if family == "310P" else "Memory-Usage(MB)  HBM-Usage(MB)")
+    usage = f"{'AICore(%)':<{frame.power}}" + (
+        "Memory-Usage(MB)" if family == "310P" else "Memory-Usage(MB)  HBM-Usage(MB)"
+    )
     return [
         f"+{'-' * inner}+",
         f"| {f'npu-smi {version:<{frame.version}}Version: {version}':<{inner - 1}}|",
         _rule(frame.widths, "-"),
-        _row([f"{'NPU':<{frame.ids}} Name", "Health", f"{'Power(W)':<{frame.power}}Temp(C)           Hugepages-Usage(page)"], frame.widths),
+        _row(
+            [
+                f"{'NPU':<{frame.ids}} Name",
+                "Health",
+                f"{'Power(W)':<{frame.power}}Temp(C)           Hugepages-Usage(page)",
+            ],
+            frame.widths,
+        ),
         _row([ids, "Bus-Id", usage], frame.widths),
         _rule(frame.widths, "="),
     ]
@@ -104,7 +115,10 @@ def _heading(version: str, family: Family, frame: _Frame) -> list[str]:
 
 def _process_rows(readings: Sequence[Reading], frame: _Frame) -> list[str]:
     widths = (*frame.widths[:2], *frame.process)
-    lines = [_rule(frame.widths, "-"), _row([f"{'NPU':<7} Chip", "Process id", "Process name", "Process memory(MB)"], widths)]
+    lines = [
+        _rule(frame.widths, "-"),
+        _row([f"{'NPU':<7} Chip", "Process id", "Process name", "Process memory(MB)"], widths),
+    ]
     lines.append(_rule(frame.widths, "="))
     for npu in dict.fromkeys(reading.npu for reading in readings):
         rows = [
@@ -193,7 +207,17 @@ _A3_LEGEND = """  SIO  = Path traversing SIO.
   HCCS_SW = Path traversing HCCS switch.
 """
 
-_WATCH = ("NpuID(Idx)", "ChipId(Idx)", "Pwr(W)", "Temp(C)", "AI Core(%)", "AI Cpu(%)", "Ctrl Cpu(%)", "Memory(%)", "Memory BW(%)")
+_WATCH = (
+    "NpuID(Idx)",
+    "ChipId(Idx)",
+    "Pwr(W)",
+    "Temp(C)",
+    "AI Core(%)",
+    "AI Cpu(%)",
+    "Ctrl Cpu(%)",
+    "Memory(%)",
+    "Memory BW(%)",
+)
 
 
 def watch_heading() -> str:
