@@ -105,5 +105,5 @@ struct SimSegment {
   struct SimRates rates;
   struct SimDevice device[SIM_MAX_DEVICES];
   struct SimProcess process[SIM_MAX_PROCESSES];
-  struct SimFault fault[SIM_MAX_FAULTS];
+  struct SimFault fault[SIM_MAX_FAULTS];  // filled from the start, before COMMAND runs; ends at the first SIM_FAULT_NONE
 };
