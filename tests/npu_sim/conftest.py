@@ -15,6 +15,7 @@ import pytest
 from anabatic.core import paths
 from anabatic.core.errors import AnabaticError
 
+PROGRAMS = Path(__file__).parent / "programs"
 CACHE = paths.cache_root()  # before a test gets a cache of its own
 
 
@@ -36,6 +37,12 @@ class Sim:
         file = self.folder / "program.py"
         file.write_text(textwrap.dedent(code), encoding="utf-8")
         done = self.command("python", str(file), flags=["--npus", str(npus), *flags], **variables)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.strip()
+
+    def program(self, name: str, *words: str, flags: Sequence[str] = ()) -> str:
+        """Run a program of `programs/`, which must succeed; return what it printed."""
+        done = self.command("python", str(PROGRAMS / name), *words, flags=flags)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.strip()
 

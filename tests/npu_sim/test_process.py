@@ -122,7 +122,9 @@ def test_status_and_clean(sim: Sim) -> None:
         run.wait()
 
 
-@pytest.mark.parametrize(("flags", "message"), [(["--npus", "0"], "--npus is 0"), (["--chip", "910B"], "old 30-core chip")])
+@pytest.mark.parametrize(
+    ("flags", "message"), [(["--npus", "0"], "--npus is 0"), (["--chip", "910B"], "old 30-core chip")]
+)
 def test_bad_flags(sim: Sim, flags: list[str], message: str) -> None:
     done = sim.command("true", flags=flags)
     assert done.returncode == 2

@@ -30,7 +30,12 @@ def test_visible_devices(sim: Sim) -> None:
 
 @pytest.mark.parametrize(
     ("chip", "soc", "bf16"),
-    [("910B4", "Ascend910B4", True), ("910C", "Ascend910_9391", True), ("910A", "Ascend910A", False), ("310P", "Ascend310P3", False)],
+    [
+        ("910B4", "Ascend910B4", True),
+        ("910C", "Ascend910_9391", True),
+        ("910A", "Ascend910A", False),
+        ("310P", "Ascend310P3", False),
+    ],
 )
 def test_chips(sim: Sim, chip: str, soc: str, bf16: bool) -> None:
     printed = sim.python(

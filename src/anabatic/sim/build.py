@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -43,10 +44,10 @@ LIBRARIES = (
     Library("anabatic_sim_ops", "ops", ("ascendcl",), torch=True),
     Library("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), torch=True),
 )
-ALIASES = {"hcomm": "hccl"}
-"""Libraries of newer CANN releases that only hold what an older one had elsewhere: torch_npu opens them by name."""
 EMPTY = ("graph", "acl_tdt_channel")
 """Named by torch_npu, nothing of them is used."""
+SECOND_NAMES = {"hcomm": "hccl"}
+"""Libraries that torch_npu opens under a name of their own, for functions that ours has under another."""
 STUBS = "ge_runner"
 """Holds what `stubs.source` writes."""
 COMMANDS = {"npu-smi": "anabatic.sim.smi"}
@@ -131,9 +132,14 @@ def sources(library: Library) -> list[Path]:
     return sorted((CSRC / library.folder).glob("*.cpp"))
 
 
+@functools.cache
+def _told(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
+
+
 def _key(torch: Torch, wheel: Wheel, compiler: str) -> str:
-    told = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
-    digest = hashlib.sha256(f"{torch.version} {torch.folder} {wheel.version} {told} {sys.executable}".encode())
+    what = (torch.version, str(torch.folder), wheel.version, _told(compiler), sys.executable)
+    digest = hashlib.sha256("\0".join(what).encode())
     for name in ("build.py", "stubs.py"):
         digest.update((CSRC.parent / name).read_bytes())
     for path in sorted(CSRC.rglob("*.*")):
@@ -147,30 +153,29 @@ def _compile(build: Build, compiler: str) -> None:
     log.info(f"compiling the simulator for torch {build.torch.version}: {len(files)} files, once")
     build.root.parent.mkdir(parents=True, exist_ok=True)
     with folder_atomic(build.root) as root:
-        objects = root / "objects"
-        for name in ("lib", "bin", "objects"):
+        for name in ("lib", "bin"):
             (root / name).mkdir()
+        # Those that read torch's headers first: the last one to end decides.
+        files.sort(key=lambda file: not file[0].torch)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            # The largest first: the last one to end decides.
-            jobs = sorted(files, key=lambda job: job[1].stat().st_size * (3 if job[0].torch else 1), reverse=True)
-            list(pool.map(lambda job: _object(build, compiler, *job, objects), jobs))
+            objects = list(pool.map(lambda file: _object(build, compiler, *file), files))
         for library in LIBRARIES:
-            _link(build, compiler, library, root)
-        for name, other in ALIASES.items():
-            _shared(compiler, root, name, [f"-L{root / 'lib'}", "-Wl,--no-as-needed", f"-l{other}"])
+            own = [path for (owner, _), path in zip(files, objects, strict=True) if owner is library]
+            _link(build, compiler, library, root, own)
         for name in EMPTY:
             _shared(compiler, root, name, [])
+        for name, target in SECOND_NAMES.items():
+            _shared(compiler, root, name, ["-Wl,--no-as-needed", f"-L{root / 'lib'}", f"-l{target}"])
         _stubs(build, compiler, root)
         _programs(root / "bin")
         _cann(root / "cann", build.wheel.cann)
-        shutil.rmtree(objects)
     log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
 
 
 def _includes(build: Build, library: Library) -> list[str]:
     headers = build.wheel.folder / "torch_npu" / "include"
     folders = [headers / "third_party" / "acl" / "inc", headers / "third_party" / "hccl" / "inc"]
-    folders.append(headers)  # some of them name others from here
+    folders.append(headers)  # HCCL's headers name each other from here
     if library.torch:
         folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include"]
     return [f"-isystem{path}" for path in folders]
@@ -181,20 +186,31 @@ def _old_abi(torch: Torch) -> bool:
     return b"torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_string" not in (torch.folder / "lib/libc10.so").read_bytes()
 
 
-def _object(build: Build, compiler: str, library: Library, path: Path, objects: Path) -> None:
-    words = [compiler, "-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", "-c", str(path)]
-    words += [f"-I{CSRC}", *_includes(build, library), "-o", str(objects / f"{library.name}-{path.stem}.o")]
+def _object(build: Build, compiler: str, library: Library, path: Path) -> Path:
+    """Compile one file, unless the same file was compiled in the same way before; return the object."""
+    words = [compiler, "-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
+    words += [*_includes(build, library), "-c", str(path)]
     if library.torch and _old_abi(build.torch):
         words.append("-D_GLIBCXX_USE_CXX11_ABI=0")
-    _run(words, f"{library.folder}/{path.name}")
+    digest = hashlib.sha256("\0".join([_told(compiler), build.torch.version, build.wheel.version, *words]).encode())
+    # Headers in the middle are everybody's, those of a folder its own; libraries on libtorch share the operators'.
+    shared = [CSRC, CSRC / library.folder, *([CSRC / "ops"] if library.torch else [])]
+    for file in (path, *sorted(file for folder in shared for file in folder.glob("*.h"))):
+        digest.update(file.read_bytes())
+    target = folder() / "objects" / f"{library.name}-{path.stem}-{digest.hexdigest()[:16]}.o"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(".part")
+        _run([*words, "-o", str(part)], f"{library.folder}/{path.name}")
+        os.replace(part, target)
+    return target
 
 
-def _link(build: Build, compiler: str, library: Library, root: Path) -> None:
-    objects = [str(root / "objects" / f"{library.name}-{path.stem}.o") for path in sources(library)]
+def _link(build: Build, compiler: str, library: Library, root: Path, objects: list[Path]) -> None:
     extra = [f"-L{root / 'lib'}", *(f"-l{name}" for name in library.needs)] if objects else []
     if library.torch and objects:
         extra += [f"-L{build.torch.folder / 'lib'}", "-ltorch_cpu", "-lc10"]
-    _shared(compiler, root, library.name, [*objects, *extra, "-lpthread", "-ldl", "-lrt"])
+    _shared(compiler, root, library.name, [*map(str, objects), *extra, "-lpthread", "-ldl", "-lrt"])
 
 
 def _shared(compiler: str, root: Path, name: str, words: list[str]) -> None:
@@ -208,7 +224,7 @@ def _stubs(build: Build, compiler: str, root: Path) -> None:
     needing = [*(package / "lib").glob("*.so"), *package.glob("_C*.so")]
     needing = [path for path in needing if path.name != "libop_plugin_atb.so"]  # loaded on demand, needs ATB
     text = stubs.source(needing, (root / "lib").glob("*.so"))
-    file = root / "objects" / "stubs.c"
+    file = root / "stubs.c"
     file.write_text(text, encoding="utf-8")
     _shared(compiler, root, STUBS, ["-x", "c", str(file)])
 
@@ -237,4 +253,6 @@ def _run(words: list[str], what: str) -> None:
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:])
         log.debug(done.stderr)
-        raise Failure(f"the simulator does not compile ({what}): {first}", "add --debug for the compiler's whole output")
+        raise Failure(
+            f"the simulator does not compile ({what}): {first}", "add --debug for the compiler's whole output"
+        )

@@ -1,6 +1,6 @@
 """What the simulated runtime says about a chip. Speeds and memory are in `device.table`; here is the rest.
 
-Sources: platform_config/*.ini of CANN 8.1.RC1 (cores, clock, L2); the SoC names are those that `aclrtGetSocName` returns.
+Sources: platform_config/*.ini of CANN 8.1.RC1 (cores, clock, L2). The SoC names are what `aclrtGetSocName` returns.
 """
 
 from __future__ import annotations

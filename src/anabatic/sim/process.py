@@ -1,8 +1,8 @@
 """Starts COMMAND on a simulated machine and leaves nothing behind, also when this process is killed.
 
-Between us and COMMAND stands a small supervisor, forked from here. It adopts every orphan of COMMAND (a child subreaper,
-prctl(2)) and holds the reading end of a pipe: the pipe closes when we end, however that happens. Then it ends what still runs
-and removes the shared memory.
+Between us and COMMAND stands a small supervisor, forked from here. It adopts every orphan of COMMAND (a child
+subreaper, prctl(2)) and holds the reading end of a pipe: the pipe closes when we end, however that happens. Then it
+ends what still runs and removes the shared memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The shared memory of a simulated machine: mirror of csrc/segment.h (a test compares every offset with the compiled one)."""
+"""The shared memory of a simulated machine: mirror of csrc/segment.h (a test compares every offset)."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -24,6 +25,12 @@ PREFIX = "anabatic-sim-"
 _SHM = Path("/dev/shm")
 
 
+_COUNTERS = (
+    *("hbm_total", "hbm_used", "hbm_peak", "busy_ns", "paper_ns", "operators", "syncs", "h2d_calls", "h2d_bytes"),
+    *("d2h_calls", "d2h_bytes", "d2d_calls", "d2d_bytes", "collectives", "collective_bytes", "allocations"),
+)
+
+
 class Fault(ctypes.Structure):
     """One fault that waits to strike."""
 
@@ -41,13 +48,7 @@ class Device(ctypes.Structure):
     """Memory, time and counters of one device."""
 
     _fields_ = [
-        *(
-            (name, c_uint64)
-            for name in (
-                "hbm_total hbm_used hbm_peak busy_ns paper_ns operators syncs h2d_calls h2d_bytes d2h_calls d2h_bytes "
-                "d2d_calls d2d_bytes collectives collective_bytes allocations"
-            ).split()
-        ),
+        *((name, c_uint64) for name in _COUNTERS),
         ("health", c_uint32),
         ("link_down", c_uint32),
         ("lost", c_uint32),
@@ -175,10 +176,8 @@ def attached(name: str) -> Iterator[Segment]:
         yield segment
     finally:
         del segment
-        try:
+        with contextlib.suppress(BufferError):  # a caller kept a row: the mapping goes with it
             memory.close()
-        except BufferError:
-            pass  # a caller kept a row: the mapping goes with it
 
 
 def remove(name: str) -> None:

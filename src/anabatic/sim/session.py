@@ -61,7 +61,9 @@ def status() -> str:
             lines.append(f"{name}  {found.devices} x {found.soc.decode()}  pid {found.owner_pid}")
             for index in range(found.devices):
                 row = found.device[index]
-                lines.append(f"  npu:{index}  HBM {size(row.hbm_used)} of {size(row.hbm_total)}, peak {size(row.hbm_peak)}")
+                lines.append(
+                    f"  npu:{index}  HBM {size(row.hbm_used)} of {size(row.hbm_total)}, peak {size(row.hbm_peak)}"
+                )
             for row in found.process:
                 if row.pid > 0:
                     lines.append(f"  pid {row.pid} {row.name.decode(errors='replace')}: {size(sum(row.hbm))}")

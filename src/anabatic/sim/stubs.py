@@ -1,7 +1,7 @@
 """Symbols that torch_npu's libraries need to load and nobody here implements.
 
-They are read from the wheel itself, so that another release brings its own list. A stub answers with ACL's "not supported"
-(ACL_ERROR_API_NOT_SUPPORT in acl_base_rt.h) and says its name once.
+They are read from the wheel itself, so that another release brings its own list. A stub answers with ACL's "not
+supported" (ACL_ERROR_API_NOT_SUPPORT in acl_base_rt.h) and says its name once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The torch_npu wheel that matches the installed torch, in the cache: `import torch` outside a simulation stays as it is.
+"""The torch_npu wheel that matches the installed torch, in the cache: `import torch` elsewhere stays as it is.
 
 torch loads every installed torch_npu by itself and fails without CANN, so the wheel may never enter the environment.
 """
@@ -125,4 +125,6 @@ def _download(target: Path, torch: Torch) -> None:
             f"torch versions with a wheel: {', '.join(CANN_RELEASES)}",
         )
     last = next((line for line in reversed(text.splitlines()) if line.startswith("ERROR")), "no message")
-    raise Failure(f"torch_npu cannot be downloaded: {last.removeprefix('ERROR: ')}", "check the network and pip's index")
+    raise Failure(
+        f"torch_npu cannot be downloaded: {last.removeprefix('ERROR: ')}", "check the network and pip's index"
+    )

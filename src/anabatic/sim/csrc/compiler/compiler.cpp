@@ -15,6 +15,13 @@ namespace {
 std::mutex mutex;
 std::map<int, std::string> options;
 
+// What the real compiler says before anybody set it: chips since 910B1 run compiled kernels, older ones compile at run time.
+const std::string& option_of(aclCompileOpt option) {
+  auto& value = options[option];
+  if (value.empty() && option == ACL_OP_JIT_COMPILE) value = sim_segment()->bf16 != 0 ? "disable" : "enable";
+  return value;
+}
+
 aclError refuse(const char* name) {
   sim_set_error("E40000: operator %s of the graph engine is not simulated", name);
   fprintf(stderr, "anabatic sim: operator %s of the graph engine is not simulated\n", name);
@@ -31,11 +38,11 @@ aclError aclSetCompileopt(aclCompileOpt option, const char* value) {
 }
 size_t aclGetCompileoptSize(aclCompileOpt option) {
   std::lock_guard<std::mutex> lock(mutex);
-  return options[option].size() + 1;  // torch_npu takes 0 for an error
+  return option_of(option).size() + 1;  // torch_npu takes 0 for an error
 }
 aclError aclGetCompileopt(aclCompileOpt option, char* value, size_t length) {
   std::lock_guard<std::mutex> lock(mutex);
-  snprintf(value, length, "%s", options[option].c_str());
+  snprintf(value, length, "%s", option_of(option).c_str());
   return ACL_SUCCESS;
 }
 aclError aclopSetCompileFlag(aclOpCompileFlag) { return ACL_SUCCESS; }

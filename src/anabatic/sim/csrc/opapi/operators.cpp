@@ -4,6 +4,7 @@
 #include <ATen/ops/all.h>
 #include <ATen/ops/any.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/isfinite.h>
@@ -48,6 +49,9 @@ ACLNN(aclnnCat, (const aclTensorList* list, int64_t dim, aclTensor* out), (out->
       o.copy_(at::cat(l, dim)))
 ACLNN(aclnnStack, (const aclTensorList* list, int64_t dim, aclTensor* out), (out->value), (l = values(list), dim, o = out->value),
       o.copy_(at::stack(l, dim)))
+ACLNN(aclnnConstantPadNd, (const aclTensor* self, const aclIntArray* pad, const aclScalar* value, aclTensor* out),
+      (self->value, out->value), (a = self->value, p = pad->value, v = value->value, o = out->value),
+      o.copy_(at::constant_pad_nd(a, p, v)))
 
 ACLNN(aclnnAdd, (const aclTensor* self, const aclTensor* other, const aclScalar* alpha, aclTensor* out),
       (self->value, other->value, out->value), (a = self->value, b = other->value, s = alpha->value, o = out->value),

@@ -1,6 +1,10 @@
 // Casts, formats and float status. The simulated memory has one format, ND: a cast to a private format (FRACTAL_NZ) keeps the
 // values and the format, as a real NPU does while allow_internal_format is off.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+
 #include <torch/library.h>
 
 #include "fallback.h"

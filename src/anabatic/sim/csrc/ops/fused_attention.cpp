@@ -3,7 +3,16 @@
 // Semantics from op-plugin's documentation: scale is 1 unless given, a mask of 1 hides, sparse modes 2 to 4 take the compressed
 // 2048 x 2048 mask and mean a triangle or a band, TND packs sequences whose ends are listed without a leading zero. The arithmetic
 // is float32; the gradient recomputes the scores, so that only the row statistics are kept.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 

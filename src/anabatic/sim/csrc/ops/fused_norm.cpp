@@ -1,6 +1,17 @@
 // Normalisation, rotation, gated activations and the fused optimizer step, with the semantics of op-plugin's documentation:
 // the arithmetic is float32 whatever the tensors' format, the result has the input's.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/stack.h>
+
 #include <torch/library.h>
 
 #include <tuple>
