@@ -1,9 +1,13 @@
 """Every collective on simulated devices and, with the same numbers, through gloo on the CPU. A case returns what differed."""
 
+import os
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
+
+from anabatic.sim import segment
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
 REDUCIBLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64)
@@ -224,9 +228,13 @@ def other_order(rank: int, world: int) -> list[list[float]]:
     first, second = dist.new_group(), dist.new_group()
     one, ten = torch.ones(2, device="npu"), torch.full((2,), 10.0, device="npu")
     for group in (None, first, second):
-        dist.all_reduce(torch.zeros(1, device="npu"), group=group)  # making a communicator blocks the host, on hardware too
+        dist.all_reduce(
+            torch.zeros(1, device="npu"), group=group
+        )  # making a communicator blocks the host, on hardware too
     calls = [(one, first), (ten, second)]
-    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in (calls if rank % 2 else calls[::-1])]
+    works = [
+        dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in (calls if rank % 2 else calls[::-1])
+    ]
     for work in works:
         work.wait()
     store = dist.distributed_c10d._get_default_store()
@@ -240,10 +248,6 @@ def other_order(rank: int, world: int) -> list[list[float]]:
 
 
 def count(rank: int, world: int) -> dict[str, int]:
-    import os
-
-    from anabatic.sim import segment
-
     for _ in range(3):
         dist.all_reduce(torch.ones(1000, device="npu"))
     torch.npu.synchronize()
@@ -253,8 +257,6 @@ def count(rank: int, world: int) -> dict[str, int]:
 
 
 def speed(rank: int, world: int, megabytes: str) -> float:
-    import time
-
     tensor = torch.ones(int(megabytes) * 2**18, device="npu")
     dist.all_reduce(tensor)
     torch.npu.synchronize()

@@ -1,8 +1,10 @@
 """Ranks that go wrong. A case returns what the ranks that are left are told, and how long they waited for it."""
 
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -10,22 +12,19 @@ import torch.distributed as dist
 from anabatic.sim import segment
 
 
-def _told(launch: object) -> dict[str, object]:
+def _told(launch: Callable[[], object]) -> dict[str, object]:
     start = time.monotonic()
     try:
-        launch()  # type: ignore[operator]
+        launch()
         torch.npu.synchronize()
         text = "nothing"
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-    os.write(2, b"")
     return {"text": text, "seconds": time.monotonic() - start}
 
 
 def _end(result: dict[str, object], rank: int) -> None:
     """The process group is not usable any more: end without it, the way a crashing trainer does."""
-    import json
-
     os.write(1, (json.dumps({"rank": rank, "result": result}) + "\n").encode())
     time.sleep(1.0)  # the others find out by themselves
     os._exit(0)
@@ -58,6 +57,17 @@ def late(rank: int, world: int) -> None:
     if rank == world - 1:
         time.sleep(6.0)
     _end(_told(lambda: dist.all_reduce(tensor)), rank)
+
+
+def patient(rank: int, world: int) -> dict[str, float]:
+    """How much of a core a rank burns while it waits for another."""
+    tensor = _begin()
+    if rank == world - 1:
+        time.sleep(2.0)
+    start, burnt = time.monotonic(), time.process_time()
+    dist.all_reduce(tensor)
+    torch.npu.synchronize()
+    return {"seconds": time.monotonic() - start, "burnt": time.process_time() - burnt}
 
 
 def missing(rank: int, world: int) -> None:

@@ -47,7 +47,12 @@ def batches(rank: int, world: int, pinned: bool = False) -> DataLoader:
 
 
 def train(
-    model: nn.Module, loader: DataLoader, device: str, optimizer: torch.optim.Optimizer, steps: int = 4, clip: bool = True
+    model: nn.Module,
+    loader: DataLoader,
+    device: str,
+    optimizer: torch.optim.Optimizer,
+    steps: int = 4,
+    clip: bool = True,
 ) -> list[float]:
     losses = []
     for _, (rows,) in zip(range(steps), loader, strict=False):

@@ -28,7 +28,6 @@ def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> No
     os.environ.update(RANK=str(first + rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(total), LOCAL_WORLD_SIZE=str(world))
     torch.npu.set_device(rank)
     torch.set_num_threads(1)
-    code = 0
     try:
         dist.init_process_group("cpu:gloo,npu:hccl")
         result = getattr(importlib.import_module(module), case)(first + rank, total, *words)
@@ -41,7 +40,7 @@ def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> No
     sys.stderr.flush()
     if not isinstance(result, str):
         dist.destroy_process_group()
-    os._exit(code)
+    os._exit(0)
 
 
 def main() -> None:
