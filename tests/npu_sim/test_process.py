@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,13 +67,17 @@ class Started:
         return self.process.wait(20)
 
 
-def gone(pid: int) -> bool:
-    """True when the process is over within five seconds."""
-    for _ in range(100):
-        if segment.start_time(pid) == 0:
-            return True
+def soon(condition: Callable[[], bool]) -> bool:
+    """True when it comes true within five seconds."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
-    return False
+    return condition()
+
+
+def gone(pid: int) -> bool:
+    """True when the process is over soon."""
+    return soon(lambda: segment.start_time(pid) == 0)
 
 
 def test_killed_from_outside(sim: Sim) -> None:
@@ -82,7 +87,7 @@ def test_killed_from_outside(sim: Sim) -> None:
     run.process.kill()
     run.wait()
     assert gone(sleeper) and gone(shell)
-    assert run.machine not in segment.names()
+    assert soon(lambda: run.machine not in segment.names())
 
 
 def test_a_signal_reaches_the_command(sim: Sim) -> None:
@@ -109,7 +114,9 @@ def test_status_and_clean(sim: Sim) -> None:
     dead.write_bytes(b"\0" * 8)
     try:
         words = [sys.executable, "-m", "anabatic", "sim"]
-        told = subprocess.run([*words, "status"], capture_output=True, text=True).stdout
+        done = subprocess.run([*words, "status"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        told = done.stdout
         assert f"{run.machine}  1 x Ascend910B3" in told
         assert f"{dead.name}  left behind" in told
         cleaned = subprocess.run([*words, "clean"], capture_output=True, text=True).stdout

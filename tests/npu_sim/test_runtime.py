@@ -73,7 +73,7 @@ def test_the_real_out_of_memory(sim: Sim) -> None:
     )
     error, counts, after = printed.splitlines()
     assert error.startswith("NPU out of memory. Tried to allocate 102.00 MiB (NPU 0; 512.00 MiB total capacity;")
-    assert "500.00 MiB" not in counts and counts == f"5 1 {2**29}" or counts == f"4 1 {2**29}"
+    assert counts == f"5 1 {2**29}"
     assert after == f"0 {2**29}"
 
 
@@ -94,8 +94,9 @@ def test_memory_is_counted_over_processes(sim: Sim) -> None:
     printed = sim.python(
         """
         import subprocess, sys, torch
-        other = "import torch, sys; x = torch.empty(300 << 20, dtype=torch.uint8, device='npu'); print('held', flush=True); input()"
-        child = subprocess.Popen([sys.executable, "-c", other], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        other = "import torch; x = torch.empty(300 << 20, dtype=torch.uint8, device='npu'); print(flush=True); input()"
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        child = subprocess.Popen([sys.executable, "-c", other], **pipes)
         child.stdout.readline()
         torch.npu.set_device(0)
         during = torch.npu.mem_get_info()[0] >> 20
@@ -121,7 +122,8 @@ def test_statistics(sim: Sim) -> None:
         y = x + 1
         del x
         stats = torch.npu.memory_stats()
-        print(json.dumps([torch.npu.memory_allocated(), torch.npu.max_memory_allocated(), stats["allocation.all.current"]]))
+        memory = [torch.npu.memory_allocated(), torch.npu.max_memory_allocated()]
+        print(json.dumps([*memory, stats["allocation.all.current"]]))
         """
     )
     current, peak, blocks = json.loads(printed)
@@ -143,10 +145,11 @@ def test_streams_events_and_pinned_memory(sim: Sim) -> None:
         start, end = torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)
         start.record(); time.sleep(0.02); end.record(); end.synchronize()
         event = torch.Event("npu"); event.record(); event.synchronize()
-        print(x.is_pinned(), torch.ones(2).is_pinned(), y.sum().item(), 19 < start.elapsed_time(end) < 200, event.query())
+        print(x.is_pinned(), torch.ones(2).is_pinned(), y.sum().item())
+        print(19 < start.elapsed_time(end) < 200, event.query())
         """
     )
-    assert printed == "True False 20.0 True True"
+    assert printed == "True False 20.0\nTrue True"
 
 
 def test_random_numbers(sim: Sim) -> None:
@@ -186,7 +189,12 @@ def test_what_two_devices_refuse(sim: Sim) -> None:
 
 
 def test_the_task_queue_stays_off(sim: Sim) -> None:
-    code = 'import os; os.environ["TASK_QUEUE_ENABLE"] = "2"\nimport torch\nprint((torch.ones(3, device="npu") + 1).tolist())'
+    code = """
+    import os
+    os.environ["TASK_QUEUE_ENABLE"] = "2"
+    import torch
+    print((torch.ones(3, device="npu") + 1).tolist())
+    """
     assert sim.python(code, TASK_QUEUE_ENABLE="1") == "[2.0, 2.0, 2.0]"
 
 

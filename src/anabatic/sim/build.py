@@ -21,7 +21,7 @@ from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import cache_root, cannot_write, folder_atomic
 from anabatic.sim import stubs
-from anabatic.sim.wheel import Torch, Wheel, fetch, installed_torch
+from anabatic.sim.wheel import Torch, Wheel, fetch, found, installed_torch
 
 CSRC = Path(__file__).parent / "csrc"
 
@@ -108,13 +108,20 @@ def ready() -> Build:
     """
     torch = installed_torch()
     root = folder()
+    compiler = _compiler()
+    wheel = found(root / "wheels", torch)
+    if wheel and (build := _build(root, torch, wheel, compiler)).root.is_dir():
+        return build  # whole, because renamed: nothing to wait for
     with _locked(root):
         wheel = fetch(root / "wheels", torch)
-        compiler = _compiler()
-        build = Build(torch, wheel, root / "builds" / _key(torch, wheel, compiler))
+        build = _build(root, torch, wheel, compiler)
         if not build.root.is_dir():
             _compile(build, compiler)
     return build
+
+
+def _build(root: Path, torch: Torch, wheel: Wheel, compiler: str) -> Build:
+    return Build(torch, wheel, root / "builds" / _key(torch, wheel, compiler))
 
 
 def _compiler() -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 
 from anabatic.core import log
-from anabatic.core.errors import UserError
+from anabatic.core.errors import Failure, UserError
 from anabatic.core.text import size
 from anabatic.sim import build, environment, machine, process, segment
 
@@ -46,28 +47,33 @@ def _living(name: str) -> bool:
     try:
         with segment.attached(name) as found:
             return segment.alive(pid, int(found.owner_started))
-    except Exception:  # of another version, or gone meanwhile
+    except Failure:  # of another version, or gone meanwhile
         return segment.start_time(pid) != 0
 
 
 def status() -> str:
     """Return a table of the machines that live."""
-    lines = []
+    lines: list[str] = []
     for name in segment.names():
         if not _living(name):
             lines.append(f"{name}  left behind; `anabatic sim clean` removes it")
             continue
-        with segment.attached(name) as found:
-            lines.append(f"{name}  {found.devices} x {found.soc.decode()}  pid {found.owner_pid}")
-            for index in range(found.devices):
-                row = found.device[index]
-                lines.append(
-                    f"  npu:{index}  HBM {size(row.hbm_used)} of {size(row.hbm_total)}, peak {size(row.hbm_peak)}"
-                )
-            for row in found.process:
-                if row.pid > 0:
-                    lines.append(f"  pid {row.pid} {row.name.decode(errors='replace')}: {size(sum(row.hbm))}")
+        with contextlib.suppress(Failure), segment.attached(name) as machine:  # it may end while we look
+            lines += _described(name, machine)
     return "\n".join(lines or ["no simulated machine runs"]) + "\n"
+
+
+def _described(name: str, found: segment.Segment) -> list[str]:
+    lines = [f"{name}  {found.devices} x {found.soc.decode()}  pid {found.owner_pid}"]
+    for index in range(found.devices):
+        row = found.device[index]
+        used, total, peak = size(row.hbm_used), size(row.hbm_total), size(row.hbm_peak)
+        lines.append(f"  npu:{index}  HBM {used} of {total}, peak {peak}")
+    for user in found.process:
+        if user.pid > 0:
+            who = user.name.decode(errors="replace")
+            lines.append(f"  pid {user.pid} {who}: {size(sum(user.hbm))}")
+    return lines
 
 
 def clean(builds: bool) -> str:

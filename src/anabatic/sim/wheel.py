@@ -78,6 +78,19 @@ def installed_torch() -> Torch:
     return Torch(importlib.metadata.version("torch"), folder)
 
 
+TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def found(root: Path, torch: Torch) -> Wheel | None:
+    """Return the newest matching wheel that is already unpacked below `root`."""
+    folders = [*root.glob(f"torch_npu-{torch.release}-{TAG}"), *root.glob(f"torch_npu-{torch.release}.post*-{TAG}")]
+    return max(map(_wheel, folders), key=_post, default=None)
+
+
+def _post(wheel: Wheel) -> int:
+    return int(wheel.version.partition(".post")[2] or 0)
+
+
 def fetch(root: Path, torch: Torch) -> Wheel:
     """Return the matching wheel, unpacked below `root`; download it when it is not there.
 
@@ -85,9 +98,8 @@ def fetch(root: Path, torch: Torch) -> Wheel:
         UserError: no wheel matches this machine or this torch.
         Failure: it cannot be downloaded.
     """
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    for folder in sorted(root.glob(f"torch_npu-{torch.release}*-{tag}"), reverse=True):
-        return _wheel(folder)
+    if wheel := found(root, torch):
+        return wheel
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         raise UserError(
             f"there is no torch_npu for {platform.system()} {platform.machine()}",
@@ -99,10 +111,13 @@ def fetch(root: Path, torch: Torch) -> Wheel:
         _download(download, torch)
         file = next(download.glob("torch_npu-*.whl"))
         version = file.name.split("-")[1]
-        with folder_atomic(root / f"torch_npu-{version}-{tag}") as unpacked, zipfile.ZipFile(file) as archive:
+        with folder_atomic(root / f"torch_npu-{version}-{TAG}") as unpacked, zipfile.ZipFile(file) as archive:
             archive.extractall(unpacked)
+            # Every start would compile some of it otherwise, and show the warnings of its old escape sequences.
+            words = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(unpacked / "torch_npu")]
+            subprocess.run(words, capture_output=True)
     shutil.rmtree(root / "download", ignore_errors=True)
-    return _wheel(root / f"torch_npu-{version}-{tag}")
+    return _wheel(root / f"torch_npu-{version}-{TAG}")
 
 
 def _wheel(folder: Path) -> Wheel:

@@ -18,7 +18,7 @@ def close(name, ours, formula, *shapes):
     expected.backward(weight)
     errors = [
         (a.detach().cpu().double() - b.detach()).abs().max().item()
-        for a, b in [(out, expected), *((x.grad, y.grad) for x, y in zip(there, here))]
+        for a, b in [(out, expected), *((x.grad, y.grad) for x, y in zip(there, here, strict=True))]
     ]
     print(name, max(errors) < 1e-5, "" if max(errors) < 1e-5 else errors)
 

@@ -3,10 +3,11 @@
 import warnings
 
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
 
 warnings.filterwarnings("ignore")
 
-NAMES = set("""
+LISTED = """
 add mul sub div addmm addmv baddbmm bmm mm matmul einsum exp log log_softmax softmax logsumexp tanh sigmoid
 pow rsqrt sqrt square abs neg where clamp maximum minimum max min argmax argmin sum mean std var cumsum
 cumprod sort topk gather scatter scatter_add index_select index_add index_put masked_fill masked_select
@@ -22,7 +23,8 @@ zeros_like ones_like full_like arange linspace eye bucketize searchsorted unique
 nn.functional.dropout to clone contiguous copysign nan_to_num allclose equal isclose logaddexp atan2 sin cos
 softmax_with_dtype meshgrid cdist diff kthvalue median mode take take_along_dim trace renorm bincount histc
 addr fft.fft fft.rfft fft.irfft linalg.qr linalg.inv linalg.cholesky linalg.solve linalg.svd linalg.eigh
-""".split())  # noqa: SIM905 - a list would fill a page
+"""
+NAMES = set(LISTED.split())
 
 
 def move(x):
@@ -53,7 +55,9 @@ for op in op_db:
     if op.name not in NAMES or op.name in RANDOM or op.name == "to":
         continue
     kinds = op.supported_dtypes("cpu")
-    dtype = next(kind for kind in (torch.float32, torch.int64, torch.bool) if kind in kinds)
+    dtype = next((kind for kind in (torch.float32, torch.int64, torch.bool) if kind in kinds), None)
+    if dtype is None:
+        continue
     grad = op.supports_autograd and dtype.is_floating_point
     for sample in list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:5]:
         arguments = (sample.input, sample.args, dict(sample.kwargs))
@@ -74,11 +78,13 @@ for op in op_db:
                 try:
                     grads = [
                         torch.autograd.grad([x.sum() for x in out], leaf, allow_unused=True)
-                        for out, leaf in zip(roots, leaves)
+                        for out, leaf in zip(roots, leaves, strict=True)
                     ]
                 except RuntimeError:
                     grads = [[], []]
-                good = all((a is None) == (b is None) and (a is None or same(a, b)) for a, b in zip(*grads))
+                good = all(
+                    (a is None) == (b is None) and (a is None or same(a, b)) for a, b in zip(*grads, strict=True)
+                )
         except Exception as error:
             good, op.why = False, f"{type(error).__name__}: {error}"[:150]
         checked += 1

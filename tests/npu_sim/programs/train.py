@@ -7,10 +7,19 @@ import time
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+
 def train(kind, device, mode="", attention="sdpa", steps=6, rows=2):
     torch.manual_seed(0)
-    sizes = dict(vocab_size=256, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, max_position_embeddings=256, attn_implementation=attention)
+    sizes = dict(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        attn_implementation=attention,
+    )
     if kind == "qwen2":
         model = Qwen2ForCausalLM(Qwen2Config(**sizes)).to(device)
     else:

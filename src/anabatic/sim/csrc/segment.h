@@ -86,5 +86,5 @@ struct SimSegment {
   double bandwidth_gbs;   // HBM, 1e9 bytes a second; 0: not published
   struct SimDevice device[SIM_MAX_DEVICES];
   struct SimProcess process[SIM_MAX_PROCESSES];
-  struct SimFault fault[SIM_MAX_FAULTS];
+  struct SimFault fault[SIM_MAX_FAULTS];  // filled from the start, before COMMAND runs; ends at the first SIM_FAULT_NONE
 };
