@@ -181,6 +181,10 @@ HcclResult HcclGetCommAsyncError(HcclComm handle, HcclResult* error) {
   auto comm = comm_of(handle);
   if (!comm || error == nullptr) return refuse(HCCL_E_PTR, "EI0003: HcclGetCommAsyncError: there is no such communicator");
   *error = static_cast<HcclResult>(comm->async_error.load());
+  if (*error != HCCL_SUCCESS) {
+    std::lock_guard<std::mutex> lock(comm->mutex);
+    if (comm->broken) sim_set_error("%s", comm->broken->text.c_str());
+  }
   return HCCL_SUCCESS;
 }
 

@@ -14,6 +14,7 @@ namespace hccl_sim {
 
 namespace {
 constexpr uint32_t kMagic = 0x48434c48;
+constexpr const char *kLost = "Heartbeat Lost Occurred", *kExited = "1. Process has exited, 2. Network Disconnected";
 constexpr uint64_t kCheckEvery = 100000000;  // ns between looks at the peers' processes
 }  // namespace
 
@@ -135,7 +136,6 @@ std::string notify_timeout(const Comm& comm, const Operation& operation, int pee
 }
 
 void Exchange::lost(int peer, const char* type, const char* reason) {
-  comm_.async_error = HCCL_E_REMOTE;
   throw Failure{kTimeout, HCCL_E_REMOTE, notify_timeout(comm_, operation_, peer, type, reason)};
 }
 
@@ -143,7 +143,12 @@ void Exchange::lost(int peer, const char* type, const char* reason) {
 void Exchange::check(std::vector<Wanted>& wanted) {
   if (comm_.aborted) throw Failure{kException, HCCL_E_UNAVAIL, format("EI0012: %s SDMA task exception: group %s was destroyed.", stamp().c_str(), comm_.name.c_str())};
   const int failed = comm_.mesh->failed();
-  if (failed >= 0) lost(failed, "Stuck Occurred", "1.Host process is stuck, 2.Device task is stuck (the rank's own operation failed)");
+  if (failed >= 0) {
+    // It may itself have failed because of a third one that is gone: that is the cause.
+    for (int peer = 0; peer < comm_.ranks; peer++)
+      if (peer != comm_.rank && comm_.mesh->gone(peer)) lost(peer, kLost, kExited);
+    lost(failed, "Stuck Occurred", "1.Host process is stuck, 2.Device task is stuck (the rank's own operation failed)");
+  }
   const uint64_t now = sim_clock_ns();
   if (now >= next_check_ns_) {
     next_check_ns_ = now + kCheckEvery;
@@ -152,7 +157,7 @@ void Exchange::check(std::vector<Wanted>& wanted) {
       // What it wrote before it ended may have come meanwhile.
       auto& lane = (want.out ? out_ : in_)[static_cast<size_t>(want.peer)];
       if (advance(want.peer, lane, want.out)) return;
-      lost(want.peer, "Heartbeat Lost Occurred", "1. Process has exited, 2. Network Disconnected");
+      lost(want.peer, kLost, kExited);
     }
   }
   if (stuck_since_ns_ == 0) stuck_since_ns_ = now;

@@ -109,8 +109,9 @@ int execute(void* argument, char* text, size_t room) {
     sim_paper_failed(job->paper);
     code = failure.acl != 0 ? failure.acl : kException;
     if (text != nullptr) snprintf(text, room, "%s", failure.text.c_str());
-    if (failure.result == HCCL_E_REMOTE) comm.async_error = HCCL_E_REMOTE;
+    std::lock_guard<std::mutex> lock(comm.mutex);
     if (!comm.broken) comm.broken = std::make_unique<Failure>(failure);
+    if (failure.result == HCCL_E_REMOTE) comm.async_error = HCCL_E_REMOTE;
     if (comm.mesh) comm.mesh->fail();
   }
   std::lock_guard<std::mutex> lock(comm.mutex);
