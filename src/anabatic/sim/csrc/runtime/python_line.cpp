@@ -2,6 +2,14 @@
 // program without it has no lines.
 #include <dlfcn.h>
 #include <string.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
 
 #include "state.h"
 
@@ -13,13 +21,13 @@ struct Api {
   void* (*this_thread)(void);
   int (*ensure)(void);
   void (*release)(int);
-  void* (*frame)(void);               // borrowed
+  int (*holds)(void);                 // this thread has Python's lock
+  void* (*frame)(void*);              // of a thread's state; new reference
   void* (*back)(void*);               // new reference
   void* (*code)(void*);               // new reference
   int (*line)(void*);
   void* (*attribute)(void*, const char*);
   const char* (*text)(void*);
-  void (*keep)(void*);
   void (*drop)(void*);
   bool whole;
 };
@@ -39,13 +47,13 @@ Api load() {
   find(api.this_thread, "PyGILState_GetThisThreadState", &api.whole);
   find(api.ensure, "PyGILState_Ensure", &api.whole);
   find(api.release, "PyGILState_Release", &api.whole);
-  find(api.frame, "PyEval_GetFrame", &api.whole);
+  find(api.holds, "PyGILState_Check", &api.whole);
+  find(api.frame, "PyThreadState_GetFrame", &api.whole);
   find(api.back, "PyFrame_GetBack", &api.whole);
   find(api.code, "PyFrame_GetCode", &api.whole);
   find(api.line, "PyFrame_GetLineNumber", &api.whole);
   find(api.attribute, "PyObject_GetAttrString", &api.whole);
   find(api.text, "PyUnicode_AsUTF8", &api.whole);
-  find(api.keep, "Py_IncRef", &api.whole);
   find(api.drop, "Py_DecRef", &api.whole);
   return api;
 }
@@ -57,7 +65,6 @@ bool of_torch(const char* file) {
 
 std::string line_of(const Api& api, void* frame) {
   std::string innermost;
-  api.keep(frame);
   while (frame != nullptr) {
     void* code = api.code(frame);
     void* name = code != nullptr ? api.attribute(code, "co_filename") : nullptr;
@@ -75,18 +82,77 @@ std::string line_of(const Api& api, void* frame) {
   return innermost;
 }
 
+const Api& api() {
+  static const Api found = load();
+  return found;
+}
+
+// The frames of a thread; the caller has Python's lock.
+std::string line_of_thread(void* thread) {
+  void* frame = api().frame(thread);
+  return frame != nullptr ? line_of(api(), frame) : "";  // gives the frame back
+}
+
+// Somebody who waits for Python's lock while holding one of torch_npu's could wait for ever: a thread of ours asks instead, and
+// whoever needs the answer waits a moment at most.
+constexpr auto kPatience = std::chrono::milliseconds(50);
+
+struct Question {
+  void* thread;
+  std::string answer;
+  bool answered = false, withdrawn = false;
+};
+
+struct Desk {
+  std::mutex mutex;
+  std::condition_variable asked, told;
+  std::deque<std::shared_ptr<Question>> questions;
+};
+
+void answer_questions(Desk* desk) {
+  std::unique_lock<std::mutex> lock(desk->mutex);
+  for (;;) {
+    desk->asked.wait(lock, [&] { return !desk->questions.empty(); });
+    auto question = desk->questions.front();
+    desk->questions.pop_front();
+    lock.unlock();
+    const int state = api().ensure();
+    lock.lock();  // held while frames are read: a question that is withdrawn has a thread that runs on
+    if (!question->withdrawn) question->answer = line_of_thread(question->thread);
+    question->answered = true;
+    desk->told.notify_all();
+    lock.unlock();
+    api().release(state);
+    lock.lock();
+  }
+}
+
+std::string ask(void* thread) {
+  static Desk* const desk = [] {
+    auto* made = new Desk;  // outlives the process's end
+    std::thread(answer_questions, made).detach();
+    return made;
+  }();
+  auto question = std::make_shared<Question>();
+  question->thread = thread;
+  std::unique_lock<std::mutex> lock(desk->mutex);
+  desk->questions.push_back(question);
+  desk->asked.notify_one();
+  desk->told.wait_for(lock, kPatience, [&] { return question->answered; });
+  question->withdrawn = !question->answered;
+  return question->answer;
+}
+
 }  // namespace
 
 namespace sim {
 
 std::string python_line() {
-  static const Api api = load();
-  if (!api.whole || api.initialised() == 0 || api.finalising() != 0 || api.this_thread() == nullptr) return "";
-  const int state = api.ensure();
-  void* frame = api.frame();
-  std::string found = frame != nullptr ? line_of(api, frame) : "";
-  api.release(state);
-  return found;
+  static const pid_t asker = getpid();
+  if (!api().whole || getpid() != asker || api().initialised() == 0 || api().finalising() != 0) return "";
+  void* thread = api().this_thread();
+  if (thread == nullptr) return "";
+  return api().holds() != 0 ? line_of_thread(thread) : ask(thread);
 }
 
 }  // namespace sim

@@ -164,7 +164,7 @@ bool take_hbm(int physical, uint64_t bytes) {
   enter_process();
   SimDevice& device = sim_segment()->device[physical];
   __atomic_fetch_add(&device.allocations, 1, __ATOMIC_RELAXED);
-  if (refuse_allocation(physical, bytes)) return false;
+  if (refuse_allocation(physical, bytes) || !host_has(bytes)) return false;
   for (int attempt = 0; attempt < 2; attempt++) {
     uint64_t used = __atomic_load_n(&device.hbm_used, __ATOMIC_SEQ_CST);
     while (used + bytes <= device.hbm_total) {

@@ -53,6 +53,8 @@ struct Context {
 // Reserves `bytes` of physical device `physical` for this process: false when the device is full.
 bool take_hbm(int physical, uint64_t bytes);
 void give_hbm(int physical, uint64_t bytes);
+// False, said once on stderr, when the host itself has no room for it.
+bool host_has(uint64_t bytes);
 // Puts this process into the segment's table (once per process, also after fork).
 void enter_process();
 void leave_process();
