@@ -22,6 +22,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 
 if TYPE_CHECKING:
+    from anabatic.sim import segment
     from anabatic.sim.segment import Segment
 
 MOST = 32
@@ -116,3 +117,14 @@ def parse_all(texts: tuple[str, ...], npus: int) -> tuple[Fault, ...]:
     if len(texts) > MOST:
         raise ConfigError(f"{len(texts)} faults, at most {MOST}", "leave some out")
     return tuple(parse(text, npus) for text in texts)
+
+
+def describe(row: segment.Fault) -> str:
+    """Return a fault of a living machine and how far it is."""
+    kind = next(name for name, number in KINDS.items() if number == row.kind)
+    where = kind + (f"@{row.device}" if row.device >= 0 else "")
+    if kind == "slow":
+        return f"{where}={row.factor:g}"
+    if kind == "health":
+        return f"{where}={HEALTH[row.value]}"
+    return f"{where}, {row.after} events away" if row.after > 0 else f"{where}, struck {row.struck} times"

@@ -15,7 +15,7 @@ from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import write_atomic
 from anabatic.core.text import size
-from anabatic.sim import build, environment, machine, process, segment
+from anabatic.sim import build, environment, faults, machine, process, segment
 from anabatic.sim.machine import Machine
 
 PROCESS_BYTES = 256 << 20
@@ -138,7 +138,7 @@ def _described(name: str, found: segment.Segment) -> list[str]:
         if user.pid > 0:
             who = user.name.decode(errors="replace")
             lines.append(f"  pid {user.pid} {who}: {size(sum(user.hbm))}")
-    return lines
+    return lines + [f"  fault {faults.describe(row)}" for row in found.fault if row.kind]
 
 
 def clean(builds: bool) -> str:
