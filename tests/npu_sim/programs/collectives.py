@@ -36,7 +36,7 @@ def reductions(rank: int, world: int) -> Iterator[tuple[str, float, Callable[[st
             yield f"all_reduce {dtype} {name}", tolerance, all_reduce
 
     def average(device: str) -> Tensors:
-        tensor = numbers(rank, 33, device)
+        tensor = numbers(rank, 2_000_003, device)  # still under way when the division behind it is launched
         dist.all_reduce(tensor, dist.ReduceOp.AVG)
         return [tensor]
 
@@ -85,8 +85,8 @@ def copies(rank: int, world: int) -> Iterator[tuple[str, float, Callable[[str], 
         yield f"all_to_all_single {dtype}", 0, exchange
 
     def gather_list(device: str) -> Tensors:
-        out = [torch.empty(4, device=device) for _ in range(world)]
-        dist.all_gather(out, numbers(rank, 4, device))
+        out = [torch.empty(400_001, device=device) for _ in range(world)]
+        dist.all_gather(out, numbers(rank, 400_001, device))
         return out
 
     def scatter(device: str) -> Tensors:
