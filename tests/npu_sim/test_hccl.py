@@ -112,6 +112,7 @@ def test_the_buffers_of_a_communicator_take_memory(sim: Sim) -> None:
     code = """
         import os, torch, torch.distributed as dist
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+        torch.npu.set_device(0)
         dist.init_process_group("hccl")
         before = torch.npu.mem_get_info()[0]
         dist.all_reduce(torch.ones(1, device="npu"))
