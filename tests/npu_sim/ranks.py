@@ -11,19 +11,28 @@ from typing import Any
 from npu_sim.conftest import CACHE, PROGRAMS, Sim
 
 
-def read(printed: str) -> dict[int, Any]:
-    """Return what each rank returned, by rank."""
-    lines = (json.loads(line) for line in printed.splitlines() if line.startswith('{"rank"'))
-    return {line["rank"]: line["result"] for line in lines}
+def read(printed: str) -> dict[str, dict[int, Any]]:
+    """Return what each rank returned, by case and rank."""
+    results: dict[str, dict[int, Any]] = {}
+    for line in printed.splitlines():
+        if line.startswith('{"case"'):
+            told = json.loads(line)
+            results.setdefault(told["case"], {})[told["rank"]] = told["result"]
+    return results
+
+
+def run_all(sim: Sim, world: int, module: str, cases: str, *words: str, **variables: str) -> dict[str, dict[int, Any]]:
+    """Run cases (names with commas between) on `world` devices of one machine."""
+    command = ["python", str(PROGRAMS / "ranks.py"), str(world), module, cases, *words]
+    done = sim.command(*command, flags=["--npus", str(world)], **variables)
+    results = read(done.stdout)
+    assert set(results) == set(cases.split(",")), done.stderr[-3000:]
+    return results
 
 
 def run(sim: Sim, world: int, module: str, case: str, *words: str, **variables: str) -> dict[int, Any]:
-    """Run a case on `world` devices."""
-    command = ["python", str(PROGRAMS / "ranks.py"), str(world), module, case, *words]
-    done = sim.command(*command, flags=["--npus", str(world)], **variables)
-    results = read(done.stdout)
-    assert results, done.stderr[-3000:]
-    return results
+    """Run one case."""
+    return run_all(sim, world, module, case, *words, **variables)[case]
 
 
 def start(

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ def _told(launch: Callable[[], object]) -> dict[str, object]:
 
 def _end(result: dict[str, object], rank: int) -> None:
     """The process group is not usable any more: end without it, the way a crashing trainer does."""
-    os.write(1, (json.dumps({"rank": rank, "result": result}) + "\n").encode())
+    os.write(1, (json.dumps({"case": sys._getframe(1).f_code.co_name, "rank": rank, "result": result}) + "\n").encode())
     time.sleep(1.0)  # the others find out by themselves
     os._exit(0)
 
@@ -53,9 +54,10 @@ def killed_while_waiting(rank: int, world: int) -> None:
 
 
 def late(rank: int, world: int) -> None:
+    os.environ["HCCL_EXEC_TIMEOUT"] = "2"
     tensor = _begin()
     if rank == world - 1:
-        time.sleep(6.0)
+        time.sleep(4.0)
     _end(_told(lambda: dist.all_reduce(tensor)), rank)
 
 
@@ -72,8 +74,9 @@ def patient(rank: int, world: int) -> dict[str, float]:
 
 def missing(rank: int, world: int) -> None:
     """The communicator itself never comes about: the last rank does not take part."""
+    os.environ["HCCL_CONNECT_TIMEOUT"] = "2"
     if rank == world - 1:
-        time.sleep(6.0)
+        time.sleep(4.0)
         os._exit(0)
     _end(_told(lambda: dist.all_reduce(torch.ones(4, device="npu"))), rank)
 
@@ -93,15 +96,22 @@ def both_send(rank: int, world: int) -> None:
     _end(_told(lambda: dist.send(tensor, 1 - rank)), rank)
 
 
-def fault(rank: int, world: int, kind: str, after: str) -> None:
+def _strike(rank: int, kind: int) -> dict[str, object]:
+    """A fault for the second collective from now of device 0 (csrc/segment.h, SimFaultKind)."""
     tensor = _begin()
     if rank == 0:
         with segment.attached(os.environ["ANABATIC_SIM_SEGMENT"]) as machine:
             row = machine.fault[0]
-            row.device, row.after, row.value = 0, int(after), 0
-            row.kind = int(kind)
-    torch.npu.synchronize()
-    _end(_told(lambda: [dist.all_reduce(tensor) for _ in range(int(after))]), rank)
+            row.device, row.after, row.value, row.kind = 0, 2, 0, kind
+    return _told(lambda: [dist.all_reduce(tensor) for _ in range(2)])
+
+
+def timeout_on_demand(rank: int, world: int) -> None:
+    _end(_strike(rank, 4), rank)
+
+
+def link_down_on_demand(rank: int, world: int) -> None:
+    _end(_strike(rank, 5), rank)
 
 
 def watchdog(rank: int, world: int) -> None:

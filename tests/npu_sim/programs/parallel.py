@@ -1,4 +1,4 @@
-"""One small model under every way of parallelism, on simulated devices and on the CPU through gloo: the losses of both."""
+"""One small model under every way of parallelism, on simulated devices and on the CPU through gloo: both losses."""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,9 @@
-"""Ranks for a test: `ranks.py WORLD MODULE CASE [WORDS]` runs MODULE.CASE(rank, world, *WORDS) in WORLD processes.
+"""Ranks for a test: `ranks.py WORLD MODULE CASES [WORDS]`.
 
-torch is imported once and the ranks are forked from it, which is allowed as long as no device was used. What a case returns is
-printed as one line of JSON per rank; an exception becomes its text. The exit code is 0 when every rank ended by itself.
+Runs MODULE.CASE(rank, world, *WORDS) in WORLD processes, for each of the cases (names with commas between) one after
+the other. torch is imported once and the ranks are forked from it, which is allowed as long as no device was used. What
+a case returns is printed as one line of JSON per rank; an exception becomes its text. The exit code is 0 when every
+rank ended by itself.
 """
 
 import importlib
@@ -35,7 +37,7 @@ def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> No
         result = f"{type(error).__name__}: {error}"
         if os.environ.get("TRACE"):
             traceback.print_exc()
-    line = json.dumps({"rank": first + rank, "result": result}) + "\n"
+    line = json.dumps({"case": case, "rank": first + rank, "result": result}) + "\n"
     os.write(1, line.encode())
     sys.stderr.flush()
     if not isinstance(result, str):
@@ -43,19 +45,24 @@ def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> No
     os._exit(0)
 
 
-def main() -> None:
-    world, module, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(free_port()))
-    importlib.import_module(module)
+def run(world: int, module: str, case: str, words: list[str]) -> bool:
+    """Run one case; true when every rank ended by itself."""
+    os.environ["MASTER_ADDR"] = os.environ.get("MASTER", "127.0.0.1")
+    os.environ["MASTER_PORT"] = os.environ.get("PORT") or str(free_port())
     children = []
     for rank in range(world):
         child = os.fork()
         if child == 0:
-            serve(rank, world, module, case, sys.argv[4:])
+            serve(rank, world, module, case, words)
         children.append(child)
-    failed = [status for status in (os.waitpid(child, 0)[1] for child in children) if status]
-    sys.exit(1 if failed else 0)
+    return not [status for status in (os.waitpid(child, 0)[1] for child in children) if status]
+
+
+def main() -> None:
+    world, module, cases = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
+    importlib.import_module(module)
+    ended = [run(world, module, case, sys.argv[4:]) for case in cases]
+    sys.exit(0 if all(ended) else 1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 #include "comm.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -25,6 +26,20 @@ std::string default_name(const Root& root) {
   std::string id;
   for (size_t i = 0; i < 6; i++) id += format("%02x", static_cast<unsigned char>(root.id[i]));
   return format("%s%%sim_%u_%s", root.member.address[0], root.member.port, id.c_str());
+}
+
+// A communicator takes two buffers of HCCL_BUFFSIZE megabytes from the device (200 each when nothing is said): they are counted,
+// because they are what is missing when torch says that memory is free.
+void take_buffers(Comm& comm, const HcclCommConfig* config) {
+  const char* text = getenv("HCCL_BUFFSIZE");
+  uint64_t megabytes = text != nullptr && atoll(text) > 0 ? static_cast<uint64_t>(atoll(text)) : HCCL_COMM_DEFAULT_BUFFSIZE;
+  if (config != nullptr && config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) megabytes = config->hcclBufferSize;
+  if (megabytes == 0 || aclrtMalloc(&comm.buffers, megabytes << 21, ACL_MEM_MALLOC_HUGE_FIRST) == ACL_SUCCESS) return;
+  if (comm.mesh) comm.mesh->fail();
+  throw Failure{0, HCCL_E_MEMORY,
+                format("EI0007: %s Failed to allocate resource[Memory] with info[size:%llu MB]: EL0004: Failed to allocate memory.\n        "
+                       "Possible Cause: the device has no room for the buffers of group %s: a smaller HCCL_BUFFSIZE, or fewer groups.",
+                       stamp().c_str(), static_cast<unsigned long long>(2 * megabytes), comm.name.c_str())};
 }
 
 }  // namespace
@@ -55,6 +70,7 @@ HcclResult make_comm(const Root& root, uint32_t ranks, uint32_t rank, const Hccl
     const Member me = myself(comm->physical);
     if (ranks == 1) comm->members = {me};
     else comm->mesh = join(root, comm->rank, comm->ranks, me, &comm->members);
+    take_buffers(*comm, config);
     std::lock_guard<std::mutex> lock(comms_mutex);
     *handle = comm.get();
     comms[*handle] = std::move(comm);
@@ -68,6 +84,7 @@ HcclResult drop_comm(HcclComm handle) {
   auto comm = comm_of(handle);
   if (!comm) return refuse(HCCL_E_PTR, "EI0003: HcclCommDestroy: there is no such communicator");
   close(*comm);
+  if (comm->buffers != nullptr) aclrtFree(comm->buffers);
   std::lock_guard<std::mutex> lock(comms_mutex);
   comms.erase(handle);
   return HCCL_SUCCESS;

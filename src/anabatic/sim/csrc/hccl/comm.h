@@ -21,6 +21,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
   int rank = 0, ranks = 1;
   int logical = 0, physical = 0;  // the device it was made on
   double execute_timeout = 0;     // seconds, 0: never
+  void* buffers = nullptr;        // device memory that is counted and never touched
   std::unique_ptr<Mesh> mesh;     // none for a single rank
   std::vector<Member> members;
   Root root;                      // sub-communicators are derived from it
