@@ -40,6 +40,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str, en
     ours, theirs = os.pipe()  # theirs is held open by us alone: end of file means that we are gone
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until those who pass them on are ready
     supervisor = os.fork()
     if supervisor == 0:
         os.close(theirs)
@@ -62,11 +63,16 @@ def _wait(supervisor: int) -> int:
     old = {number: signal.signal(number, forward) for number in _FORWARDED}
     # Ctrl-C reaches the whole foreground group: COMMAND decides what it means.
     old[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _unblock()
     try:
         return os.waitpid(supervisor, 0)[1]
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
 
 def _mirror(status: int) -> int:
@@ -90,13 +96,15 @@ def _supervise(command: Sequence[str], environment: Mapping[str, str], machine: 
     status = 1
     try:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-        child = subprocess.Popen(list(command), env=dict(environment))
+        child = subprocess.Popen(list(command), env=dict(environment), preexec_fn=_unblock)
         for number in _FORWARDED:
             signal.signal(number, lambda given, frame: child.send_signal(given))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _unblock()
         status = _watch(child, pipe)
         _end_children()
     except OSError as error:
+        _unblock()
         sys.stderr.write(f"error: {command[0]} cannot be started: {error.strerror}\n")
         status = 126
     finally:
