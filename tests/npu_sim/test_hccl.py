@@ -29,11 +29,12 @@ def leftovers() -> list[str]:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_collective_gives_what_gloo_gives(sim: Sim, world: int) -> None:
-    cases = "compare,own_sums,other_order"
+    cases = "compare,own_sums,other_order,storm"
     results = ranks.run_all(sim, world, "collectives", cases)
     everywhere = range(world)
     assert results["compare"] == dict.fromkeys(everywhere, {"wrong": [], "count": 63})
     assert results["own_sums"] == dict.fromkeys(everywhere, {"wrong": []})
+    assert results["storm"] == dict.fromkeys(everywhere, 0)
     total = {2: [[4.0, 4.0], [20.0, 20.0]], 4: [[16.0, 16.0], [40.0, 40.0]]}[world]
     assert results["other_order"] == dict.fromkeys(everywhere, total)
 
@@ -57,12 +58,12 @@ def test_a_rank_that_dies_or_never_joins(sim: Sim) -> None:
         for told in results[case].values():
             assert "error code is 507048" in told["text"]
             assert "EI0002" in told["text"] and "remote rank: [2]" in told["text"] and "Heartbeat Lost" in told["text"]
-            assert told["seconds"] < 4
+            assert told["seconds"] < 10
     assert sorted(results["missing"]) == [0, 1]
     for told in results["missing"].values():
         assert "error code is 9" in told["text"] and "EI0015" in told["text"]
         assert "missing rank(s): [2]" in told["text"]
-        assert told["seconds"] < 4.5
+        assert told["seconds"] < 10
     assert leftovers() == []
 
 
@@ -76,7 +77,7 @@ def pair(_built: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
 def test_a_rank_that_is_late(pair: dict[str, dict[int, Any]]) -> None:
     told = pair["late"][0]
     assert "error code is 507048" in told["text"] and "EI0002" in told["text"] and "Stuck Occurred" in told["text"]
-    assert 1.9 < told["seconds"] < 3.5
+    assert 1.9 < told["seconds"] < 6
 
 
 def test_two_ranks_on_one_device(pair: dict[str, dict[int, Any]]) -> None:
@@ -192,4 +193,4 @@ def test_two_machines_over_the_network(sim: Sim, spaces: list[tuple[str, str]]) 
 def test_a_rank_of_another_machine_dies(sim: Sim, spaces: list[tuple[str, str]]) -> None:
     told = across(sim, spaces, 1, "killed_while_waiting", "failures")[0]
     assert "EI0002" in told["text"] and "Heartbeat Lost" in told["text"]
-    assert told["seconds"] < 4
+    assert told["seconds"] < 10

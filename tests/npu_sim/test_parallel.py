@@ -32,7 +32,7 @@ def test_torchrun(sim: Sim) -> None:
         "x = torch.full((2,), float(dist.get_rank() + 1), device='npu')\n"
         "dist.all_reduce(x)\n"
         "dist.barrier()\n"
-        "print('sum', x.tolist())\n"
+        "os.write(1, f'sum {x.tolist()}\\n'.encode())  # in one piece: both ranks write here\n"
         "dist.destroy_process_group()\n",
         encoding="utf-8",
     )

@@ -1,6 +1,7 @@
 """Every collective on simulated devices and, with the same numbers, through gloo. A case returns what differed."""
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 
@@ -249,6 +250,38 @@ def other_order(rank: int, world: int) -> list[list[float]]:
         store.get("go on")
         dist.all_reduce(one)
     return [one.tolist(), ten.tolist()]
+
+
+def storm(rank: int, world: int) -> int:
+    """Several hundred collectives of four groups in a random but common order, waited for in a random order."""
+    chance = random.Random(5)
+    groups = [None, *(dist.new_group() for _ in range(3))]
+    under_way: list[tuple[dist.Work, torch.Tensor, float]] = []
+    wrong = 0
+
+    def filled(count: int, value: float) -> torch.Tensor:
+        return torch.full((count,), float(value), device="npu")
+
+    for turn in range(300):
+        group, count = chance.choice(groups), chance.choice([1, 7, 1000, 70001])
+        if turn % 4 == 0:
+            result, expected = filled(count, rank + turn), float(sum(peer + turn for peer in range(world)))
+            work = dist.all_reduce(result, group=group, async_op=True)
+        elif turn % 4 == 1:
+            result, expected = filled(count * world, -1), float(turn)
+            work = dist.all_gather_into_tensor(result, filled(count, turn), group=group, async_op=True)
+        elif turn % 4 == 2:
+            result, expected = filled(count, -1), float(sum(range(world)))
+            work = dist.reduce_scatter_tensor(result, filled(count * world, rank), group=group, async_op=True)
+        else:
+            result, expected = filled(count, rank * 1000 + turn), float(1000 + turn)
+            work = dist.broadcast(result, 1, group=group, async_op=True)
+        under_way.append((work, result, expected))
+        while under_way and (len(under_way) > 6 or chance.random() < 0.4 or turn == 299):
+            work, result, expected = under_way.pop(chance.randrange(len(under_way)))
+            work.wait()
+            wrong += not bool((result == expected).all())
+    return wrong
 
 
 def count(rank: int, world: int) -> dict[str, int]:

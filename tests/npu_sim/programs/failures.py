@@ -57,7 +57,7 @@ def late(rank: int, world: int) -> None:
     os.environ["HCCL_EXEC_TIMEOUT"] = "2"
     tensor = _begin()
     if rank == world - 1:
-        time.sleep(4.0)
+        time.sleep(8.0)
     _end(_told(lambda: dist.all_reduce(tensor)), rank)
 
 
@@ -76,7 +76,7 @@ def missing(rank: int, world: int) -> None:
     """The communicator itself never comes about: the last rank does not take part."""
     os.environ["HCCL_CONNECT_TIMEOUT"] = "2"
     if rank == world - 1:
-        time.sleep(4.0)
+        time.sleep(8.0)
         os._exit(0)
     _end(_told(lambda: dist.all_reduce(torch.ones(4, device="npu"))), rank)
 

@@ -70,7 +70,7 @@ aclError synchronise_event(aclrtEvent event, int32_t timeout, const char* call) 
 }
 
 // Whether the work before an event is done: 0 not yet, 1 done, or an error in *code.
-bool passed(aclrtEvent event, int* code, const char* call) { return sim::finished(after(event), code, call); }
+bool passed(aclrtEvent event, int* code) { return sim::finished(after(event), code); }
 
 uint64_t time_of(Recorded* event) {
   const uint64_t ended = sim::finished_ns(after(event));
@@ -114,7 +114,7 @@ aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
 }
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
   int code;
-  const bool done = sim::finished(sim::pending(sim::stream_of(stream)), &code, "aclrtStreamQuery");
+  const bool done = sim::finished(sim::pending(sim::stream_of(stream)), &code);
   *status = done ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
   return code;
 }
@@ -145,8 +145,14 @@ aclError aclrtSynchronizeDevice(void) { return synchronise_device(-1, "aclrtSync
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) {
   return synchronise_device(timeout, "aclrtSynchronizeDeviceWithTimeout");
 }
-aclError aclrtStreamAbort(aclrtStream) { return ACL_SUCCESS; }
-aclError aclrtDeviceTaskAbort(int32_t, uint32_t) { return ACL_SUCCESS; }
+aclError aclrtStreamAbort(aclrtStream stream) {
+  sim::forget_errors(sim::stream_of(stream)->device);
+  return ACL_SUCCESS;
+}
+aclError aclrtDeviceTaskAbort(int32_t device, uint32_t) {
+  sim::forget_errors(device);
+  return ACL_SUCCESS;
+}
 
 aclError aclrtCreateEvent(aclrtEvent* event) { return make_event(event, ACL_EVENT_TIME_LINE); }
 aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) { return make_event(event, flag); }
@@ -169,18 +175,18 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
 aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtQueryEvent(aclrtEvent event, aclrtEventStatus* status) {
   int code;
-  *status = passed(event, &code, "aclrtQueryEvent") ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
+  *status = passed(event, &code) ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
   return code;
 }
 aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
   int code;
-  const bool done = passed(event, &code, "aclrtQueryEventStatus");
+  const bool done = passed(event, &code);
   *status = done ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return code;
 }
 aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus* status) {
   int code;
-  const bool done = passed(event, &code, "aclrtQueryEventWaitStatus");
+  const bool done = passed(event, &code);
   *status = done ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
   return code;
 }

@@ -1,6 +1,7 @@
 // Threads that do the work of streams, and waiting for them.
 #include "work.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -94,11 +95,10 @@ bool wait_locked(std::unique_lock<std::mutex>& lock, const sim::Fences& fences, 
   return changed.wait_for(lock, std::chrono::milliseconds(milliseconds), ready);
 }
 
-int first_error(const sim::Fences& fences, const char* call) {
+int first_error(const sim::Fences& fences) {
   for (const auto& fence : fences) {
     if (!fence->done || fence->code == 0) continue;
     sim_set_error("%s", fence->text.c_str());
-    (void)call;
     return fence->code;
   }
   return 0;
@@ -122,14 +122,14 @@ void wait_for(Stream* stream, const Fences& fences) {
   Fences& mine = queue_of(stream).pending;
   prune(mine);
   for (const auto& fence : fences)
-    if (!fence->done || fence->code != 0) mine.push_back(fence);
+    if ((!fence->done || fence->code != 0) && std::find(mine.begin(), mine.end(), fence) == mine.end()) mine.push_back(fence);
 }
 
-bool finished(const Fences& fences, int* code, const char* call) {
+bool finished(const Fences& fences, int* code) {
   *code = 0;
   if (fences.empty()) return true;
   std::lock_guard<std::mutex> lock(mutex);
-  *code = first_error(fences, call);
+  *code = first_error(fences);
   if (*code != 0) return true;
   for (const auto& fence : fences)
     if (!fence->done) return false;
@@ -148,7 +148,7 @@ int await(const Fences& fences, int milliseconds, const char* call) {
   std::unique_lock<std::mutex> lock(mutex);
   if (!wait_locked(lock, fences, milliseconds))
     return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, call, "the stream did not end within the time given");
-  return first_error(fences, call);
+  return first_error(fences);
 }
 
 int await_stream(Stream* stream, int milliseconds, const char* call) {
@@ -172,6 +172,12 @@ int await_device(int device, int milliseconds, const char* call) {
     }
   }
   return await(all, milliseconds, call);
+}
+
+void forget_errors(int device) {
+  std::lock_guard<std::mutex> lock(mutex);
+  for (auto& [stream, queue] : queues)
+    if (queue->device == device) std::erase_if(queue->pending, [](const auto& fence) { return fence->done; });
 }
 
 void drop_work(Stream* stream) {

@@ -26,13 +26,15 @@ using Fences = std::vector<std::shared_ptr<Fence>>;
 Fences pending(Stream* stream);
 void wait_for(Stream* stream, const Fences& fences);
 // True when all are done; *code is then the first error.
-bool finished(const Fences& fences, int* code, const char* call);
+bool finished(const Fences& fences, int* code);
 // Host time at which the last one ended, 0 when there is none.
 uint64_t finished_ns(const Fences& fences);
 // Blocks the host. 0, an error of the work, or ACL_ERROR_RT_STREAM_SYNC_TIMEOUT; milliseconds < 0: for ever.
 int await(const Fences& fences, int milliseconds, const char* call);
 int await_stream(Stream* stream, int milliseconds, const char* call);
 int await_device(int device, int milliseconds, const char* call);
+// What failed on the device stays with its streams until somebody aborts its tasks to begin anew.
+void forget_errors(int device);
 // Before a stream is deleted: ends its thread when the work is done.
 void drop_work(Stream* stream);
 
