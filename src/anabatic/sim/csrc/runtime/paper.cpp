@@ -196,7 +196,8 @@ void paper_stream_wait(Stream* stream, const Mark& mark) {
   std::lock_guard<std::mutex> lock(mutex);
   reach(stream->paper.at, mark.at);
   auto& after = stream->paper.after;
-  after.insert(after.end(), mark.after.begin(), mark.after.end());
+  for (const auto& meeting : mark.after)  // once each: streams that wait for each other in turn would double the list
+    if (std::find(after.begin(), after.end(), meeting) == after.end()) after.push_back(meeting);
   settle(stream->paper);
 }
 
