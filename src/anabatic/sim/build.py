@@ -182,8 +182,9 @@ def _compile(build: Build, compiler: str) -> None:
 def _includes(build: Build, library: Library) -> list[str]:
     headers = build.wheel.folder / "torch_npu" / "include"
     folders = [headers / "third_party" / "acl" / "inc", headers / "third_party" / "hccl" / "inc"]
+    folders.append(headers)  # HCCL's headers name each other from here
     if library.torch:
-        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include", headers]
+        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include"]
     return [f"-isystem{path}" for path in folders]
 
 
@@ -199,7 +200,9 @@ def _object(build: Build, compiler: str, library: Library, path: Path) -> Path:
     if library.torch and _old_abi(build.torch):
         words.append("-D_GLIBCXX_USE_CXX11_ABI=0")
     digest = hashlib.sha256("\0".join([_told(compiler), build.torch.version, build.wheel.version, *words]).encode())
-    for file in (path, *sorted(CSRC.rglob("*.h"))):
+    # Headers in the middle are everybody's, those of a folder its own; libraries on libtorch share the operators'.
+    shared = [CSRC, CSRC / library.folder, *([CSRC / "ops"] if library.torch else [])]
+    for file in (path, *sorted(file for folder in shared for file in folder.glob("*.h"))):
         digest.update(file.read_bytes())
     target = folder() / "objects" / f"{library.name}-{path.stem}-{digest.hexdigest()[:16]}.o"
     if not target.is_file():

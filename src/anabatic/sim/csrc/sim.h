@@ -37,6 +37,14 @@ int sim_is_device_pointer(const void* p, int* device);
 // True when p lies in page-locked host memory.
 int sim_is_host_pointer(const void* p);
 
+// Puts work on a stream (aclrtStream). A thread of the stream runs it after everything before it; it returns 0, or an ACL error
+// with a text. `run` is called with a null text when earlier work failed: it must then only free its argument.
+void sim_enqueue(void* stream, int (*run)(void* argument, char* text, size_t room), void* argument);
+// True while any stream of this process has work left.
+int sim_busy(void);
+// Blocks until the work that `stream` waits for is done: to be called before an operator touches memory on that stream.
+void sim_settle(void* stream);
+
 // Text for aclGetRecentErrMsg of this thread.
 void sim_set_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
 uint64_t sim_clock_ns(void);

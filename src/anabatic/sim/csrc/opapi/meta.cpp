@@ -39,7 +39,8 @@ aclError plan(const char* name, std::vector<at::Tensor> tensors, uint64_t* works
   return ACL_SUCCESS;
 }
 
-aclError run(aclOpExecutor* executor) {
+aclError run(aclOpExecutor* executor, void* stream) {
+  sim_settle(stream);
   const uint64_t started = sim_clock_ns();
   aclError code = ACL_SUCCESS;
   const std::string name = executor->name;

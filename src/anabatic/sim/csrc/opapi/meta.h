@@ -40,7 +40,7 @@ namespace sim {
 at::ScalarType scalar_type(aclDataType type);
 // The first half of every aclnn call: keeps what the second half will do. `tensors` are counted.
 aclError plan(const char* name, std::vector<at::Tensor> tensors, uint64_t* workspace, aclOpExecutor** executor, std::function<void()> body);
-// The second half.
-aclError run(aclOpExecutor* executor);
+// The second half, after what the stream still has to do: torch_npu works on its collectives' streams this way.
+aclError run(aclOpExecutor* executor, void* stream);
 
 }  // namespace sim

@@ -24,7 +24,7 @@
   extern "C" aclError NAME##GetWorkspaceSize(EXPAND PARAMETERS, uint64_t* workspace, aclOpExecutor** executor) {            \
     return sim::plan(#NAME, {EXPAND COUNTED}, workspace, executor, [EXPAND CAPTURES]() mutable { BODY; });                  \
   }                                                                                                                         \
-  extern "C" aclError NAME(void*, uint64_t, aclOpExecutor* executor, aclrtStream) { return sim::run(executor); }
+  extern "C" aclError NAME(void*, uint64_t, aclOpExecutor* executor, aclrtStream stream) { return sim::run(executor, stream); }
 #define EXPAND(...) __VA_ARGS__
 
 namespace {

@@ -4,9 +4,12 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch_npu/csrc/core/NPUStorageImpl.h>
 
 #include <cstring>
+
+#include "../sim.h"
 
 namespace sim {
 
@@ -71,11 +74,26 @@ c10::Storage Call::alias_storage(const at::Tensor& tensor) {
                                                c10::GetCPUAllocator(), /*resizable=*/true);
 }
 
+namespace {
+
+// Collectives run beside the host: an operator waits for those that its stream waits for.
+void settle_stream(c10::Device device) {
+  static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
+  sim_settle(guard.getStream(device).native_handle());
+}
+
+}  // namespace
+
+void Call::set_device(c10::Device device) {
+  device_ = device;
+  if (sim_busy()) settle_stream(device_);
+}
+
 at::Tensor Call::in(const at::Tensor& tensor, bool written) {
   TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(),
               "the simulated NPU knows dense tensors only, got layout ", tensor.layout());
   if (!has_device()) {
-    device_ = tensor.device();
+    set_device(tensor.device());
   } else {
     TORCH_CHECK(tensor.device() == device_ || tensor.dim() == 0,
                 "Expected all tensors to be on the same device, but found at least two devices, ", device_, " and ",

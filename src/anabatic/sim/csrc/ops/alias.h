@@ -18,7 +18,7 @@ class Call {
   // The device of the first simulated tensor; set_device for factories.
   c10::Device device() const { return device_; }
   bool has_device() const { return device_.type() == c10::DeviceType::PrivateUse1; }
-  void set_device(c10::Device device) { device_ = device; }
+  void set_device(c10::Device device);
 
   // A CPU tensor over the memory of `tensor`; the same tensor, or storage, gives the same alias, so that checks for overlap
   // see what they would see on one device.

@@ -188,10 +188,13 @@ aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, aclr
   }
   return sim::copy(to, room, from, bytes, kind, "aclrtMemcpy");
 }
-aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind, aclrtStream) {
+aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind, aclrtStream stream) {
+  sim_settle(stream);
   return sim::copy(to, room, from, bytes, kind, "aclrtMemcpyAsync");
 }
-aclError aclrtMemcpyAsyncWithCondition(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind, aclrtStream) {
+aclError aclrtMemcpyAsyncWithCondition(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind,
+                                       aclrtStream stream) {
+  sim_settle(stream);
   return sim::copy(to, room, from, bytes, kind, "aclrtMemcpyAsyncWithCondition");
 }
 
@@ -205,7 +208,8 @@ aclError aclrtMemcpy2d(void* to, size_t to_pitch, const void* from, size_t from_
   return ACL_SUCCESS;
 }
 aclError aclrtMemcpy2dAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                            aclrtMemcpyKind kind, aclrtStream) {
+                            aclrtMemcpyKind kind, aclrtStream stream) {
+  sim_settle(stream);
   return aclrtMemcpy2d(to, to_pitch, from, from_pitch, width, height, kind);
 }
 
@@ -221,7 +225,8 @@ aclError aclrtMemcpyBatch(void** to, size_t* rooms, void** from, size_t* sizes, 
   return ACL_SUCCESS;
 }
 aclError aclrtMemcpyBatchAsync(void** to, size_t* rooms, void** from, size_t* sizes, size_t count, aclrtMemcpyBatchAttr* attrs,
-                               size_t* indexes, size_t attr_count, size_t* failed, aclrtStream) {
+                               size_t* indexes, size_t attr_count, size_t* failed, aclrtStream stream) {
+  sim_settle(stream);
   return aclrtMemcpyBatch(to, rooms, from, sizes, count, attrs, indexes, attr_count, failed);
 }
 
@@ -230,7 +235,8 @@ aclError aclrtMemset(void* at, size_t room, int32_t value, size_t bytes) {
   memset(at, value, bytes);
   return ACL_SUCCESS;
 }
-aclError aclrtMemsetAsync(void* at, size_t room, int32_t value, size_t bytes, aclrtStream) {
+aclError aclrtMemsetAsync(void* at, size_t room, int32_t value, size_t bytes, aclrtStream stream) {
+  sim_settle(stream);
   return aclrtMemset(at, room, value, bytes);
 }
 

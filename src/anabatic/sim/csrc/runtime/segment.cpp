@@ -16,7 +16,7 @@
 
 namespace {
 
-thread_local char error_text[1024];
+thread_local char error_text[2048];
 int posted_error[SIM_MAX_DEVICES];
 std::mutex process_mutex;
 SimProcess* my_slot = nullptr;
