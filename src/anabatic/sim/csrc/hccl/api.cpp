@@ -38,7 +38,8 @@ HcclResult check_reduction(const char* call, HcclDataType type, HcclReduceOp op)
   if (static_cast<unsigned>(op) > HCCL_REDUCE_MIN) return invalid(HCCL_E_NOT_SUPPORT, call, name_of(op), "op", "sum, prod, max, min");
   const HcclResult known = check_type(call, type);
   if (known != HCCL_SUCCESS) return known;
-  if (!reducible(type)) return invalid(HCCL_E_NOT_SUPPORT, call, name_of(type), "dataType", "int8, int16, int32, float16, float32, bfloat16, int64");
+  constexpr const char* all = "int8, int16, int32, float16, float32, bfloat16, int64";
+  if (!reducible(type)) return invalid(HCCL_E_NOT_SUPPORT, call, name_of(type), "dataType", all);
   const bool wide = type == HCCL_DATA_TYPE_INT16 || type == HCCL_DATA_TYPE_BFP16;
   switch (chip()) {
     case Chip::A2:
@@ -48,7 +49,8 @@ HcclResult check_reduction(const char* call, HcclDataType type, HcclReduceOp op)
       if (type == HCCL_DATA_TYPE_INT16) return invalid(HCCL_E_NOT_SUPPORT, call, name_of(type), "dataType", "float16, float32");
       break;
     case Chip::P310:
-      if (type == HCCL_DATA_TYPE_INT64) return invalid(HCCL_E_NOT_SUPPORT, call, name_of(type), "dataType", "int8, int16, int32, float16, float32");
+      if (type == HCCL_DATA_TYPE_INT64)
+        return invalid(HCCL_E_NOT_SUPPORT, call, name_of(type), "dataType", "int8, int16, int32, float16, float32");
       if (type == HCCL_DATA_TYPE_INT16 && op != HCCL_REDUCE_SUM) return invalid(HCCL_E_NOT_SUPPORT, call, name_of(op), "op", "sum");
       break;
   }

@@ -65,8 +65,8 @@ HcclResult make_comm(const Root& root, uint32_t ranks, uint32_t rank, const Hccl
     comm->execute_timeout = execute_timeout();
     const bool configured = config != nullptr;
     if (configured && config->hcclExecTimeOut != HCCL_COMM_EXECTIMEOUT_CONFIG_NOT_SET) comm->execute_timeout = config->hcclExecTimeOut;
-    comm->name = configured && config->hcclCommName[0] != '\0' ? std::string(config->hcclCommName, strnlen(config->hcclCommName, COMM_NAME_MAX_LENGTH - 1))
-                                                               : default_name(root);
+    const size_t named = configured ? strnlen(config->hcclCommName, COMM_NAME_MAX_LENGTH - 1) : 0;
+    comm->name = named > 0 ? std::string(config->hcclCommName, named) : default_name(root);
     const Member me = myself(comm->physical);
     if (ranks == 1) comm->members = {me};
     else comm->mesh = join(root, comm->rank, comm->ranks, me, &comm->members);
@@ -145,7 +145,8 @@ HcclResult HcclCreateSubCommConfig(HcclComm* parent, uint32_t ranks, uint32_t* i
   if (ids == nullptr) return HCCL_SUCCESS;  // not a member
   uint64_t digest[2] = {1469598103934665603ULL ^ number, 1099511628211ULL + number};
   for (uint32_t i = 0; i < ranks; i++) {
-    if (ids[i] >= static_cast<uint32_t>(comm->ranks)) return refuse(HCCL_E_PARA, "EI0003: HcclCreateSubCommConfig: rankIds holds a rank that the communicator does not have");
+    if (ids[i] >= static_cast<uint32_t>(comm->ranks))
+      return refuse(HCCL_E_PARA, "EI0003: HcclCreateSubCommConfig: rankIds holds a rank that the communicator does not have");
     for (uint64_t& half : digest) half = (half ^ ids[i]) * 1099511628211ULL;
   }
   Id id(comm->root.id, sizeof comm->root.id);

@@ -108,6 +108,8 @@ class Exchange {
   std::vector<Lane> out_, in_;
 };
 
+// What work is told that is still under way when its communicator is destroyed.
+Failure destroyed(const Comm& comm);
 // The text of EI0002 with everything that HCCL puts into it.
 std::string notify_timeout(const Comm& comm, const Operation& operation, int peer, const char* type, const char* reason);
 

@@ -52,7 +52,8 @@ void Exchange::greet(int peer, Kind kind, uint64_t count, bool out) {
 }
 
 void Exchange::send(int peer, const void* data, size_t bytes) {
-  if (bytes > 0) out_[static_cast<size_t>(peer)].pieces.push_back({const_cast<char*>(static_cast<const char*>(data)), bytes, nullptr, nullptr});
+  auto* from = const_cast<char*>(static_cast<const char*>(data));
+  if (bytes > 0) out_[static_cast<size_t>(peer)].pieces.push_back({from, bytes, nullptr, nullptr});
 }
 
 void Exchange::receive(int peer, void* data, size_t bytes) {
@@ -84,8 +85,9 @@ void Exchange::compare(int peer, const Header& mine, const Header& theirs) {
   } else if (theirs.kind == static_cast<uint32_t>(operation_.kind) && mine.kind != theirs.kind) {
     throw Failure{kTimeout, HCCL_E_TIMEOUT,
                   notify_timeout(comm_, operation_, peer, "Stuck Occurred",
-                                 operation_.kind == Kind::Send ? "both ranks send first and would wait for each other for ever: use batch_isend_irecv"
-                                                               : "both ranks receive first and would wait for each other for ever")};
+                                 operation_.kind == Kind::Send
+                                     ? "both ranks send first and would wait for each other for ever: use batch_isend_irecv"
+                                     : "both ranks receive first and would wait for each other for ever")};
   } else if (mine.kind != theirs.kind) {
     what = format("parameter tag, local end %s, remote end %s", kind(mine), kind(theirs));
   } else if (mine.count != theirs.count) {
@@ -108,6 +110,11 @@ void Exchange::compare(int peer, const Header& mine, const Header& theirs) {
                        "with the same shapes. A real NPU may wait until HCCL_EXEC_TIMEOUT instead (EI0002).",
                        stamp().c_str(), what.c_str(), comm_.rank, peer, static_cast<unsigned long long>(operation_.number),
                        comm_.name.c_str())};
+}
+
+Failure destroyed(const Comm& comm) {
+  return {kException, HCCL_E_UNAVAIL,
+          format("EI0012: %s SDMA task exception: group %s was destroyed.", stamp().c_str(), comm.name.c_str())};
 }
 
 std::string notify_timeout(const Comm& comm, const Operation& operation, int peer, const char* type, const char* reason) {
@@ -141,7 +148,7 @@ void Exchange::lost(int peer, const char* type, const char* reason) {
 
 // Nothing moves: is there anybody left to wait for?
 void Exchange::check(std::vector<Wanted>& wanted) {
-  if (comm_.aborted) throw Failure{kException, HCCL_E_UNAVAIL, format("EI0012: %s SDMA task exception: group %s was destroyed.", stamp().c_str(), comm_.name.c_str())};
+  if (comm_.aborted) throw destroyed(comm_);
   const int failed = comm_.mesh->failed();
   if (failed >= 0) {
     // It may itself have failed because of a third one that is gone: that is the cause.

@@ -99,7 +99,7 @@ int execute(void* argument, char* text, size_t room) {
   try {
     if (text == nullptr) throw Failure{kException, HCCL_E_UNAVAIL, ""};  // earlier work of the stream failed
     if (comm.broken) throw *comm.broken;
-    if (comm.aborted) throw Failure{kException, HCCL_E_UNAVAIL, format("EI0012: %s SDMA task exception: group %s was destroyed.", stamp().c_str(), comm.name.c_str())};
+    if (comm.aborted) throw destroyed(comm);
     strike_faults(comm, job->operation);
     comm.ready_ns = comm.latest_ns = sim_paper_ready(job->paper);
     run(comm, job->operation);
@@ -170,8 +170,9 @@ HcclResult launch(HcclComm handle, Operation operation, aclrtStream stream) {
     return HCCL_SUCCESS;
   }
   auto comm = comm_of(handle);
-  if (!comm) return refuse(HCCL_E_PTR, format("EI0003: %s Invalid_Argument(EI0003): In [Hccl%s], value [nullptr] for parameter [comm] is invalid.",
-                                              stamp().c_str(), name_of(operation.kind)));
+  if (!comm)
+    return refuse(HCCL_E_PTR, format("EI0003: %s Invalid_Argument(EI0003): In [Hccl%s], value [nullptr] for parameter [comm] is "
+                                     "invalid.", stamp().c_str(), name_of(operation.kind)));
   enqueue(std::move(comm), std::move(operation), stream);
   return HCCL_SUCCESS;
 }

@@ -20,7 +20,8 @@ constexpr size_t kLinearSearch = 12;
 c10::Storage npu_storage(c10::DataPtr data, size_t bytes, const at::Tensor& like) {
   static const auto create = c10::GetStorageImplCreate(c10::DeviceType::PrivateUse1);
   static c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
-  auto impl = create(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)), std::move(data), allocator, true);
+  auto impl = create(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)), std::move(data), allocator,
+                     true);
   // torch_npu keeps the layout of the tensor that made a storage beside it: formats, serialisation and its own copies read it.
   auto& layout = static_cast<torch_npu::NPUStorageImpl*>(impl.get())->npu_desc_;
   layout.base_sizes_.assign(like.sizes().begin(), like.sizes().end());
@@ -39,7 +40,8 @@ void copy_bits(const at::Tensor& from, const at::Tensor& to) {
 }
 
 at::Tensor npu_tensor(c10::Storage storage, const at::Tensor& like) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), like.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                   like.dtype());
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   at::Tensor made(std::move(impl));
@@ -94,7 +96,8 @@ at::Tensor Call::in(const at::Tensor& tensor, bool written) {
     set_device(tensor.device());
   } else {
     TORCH_CHECK(tensor.device() == device_ || tensor.dim() == 0,
-                "Expected all tensors to be on the same device, but found at least two devices, ", device_, " and ", tensor.device(), "!");
+                "Expected all tensors to be on the same device, but found at least two devices, ", device_, " and ",
+                    tensor.device(), "!");
   }
   int known = find(tensor.unsafeGetTensorImpl());
   if (known >= 0) {
@@ -102,7 +105,8 @@ at::Tensor Call::in(const at::Tensor& tensor, bool written) {
     return aliases_[known].cpu;
   }
   c10::Storage storage = alias_storage(tensor);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                   tensor.dtype());
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   at::Tensor cpu(std::move(impl));

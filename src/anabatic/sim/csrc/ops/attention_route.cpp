@@ -46,7 +46,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      double dropout, bool causal, std::optional<double> scale, bool gqa) {
   TORCH_CHECK(q.dim() >= 2 && k.dim() >= 2 && v.dim() >= 2, "Expected query, key, and value to all be at least 2 dimensional");
   TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
-              "Expected query, key, and value to have the same dtype, but got query.dtype: ", q.dtype(), " key.dtype: ", k.dtype(),
+              "Expected query, key, and value to have the same dtype, but got query.dtype: ", q.dtype(), " key.dtype: ",
+                  k.dtype(),
               " and value.dtype: ", v.dtype(), " instead.");
   const bool masked = mask.has_value() && mask->defined();
   TORCH_CHECK(!(masked && causal), "Explicit attn_mask should not be set when is_causal=True");
@@ -64,7 +65,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   std::optional<at::Tensor> added = mask;
   if (masked && mask->scalar_type() == at::kBool)
     added = at::zeros_like(*mask, q.scalar_type()).masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
-  if (choice == kFlash) return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, added, scale));
+  if (choice == kFlash) return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, added,
+                                                                                           scale));
   return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, added, dropout, causal, std::nullopt, scale, gqa));
 }
 

@@ -19,10 +19,12 @@ using at::Tensor;
 Tensor format_cast(const Tensor& x, int64_t, std::optional<int64_t>, std::optional<int64_t>) { return x.clone(); }
 Tensor format_cast_like(const Tensor& x, const Tensor&, std::optional<int64_t>, std::optional<int64_t>) { return x.clone(); }
 Tensor& format_cast_(Tensor& x, int64_t, std::optional<int64_t>, std::optional<int64_t>) { return x; }
-Tensor& format_cast_like_(Tensor& x, const Tensor& source, std::optional<int64_t>, std::optional<int64_t>) { return x.copy_(source); }
+Tensor& format_cast_like_(Tensor& x, const Tensor& source, std::optional<int64_t>,
+                          std::optional<int64_t>) { return x.copy_(source); }
 Tensor format_cast_plain(const Tensor& x, int64_t) { return x.clone(); }
 
-Tensor dtype_cast(const Tensor& x, int64_t dtype, std::optional<int64_t>) { return x.to(static_cast<at::ScalarType>(dtype), false, true); }
+Tensor dtype_cast(const Tensor& x, int64_t dtype, std::optional<int64_t>) { return x.to(static_cast<at::ScalarType>(dtype),
+                                                                                        false, true); }
 Tensor dtype_cast_plain(const Tensor& x, at::ScalarType dtype) { return x.to(dtype, false, true); }
 Tensor& dtype_cast_(Tensor& x, const Tensor& source) { return x.copy_(source); }
 Tensor dtype_cast_backward(const Tensor& grad, at::ScalarType dtype, std::optional<int64_t>, std::optional<int64_t>) {
@@ -32,7 +34,8 @@ Tensor dtype_cast_backward(const Tensor& grad, at::ScalarType dtype, std::option
 Tensor& copy_memory(Tensor& x, const Tensor& source, bool) { return x.copy_(source); }
 Tensor& one(Tensor& x) { return x.fill_(1); }
 
-// The status register of the first chips: eight floats, the first one set after an overflow. Chips with Inf/NaN mode never set it.
+// The status register of the first chips: eight floats, the first one set after an overflow. Chips with Inf/NaN mode never set
+// it.
 Tensor alloc_status(const Tensor&) { return at::zeros({8}); }
 Tensor status(const Tensor& x, int64_t) { return x.clone(); }
 

@@ -18,7 +18,8 @@ namespace {
 
 // Operators whose index or length arguments may stay on the host.
 constexpr std::array<std::string_view, 6> kMixing = {"aten::index",           "aten::index_put",       "aten::index_put_",
-                                                     "aten::_index_put_impl_", "aten::_pack_padded_sequence", "aten::_foreach_copy_"};
+                                                     "aten::_index_put_impl_", "aten::_pack_padded_sequence",
+                                                         "aten::_foreach_copy_"};
 // Operators whose result's shape or value needs the host to wait for the device.
 constexpr std::array<std::string_view, 10> kSynchronising = {
     "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_consecutive",

@@ -1,7 +1,8 @@
 // npu_fusion_attention and its gradient: softmax(mask(scale * (q k^T + pse))) v with dropout, in five layouts.
 //
 // Semantics from op-plugin's documentation: scale is 1 unless given, a mask of 1 hides, sparse modes 2 to 4 take the compressed
-// 2048 x 2048 mask and mean a triangle or a band, TND packs sequences whose ends are listed without a leading zero. The arithmetic
+// 2048 x 2048 mask and mean a triangle or a band, TND packs sequences whose ends are listed without a leading zero. The
+// arithmetic
 // is float32; the gradient recomputes the scores, so that only the row statistics are kept.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -21,6 +22,7 @@
 #include <tuple>
 #include <vector>
 
+#include "attention.h"
 #include "count.h"
 #include "fallback.h"
 #include "kernels.h"
@@ -33,43 +35,34 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Ends = at::OptionalIntArrayRef;
 
-struct Options {
-  int64_t heads;
-  std::string_view layout;
-  OptionalTensor pse, mask;
-  double scale, keep;
-  int64_t before, after, mode, seed;
-};
-
-// One sequence of the batch: where its rows are and which scores it may use.
-struct Part {
-  int64_t batch, q_from, q_rows, k_from, k_rows;
-};
-
 bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined() && tensor->numel() > 0; }
 
 void check(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
   TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
-              "npu_fusion_attention: query, key and value must have one dtype, got ", q.dtype(), ", ", k.dtype(), ", ", v.dtype());
+              "npu_fusion_attention: query, key and value must have one dtype, got ", q.dtype(), ", ", k.dtype(), ", ",
+                  v.dtype());
   TORCH_CHECK(options.layout == "BNSD" || options.layout == "BSND" || options.layout == "BSH" || options.layout == "SBH" ||
                   options.layout == "TND",
               "The input_layout should be BSH/SBH/BNSD/BSND/TND(case-insensitive), but got ", options.layout);
   TORCH_CHECK(options.keep > 0 && options.keep <= 1, "The keep_prob value must be in range of (0, 1], but got ", options.keep);
-  TORCH_CHECK_NOT_IMPLEMENTED(options.mode >= 0 && options.mode <= 4, "anabatic sim: npu_fusion_attention with sparse_mode ",
-                              options.mode, " is not simulated");
-  if (options.mode >= 1) TORCH_CHECK(given(options.mask), "npu_fusion_attention: sparse_mode ", options.mode, " needs atten_mask");
-  if (given(options.mask)) {
-    TORCH_CHECK(options.mask->scalar_type() == at::kBool || options.mask->scalar_type() == at::kByte,
-                "npu_fusion_attention: call aclnnFlashAttentionScore failed, detail:EZ1001: attenMask must be bool or uint8, got ",
-                options.mask->dtype());
-    if (options.mode >= 2)
-      TORCH_CHECK(options.mask->dim() == 2 && options.mask->size(0) == 2048 && options.mask->size(1) == 2048,
-                  "npu_fusion_attention: sparse_mode ", options.mode, " needs the compressed mask of shape [2048, 2048], got ",
-                  options.mask->sizes());
-  }
+  check_mask("npu_fusion_attention", options);
 }
 
-// [B, N, S, D] whatever the layout; TND counts as a batch of one.
+}  // namespace
+
+void check_mask(const char* name, const Options& options) {
+  TORCH_CHECK_NOT_IMPLEMENTED(options.mode >= 0 && options.mode <= 4, "anabatic sim: ", name, " with sparse_mode ", options.mode,
+                              " is not simulated");
+  if (options.mode >= 1) TORCH_CHECK(given(options.mask), name, ": sparse_mode ", options.mode, " needs atten_mask");
+  if (!given(options.mask)) return;
+  TORCH_CHECK(options.mask->scalar_type() == at::kBool || options.mask->scalar_type() == at::kByte, name,
+              ": call aclnn failed, detail:EZ1001: attenMask must be bool or uint8, got ", options.mask->dtype());
+  if (options.mode >= 2)
+    TORCH_CHECK(options.mask->dim() == 2 && options.mask->size(0) == 2048 && options.mask->size(1) == 2048, name,
+                ": sparse_mode ",
+                options.mode, " needs the compressed mask of shape [2048, 2048], got ", options.mask->sizes());
+}
+
 Tensor heads_first(const Tensor& x, std::string_view layout, int64_t heads) {
   if (layout == "BNSD") return x;
   if (layout == "BSND") return x.transpose(1, 2);
@@ -78,12 +71,14 @@ Tensor heads_first(const Tensor& x, std::string_view layout, int64_t heads) {
   return layout == "BSH" ? split.transpose(1, 2) : split.permute({1, 2, 0, 3});
 }
 
-Tensor back(const Tensor& x, std::string_view layout) {
+Tensor heads_back(const Tensor& x, std::string_view layout) {
   if (layout == "BNSD") return x.contiguous();
   if (layout == "BSND") return x.transpose(1, 2).contiguous();
   if (layout == "TND") return x.squeeze(0).transpose(0, 1).contiguous();
   return (layout == "BSH" ? x.transpose(1, 2) : x.permute({2, 0, 1, 3})).flatten(-2).contiguous();
 }
+
+namespace {
 
 int64_t key_heads(const Tensor& q, const Tensor& k, const Options& options) {
   if (options.layout == "TND" || options.layout == "BNSD") return k.size(1);
@@ -107,7 +102,8 @@ std::vector<Part> parts_of(const Tensor& q, const Tensor& k, const Options& opti
     q_from = (*q_ends)[i];
     k_from = (*k_ends)[i];
   }
-  TORCH_CHECK(q_from == q.size(2) && k_from == k.size(2), "npu_fusion_attention: actual_seq lengths end at ", q_from, " and ", k_from,
+  TORCH_CHECK(q_from == q.size(2) && k_from == k.size(2), "npu_fusion_attention: actual_seq lengths end at ", q_from, " and ",
+              k_from,
               ", the tensors hold ", q.size(2), " and ", k.size(2), " tokens");
   return parts;
 }
@@ -145,12 +141,9 @@ Tensor bias(const Part& part, const Options& options) {
   return (*options.pse)[options.pse->size(0) > 1 ? part.batch : 0].to(at::kFloat);
 }
 
-struct Scores {
-  Tensor weights, dropped, max, sum;  // [N, S, S] twice, [N, S, 1] twice
-};
+}  // namespace
 
-// q [N, S, D], k [M, S, D]; N is a multiple of M.
-Scores scores(const Tensor& q, const Tensor& k, const Part& part, const Options& options) {
+Scores attention_scores(const Tensor& q, const Tensor& k, const Part& part, const Options& options) {
   const int64_t heads = q.size(0), groups = k.size(0);
   Tensor raw = at::bmm(q.reshape({groups, -1, q.size(-1)}), k.transpose(1, 2)).view({heads, part.q_rows, part.k_rows});
   if (const Tensor added = bias(part, options); added.defined()) raw = raw + added;
@@ -171,10 +164,12 @@ Scores scores(const Tensor& q, const Tensor& k, const Part& part, const Options&
   return result;
 }
 
-Tensor rows(const Tensor& x, const Part& part, bool query, const Options& options) {
+Tensor part_rows(const Tensor& x, const Part& part, bool query, const Options& options) {
   const Tensor own = x[options.layout == "TND" ? 0 : part.batch];
   return own.narrow(1, query ? part.q_from : part.k_from, query ? part.q_rows : part.k_rows).to(at::kFloat);
 }
+
+namespace {
 
 struct Forward {
   Tensor out, max, sum;
@@ -183,17 +178,19 @@ struct Forward {
 Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, const Options& options, Ends q_ends, Ends k_ends) {
   check(query, key, value, options);
   const int64_t groups = key_heads(query, key, options);
-  TORCH_CHECK(groups > 0 && options.heads % groups == 0, "npu_fusion_attention: ", options.heads, " query heads, ", groups, " key heads");
+  TORCH_CHECK(groups > 0 && options.heads % groups == 0, "npu_fusion_attention: ", options.heads, " query heads, ", groups,
+              " key heads");
   const Tensor q = heads_first(query, options.layout, options.heads);
-  TORCH_CHECK(q.size(1) == options.heads, "npu_fusion_attention: head_num is ", options.heads, ", query has ", q.size(1), " heads");
+  TORCH_CHECK(q.size(1) == options.heads, "npu_fusion_attention: head_num is ", options.heads, ", query has ", q.size(1),
+              " heads");
   const Tensor k = heads_first(key, options.layout, groups), v = heads_first(value, options.layout, groups);
   Tensor out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
   Tensor max = at::zeros({q.size(0), q.size(1), q.size(2), 1}, q.options().dtype(at::kFloat)), sum = at::zeros_like(max);
   for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
     if (part.q_rows == 0) continue;
     add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (q.size(3) + v.size(3)));
-    const Scores s = scores(rows(q, part, true, options), rows(k, part, false, options), part, options);
-    const Tensor result = at::bmm(s.dropped.view({groups, -1, part.k_rows}), rows(v, part, false, options));
+    const Scores s = attention_scores(part_rows(q, part, true, options), part_rows(k, part, false, options), part, options);
+    const Tensor result = at::bmm(s.dropped.view({groups, -1, part.k_rows}), part_rows(v, part, false, options));
     const int64_t b = options.layout == "TND" ? 0 : part.batch;
     out[b].narrow(1, part.q_from, part.q_rows).copy_(result.view({options.heads, part.q_rows, -1}));
     max[b].narrow(1, part.q_from, part.q_rows).copy_(s.max);
@@ -203,14 +200,15 @@ Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, con
     const Tensor wide = x.expand({-1, -1, -1, 8});
     return options.layout == "TND" ? wide.squeeze(0).transpose(0, 1).contiguous() : wide.contiguous();
   };
-  return {back(out, options.layout), eight(max), eight(sum)};
+  return {heads_back(out, options.layout), eight(max), eight(sum)};
 }
 
 struct Backward {
   Tensor dq, dk, dv, dpse;
 };
 
-Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& grad, const Options& options, Ends q_ends,
+Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& grad, const Options& options,
+                  Ends q_ends,
                   Ends k_ends) {
   check(query, key, value, options);
   const int64_t groups = key_heads(query, key, options);
@@ -221,9 +219,10 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
   for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
     if (part.q_rows == 0 || part.k_rows == 0) continue;
     add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (3 * q.size(3) + 2 * v.size(3)));
-    const Tensor qs = rows(q, part, true, options), ks = rows(k, part, false, options), vs = rows(v, part, false, options),
-                 dout = rows(above, part, true, options).reshape({groups, -1, vs.size(-1)});
-    const Scores s = scores(qs, ks, part, options);
+    const Tensor qs = part_rows(q, part, true, options), ks = part_rows(k, part, false, options), vs = part_rows(v, part, false,
+                                                                                                                 options),
+                 dout = part_rows(above, part, true, options).reshape({groups, -1, vs.size(-1)});
+    const Scores s = attention_scores(qs, ks, part, options);
     const std::vector<int64_t> grouped = {groups, -1, part.k_rows};
     Tensor dweights = at::bmm(dout, vs.transpose(1, 2)).view_as(s.weights);
     if (options.keep < 1) dweights = dweights * (s.dropped != 0) / options.keep;
@@ -240,19 +239,21 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
     }
   }
   if (dpse.defined()) dpse = dpse.to(options.pse->scalar_type());
-  return {back(dq, options.layout), back(dk, options.layout), back(dv, options.layout), dpse};
+  return {heads_back(dq, options.layout), heads_back(dk, options.layout), heads_back(dv, options.layout), dpse};
 }
 
 void no_extras(const OptionalTensor& sink, const Ends& prefix) {
   TORCH_CHECK_NOT_IMPLEMENTED(!given(sink), "anabatic sim: npu_fusion_attention with sink is not simulated");
-  TORCH_CHECK_NOT_IMPLEMENTED(!prefix.has_value() || prefix->empty(), "anabatic sim: npu_fusion_attention with prefix is not simulated");
+  TORCH_CHECK_NOT_IMPLEMENTED(!prefix.has_value() || prefix->empty(),
+                              "anabatic sim: npu_fusion_attention with prefix is not simulated");
 }
 
 int64_t new_seed(double keep) { return keep < 1 ? static_cast<int64_t>(take_seed_here() >> 2) : 0; }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
-    const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t, Ends prefix,
+    const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t,
+        Ends prefix,
     Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink,
     const OptionalTensor& dropout_mask, int64_t, int64_t) {
   no_extras(sink, prefix);
@@ -263,9 +264,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
-    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
+        const OptionalTensor& pse,
     const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t, int64_t, Ends prefix,
+    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t, int64_t,
+        Ends prefix,
     Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
   no_extras(sink, prefix);
   const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends);
@@ -282,8 +285,10 @@ Ends ends_of(const std::vector<int64_t>& list) { return list.empty() ? Ends() : 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_v3(
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
-    const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t, Ends prefix,
-    const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
+    const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t,
+        Ends prefix,
+    const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool, c10::string_view,
+        const OptionalTensor& sink) {
   no_extras(sink, prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
   const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep)};
@@ -292,7 +297,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_v3(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
-    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
+        const OptionalTensor& pse,
     const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
     const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, const OptionalTensor& seed,
     const OptionalTensor&, Ends prefix, const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool,
@@ -300,7 +306,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
   no_extras(sink, prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
   const int64_t number = given(seed) ? seed->item<int64_t>() : 0;
-  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, number}, ends_of(q_list), ends_of(k_list));
+  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, number}, ends_of(q_list),
+                              ends_of(k_list));
   return {b.dq, b.dk, b.dv, b.dpse.defined() ? b.dpse : at::empty({0}, q.options()), at::empty({0}, q.options())};
 }
 

@@ -36,7 +36,8 @@ std::vector<int64_t> last_dims(const Tensor& gamma) {
 void check_norm(const char* name, const Tensor& x, const Tensor& gamma) {
   TORCH_CHECK(gamma.dim() >= 1 && gamma.dim() <= x.dim() && x.sizes().slice(x.dim() - gamma.dim()) == gamma.sizes(), name,
               ": gamma ", gamma.sizes(), " does not match the last dimensions of x ", x.sizes());
-  TORCH_CHECK(gamma.scalar_type() == x.scalar_type() || (gamma.scalar_type() == at::kFloat && at::isReducedFloatingType(x.scalar_type())),
+  TORCH_CHECK(gamma.scalar_type() == x.scalar_type() || (gamma.scalar_type() == at::kFloat &&
+                                                         at::isReducedFloatingType(x.scalar_type())),
               name, ": call aclnnRmsNorm failed, detail:EZ1001: x is ", x.scalar_type(), " and gamma ", gamma.scalar_type(),
               "; they must be equal, or gamma float");
 }
@@ -84,12 +85,15 @@ Tensor rotated(const Tensor& x, bool half) {
 
 bool is_half(c10::string_view mode, const Tensor& x) {
   TORCH_CHECK(mode == "half" || mode == "interleave", "npu_rotary_mul: rotary_mode should be half or interleave, got ", mode);
-  TORCH_CHECK(x.dim() >= 3 && x.size(-1) % 2 == 0, "npu_rotary_mul: the last dimension of a 4-D input must be even, got ", x.sizes());
+  TORCH_CHECK(x.dim() >= 3 && x.size(-1) % 2 == 0, "npu_rotary_mul: the last dimension of a 4-D input must be even, got ",
+              x.sizes());
   return mode == "half";
 }
 
-Tensor rotary_mul(const Tensor& x, const Tensor& cos, const Tensor& sin, c10::string_view mode, const std::optional<Tensor>& rotate) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!rotate.has_value() || !rotate->defined(), "anabatic sim: npu_rotary_mul with rotate is not simulated");
+Tensor rotary_mul(const Tensor& x, const Tensor& cos, const Tensor& sin, c10::string_view mode,
+                  const std::optional<Tensor>& rotate) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!rotate.has_value() || !rotate->defined(),
+                              "anabatic sim: npu_rotary_mul with rotate is not simulated");
   const bool half = is_half(mode, x);
   TORCH_CHECK(cos.sizes() == sin.sizes(), "npu_rotary_mul: r1 ", cos.sizes(), " and r2 ", sin.sizes(), " differ");
   const Tensor value = wide(x);
@@ -106,9 +110,11 @@ std::tuple<Tensor, Tensor, Tensor> rotary_mul_backward(const Tensor& grad, const
   return {dx.to(x.scalar_type()), dcos.to(cos.scalar_type()), dsin.to(sin.scalar_type())};
 }
 
-std::tuple<Tensor, Tensor> apply_rotary(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, c10::string_view layout,
+std::tuple<Tensor, Tensor> apply_rotary(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
+                                        c10::string_view layout,
                                         c10::string_view mode) {
-  TORCH_CHECK(layout == "BSND" || layout == "BSH" || layout == "1", "npu_apply_rotary_pos_emb: layout should be BSND, got ", layout);
+  TORCH_CHECK(layout == "BSND" || layout == "BSH" || layout == "1", "npu_apply_rotary_pos_emb: layout should be BSND, got ",
+              layout);
   return {rotary_mul(q, cos, sin, mode, std::nullopt), rotary_mul(k, cos, sin, mode, std::nullopt)};
 }
 
@@ -138,7 +144,8 @@ Tensor fast_gelu_backward(const Tensor& grad, const Tensor& x) {
   const Tensor value = wide(x), gate = at::sigmoid(value * 1.702);
   return (wide(grad) * (gate + value * 1.702 * gate * (1 - gate))).to(x.scalar_type());
 }
-Tensor npu_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) { return at::linear(x, weight, bias); }
+Tensor npu_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) { return at::linear(x, weight,
+                                                                                                                bias); }
 std::tuple<Tensor, Tensor> npu_linear_backward(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   return {grad.matmul(weight), grad.t().matmul(x)};
 }
@@ -168,7 +175,8 @@ void apply_adam_w_out(const at::Scalar& power1, const at::Scalar& power2, const 
 
 std::tuple<Tensor, Tensor, Tensor> apply_adam_w(const at::Scalar& power1, const at::Scalar& power2, const at::Scalar& lr,
                                                 const at::Scalar& decay, const at::Scalar& beta1, const at::Scalar& beta2,
-                                                const at::Scalar& epsilon, const Tensor& grad, const std::optional<Tensor>& max_norm,
+                                                const at::Scalar& epsilon, const Tensor& grad,
+                                                    const std::optional<Tensor>& max_norm,
                                                 std::optional<bool> amsgrad, std::optional<bool> maximize, at::TensorList out) {
   apply_adam_w_out(power1, power2, lr, decay, beta1, beta2, epsilon, grad, max_norm, amsgrad, maximize, out);
   return {out[0], out[1], out[2]};

@@ -12,7 +12,8 @@ namespace sim {
 
 uint64_t take_seed(const std::optional<at::Generator>& wanted, c10::Device device) {
   at::Generator generator = wanted.has_value() && wanted->defined() ? *wanted : at::globalContext().defaultGenerator(device);
-  TORCH_CHECK(generator.device().type() == device.type(), "Expected a '", device.type(), "' device type for generator but found '",
+  TORCH_CHECK(generator.device().type() == device.type(), "Expected a '", device.type(),
+              "' device type for generator but found '",
               generator.device().type(), "'");
   uint64_t seed, offset;
   {

@@ -72,7 +72,8 @@ void take_over(torch::Library& aten, torch::Library& npu, const std::unordered_s
     torch::Library& library = is_aten ? aten : npu;
     if (kComposed.count(full) != 0) {
       note(full, "composed");
-      library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Composed>(*op, c10::DispatchKey::CPU)));
+      library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Composed>(*op,
+                                                                                                      c10::DispatchKey::CPU)));
     } else if (op->hasKernelForDispatchKey(kFormula)) {
       note(full, "formula");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op, kFormula)));
@@ -116,7 +117,11 @@ void install() {
   auto* formulas = new torch::Library(torch::Library::IMPL, "npu", kFormula, __FILE__, __LINE__);
   register_fused_norm(*formulas);
   register_fused_attention(*formulas);
+  register_fused_infer(*formulas);
+  register_fused_experts(*formulas);
   register_casts(*formulas);
+  auto* other = new torch::Library(torch::Library::IMPL, "aten", kFormula, __FILE__, __LINE__);
+  register_fused_loss(*formulas, *other);
   const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
                                                "aten::_local_scalar_dense", "aten::native_dropout",
                                                "aten::scaled_dot_product_attention"};
