@@ -42,12 +42,13 @@ LIBRARIES = (
     Library("acl_op_compiler", "compiler", ("ascendcl",)),
     Library("ascend_hal", "hal", ("ascendcl",)),
     Library("hccl", "hccl", ("ascendcl",)),
+    Library("mspti", "profiler"),
     Library("anabatic_sim_ops", "ops", ("ascendcl",), torch=True),
     Library("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), torch=True),
 )
 EMPTY = ("graph", "acl_tdt_channel")
 """Named by torch_npu, nothing of them is used."""
-SECOND_NAMES = {"hcomm": "hccl"}
+SECOND_NAMES = {"hcomm": "hccl", "msprofiler": "mspti"}
 """Libraries that torch_npu opens under a name of their own, for functions that ours has under another."""
 STUBS = "ge_runner"
 """Holds what `stubs.source` writes."""

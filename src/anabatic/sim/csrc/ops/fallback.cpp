@@ -141,7 +141,8 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
         break;
     }
   }
-  TORCH_CHECK(!host.defined() || !call.has_device(), "Expected all tensors to be on the same device, but found at least two devices, ",
+  TORCH_CHECK(!host.defined() || !call.has_device(),
+              "Expected all tensors to be on the same device, but found at least two devices, ",
               call.device(), " and cpu!");
   TORCH_CHECK(call.has_device(), op.schema().name(), " was called for the NPU without a tensor or a device of it");
   check_dtype(op.operator_name(), call.inputs());

@@ -92,7 +92,8 @@ std::vector<Part> parts_of(const Tensor& q, const Tensor& k, const Options& opti
     for (int64_t b = 0; b < q.size(0); b++) parts.push_back({b, 0, q.size(2), 0, k.size(2)});
     return parts;
   }
-  TORCH_CHECK(q_ends.has_value() && k_ends.has_value(), "npu_fusion_attention: layout TND needs actual_seq_qlen and actual_seq_kvlen");
+  TORCH_CHECK(q_ends.has_value() && k_ends.has_value(),
+              "npu_fusion_attention: layout TND needs actual_seq_qlen and actual_seq_kvlen");
   TORCH_CHECK(q_ends->size() == k_ends->size(), "npu_fusion_attention: actual_seq_qlen has ", q_ends->size(),
               " ends and actual_seq_kvlen ", k_ends->size());
   int64_t q_from = 0, k_from = 0;

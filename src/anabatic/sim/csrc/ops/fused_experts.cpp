@@ -89,9 +89,11 @@ struct Job {
 std::vector<Tensor> inner(const Job& job, const std::vector<int64_t>& ends) {
   const Tensor &x = job.x[0], &weight = job.weight[0];
   TORCH_CHECK(job.x.size() == 1 && job.weight.size() == 1 && x.dim() == 2 && weight.dim() == 2 && job.split >= 2, kGrouped,
-              ": call aclnnGroupedMatmulV5 failed, detail:EZ1001: group_type 2 takes one 2-D x, one 2-D weight and split_item 2 or 3");
+              ": call aclnnGroupedMatmulV5 failed, detail:EZ1001: "
+              "group_type 2 takes one 2-D x, one 2-D weight and split_item 2 or 3");
   TORCH_CHECK(x.stride(0) == 1 || x.numel() <= 1 || x.size(1) == 1, kGrouped,
-              ": call aclnnGroupedMatmulV5 failed, detail:EZ1001: with group_type 2 x must be transposed (pass x.T of a contiguous x)");
+              ": call aclnnGroupedMatmulV5 failed, detail:EZ1001: "
+              "with group_type 2 x must be transposed (pass x.T of a contiguous x)");
   TORCH_CHECK(x.size(1) == weight.size(0), kGrouped, ": x ", x.sizes(), " and weight ", weight.sizes(), " do not fit");
   Tensor y = at::zeros({static_cast<int64_t>(ends.size()), x.size(0), weight.size(1)}, x.options().dtype(job.dtype));
   int64_t from = 0;
@@ -179,7 +181,8 @@ Tensor& grouped_matmul_add_(Tensor& input, const Tensor& x, const Tensor& weight
                             bool turn_weight,
                             int64_t kind, std::optional<int64_t> list_type) {
   TORCH_CHECK(kind == 2, "group_type only supports 2, but got ", kind);
-  TORCH_CHECK_NOT_IMPLEMENTED(turn_x && !turn_weight, "anabatic sim: npu_grouped_matmul_add_ takes transpose_x=True, transpose_weight=False");
+  TORCH_CHECK_NOT_IMPLEMENTED(turn_x && !turn_weight,
+                              "anabatic sim: npu_grouped_matmul_add_ takes transpose_x=True, transpose_weight=False");
   const auto ends = ends_of(numbers(group_list), list_type.value_or(0) == 1, x.size(0));
   Tensor sums = input.view({static_cast<int64_t>(ends.size()), x.size(1), weight.size(1)});
   int64_t from = 0;

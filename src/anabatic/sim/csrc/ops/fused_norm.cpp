@@ -144,8 +144,9 @@ Tensor fast_gelu_backward(const Tensor& grad, const Tensor& x) {
   const Tensor value = wide(x), gate = at::sigmoid(value * 1.702);
   return (wide(grad) * (gate + value * 1.702 * gate * (1 - gate))).to(x.scalar_type());
 }
-Tensor npu_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) { return at::linear(x, weight,
-                                                                                                                bias); }
+Tensor npu_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  return at::linear(x, weight, bias);
+}
 std::tuple<Tensor, Tensor> npu_linear_backward(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   return {grad.matmul(weight), grad.t().matmul(x)};
 }
