@@ -136,3 +136,11 @@ def test_bad_flags(sim: Sim, flags: list[str], message: str) -> None:
     done = sim.command("true", flags=flags)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_an_interrupt_sent_to_us_alone_is_passed_on_and_ctrl_c_is_not_doubled(sim: Sim) -> None:
+    """The terminal sends Ctrl-C to the whole group; `kill -INT` and schedulers send it to one process."""
+    count = "trap 'n=$((n+1))' INT; n=0; echo ready; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; done; exit $((10 + n))"
+    run = Started(sim, count)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 11

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 
 from anabatic.core.errors import UserError
 from anabatic.sim import segment
@@ -26,6 +25,9 @@ GRACE_SECONDS = 3.0
 """What still runs when COMMAND has ended is asked to end, and killed after this time."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_AWAITED = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
+_INTERRUPT = signal.SIGRTMIN
+"""From us to the supervisor: pass SIGINT on. The SIGINT of a terminal has reached COMMAND already."""
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], machine: str, ended: Callable[[int], None]) -> int:
@@ -40,7 +42,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str, en
     ours, theirs = os.pipe()  # theirs is held open by us alone: end of file means that we are gone
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until those who pass them on are ready
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, (*_AWAITED, _INTERRUPT))  # none is lost before we wait for it
     supervisor = os.fork()
     if supervisor == 0:
         os.close(theirs)
@@ -49,6 +51,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str, en
     try:
         status = _wait(supervisor)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
         os.close(theirs)
         segment.remove(machine)
     ended(os.waitstatus_to_exitcode(status))
@@ -56,23 +59,27 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str, en
 
 
 def _wait(supervisor: int) -> int:
-    def forward(number: int, frame: FrameType | None) -> None:
+    """Return the supervisor's exit status; pass on the signals that COMMAND has not had."""
+    while True:
+        info = signal.sigwaitinfo(_AWAITED)
+        number = info.si_signo
+        if number == signal.SIGCHLD:
+            ended, status = os.waitpid(supervisor, os.WNOHANG)
+            if ended:
+                return status
+            continue
+        if number == signal.SIGINT:
+            # Ctrl-C comes from the kernel (si_code above 0, sigaction(2)) and goes to the whole foreground group,
+            # COMMAND included; one that a process has sent came to us alone.
+            if info.si_code > 0:
+                continue
+            number = _INTERRUPT
         with contextlib.suppress(ProcessLookupError):
             os.kill(supervisor, number)
 
-    old = {number: signal.signal(number, forward) for number in _FORWARDED}
-    # Ctrl-C reaches the whole foreground group: COMMAND decides what it means.
-    old[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _unblock()
-    try:
-        return os.waitpid(supervisor, 0)[1]
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
 
 def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_AWAITED, _INTERRUPT))
 
 
 def _mirror(status: int) -> int:
@@ -100,6 +107,7 @@ def _supervise(command: Sequence[str], environment: Mapping[str, str], machine: 
         for number in _FORWARDED:
             signal.signal(number, lambda given, frame: child.send_signal(given))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(_INTERRUPT, lambda given, frame: child.send_signal(signal.SIGINT))
         _unblock()
         status = _watch(child, pipe)
         _end_children()
