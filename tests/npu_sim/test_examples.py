@@ -51,5 +51,6 @@ def test_fsdp2_under_torchrun(sim: Sim) -> None:
 def test_profilers_see_the_host(sim: Sim) -> None:
     done = sim.command("python", str(PROGRAMS / "profiles.py"))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-2:] == ["torch.profiler True True", "torch_npu.profiler True"]
-    assert done.stderr.count("device activities are not simulated") == 1
+    assert "torch.profiler True True\n" in done.stdout
+    assert "torch_npu.profiler True\n" in done.stdout
+    assert done.stderr.count("device activities are not simulated") == 2  # each profiler says it once

@@ -30,3 +30,7 @@ def test_values_gradients_and_traps(sim: Sim) -> None:
     assert found["scaler_fused"] == "False"
     assert found["scaler_fused_inf"] == "True [1.0, 1.0, 1.0]"
     assert found["own_scaler"].startswith("TypeError")
+    assert found["half_good"] == found["half_fused_good"] == "False True 1024.0 8.944"
+    assert found["half_bad"] == "True True 256.0 inf"
+    assert found["half_fused_bad"] == "True True 256.0 inf"
+    assert found["adamw_new"] == "RuntimeError npu_apply_adam_w is not implemented for Tensor"

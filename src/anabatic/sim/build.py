@@ -48,7 +48,7 @@ LIBRARIES = (
 )
 EMPTY = ("graph", "acl_tdt_channel")
 """Named by torch_npu, nothing of them is used."""
-SECOND_NAMES = {"hcomm": "hccl", "msprofiler": "mspti"}
+SECOND_NAMES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
 """Libraries that torch_npu opens under a name of their own, for functions that ours has under another."""
 STUBS = "ge_runner"
 """Holds what `stubs.source` writes."""

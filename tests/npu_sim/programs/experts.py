@@ -2,6 +2,7 @@
 
 import torch
 import torch_npu
+from torch_npu.optim import NpuFusedAdamW
 
 torch.manual_seed(0)
 
@@ -260,12 +261,31 @@ print("scaler_fused", torch.allclose(scaled("npu", True, False), scaled("cpu", T
 print("scaler_fused_inf", scaled("npu", True, True).isnan().all().item(), scaled("cpu", True, True).tolist())
 
 
-def own_scaler():
-    parameter = torch.nn.Parameter(torch.ones(3, device="npu"))
-    optimizer = torch.optim.AdamW([parameter], fused=True)
-    scaler = torch_npu.npu.amp.GradScaler()
-    scaler.scale(parameter.sum()).backward()
-    scaler.step(optimizer)
+def half(optimizer_class, bad, **flags):
+    """Two steps of torch_npu's own GradScaler: is the weight unchanged, is it finite, the scale at the end."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 4).npu()
+    optimizer = optimizer_class(layer.parameters(), lr=0.1, **flags)
+    scaler = torch_npu.npu.amp.GradScaler(init_scale=1024.0)
+    before = layer.weight.detach().clone()
+    for _ in range(2):
+        x = torch.full((2, 4), float("inf") if bad else 1.0, device="npu")
+        with torch.autocast("npu", torch.float16):
+            loss = layer(x).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip = getattr(optimizer, "clip_grad_norm_fused_", None)
+        norm = clip(1.0) if clip else torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    same = torch.equal(layer.weight.detach(), before)
+    return same, layer.weight.isfinite().all().item(), scaler.get_scale(), round(norm.item(), 3)
 
 
-refused("own_scaler", own_scaler)
+for name, kind, flags in (("half", torch.optim.AdamW, {"foreach": False}), ("half_fused", NpuFusedAdamW, {})):
+    print(f"{name}_good", *half(kind, False, **flags))
+    print(f"{name}_bad", *half(kind, True, **flags))
+refused("own_scaler", lambda: half(torch.optim.AdamW, False, fused=True))
+p = torch.ones(3, device="npu")
+refused("adamw_new", lambda: torch_npu.npu_apply_adam_w(1.0, 1.0, 0.1, 0.1, 0.9, 0.9, 1e-8, p, None, False, False))

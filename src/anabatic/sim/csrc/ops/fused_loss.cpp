@@ -98,6 +98,7 @@ Tensor histc(const Tensor& x, int64_t bins, const at::Scalar& low, const at::Sca
 }
 
 // op-plugin takes grad_scale and found_inf and uses neither: gradients stay scaled and infinite steps are not skipped.
+// _fused_adam_ honours both: on these chips op-plugin sends it to the CPU.
 void fused_adamw_(at::TensorList params, at::TensorList grads, at::TensorList first, at::TensorList second,
                   at::TensorList largest,
                   at::TensorList steps, double lr, double beta1, double beta2, double decay, double epsilon, bool amsgrad,

@@ -183,6 +183,12 @@ std::tuple<Tensor, Tensor, Tensor> apply_adam_w(const at::Scalar& power1, const 
   return {out[0], out[1], out[2]};
 }
 
+std::tuple<Tensor, Tensor, Tensor> apply_adam_w_new(const at::Scalar&, const at::Scalar&, const at::Scalar&, const at::Scalar&,
+                                                    const at::Scalar&, const at::Scalar&, const at::Scalar&, const Tensor&,
+                                                    const std::optional<Tensor>&, std::optional<bool>, std::optional<bool>) {
+  TORCH_CHECK(false, "npu_apply_adam_w is not implemented for Tensor");  // op-plugin has the form with out= only
+}
+
 }  // namespace
 
 void register_fused_norm(torch::Library& npu) {
@@ -205,6 +211,7 @@ void register_fused_norm(torch::Library& npu) {
   npu.impl("npu_fast_gelu_backward", TORCH_FN(fast_gelu_backward));
   npu.impl("npu_linear", TORCH_FN(npu_linear));
   npu.impl("npu_linear_backward", TORCH_FN(npu_linear_backward));
+  npu.impl("npu_apply_adam_w", TORCH_FN(apply_adam_w_new));
   npu.impl("npu_apply_adam_w.out", TORCH_FN(apply_adam_w));
 }
 
