@@ -15,8 +15,9 @@ from anabatic.core import child, log
 
 TRAIN = Group("Train", sort_key=1)
 USE = Group("Use", sort_key=2)
-HELP = Group("Recipes", sort_key=3)
-OPTIONS = Group("Options", sort_key=4)
+MACHINE = Group("Machine", sort_key=3)
+HELP = Group("Recipes", sort_key=4)
+OPTIONS = Group("Options", sort_key=5)
 
 _LAZY = (
     ("run", "anabatic.cli.run:run", TRAIN),
@@ -50,6 +51,7 @@ def build() -> App:
     ):
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
+    app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
@@ -65,10 +67,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.environ.get(child.REPORTS):
         child.die_with_parent()
     tokens = list(sys.argv[1:] if argv is None else argv)
-    if "--debug" in tokens:
+    border = tokens.index("--") if "--" in tokens else len(tokens)  # what follows belongs to the command of `sim`
+    if "--debug" in tokens[:border]:
         os.environ["ANABATIC_DEBUG"] = "1"  # workers and stages follow
     debug = bool(os.environ.get("ANABATIC_DEBUG"))
-    tokens = [token for token in tokens if token != "--debug"]
+    tokens = [token for token in tokens[:border] if token != "--debug"] + tokens[border:]
     # Read by libgomp when torch is loaded: threads that spin for long lose 10x when a core is busy elsewhere, and
     # gain nothing on an idle machine (measured, docs/dev/LOG.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -5,11 +5,14 @@ Built on the host from the host list of borders: no kernel has to wait for it.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from anabatic.device.transfer import send
 
 _SLACK = 0.8
 """A segment joins a group when it is at least this share of the group's longest: at most a fifth is padding."""
@@ -36,9 +39,16 @@ class Segments:
         if self.identity:
             self.groups.append((0, len(lengths), int(lengths[0])))
             return
-        spread, back = _plan(borders, lengths, order, self.groups)
-        self._spread = torch.from_numpy(spread).to(device, non_blocking=True)
-        self._back = torch.from_numpy(back).to(device, non_blocking=True)
+        self._plan, self._device = _plan(borders, lengths, order, self.groups), device
+
+    @functools.cached_property
+    def _spread(self) -> Tensor:
+        """Copied when it is first asked for: kernels that take the borders never ask."""
+        return send(torch.from_numpy(self._plan[0]), self._device)
+
+    @functools.cached_property
+    def _back(self) -> Tensor:
+        return send(torch.from_numpy(self._plan[1]), self._device)
 
     def spread(self, x: Tensor) -> Tensor:
         """Packed `[T, ...]` -> `[P, ...]`, group after group, each segment padded to its group's length."""

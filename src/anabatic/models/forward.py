@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from anabatic.data.batch import IGNORE, Batch
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
 from anabatic.device.segments import Segments
+from anabatic.device.transfer import send
 from anabatic.models.attention import KVCache
 
 NO_MASK = {"full_attention": None, "sliding_attention": None}
@@ -47,12 +48,12 @@ def pack(batch: Batch, device: torch.device) -> Packed:
     if batch.num_targets != batch.labels.numel():
         rows = (batch.labels != IGNORE).nonzero().squeeze(1)
         targets = batch.labels[rows]
-        rows = rows.to(device, non_blocking=True)
+        rows = send(rows, device)
     return Packed(
-        batch.input_ids.unsqueeze(0).to(device, non_blocking=True),
-        batch.position_ids.unsqueeze(0).to(device, non_blocking=True),
+        send(batch.input_ids.unsqueeze(0), device),
+        send(batch.position_ids.unsqueeze(0), device),
         Segments(batch.cu_seqlens, device),
-        targets.to(device, non_blocking=True),
+        send(targets, device),
         rows,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -37,6 +38,9 @@ def start(device: Device) -> World:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
+    # The device of this process is set already, and checkpoints gather a few names: neither is news to the user.
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
+    warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
     dist.init_process_group(device.row.collective, timeout=TIMEOUT)
     return World(dist.get_rank(), size)
 

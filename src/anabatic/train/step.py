@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from anabatic.core import log
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
+from anabatic.device.transfer import send
 from anabatic.models.forward import pack
 from anabatic.parallel.world import World, all_sum
 from anabatic.train.optim import Optimizer
@@ -76,6 +77,8 @@ class TrainStep:
         self.totals = torch.zeros(
             5, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch
         )
+        self.counted = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0], dtype=self.totals.dtype, device=device.torch)
+        """What a refused update still adds to the totals."""
         self.norm = torch.zeros((), device=device.torch)
         self.wait = 0.0
         self.stop_signal = 0
@@ -86,6 +89,10 @@ class TrainStep:
         Return None when a signal came in the middle: nothing of the step is kept, so a long one need not be waited
         for. Only a process that is alone may do so; several agree where they log.
         """
+        with torch.profiler.record_function("anabatic.step"):  # where profilers and `anabatic sim` see a step
+            return self._run(batches, micro_steps, lr_scale)
+
+    def _run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch | None:
         loss = torch.zeros((), device=self.device.torch)
         targets = tokens = 0
         told = time.perf_counter()
@@ -117,7 +124,7 @@ class TrainStep:
     @torch.no_grad()
     def _update(self, loss: Tensor, targets: int, tokens: int, lr_scale: float) -> None:
         row = torch.tensor([0.0, targets, tokens, 0.0, float(self.stop_signal > 0)], dtype=self.totals.dtype)
-        row = row.to(self.device.torch, non_blocking=True)
+        row = send(row, self.device.torch)
         row[0] = loss
         all_sum(row, self.world)
         grads = self.optimizer.grads()
@@ -133,7 +140,7 @@ class TrainStep:
         self.optimizer.zero_grad()
         self.norm = norm
         row[3] = 1 - ok
-        self.totals += torch.where(ok.bool(), row, row.nan_to_num() * row.new_tensor([0, 0, 1, 1, 1]))
+        self.totals += torch.where(ok.bool(), row, row.nan_to_num() * self.counted)
 
     def _step(self, grads: list[Tensor], factor: Tensor, ok: Tensor, lr_scale: float) -> None:
         if self.device.type == "cpu":  # reading costs nothing here, and refusing outright is cheaper

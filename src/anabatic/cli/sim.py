@@ -1,0 +1,74 @@
+"""`anabatic sim`: any command on simulated NPUs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from anabatic.core.errors import ConfigError
+
+app = App(name="sim", help="Run any command on simulated NPUs, or look at them.", default_parameter=None)
+_Word = Annotated[str | None, Parameter(negative=())]
+
+
+@app.default
+def run(
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    npus: Annotated[int, Parameter(name=("--npus", "-n"), negative=())] = 1,
+    chip: Annotated[str, Parameter(negative=())] = "910B3",
+    hbm: _Word = None,
+    fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    report: Annotated[Path | None, Parameter(negative=())] = None,
+    trace: Annotated[Path | None, Parameter(negative=())] = None,
+) -> int:
+    """Run COMMAND on simulated NPUs: the real torch_npu, devices in host memory.
+
+    Parameters
+    ----------
+    command
+        The command and its options, after `--`.
+    npus
+        How many devices.
+    chip
+        910B1 to 910B4, 910C (a device is one of its two dies), 910A, 310P, or a SoC name.
+    hbm
+        Memory of each device, for example 512MiB; default: the chip's.
+    fault
+        KIND[@DEVICE][#N][=VALUE], several times: oom, aicore, ecc, hccl-timeout, link-down, lost, slow, health. Strikes
+        at the N-th allocation, operator or collective; slow@1=3 makes device 1 three times slower, health@0=warning
+        shows in npu-smi.
+    report
+        File for counters and predicted times (sim.json); a table comes at the end.
+    trace
+        File for a Chrome trace of the predicted times.
+    """
+    if not command:
+        raise ConfigError("which command?", "for example: anabatic sim --npus 8 -- python train.py")
+    from anabatic.sim import session
+
+    return session.run(list(command), npus=npus, chip=chip, hbm=hbm, fault=fault, report=report, trace=trace)
+
+
+@app.command
+def status() -> None:
+    """List the simulated machines that live, their devices and processes."""
+    from anabatic.sim import session
+
+    sys.stdout.write(session.status())
+
+
+@app.command
+def clean(*, builds: Annotated[bool, Parameter(negative=())] = False) -> None:
+    """Remove what simulations left behind.
+
+    Parameters
+    ----------
+    builds
+        Also remove the wheels and the compiled simulator; the next use fetches and compiles again.
+    """
+    from anabatic.sim import session
+
+    sys.stdout.write(session.clean(builds))

@@ -1,0 +1,270 @@
+"""Compiles csrc/ with the system's compiler into the cache, once per torch, wheel, compiler and source."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabatic.core import log
+from anabatic.core.errors import Failure, UserError
+from anabatic.core.paths import cache_root, cannot_write, folder_atomic
+from anabatic.sim import stubs
+from anabatic.sim.machine import PACKAGE
+from anabatic.sim.wheel import Torch, Wheel, fetch, found, installed_torch
+
+CSRC = Path(__file__).parent / "csrc"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A folder of csrc/ is one library."""
+
+    name: str
+    folder: str
+    needs: tuple[str, ...] = ()
+    torch: bool = False
+
+
+LIBRARIES = (
+    Library("ascendcl", "runtime"),
+    Library("acl_op_compiler", "compiler", ("ascendcl",)),
+    Library("ascend_hal", "hal", ("ascendcl",)),
+    Library("hccl", "hccl", ("ascendcl",)),
+    Library("mspti", "profiler"),
+    Library("anabatic_sim_ops", "ops", ("ascendcl",), torch=True),
+    Library("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), torch=True),
+)
+EMPTY = ("graph", "acl_tdt_channel")
+"""Named by torch_npu, nothing of them is used."""
+SECOND_NAMES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
+"""Libraries that torch_npu opens under a name of their own, for functions that ours has under another."""
+STUBS = "ge_runner"
+"""Holds what `stubs.source` writes."""
+COMMANDS = {"npu-smi": "anabatic.sim.smi"}
+"""Programs of the simulated machine: name -> module."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A finished build."""
+
+    torch: Torch
+    wheel: Wheel
+    root: Path
+
+    @property
+    def libraries(self) -> Path:
+        """What goes on LD_LIBRARY_PATH."""
+        return self.root / "lib"
+
+    @property
+    def programs(self) -> Path:
+        """What goes on PATH."""
+        return self.root / "bin"
+
+    @property
+    def cann(self) -> Path:
+        """What ASCEND_HOME_PATH names."""
+        return self.root / "cann"
+
+
+def folder() -> Path:
+    """Everything of the simulator outside the package: wheels, builds, lock."""
+    return cache_root() / "sim"
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
+    except OSError as error:
+        raise cannot_write(root, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that prepares the simulator")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ready() -> Build:
+    """Return the build for the installed torch; fetch and compile what is missing, under a lock.
+
+    Raises:
+        UserError: no compiler, no matching wheel, no CPU torch.
+        Failure: the download or the compiler failed.
+    """
+    torch = installed_torch()
+    root = folder()
+    compiler = _compiler()
+    wheel = found(root / "wheels", torch)
+    if wheel and (build := _build(root, torch, wheel, compiler)).root.is_dir():
+        return build  # whole, because renamed: nothing to wait for
+    with _locked(root):
+        wheel = fetch(root / "wheels", torch)
+        build = _build(root, torch, wheel, compiler)
+        if not build.root.is_dir():
+            _compile(build, compiler)
+    return build
+
+
+def _build(root: Path, torch: Torch, wheel: Wheel, compiler: str) -> Build:
+    return Build(torch, wheel, root / "builds" / _key(torch, wheel, compiler))
+
+
+def _compiler() -> str:
+    name = os.environ.get("CXX") or next((word for word in ("g++", "c++", "clang++") if shutil.which(word)), None)
+    if name is None or not shutil.which(name):
+        raise UserError(
+            f"no C++ compiler: {name or 'g++'} is not on the PATH",
+            "install one: apt install g++, or dnf install gcc-c++ (CXX names another)",
+        )
+    return name
+
+
+def sources(library: Library) -> list[Path]:
+    """Return the C++ files of a library."""
+    return sorted((CSRC / library.folder).glob("*.cpp"))
+
+
+@functools.cache
+def _told(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
+
+
+def _key(torch: Torch, wheel: Wheel, compiler: str) -> str:
+    what = (torch.version, str(torch.folder), wheel.version, _told(compiler), sys.executable)
+    digest = hashlib.sha256("\0".join(what).encode())
+    for name in ("build.py", "stubs.py"):
+        digest.update((CSRC.parent / name).read_bytes())
+    for path in sorted(CSRC.rglob("*.*")):
+        digest.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())
+    return f"{wheel.version}-{digest.hexdigest()[:16]}"
+
+
+def _compile(build: Build, compiler: str) -> None:
+    started = time.monotonic()
+    files = [(library, path) for library in LIBRARIES for path in sources(library)]
+    log.info(f"compiling the simulator for torch {build.torch.version}: {len(files)} files, once")
+    build.root.parent.mkdir(parents=True, exist_ok=True)
+    with folder_atomic(build.root) as root:
+        for name in ("lib", "bin"):
+            (root / name).mkdir()
+        # Those that read torch's headers first: the last one to end decides.
+        files.sort(key=lambda file: not file[0].torch)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            objects = list(pool.map(lambda file: _object(build, compiler, *file), files))
+        for library in LIBRARIES:
+            own = [path for (owner, _), path in zip(files, objects, strict=True) if owner is library]
+            _link(build, compiler, library, root, own)
+        for name in EMPTY:
+            _shared(compiler, root, name, [])
+        for name, target in SECOND_NAMES.items():
+            _shared(compiler, root, name, ["-Wl,--no-as-needed", f"-L{root / 'lib'}", f"-l{target}"])
+        _stubs(build, compiler, root)
+        _programs(root / "bin")
+        _cann(root / "cann", build.wheel.cann)
+    log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
+
+
+def _includes(build: Build, library: Library) -> list[str]:
+    headers = build.wheel.folder / "torch_npu" / "include"
+    folders = [headers / "third_party" / "acl" / "inc", headers / "third_party" / "hccl" / "inc"]
+    folders.append(headers)  # HCCL's headers name each other from here
+    if library.torch:
+        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include"]
+    return [f"-isystem{path}" for path in folders]
+
+
+def _old_abi(torch: Torch) -> bool:
+    """True for a torch that was compiled with libstdc++'s old strings (some wheels up to 2.6)."""
+    return b"torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_string" not in (torch.folder / "lib/libc10.so").read_bytes()
+
+
+def _object(build: Build, compiler: str, library: Library, path: Path) -> Path:
+    """Compile one file, unless the same file was compiled in the same way before; return the object."""
+    words = [compiler, "-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
+    words += [*_includes(build, library), "-c", str(path)]
+    if library.torch and _old_abi(build.torch):
+        words.append("-D_GLIBCXX_USE_CXX11_ABI=0")
+    digest = hashlib.sha256("\0".join([_told(compiler), build.torch.version, build.wheel.version, *words]).encode())
+    # Headers in the middle are everybody's, those of a folder its own; libraries on libtorch share the operators'.
+    shared = [CSRC, CSRC / library.folder, *([CSRC / "ops"] if library.torch else [])]
+    for file in (path, *sorted(file for folder in shared for file in folder.glob("*.h"))):
+        digest.update(file.read_bytes())
+    target = folder() / "objects" / f"{library.name}-{path.stem}-{digest.hexdigest()[:16]}.o"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(".part")
+        _run([*words, "-o", str(part)], f"{library.folder}/{path.name}")
+        os.replace(part, target)
+    return target
+
+
+def _link(build: Build, compiler: str, library: Library, root: Path, objects: list[Path]) -> None:
+    extra = [f"-L{root / 'lib'}", *(f"-l{name}" for name in library.needs)] if objects else []
+    if library.torch and objects:
+        extra += [f"-L{build.torch.folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    _shared(compiler, root, library.name, [*map(str, objects), *extra, "-lpthread", "-ldl", "-lrt"])
+
+
+def _shared(compiler: str, root: Path, name: str, words: list[str]) -> None:
+    target = root / "lib" / f"lib{name}.so"
+    soname = f"-Wl,-soname,{target.name}"
+    _run([compiler, "-shared", "-fPIC", "-o", str(target), *words, soname], target.name)
+
+
+def _stubs(build: Build, compiler: str, root: Path) -> None:
+    package = build.wheel.folder / "torch_npu"
+    needing = [*(package / "lib").glob("*.so"), *package.glob("_C*.so")]
+    needing = [path for path in needing if path.name != "libop_plugin_atb.so"]  # loaded on demand, needs ATB
+    text = stubs.source(needing, (root / "lib").glob("*.so"))
+    file = root / "stubs.c"
+    file.write_text(text, encoding="utf-8")
+    _shared(compiler, root, STUBS, ["-x", "c", str(file)])
+
+
+def _programs(folder: Path) -> None:
+    for name, module in COMMANDS.items():
+        # No site packages and no PYTHON* variables: it starts fast, whatever COMMAND's environment is.
+        run = (
+            f"import os, sys; sys.path.insert(0, os.environ['{PACKAGE}']); from {module} import main; sys.exit(main())"
+        )
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{run}" "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
+
+
+def _cann(root: Path, release: str) -> None:
+    """Write the parts of a CANN installation that programs read: folders and version files."""
+    arch = root / f"{platform.machine()}-linux"
+    for name in ("runtime", "compiler", "opp", "hccl", "opp_kernel"):
+        (root / name).mkdir(parents=True)
+        (root / name / "version.info").write_text(f"Version={release}\nversion_dir={release}\n", encoding="utf-8")
+    arch.mkdir()
+    lines = f"package_name=Ascend-cann-toolkit\nversion={release}\narch={platform.machine()}\nos=linux\npath={root}\n"
+    (arch / "ascend_toolkit_install.info").write_text(lines, encoding="utf-8")
+
+
+def _run(words: list[str], what: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:])
+        log.debug(done.stderr)
+        raise Failure(
+            f"the simulator does not compile ({what}): {first}", "add --debug for the compiler's whole output"
+        )

@@ -1,0 +1,128 @@
+"""Time on paper: what operators and collectives would take on the chip; csrc/runtime/paper.cpp has the same formulas.
+
+An operator takes its launch on the device plus the longer of its arithmetic and its memory traffic (a roofline). A
+collective takes its launch plus what each device must send over what its links carry. Efficiencies and launch costs are
+those of Ascend/msmodeling's device table (`tensor_cast/device.py`): 0.7 of the peak for arithmetic, 0.6 for memory, 0.7
+for links; 2 us for a vector operator, 5 us for one of the cube cores, 10 us for a collective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from anabatic.sim.chips import SimChip
+
+COMPUTE_EFFICIENCY = 0.7
+MEMORY_EFFICIENCY = 0.6
+LINK_EFFICIENCY = 0.7
+LAUNCH_NS, LAUNCH_CUBE_NS, LAUNCH_COLLECTIVE_NS = 2000.0, 5000.0, 10000.0
+HOST_NS = 10000.0
+"""The middle of the 5 to 20 us that a two-stage aclnn call costs the host (Ascend/pytorch, tuning guide)."""
+SINGLE_SHARE = 0.25
+"""fp32 products on the cube cores against fp16 (msmodeling: 75 to 99.5 of 280 to 376 TFLOP/s, HF32 included)."""
+PCIE_GBS = 31.5
+"""PCIe 4.0 x16, one direction. The chips' own figures are not published: an assumption."""
+NETWORK_GBS = 25.0
+"""200 Gb/s RoCE of each device (msmodeling)."""
+NETWORK_NS = 10000.0
+"""Latency of one exchange between servers: an assumption."""
+
+Unit = Literal["vector", "cube half", "cube single", "host link"]
+UNITS: tuple[Unit, ...] = ("vector", "cube half", "cube single", "host link")
+"""In the order of `enum SimUnit` (csrc/sim.h)."""
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all", "send", "recv",
+    "barrier",
+)  # fmt: skip
+"""In the order of `enum SimCollective`."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """`struct SimRates` of csrc/segment.h: operations or bytes a second, efficiency taken off, and nanoseconds."""
+
+    half_flops: float
+    single_flops: float
+    memory: float
+    host_link: float
+    peer: float
+    peers: float
+    network: float
+    launch_ns: float
+    launch_cube_ns: float
+    launch_collective_ns: float
+    network_ns: float
+    host_ns: float
+    server: int
+
+
+def _links(chip: SimChip) -> tuple[float, float, int]:
+    """Return GB/s to one peer, to all peers, and the devices of a server (msmodeling; Atlas 800T A2, A3)."""
+    if chip.soc.startswith("Ascend910B"):
+        return 28.0, 196.0, 8  # a full mesh of seven HCCS links
+    if chip.soc.startswith("Ascend910_93"):
+        return 196.0, 196.0, 16  # switched: every peer at the full rate
+    return PCIE_GBS, PCIE_GBS, 8  # not published: as PCIe
+
+
+def rates(chip: SimChip) -> Rates:
+    """Return the constants of a chip."""
+    peer, peers, server = _links(chip)
+    half = chip.row.half_tflops * 1e12 * COMPUTE_EFFICIENCY
+    return Rates(
+        half_flops=half,
+        single_flops=half * SINGLE_SHARE,
+        memory=(chip.row.bandwidth_gbs or 1200.0) * 1e9 * MEMORY_EFFICIENCY,
+        host_link=PCIE_GBS * 1e9 * LINK_EFFICIENCY,
+        peer=peer * 1e9 * LINK_EFFICIENCY,
+        peers=peers * 1e9 * LINK_EFFICIENCY,
+        network=NETWORK_GBS * 1e9 * LINK_EFFICIENCY,
+        launch_ns=LAUNCH_NS,
+        launch_cube_ns=LAUNCH_CUBE_NS,
+        launch_collective_ns=LAUNCH_COLLECTIVE_NS,
+        network_ns=NETWORK_NS,
+        host_ns=HOST_NS,
+        server=server,
+    )
+
+
+def values(found: Rates) -> list[float | int]:
+    """Return the constants in the order of the C structure."""
+    return list(asdict(found).values())
+
+
+def operator_ns(found: Rates, unit: Unit, flops: float, moved: float) -> float:
+    """Return the nanoseconds of an operator that reads and writes `moved` bytes."""
+    if unit == "host link":
+        return found.launch_ns + 1e9 * moved / found.host_link
+    memory = 1e9 * moved / found.memory
+    if unit == "vector":
+        return found.launch_ns + memory
+    rate = found.half_flops if unit == "cube half" else found.single_flops
+    return found.launch_cube_ns + max(memory, 1e9 * flops / rate)
+
+
+def shape(kind: str, ranks: int) -> tuple[float, int]:
+    """Return the share of the tensor that each of `ranks` sends, and how many exchanges follow one another."""
+    others = (ranks - 1) / ranks if ranks > 1 else 0.0
+    if kind in ("all_reduce", "broadcast", "reduce"):
+        return 2 * others, 2  # scatter (and add), then gather
+    if kind in ("send", "recv"):
+        return 1.0, 1
+    return (0.0 if kind == "barrier" else others), 1
+
+
+def collective_ns(found: Rates, kind: str, total: float, ranks: int) -> float:
+    """Return the nanoseconds of a collective over `total` bytes: inside servers first, then between them."""
+    pair = kind in ("send", "recv")
+    inside = min(ranks, found.server)
+    servers = -(-ranks // inside)
+    ns = found.launch_collective_ns
+    if inside > 1 or pair:
+        link = found.peer if pair else min(found.peers, (inside - 1) * found.peer)
+        ns += 1e9 * shape(kind, inside)[0] * total / link
+    if servers > 1 and not pair:
+        share, exchanges = shape(kind, servers)
+        ns += exchanges * found.network_ns + 1e9 * share * total / inside / found.network
+    return ns

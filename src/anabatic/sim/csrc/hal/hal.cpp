@@ -1,0 +1,17 @@
+// libascend_hal.so: the driver's count of devices, which torch_npu and others ask without initialising anything.
+#include <stdint.h>
+
+#include "../sim.h"
+
+extern "C" {
+
+int drvGetDevNum(uint32_t* count) {
+  *count = sim_segment()->devices;
+  return 0;
+}
+int halGetAPIVersion(int* version) {
+  *version = 0x072316;
+  return 0;
+}
+
+}

@@ -1,0 +1,69 @@
+// Casts, formats and float status. The simulated memory has one format, ND: a cast to a private format (FRACTAL_NZ) keeps the
+// values and the format, as a real NPU does while allow_internal_format is off.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+
+#include <torch/library.h>
+
+#include "fallback.h"
+#include "kernels.h"
+
+namespace sim {
+
+namespace {
+
+using at::Tensor;
+
+Tensor format_cast(const Tensor& x, int64_t, std::optional<int64_t>, std::optional<int64_t>) { return x.clone(); }
+Tensor format_cast_like(const Tensor& x, const Tensor&, std::optional<int64_t>, std::optional<int64_t>) { return x.clone(); }
+Tensor& format_cast_(Tensor& x, int64_t, std::optional<int64_t>, std::optional<int64_t>) { return x; }
+Tensor& format_cast_like_(Tensor& x, const Tensor& source, std::optional<int64_t>,
+                          std::optional<int64_t>) { return x.copy_(source); }
+Tensor format_cast_plain(const Tensor& x, int64_t) { return x.clone(); }
+
+Tensor dtype_cast(const Tensor& x, int64_t dtype, std::optional<int64_t>) { return x.to(static_cast<at::ScalarType>(dtype),
+                                                                                        false, true); }
+Tensor dtype_cast_plain(const Tensor& x, at::ScalarType dtype) { return x.to(dtype, false, true); }
+Tensor& dtype_cast_(Tensor& x, const Tensor& source) { return x.copy_(source); }
+Tensor dtype_cast_backward(const Tensor& grad, at::ScalarType dtype, std::optional<int64_t>, std::optional<int64_t>) {
+  return grad.to(dtype, false, true);
+}
+
+Tensor& copy_memory(Tensor& x, const Tensor& source, bool) { return x.copy_(source); }
+Tensor& one(Tensor& x) { return x.fill_(1); }
+
+// The status register of the first chips: eight floats, the first one set after an overflow. Chips with Inf/NaN mode never set
+// it.
+Tensor alloc_status(const Tensor&) { return at::zeros({8}); }
+Tensor status(const Tensor& x, int64_t) { return x.clone(); }
+
+bool any_non_finite(at::TensorList grads) {
+  for (const Tensor& grad : grads)
+    if (!at::isfinite(grad).all().item<bool>()) return true;
+  return false;
+}
+
+}  // namespace
+
+void register_casts(torch::Library& npu) {
+  npu.impl("npu_format_cast", TORCH_FN(format_cast));
+  npu.impl("npu_format_cast.Tensor", TORCH_FN(format_cast_like));
+  npu.impl("npu_format_cast_.acl_format", TORCH_FN(format_cast_));
+  npu.impl("npu_format_cast_", TORCH_FN(format_cast_like_));
+  npu.impl("_npu_format_cast", TORCH_FN(format_cast_plain));
+  npu.impl("npu_dtype_cast", TORCH_FN(dtype_cast));
+  npu.impl("_npu_dtype_cast", TORCH_FN(dtype_cast_plain));
+  npu.impl("_npu_dtype_cast_backward", TORCH_FN(dtype_cast_plain));
+  npu.impl("npu_dtype_cast_", TORCH_FN(dtype_cast_));
+  npu.impl("npu_dtype_cast_backward", TORCH_FN(dtype_cast_backward));
+  npu.impl("copy_memory_", TORCH_FN(copy_memory));
+  npu.impl("one_", TORCH_FN(one));
+  npu.impl("npu_alloc_float_status", TORCH_FN(alloc_status));
+  npu.impl("npu_get_float_status", TORCH_FN(status));
+  npu.impl("npu_clear_float_status", TORCH_FN(status));
+  npu.impl("_amp_foreach_non_finite_check", TORCH_FN(any_non_finite));
+}
+
+}  // namespace sim

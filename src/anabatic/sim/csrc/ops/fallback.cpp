@@ -1,0 +1,200 @@
+#include "fallback.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <array>
+#include <string_view>
+
+#include "../sim.h"
+#include "alias.h"
+#include "count.h"
+
+namespace sim {
+
+namespace {
+
+// Operators whose index or length arguments may stay on the host.
+constexpr std::array<std::string_view, 6> kMixing = {"aten::index",           "aten::index_put",       "aten::index_put_",
+                                                     "aten::_index_put_impl_", "aten::_pack_padded_sequence",
+                                                         "aten::_foreach_copy_"};
+// Operators whose result's shape or value needs the host to wait for the device.
+constexpr std::array<std::string_view, 10> kSynchronising = {
+    "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_consecutive",
+    "aten::unique_dim", "aten::equal", "aten::is_nonzero", "aten::repeat_interleave", "aten::bincount"};
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
+  for (auto known : names)
+    if (known == name) return true;
+  return false;
+}
+
+bool is_optional_tensor_list(const c10::TypePtr& type) {
+  auto list = type->cast<c10::ListType>();
+  if (!list) return false;
+  auto optional = list->getElementType()->cast<c10::OptionalType>();
+  return optional && optional->getElementType()->isSubtypeOf(*c10::TensorType::get());
+}
+
+c10::TypePtr strip_optional(const c10::TypePtr& type) {
+  auto optional = type->cast<c10::OptionalType>();
+  return optional ? optional->getElementType() : type;
+}
+
+c10::Device with_index(c10::Device device) {
+  if (device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice();
+}
+
+}  // namespace
+
+CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_(key) {
+  const auto& schema = op.schema();
+  for (const auto& argument : schema.arguments()) {
+    const auto type = strip_optional(argument.type());
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    Kind kind = Kind::Other;
+    if (type->isSubtypeOf(*c10::TensorType::get())) kind = Kind::Tensor;
+    else if (type->isSubtypeOf(*c10::ListType::ofTensors())) kind = Kind::TensorList;
+    else if (is_optional_tensor_list(type)) kind = Kind::OptionalTensorList;
+    else if (type->kind() == c10::TypeKind::GeneratorType) kind = Kind::Generator;
+    else if (type->kind() == c10::TypeKind::DeviceObjType) kind = Kind::Device;
+    else if (argument.name() == "pin_memory") kind = Kind::PinMemory;
+    random_ |= kind == Kind::Generator;
+    arguments_.push_back({kind, written});
+  }
+  for (const auto& result : schema.returns()) {
+    int source = -1;
+    if (result.alias_info() != nullptr && result.alias_info()->isWrite()) {
+      for (size_t i = 0; i < schema.arguments().size(); i++) {
+        const auto* alias = schema.arguments()[i].alias_info();
+        if (alias != nullptr && alias->isWrite() && *alias == *result.alias_info()) source = static_cast<int>(i);
+      }
+    }
+    returned_.push_back(source);
+  }
+  mixes_ = contains(kMixing, schema.name());
+  synchronises_ = contains(kSynchronising, schema.name());
+}
+
+void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const uint64_t started = sim_clock_ns();
+  const size_t count = arguments_.size();
+  const size_t base = stack->size() - count;
+  Call call;
+  bool to_host = false;
+  at::Tensor host;  // a CPU tensor with dimensions among the arguments
+  c10::SmallVector<std::pair<size_t, c10::IValue>, 2> kept;  // arguments that are handed back
+
+  auto take = [&](const at::Tensor& tensor, bool written) -> at::Tensor {
+    if (!tensor.defined()) return tensor;
+    if (on_npu(tensor)) return call.in(tensor, written);
+    if (tensor.dim() > 0 && !mixes_) host = tensor;
+    return tensor;
+  };
+
+  for (size_t i = 0; i < count; i++) {
+    c10::IValue& value = (*stack)[base + i];
+    const Argument argument = arguments_[i];
+    if (argument.kind == Kind::Other || value.isNone()) continue;
+    switch (argument.kind) {
+      case Kind::Tensor: {
+        const at::Tensor& tensor = value.toTensor();
+        if (!tensor.defined()) break;
+        at::Tensor alias = take(tensor, argument.written);
+        if (argument.written) kept.emplace_back(i, value);
+        value = std::move(alias);
+        break;
+      }
+      case Kind::TensorList: {
+        if (argument.written) kept.emplace_back(i, value);
+        std::vector<at::Tensor> aliases;
+        const auto list = value.toTensorList();
+        aliases.reserve(list.size());
+        for (at::Tensor tensor : list) aliases.push_back(take(tensor, argument.written));
+        value = std::move(aliases);
+        break;
+      }
+      case Kind::OptionalTensorList: {
+        c10::List<std::optional<at::Tensor>> aliases;
+        for (const c10::IValue& item : value.toListRef()) {
+          if (item.isNone()) aliases.push_back(std::nullopt);
+          else aliases.push_back(take(item.toTensor(), false));
+        }
+        value = std::move(aliases);
+        break;
+      }
+      case Kind::Device: {
+        const c10::Device device = value.toDevice();
+        if (device.type() == c10::DeviceType::PrivateUse1) call.set_device(with_index(device));
+        else to_host = true;
+        value = c10::Device(c10::DeviceType::CPU);
+        break;
+      }
+      case Kind::PinMemory:
+        value = false;
+        break;
+      default:
+        break;
+    }
+  }
+  TORCH_CHECK(!host.defined() || !call.has_device(),
+              "Expected all tensors to be on the same device, but found at least two devices, ",
+              call.device(), " and cpu!");
+  TORCH_CHECK(call.has_device(), op.schema().name(), " was called for the NPU without a tensor or a device of it");
+  check_dtype(op.operator_name(), call.inputs());
+  if (random_) {
+    for (size_t i = 0; i < count; i++) {
+      if (arguments_[i].kind != Kind::Generator) continue;
+      c10::IValue& value = (*stack)[base + i];
+      value = take_generator(value.isNone() ? std::nullopt : std::make_optional(value.toGenerator()), call.device());
+    }
+  }
+
+  {
+    const c10::DeviceGuard guard(call.device());
+    const at::AutoDispatchBelowADInplaceOrView below;
+    // A formula's temporaries would not exist on the device: only its results are taken from there, by Call::out.
+    const DeviceMemory memory(!to_host && key_ == c10::DispatchKey::CPU);
+    op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
+    if (!kept.empty()) call.settle();
+    const size_t first = stack->size() - returned_.size();
+    for (size_t i = 0; i < returned_.size(); i++) {
+      c10::IValue& value = (*stack)[first + i];
+      if (returned_[i] >= 0) {
+        for (auto& [index, original] : kept)
+          if (index == static_cast<size_t>(returned_[i])) value = original;
+      } else if (to_host) {
+        continue;
+      } else if (value.isTensor()) {
+        value = call.out(value.toTensor());
+      } else if (value.isTensorList()) {
+        std::vector<at::Tensor> results;
+        for (at::Tensor tensor : value.toTensorList()) results.push_back(call.out(tensor));
+        value = std::move(results);
+      }
+    }
+  }
+  if (synchronises_) synchronise(op.schema().name().c_str());
+  check_dtype(op.operator_name(), call.outputs());
+  sim_count_op({op.operator_name(), call.inputs(), call.outputs(), call.device().index(), sim_clock_ns() - started});
+}
+
+void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "anabatic sim: operator ", op.operator_name(),
+                              " is not simulated (a real NPU may have it): see docs/en/concepts/sim-fidelity.md");
+}
+
+void check_dtype(const c10::OperatorName& name, c10::ArrayRef<at::Tensor> tensors) {
+  static const bool bf16 = sim_segment()->bf16 != 0;
+  if (bf16) return;
+  for (const auto& tensor : tensors)
+    TORCH_CHECK(tensor.scalar_type() != at::kBFloat16, "call aclnn for ", name.name,
+                " failed, detail:EZ1001: Tensor dtype DT_BFLOAT16 is not supported on ", sim_segment()->soc,
+                ".\n[ERROR] ERR00100 PTA call acl api failed");
+}
+
+}  // namespace sim

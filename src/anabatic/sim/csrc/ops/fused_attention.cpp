@@ -1,0 +1,324 @@
+// npu_fusion_attention and its gradient: softmax(mask(scale * (q k^T + pse))) v with dropout, in five layouts.
+//
+// Semantics from op-plugin's documentation: scale is 1 unless given, a mask of 1 hides, sparse modes 2 to 4 take the compressed
+// 2048 x 2048 mask and mean a triangle or a band, TND packs sequences whose ends are listed without a leading zero. The
+// arithmetic
+// is float32; the gradient recomputes the scores, so that only the row statistics are kept.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "attention.h"
+#include "count.h"
+#include "fallback.h"
+#include "kernels.h"
+
+namespace sim {
+
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Ends = at::OptionalIntArrayRef;
+
+bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined() && tensor->numel() > 0; }
+
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
+  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
+              "npu_fusion_attention: query, key and value must have one dtype, got ", q.dtype(), ", ", k.dtype(), ", ",
+                  v.dtype());
+  TORCH_CHECK(options.layout == "BNSD" || options.layout == "BSND" || options.layout == "BSH" || options.layout == "SBH" ||
+                  options.layout == "TND",
+              "The input_layout should be BSH/SBH/BNSD/BSND/TND(case-insensitive), but got ", options.layout);
+  TORCH_CHECK(options.keep > 0 && options.keep <= 1, "The keep_prob value must be in range of (0, 1], but got ", options.keep);
+  check_mask("npu_fusion_attention", options);
+}
+
+}  // namespace
+
+void check_mask(const char* name, const Options& options) {
+  TORCH_CHECK_NOT_IMPLEMENTED(options.mode >= 0 && options.mode <= 4, "anabatic sim: ", name, " with sparse_mode ", options.mode,
+                              " is not simulated");
+  if (options.mode >= 1) TORCH_CHECK(given(options.mask), name, ": sparse_mode ", options.mode, " needs atten_mask");
+  if (!given(options.mask)) return;
+  TORCH_CHECK(options.mask->scalar_type() == at::kBool || options.mask->scalar_type() == at::kByte, name,
+              ": call aclnn failed, detail:EZ1001: attenMask must be bool or uint8, got ", options.mask->dtype());
+  if (options.mode >= 2)
+    TORCH_CHECK(options.mask->dim() == 2 && options.mask->size(0) == 2048 && options.mask->size(1) == 2048, name,
+                ": sparse_mode ",
+                options.mode, " needs the compressed mask of shape [2048, 2048], got ", options.mask->sizes());
+}
+
+Tensor heads_first(const Tensor& x, std::string_view layout, int64_t heads) {
+  if (layout == "BNSD") return x;
+  if (layout == "BSND") return x.transpose(1, 2);
+  if (layout == "TND") return x.transpose(0, 1).unsqueeze(0);
+  const Tensor split = x.unflatten(-1, {heads, x.size(-1) / heads});  // BSH, SBH
+  return layout == "BSH" ? split.transpose(1, 2) : split.permute({1, 2, 0, 3});
+}
+
+Tensor heads_back(const Tensor& x, std::string_view layout) {
+  if (layout == "BNSD") return x.contiguous();
+  if (layout == "BSND") return x.transpose(1, 2).contiguous();
+  if (layout == "TND") return x.squeeze(0).transpose(0, 1).contiguous();
+  return (layout == "BSH" ? x.transpose(1, 2) : x.permute({2, 0, 1, 3})).flatten(-2).contiguous();
+}
+
+namespace {
+
+int64_t key_heads(const Tensor& q, const Tensor& k, const Options& options) {
+  if (options.layout == "TND" || options.layout == "BNSD") return k.size(1);
+  if (options.layout == "BSND") return k.size(2);
+  return k.size(-1) / (q.size(-1) / options.heads);
+}
+
+std::vector<Part> parts_of(const Tensor& q, const Tensor& k, const Options& options, Ends q_ends, Ends k_ends) {
+  std::vector<Part> parts;
+  if (options.layout != "TND") {
+    for (int64_t b = 0; b < q.size(0); b++) parts.push_back({b, 0, q.size(2), 0, k.size(2)});
+    return parts;
+  }
+  TORCH_CHECK(q_ends.has_value() && k_ends.has_value(),
+              "npu_fusion_attention: layout TND needs actual_seq_qlen and actual_seq_kvlen");
+  TORCH_CHECK(q_ends->size() == k_ends->size(), "npu_fusion_attention: actual_seq_qlen has ", q_ends->size(),
+              " ends and actual_seq_kvlen ", k_ends->size());
+  int64_t q_from = 0, k_from = 0;
+  for (size_t i = 0; i < q_ends->size(); i++) {
+    TORCH_CHECK((*q_ends)[i] >= q_from && (*k_ends)[i] >= k_from, "npu_fusion_attention: actual_seq lengths must be cumulative");
+    parts.push_back({static_cast<int64_t>(i), q_from, (*q_ends)[i] - q_from, k_from, (*k_ends)[i] - k_from});
+    q_from = (*q_ends)[i];
+    k_from = (*k_ends)[i];
+  }
+  TORCH_CHECK(q_from == q.size(2) && k_from == k.size(2), "npu_fusion_attention: actual_seq lengths end at ", q_from, " and ",
+              k_from,
+              ", the tensors hold ", q.size(2), " and ", k.size(2), " tokens");
+  return parts;
+}
+
+// True where a score is hidden; undefined when none is.
+Tensor hidden(const Part& part, const Options& options) {
+  const int64_t rows = part.q_rows, columns = part.k_rows;
+  Tensor result;
+  if (options.mode <= 1 && given(options.mask)) {
+    result = options.mask->to(at::kBool);
+    if (result.dim() == 4) result = result[result.size(0) > 1 ? part.batch : 0];
+    result = result.slice(-2, 0, rows).slice(-1, 0, columns);
+    TORCH_CHECK(result.size(-2) == rows && result.size(-1) == columns, "npu_fusion_attention: atten_mask ", options.mask->sizes(),
+                " does not cover ", rows, " x ", columns, " scores");
+  }
+  int64_t before = std::numeric_limits<int32_t>::max(), after = before, shift = 0;
+  if (options.mode == 2 || options.mode == 3) after = 0;
+  if (options.mode == 3 || options.mode == 4) shift = columns - rows;
+  if (options.mode == 4 || (options.mode == 0 && given(options.mask))) {
+    before = options.before;
+    after = options.after;
+  }
+  if (before >= columns + rows && after >= columns + rows) return result;
+  const Tensor distance = at::arange(columns).unsqueeze(0) - (at::arange(rows).unsqueeze(1) + shift);  // key minus query
+  const Tensor band = distance.gt(after).logical_or_(distance.lt(-before));
+  return result.defined() ? result.logical_or(band) : band;
+}
+
+Tensor bias(const Part& part, const Options& options) {
+  if (!given(options.pse)) return {};
+  TORCH_CHECK_NOT_IMPLEMENTED(options.pse->dim() == 4 && options.layout != "TND",
+                              "anabatic sim: npu_fusion_attention takes pse of shape [B, N, S, S] only");
+  TORCH_CHECK_NOT_IMPLEMENTED(options.pse->size(2) == part.q_rows || options.pse->size(2) == 1,
+                              "anabatic sim: the compressed pse of npu_fusion_attention is not simulated");
+  return (*options.pse)[options.pse->size(0) > 1 ? part.batch : 0].to(at::kFloat);
+}
+
+}  // namespace
+
+Scores attention_scores(const Tensor& q, const Tensor& k, const Part& part, const Options& options) {
+  const int64_t heads = q.size(0), groups = k.size(0);
+  Tensor raw = at::bmm(q.reshape({groups, -1, q.size(-1)}), k.transpose(1, 2)).view({heads, part.q_rows, part.k_rows});
+  if (const Tensor added = bias(part, options); added.defined()) raw = raw + added;
+  raw = raw * options.scale;
+  const Tensor off = hidden(part, options);
+  if (off.defined()) raw.masked_fill_(off, -std::numeric_limits<float>::infinity());
+  Scores result;
+  result.max = part.k_rows > 0 ? raw.amax(-1, true) : at::zeros({heads, part.q_rows, 1});
+  result.max = result.max.masked_fill(result.max.isinf(), 0);  // a row without keys
+  const Tensor power = (raw - result.max).exp_();
+  result.sum = power.sum(-1, true);
+  result.weights = power / result.sum.clamp_min(std::numeric_limits<float>::min());
+  result.dropped = result.weights;
+  if (options.keep < 1) {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(part.batch));
+    result.dropped = result.weights * at::empty_like(power).bernoulli_(options.keep, generator) / options.keep;
+  }
+  return result;
+}
+
+Tensor part_rows(const Tensor& x, const Part& part, bool query, const Options& options) {
+  const Tensor own = x[options.layout == "TND" ? 0 : part.batch];
+  return own.narrow(1, query ? part.q_from : part.k_from, query ? part.q_rows : part.k_rows).to(at::kFloat);
+}
+
+namespace {
+
+struct Forward {
+  Tensor out, max, sum;
+};
+
+Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, const Options& options, Ends q_ends, Ends k_ends) {
+  check(query, key, value, options);
+  const int64_t groups = key_heads(query, key, options);
+  TORCH_CHECK(groups > 0 && options.heads % groups == 0, "npu_fusion_attention: ", options.heads, " query heads, ", groups,
+              " key heads");
+  const Tensor q = heads_first(query, options.layout, options.heads);
+  TORCH_CHECK(q.size(1) == options.heads, "npu_fusion_attention: head_num is ", options.heads, ", query has ", q.size(1),
+              " heads");
+  const Tensor k = heads_first(key, options.layout, groups), v = heads_first(value, options.layout, groups);
+  Tensor out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
+  Tensor max = at::zeros({q.size(0), q.size(1), q.size(2), 1}, q.options().dtype(at::kFloat)), sum = at::zeros_like(max);
+  for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
+    if (part.q_rows == 0) continue;
+    add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (q.size(3) + v.size(3)));
+    const Scores s = attention_scores(part_rows(q, part, true, options), part_rows(k, part, false, options), part, options);
+    const Tensor result = at::bmm(s.dropped.view({groups, -1, part.k_rows}), part_rows(v, part, false, options));
+    const int64_t b = options.layout == "TND" ? 0 : part.batch;
+    out[b].narrow(1, part.q_from, part.q_rows).copy_(result.view({options.heads, part.q_rows, -1}));
+    max[b].narrow(1, part.q_from, part.q_rows).copy_(s.max);
+    sum[b].narrow(1, part.q_from, part.q_rows).copy_(s.sum);
+  }
+  auto eight = [&](const Tensor& x) {  // the kernel writes each statistic eight times
+    const Tensor wide = x.expand({-1, -1, -1, 8});
+    return options.layout == "TND" ? wide.squeeze(0).transpose(0, 1).contiguous() : wide.contiguous();
+  };
+  return {heads_back(out, options.layout), eight(max), eight(sum)};
+}
+
+struct Backward {
+  Tensor dq, dk, dv, dpse;
+};
+
+Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& grad, const Options& options,
+                  Ends q_ends,
+                  Ends k_ends) {
+  check(query, key, value, options);
+  const int64_t groups = key_heads(query, key, options);
+  const Tensor q = heads_first(query, options.layout, options.heads), k = heads_first(key, options.layout, groups),
+               v = heads_first(value, options.layout, groups), above = heads_first(grad, options.layout, options.heads);
+  Tensor dq = at::zeros(q.sizes(), q.options()), dk = at::zeros(k.sizes(), k.options()), dv = at::zeros(v.sizes(), v.options());
+  Tensor dpse = given(options.pse) ? at::zeros(options.pse->sizes(), q.options().dtype(at::kFloat)) : Tensor();
+  for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
+    if (part.q_rows == 0 || part.k_rows == 0) continue;
+    add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (3 * q.size(3) + 2 * v.size(3)));
+    const Tensor qs = part_rows(q, part, true, options), ks = part_rows(k, part, false, options), vs = part_rows(v, part, false,
+                                                                                                                 options),
+                 dout = part_rows(above, part, true, options).reshape({groups, -1, vs.size(-1)});
+    const Scores s = attention_scores(qs, ks, part, options);
+    const std::vector<int64_t> grouped = {groups, -1, part.k_rows};
+    Tensor dweights = at::bmm(dout, vs.transpose(1, 2)).view_as(s.weights);
+    if (options.keep < 1) dweights = dweights * (s.dropped != 0) / options.keep;
+    const Tensor inner = (dweights * s.weights).sum(-1, true);
+    const Tensor draw = (s.weights * (dweights - inner)) * options.scale;
+    const int64_t b = options.layout == "TND" ? 0 : part.batch;
+    dq[b].narrow(1, part.q_from, part.q_rows).copy_(at::bmm(draw.view(grouped), ks).view_as(qs));
+    dk[b].narrow(1, part.k_from, part.k_rows)
+        .copy_(at::bmm(draw.view(grouped).transpose(1, 2), qs.reshape({groups, -1, qs.size(-1)})));
+    dv[b].narrow(1, part.k_from, part.k_rows).copy_(at::bmm(s.dropped.view(grouped).transpose(1, 2), dout));
+    if (dpse.defined()) {
+      Tensor own = dpse[options.pse->size(0) > 1 ? part.batch : 0];
+      own.add_(draw.sum_to_size(own.sizes()));
+    }
+  }
+  if (dpse.defined()) dpse = dpse.to(options.pse->scalar_type());
+  return {heads_back(dq, options.layout), heads_back(dk, options.layout), heads_back(dv, options.layout), dpse};
+}
+
+void no_extras(const OptionalTensor& sink, const Ends& prefix) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!given(sink), "anabatic sim: npu_fusion_attention with sink is not simulated");
+  TORCH_CHECK_NOT_IMPLEMENTED(!prefix.has_value() || prefix->empty(),
+                              "anabatic sim: npu_fusion_attention with prefix is not simulated");
+}
+
+int64_t new_seed(double keep) { return keep < 1 ? static_cast<int64_t>(take_seed_here() >> 2) : 0; }
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
+    const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
+    const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t,
+        Ends prefix,
+    Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink,
+    const OptionalTensor& dropout_mask, int64_t, int64_t) {
+  no_extras(sink, prefix);
+  TORCH_CHECK_NOT_IMPLEMENTED(!given(dropout_mask), "anabatic sim: npu_fusion_attention with dropout_mask is not simulated");
+  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep)};
+  const Forward f = forward(q, k, v, options, q_ends, k_ends);
+  return {f.out, f.max, f.sum, at::empty({0}, q.options()), options.seed, 0, keep < 1 ? q.numel() : 0};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
+        const OptionalTensor& pse,
+    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t, int64_t,
+        Ends prefix,
+    Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
+  no_extras(sink, prefix);
+  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends);
+  return {b.dq, b.dk, b.dv, b.dpse.defined() ? b.dpse : at::empty({0}, q.options()), at::empty({0}, q.options())};
+}
+
+std::vector<int64_t> listed(const OptionalTensor& ends) {
+  if (!given(ends)) return {};
+  const Tensor host = ends->to(at::kLong).contiguous();
+  return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
+}
+
+Ends ends_of(const std::vector<int64_t>& list) { return list.empty() ? Ends() : Ends(at::IntArrayRef(list)); }
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_v3(
+    const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
+    const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t,
+        Ends prefix,
+    const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool, c10::string_view,
+        const OptionalTensor& sink) {
+  no_extras(sink, prefix);
+  const auto q_list = listed(q_ends), k_list = listed(k_ends);
+  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep)};
+  const Forward f = forward(q, k, v, options, ends_of(q_list), ends_of(k_list));
+  return {f.out, f.max, f.sum, at::empty({0}, q.options()), at::full({1}, options.seed, at::kLong), at::zeros({1}, at::kLong)};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
+        const OptionalTensor& pse,
+    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, const OptionalTensor& seed,
+    const OptionalTensor&, Ends prefix, const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool,
+    c10::string_view, const OptionalTensor& sink) {
+  no_extras(sink, prefix);
+  const auto q_list = listed(q_ends), k_list = listed(k_ends);
+  const int64_t number = given(seed) ? seed->item<int64_t>() : 0;
+  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, number}, ends_of(q_list),
+                              ends_of(k_list));
+  return {b.dq, b.dk, b.dv, b.dpse.defined() ? b.dpse : at::empty({0}, q.options()), at::empty({0}, q.options())};
+}
+
+}  // namespace
+
+void register_fused_attention(torch::Library& npu) {
+  npu.impl("npu_fusion_attention", TORCH_FN(attention));
+  npu.impl("npu_fusion_attention_grad", TORCH_FN(attention_grad));
+  npu.impl("npu_fusion_attention_v3", TORCH_FN(attention_v3));
+  npu.impl("npu_fusion_attention_grad_v3", TORCH_FN(attention_grad_v3));
+}
+
+}  // namespace sim

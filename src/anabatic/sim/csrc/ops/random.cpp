@@ -1,0 +1,39 @@
+// Random numbers. The state is torch_npu's own generator (seed and offset), so manual_seed, get_rng_state, fork_rng and
+// checkpointing work; the numbers come from the CPU's engine, seeded per call: repeatable, and not those of a real NPU.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <mutex>
+
+#include "fallback.h"
+
+namespace sim {
+
+uint64_t take_seed(const std::optional<at::Generator>& wanted, c10::Device device) {
+  at::Generator generator = wanted.has_value() && wanted->defined() ? *wanted : at::globalContext().defaultGenerator(device);
+  TORCH_CHECK(generator.device().type() == device.type(), "Expected a '", device.type(),
+              "' device type for generator but found '",
+              generator.device().type(), "'");
+  uint64_t seed, offset;
+  {
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    seed = generator.current_seed();
+    offset = generator.get_offset();
+    generator.set_offset(offset + 4);  // the offset counts in fours
+  }
+  uint64_t mixed = seed + 0x9e3779b97f4a7c15ULL * (offset / 4 + 1);  // splitmix64
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebULL;
+  return mixed ^ (mixed >> 31);
+}
+
+uint64_t take_seed_here() {
+  return take_seed(std::nullopt, c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice());
+}
+
+at::Generator take_generator(const std::optional<at::Generator>& wanted, c10::Device device) {
+  return at::detail::createCPUGenerator(take_seed(wanted, device));
+}
+
+}  // namespace sim

@@ -1,0 +1,141 @@
+// Puts our kernels over torch_npu's. Runs when the library is loaded (aclInit does that), once per process.
+//
+// The list of operators is torch_npu's own: what it registered for PrivateUse1 is what we take over. Three kinds stay its own:
+// allocation, views and storage. Whatever has no CPU kernel and no kernel of ours is refused by name.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+#include "alias.h"
+#include "count.h"
+#include "fallback.h"
+#include "kernels.h"
+
+namespace sim {
+
+namespace {
+
+// Allocation, views, storage, streams: torch_npu's own code, on the simulated runtime.
+const std::unordered_set<std::string_view> kKept = {
+    "aten::as_strided", "aten::as_strided_", "aten::_reshape_alias", "aten::squeeze", "aten::squeeze.dim", "aten::unsqueeze",
+    "aten::unfold", "aten::view", "aten::view_as_complex", "aten::view_as_real", "aten::empty.memory_format",
+    "aten::empty_strided", "aten::empty_like", "aten::new_empty_strided", "aten::resize_", "aten::resize_as_", "aten::set_",
+    "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::is_set_to",
+    "aten::is_pinned", "aten::_pin_memory", "aten::record_stream",
+    "npu::get_npu_format", "npu::get_storage_size", "npu::set_op_timeout_ms", "npu::npu_change_data_ptr"};
+
+// Made of other operators: the CPU's own composition runs on the simulated tensors.
+const std::unordered_set<std::string_view> kComposed = {"aten::_to_copy", "aten::contiguous", "aten::_lazy_clone"};
+
+std::string text(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+// What became of each of torch_npu's operators, for scripts/sim_coverage.py: "name kind" lines.
+std::string& kinds() {
+  static auto* lines = new std::string;
+  return *lines;
+}
+
+void note(const std::string& name, const char* kind) { kinds().append(name).append(" ").append(kind).append("\n"); }
+
+// Runs the kernel that the CPU would run at `key` on the arguments as they are.
+class Composed final : public c10::OperatorKernel {
+ public:
+  Composed(const c10::OperatorHandle& op, c10::DispatchKey key) : kernel_(op.getComputedKernelForDispatchKey(key)) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    kernel_.callBoxed(op, keys, stack);
+  }
+
+ private:
+  c10::SafeKernelFunction kernel_;
+};
+
+void take_over(torch::Library& aten, torch::Library& npu, const std::unordered_set<std::string>& ours) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+    const std::string full = text(name);
+    const bool is_aten = full.rfind("aten::", 0) == 0;
+    if ((!is_aten && full.rfind("npu::", 0) != 0) || kKept.count(full) != 0 || ours.count(full) != 0) {
+      note(full, ours.count(full) != 0 ? "own" : "kept");
+      continue;
+    }
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value()) continue;  // a kernel without an operator
+    const std::string local = full.substr(full.find("::") + 2);
+    torch::Library& library = is_aten ? aten : npu;
+    if (kComposed.count(full) != 0) {
+      note(full, "composed");
+      library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Composed>(*op,
+                                                                                                      c10::DispatchKey::CPU)));
+    } else if (op->hasKernelForDispatchKey(kFormula)) {
+      note(full, "formula");
+      library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op, kFormula)));
+    } else if (is_aten && op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      note(full, "cpu");
+      library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op)));
+    } else {
+      note(full, "refused");
+      library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
+    }
+  }
+}
+
+// torch_npu has derivatives of its own for some aten operators, which end in fused kernels: the CPU's formulas replace them.
+void take_over_autograd(torch::Library& autograd, const std::unordered_set<std::string>& ours) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::AutogradPrivateUse1)) {
+    const std::string full = text(name);
+    if (full.rfind("aten::", 0) != 0 || ours.count(full) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value() || !op->hasComputedKernelForDispatchKey(c10::DispatchKey::AutogradCPU)) continue;
+    autograd.impl(full.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                                              std::make_unique<Composed>(*op, c10::DispatchKey::AutogradCPU)));
+  }
+}
+
+// Each kernel replaces one of torch_npu's on purpose: the dispatcher's warning about that says nothing to the user.
+class Quiet final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
+void install() {
+  Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  install_allocator();
+  // Never freed: kernels must outlive every tensor.
+  auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto* npu = new torch::Library(torch::Library::IMPL, "npu", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto* autograd = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
+  auto* formulas = new torch::Library(torch::Library::IMPL, "npu", kFormula, __FILE__, __LINE__);
+  register_fused_norm(*formulas);
+  register_fused_attention(*formulas);
+  register_fused_infer(*formulas);
+  register_fused_experts(*formulas);
+  register_casts(*formulas);
+  auto* other = new torch::Library(torch::Library::IMPL, "aten", kFormula, __FILE__, __LINE__);
+  register_fused_loss(*formulas, *other);
+  const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
+                                               "aten::_local_scalar_dense", "aten::native_dropout",
+                                               "aten::scaled_dot_product_attention"};
+  take_over(*aten, *npu, own);
+  take_over_autograd(*autograd, {"aten::scaled_dot_product_attention"});
+  register_copies(*aten);
+  register_attention_route(*aten, *autograd);
+  watch_steps();
+}
+
+// A variable and not a constructor function: those run before the tables above exist.
+const bool installed = (install(), true);
+
+}  // namespace
+}  // namespace sim
+
+extern "C" const char* sim_operator_kinds(void) { return sim::kinds().c_str(); }

@@ -1,0 +1,156 @@
+"""Starts COMMAND on a simulated machine and leaves nothing behind, also when this process is killed.
+
+Between us and COMMAND stands a small supervisor, forked from here. It adopts every orphan of COMMAND (a child
+subreaper, prctl(2)) and holds the reading end of a pipe: the pipe closes when we end, however that happens. Then it
+ends what still runs and removes the shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from anabatic.core.errors import UserError
+from anabatic.sim import segment
+
+GRACE_SECONDS = 3.0
+"""What still runs when COMMAND has ended is asked to end, and killed after this time."""
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_AWAITED = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
+_INTERRUPT = signal.SIGRTMIN
+"""From us to the supervisor: pass SIGINT on. The SIGINT of a terminal has reached COMMAND already."""
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], machine: str, ended: Callable[[int], None]) -> int:
+    """Run `command`; return its exit code, or end by the signal that ended it. `ended` hears of it before.
+
+    Raises:
+        UserError: there is no such program.
+    """
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        segment.remove(machine)
+        raise UserError(f'there is no program "{command[0]}"', "what stands after -- is typed as in a shell")
+    ours, theirs = os.pipe()  # theirs is held open by us alone: end of file means that we are gone
+    sys.stdout.flush()
+    sys.stderr.flush()
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, (*_AWAITED, _INTERRUPT))  # none is lost before we wait for it
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.close(theirs)
+        _supervise(command, environment, machine, ours)
+    os.close(ours)
+    try:
+        status = _wait(supervisor)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+        os.close(theirs)
+        segment.remove(machine)
+    ended(os.waitstatus_to_exitcode(status))
+    return _mirror(status)
+
+
+def _wait(supervisor: int) -> int:
+    """Return the supervisor's exit status; pass on the signals that COMMAND has not had."""
+    while True:
+        info = signal.sigwaitinfo(_AWAITED)
+        number = info.si_signo
+        if number == signal.SIGCHLD:
+            ended, status = os.waitpid(supervisor, os.WNOHANG)
+            if ended:
+                return status
+            continue
+        if number == signal.SIGINT:
+            # Ctrl-C comes from the kernel (si_code above 0, sigaction(2)) and goes to the whole foreground group,
+            # COMMAND included; one that a process has sent came to us alone.
+            if info.si_code > 0:
+                continue
+            number = _INTERRUPT
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, number)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_AWAITED, _INTERRUPT))
+
+
+def _mirror(status: int) -> int:
+    """Return the exit code, or die of the signal that COMMAND died of, as a shell would see it without us."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    if -code in (signal.SIGKILL, signal.SIGSTOP):
+        return 128 - code
+    signal.signal(-code, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core dump is COMMAND's
+    os.kill(os.getpid(), -code)
+    return 128 - code
+
+
+def _supervise(command: Sequence[str], environment: Mapping[str, str], machine: str, pipe: int) -> None:
+    """Never returns."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        child = subprocess.Popen(list(command), env=dict(environment), preexec_fn=_unblock)
+        for number in _FORWARDED:
+            signal.signal(number, lambda given, frame: child.send_signal(given))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(_INTERRUPT, lambda given, frame: child.send_signal(signal.SIGINT))
+        _unblock()
+        status = _watch(child, pipe)
+        _end_children()
+    except OSError as error:
+        _unblock()
+        sys.stderr.write(f"error: {command[0]} cannot be started: {error.strerror}\n")
+        status = 126
+    finally:
+        segment.remove(machine)
+        code = status
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            os.kill(os.getpid(), -code)
+        os._exit(code)
+
+
+def _watch(child: subprocess.Popen[bytes], pipe: int) -> int:
+    """Wait for COMMAND or for our own parent's end."""
+    ended = os.pidfd_open(child.pid)
+    while True:
+        ready, _, _ = select.select([pipe, ended], [], [])
+        if ended in ready:
+            return child.wait()
+        if pipe in ready:
+            return -signal.SIGKILL
+
+
+def _end_children() -> None:
+    """End what COMMAND left running: everything below us is ours, because orphans come to us."""
+    import psutil
+
+    me = psutil.Process()
+    for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
+        children = me.children(recursive=True)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+        deadline = time.monotonic() + patience
+        while children and time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            children = me.children(recursive=True)
+            time.sleep(0.02)
+        if not children:
+            return

@@ -1,0 +1,279 @@
+"""What happened in a simulation: the files that each process left (csrc/runtime/report.cpp), joined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabatic.core.paths import write_atomic
+from anabatic.sim.machine import Machine
+
+_STEP = [
+    "operators",
+    "syncs",
+    "h2d_calls",
+    "h2d_bytes",
+    "d2h_calls",
+    "d2h_bytes",
+    "d2d_calls",
+    "d2d_bytes",
+    "collectives",
+    "collective_bytes",
+    "device_ns",
+    "collective_ns",
+    "waited_ns",
+    "flops",
+    "paper_ns",
+    "alone_ns",
+    "host_ns",
+]
+"""Columns of a step, cumulative (`write_step`)."""
+_ROW = ["calls", "bytes", "paper_ns", "host_ns", "waited_ns", "flops", "first", "last"]
+"""Columns of a table's row (`write_table`); `first` and `last` are calls up to the end of those steps."""
+_KEPT_STEPS = 1000
+_LAUNCHES = ("operators", "collectives")
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process's file."""
+
+    pid: int
+    now: Row
+    steps: list[Row]
+    tables: dict[str, dict[str, Row]]
+    dropped_events: int
+
+    @property
+    def between(self) -> int:
+        """Steps that per-step figures are a mean of: the first, with its set-up, only counts when it is alone."""
+        return max(len(self.steps) - 1, 1 if self.steps else 0)
+
+    def per_step(self, column: str) -> float:
+        """Return the mean of a column over the steps."""
+        if not self.steps:
+            return 0.0
+        first = self.steps[0][column] if len(self.steps) > 1 else 0.0
+        return (self.steps[-1][column] - first) / self.between
+
+    def calls_per_step(self, row: Row) -> float:
+        """Return a table row's calls in a step."""
+        if not self.steps:
+            return 0.0
+        return (row["last"] - (row["first"] if len(self.steps) > 1 else 0)) / self.between
+
+
+def read(folder: Path) -> list[Process]:
+    """Return what the processes left in `folder`."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        tables = {
+            name: {key: dict(zip(_ROW, row, strict=True)) for key, row in data[name].items()}
+            for name in ("operators", "collectives", "syncs", "unfused")
+        }
+        steps = [dict(zip(_STEP, step, strict=True)) for step in data["steps"]]
+        found.append(
+            Process(data["pid"], dict(zip(_STEP, data["now"], strict=True)), steps, tables, data["dropped_events"])
+        )
+    return [process for process in found if process.now["operators"] or process.now["collectives"]]
+
+
+def _table(processes: Sequence[Process], name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table added over processes; calls per step are those of one process."""
+    rows: dict[str, dict[str, float]] = {}
+    stepping = sum(1 for process in processes if process.steps) or 1
+    for process in processes:
+        for key, row in process.tables[name].items():
+            total = rows.setdefault(key, dict.fromkeys((*_ROW[:6], "per_step"), 0.0))
+            for column in _ROW[:6]:
+                total[column] += row[column]
+            total["per_step"] += process.calls_per_step(row) / stepping
+    ordered = sorted(rows.items(), key=lambda item: (-item[1]["paper_ns"], -item[1]["calls"], item[0]))
+    return [{"name": key, **row} for key, row in ordered]
+
+
+def _milliseconds(ns: float) -> float:
+    return round(ns / 1e6, 6)
+
+
+def _named(processes: Sequence[Process], name: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": row["name"],
+            "calls": int(row["calls"]),
+            "per_step": round(row["per_step"], 3),
+            "bytes": int(row["bytes"]),
+            **({"flops": row["flops"]} if name == "operators" else {"waited_ms": _milliseconds(row["waited_ns"])}),
+            "paper_ms": _milliseconds(row["paper_ns"]),
+            "host_ms": _milliseconds(row["host_ns"]),
+        }
+        for row in _table(processes, name)
+    ]
+
+
+def _syncs(processes: Sequence[Process]) -> list[dict[str, Any]]:
+    rows = []
+    for row in sorted(_table(processes, "syncs"), key=lambda row: -row["calls"]):
+        line, _, call = row["name"].partition("\t")
+        rows.append(
+            {
+                "line": line,
+                "call": call,
+                "count": int(row["calls"]),
+                "per_step": round(row["per_step"], 3),
+                "waited_ms": _milliseconds(row["waited_ns"]),
+            }
+        )
+    return rows
+
+
+def _unfused(processes: Sequence[Process]) -> list[dict[str, Any]]:
+    rows = []
+    for row in _table(processes, "unfused"):
+        name, _, reason = row["name"].partition(": ")
+        rows.append({"name": name, "reason": reason, "count": int(row["calls"]), "per_step": round(row["per_step"], 3)})
+    return rows
+
+
+def _step(processes: Sequence[Process]) -> dict[str, Any]:
+    """Return the counters of one step of one process, the mean over processes and steps after the first."""
+    stepping = [process for process in processes if process.steps]
+    columns = [name for name in _STEP if not name.endswith("_ns")]
+    mean = (
+        {name: sum(process.per_step(name) for process in stepping) / len(stepping) for name in columns}
+        if stepping
+        else {}
+    )
+    return {
+        "count": max((len(process.steps) for process in processes), default=0),
+        "processes": len(stepping),
+        **{name: round(value, 3) for name, value in mean.items()},
+    }
+
+
+def _paper(processes: Sequence[Process], machine: Machine) -> dict[str, Any] | None:
+    """Return the predicted step: the slowest process decides. None when no step was seen."""
+    stepping = [process for process in processes if process.steps]
+    if not stepping:
+        return None
+    # Of the ranks that meet in every step, the one that waits least is the one that the others wait for.
+    slowest = max(stepping, key=lambda process: process.per_step("paper_ns") - process.per_step("waited_ns"))
+    step, alone = slowest.per_step("paper_ns"), slowest.per_step("alone_ns")
+    peak = machine.chip.row.half_tflops * 1e12
+    flops = sum(process.per_step("flops") for process in stepping) / len(stepping)
+    waited = max(process.per_step("waited_ns") for process in stepping)
+    return {
+        "step_ms": _milliseconds(step),
+        "device_ms": _milliseconds(slowest.per_step("device_ns")),
+        "collective_ms": _milliseconds(slowest.per_step("collective_ns")),
+        "waited_ms": _milliseconds(waited),
+        "launches": round(sum(slowest.per_step(name) for name in _LAUNCHES), 1),
+        "flops": flops,
+        "mfu": round(flops / (step / 1e9 * peak), 6) if step else 0.0,
+        "bound": _bound(slowest, step, alone, waited),
+        "scaling": {
+            "devices": len(stepping),
+            "alone_ms": _milliseconds(alone),
+            "efficiency": round(alone / step, 4) if step else 0.0,
+            "speedup": round(len(stepping) * alone / step, 3) if step else 0.0,
+        },
+    }
+
+
+def _bound(slowest: Process, step: float, alone: float, waited: float) -> str:
+    """Return what decides how long a step is."""
+    if waited > 0.3 * step:
+        return "slowest device"
+    if alone < 0.7 * step:
+        return "network"
+    return "device" if slowest.per_step("device_ns") > 0.7 * alone else "host"
+
+
+def _device(index: int, row: Any) -> dict[str, Any]:
+    names = [
+        "hbm_total",
+        "hbm_peak",
+        "allocations",
+        "operators",
+        "syncs",
+        "h2d_calls",
+        "h2d_bytes",
+        "d2h_calls",
+        "d2h_bytes",
+        "d2d_calls",
+        "d2d_bytes",
+        "collectives",
+        "collective_bytes",
+    ]
+    figures = {name: int(getattr(row, name)) for name in names}
+    return {"npu": index, **figures, "host_ms": _milliseconds(row.busy_ns), "paper_ms": _milliseconds(row.paper_ns)}
+
+
+def _faults(machine: Machine, rows: Iterable[Any]) -> list[dict[str, Any]]:
+    return [{"fault": str(fault), "struck": int(row.struck)} for fault, row in zip(machine.faults, rows, strict=False)]
+
+
+def build(
+    machine: Machine, segment: Any, folder: Path, command: Sequence[str], code: int, seconds: float
+) -> dict[str, Any]:
+    """Return the whole report."""
+    processes = read(folder)
+    steps = [
+        {
+            name: round(b[name] - (a[name] if a else 0), 3)
+            for name in ("operators", "syncs", "paper_ns", "host_ns", "flops")
+        }
+        for process in processes[:1]
+        for a, b in zip([None, *process.steps], process.steps, strict=False)
+    ]
+    return {
+        "machine": {"npus": machine.npus, "chip": machine.chip.soc, "hbm": machine.hbm},
+        "command": list(command),
+        "exit_code": code,
+        "seconds": round(seconds, 3),
+        "faults": _faults(machine, segment.fault),
+        "devices": [_device(index, segment.device[index]) for index in range(machine.npus)],
+        "processes": [
+            {"pid": process.pid, "steps": len(process.steps), **{name: process.now[name] for name in _STEP}}
+            for process in processes
+        ],
+        "step": _step(processes),
+        "steps": steps[-_KEPT_STEPS:],
+        "operators": _named(processes, "operators"),
+        "collectives": _named(processes, "collectives"),
+        "syncs": _syncs(processes),
+        "unfused": _unfused(processes),
+        "paper": _paper(processes, machine),
+    }
+
+
+def write(report: dict[str, Any], path: Path) -> None:
+    """Write `sim.json`."""
+    write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_trace(folder: Path, path: Path) -> None:
+    """Join the processes' events into a Chrome trace: a process per device, a row per stream."""
+    lines: list[str] = []
+    rows: set[tuple[int, int]] = set()
+    for part in sorted(folder.glob("*.trace")):
+        for line in part.read_text(encoding="utf-8", errors="replace").splitlines():
+            if not line.endswith("},"):
+                continue  # the process was killed while it wrote
+            event = json.loads(line[:-1])
+            rows.add((event["pid"], event["tid"]))
+            lines.append(line[:-1])
+    for device, stream in sorted(rows):
+        name = "host waits" if stream < 0 else f"stream {stream}"
+        lines.append(
+            json.dumps({"ph": "M", "name": "thread_name", "pid": device, "tid": stream, "args": {"name": name}})
+        )
+    for device in sorted({device for device, _ in rows}):
+        lines.append(json.dumps({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"npu:{device}"}}))
+    write_atomic(path, '{"displayTimeUnit": "ms", "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n")

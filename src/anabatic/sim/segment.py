@@ -1,0 +1,217 @@
+"""The shared memory of a simulated machine: mirror of csrc/segment.h (a test compares every offset)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
+from pathlib import Path
+
+from anabatic.core.errors import Failure
+from anabatic.sim import cost
+from anabatic.sim.machine import Machine
+
+MAGIC = 0x314D4953414E41
+VERSION = 2
+DEVICES = 64
+PROCESSES = 256
+FAULTS = 32
+PREFIX = "anabatic-sim-"
+"""Every shared object of a machine starts with this and the pid of its `anabatic sim`."""
+_SHM = Path("/dev/shm")
+
+
+_COUNTERS = (
+    *("hbm_total", "hbm_used", "hbm_peak", "busy_ns", "paper_ns", "operators", "syncs", "h2d_calls", "h2d_bytes"),
+    *("d2h_calls", "d2h_bytes", "d2d_calls", "d2d_bytes", "collectives", "collective_bytes", "allocations"),
+)
+
+
+class Fault(ctypes.Structure):
+    """One fault that waits to strike."""
+
+    _fields_ = [
+        ("kind", c_uint32),
+        ("device", c_int32),
+        ("after", c_int64),
+        ("value", c_int64),
+        ("factor", c_double),
+        ("struck", c_int64),
+    ]
+
+
+class Device(ctypes.Structure):
+    """Memory, time and counters of one device."""
+
+    _fields_ = [
+        *((name, c_uint64) for name in _COUNTERS),
+        ("health", c_uint32),
+        ("link_down", c_uint32),
+        ("lost", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class Process(ctypes.Structure):
+    """A process that uses devices; pid 0: a free row."""
+
+    _fields_ = [
+        ("pid", c_int32),
+        ("pad", c_uint32),
+        ("started", c_uint64),
+        ("name", c_char * 64),
+        ("hbm", c_uint64 * DEVICES),
+    ]
+
+
+class Rates(ctypes.Structure):
+    """Constants of the time on paper (`cost.Rates`)."""
+
+    _fields_ = [
+        *(
+            (name, c_double)
+            for name in [
+                "half_flops",
+                "single_flops",
+                "memory",
+                "host_link",
+                "peer",
+                "peers",
+                "network",
+                "launch_ns",
+                "launch_cube_ns",
+                "launch_collective_ns",
+                "network_ns",
+                "host_ns",
+            ]
+        ),
+        ("server", c_uint64),
+    ]
+
+
+class Segment(ctypes.Structure):
+    """The whole."""
+
+    _fields_ = [
+        ("magic", c_uint64),
+        ("version", c_uint32),
+        ("size", c_uint32),
+        ("devices", c_uint32),
+        ("owner_pid", c_int32),
+        ("owner_started", c_uint64),
+        ("created_ns", c_uint64),
+        ("soc", c_char * 32),
+        ("cube_cores", c_uint32),
+        ("vector_cores", c_uint32),
+        ("l2_bytes", c_uint64),
+        ("bf16", c_uint32),
+        ("clock_mhz", c_uint32),
+        ("half_tflops", c_double),
+        ("bandwidth_gbs", c_double),
+        ("rates", Rates),
+        ("device", Device * DEVICES),
+        ("process", Process * PROCESSES),
+        ("fault", Fault * FAULTS),
+    ]
+
+
+def start_time(pid: int) -> int:
+    """Field 22 of /proc/PID/stat (proc(5)), 0 when there is no such process: tells a reused pid apart."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def alive(pid: int, started: int) -> bool:
+    """True while the process that wrote the two numbers lives."""
+    return start_time(pid) == started != 0
+
+
+def names() -> list[str]:
+    """Names of the machines whose shared memory exists, living or left behind."""
+    found = {path.name for path in _SHM.glob(f"{PREFIX}*")}
+    return sorted(name for name in found if name.removeprefix(PREFIX).isdigit())
+
+
+def create(machine: Machine) -> str:
+    """Make the shared memory of a machine that this process owns; return its name.
+
+    Raises:
+        Failure: /dev/shm is full or missing.
+    """
+    name = f"{PREFIX}{os.getpid()}"
+    remove(name)  # left behind by an earlier process of this number
+    path = _SHM / name
+    try:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(Segment))
+            with mmap.mmap(file.fileno(), ctypes.sizeof(Segment)) as memory:
+                _fill(Segment.from_buffer(memory), machine)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise Failure(
+            f"no shared memory for the simulated machine: {error.strerror}",
+            "/dev/shm needs a megabyte; in a container see --shm-size",
+        ) from error
+    return name
+
+
+def _fill(segment: Segment, machine: Machine) -> None:
+    chip = machine.chip
+    segment.version = VERSION
+    segment.size = ctypes.sizeof(Segment)
+    segment.devices = machine.npus
+    segment.owner_pid = os.getpid()
+    segment.owner_started = start_time(os.getpid())
+    segment.created_ns = time.time_ns()
+    segment.soc = chip.soc.encode()
+    segment.cube_cores = chip.cube_cores
+    segment.vector_cores = chip.vector_cores
+    segment.l2_bytes = chip.l2_mib << 20
+    segment.bf16 = int(chip.row.bf16)
+    segment.clock_mhz = chip.clock_mhz
+    segment.half_tflops = chip.row.half_tflops
+    segment.bandwidth_gbs = chip.row.bandwidth_gbs
+    segment.rates = Rates(*cost.values(cost.rates(chip)))
+    for index in range(machine.npus):
+        segment.device[index].hbm_total = machine.hbm
+    for index, fault in enumerate(machine.faults):
+        segment.fault[index] = Fault(*fault.row())
+        fault.prepare(segment, machine.npus)
+    segment.magic = MAGIC  # last: whoever sees it sees the rest
+
+
+@contextmanager
+def attached(name: str) -> Iterator[Segment]:
+    """Yield the live shared memory of a machine.
+
+    Raises:
+        Failure: it is gone, or of another version.
+    """
+    try:
+        with open(_SHM / name, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), ctypes.sizeof(Segment))
+    except (OSError, ValueError) as error:
+        raise Failure(f"the simulated machine {name} is gone", "`anabatic sim status` lists those that live") from error
+    segment = Segment.from_buffer(memory)
+    try:
+        if (segment.magic, segment.version, segment.size) != (MAGIC, VERSION, ctypes.sizeof(Segment)):
+            raise Failure(f"the simulated machine {name} was made by another version", "run `anabatic sim clean`")
+        yield segment
+    finally:
+        del segment
+        with contextlib.suppress(BufferError):  # a caller kept a row: the mapping goes with it
+            memory.close()
+
+
+def remove(name: str) -> None:
+    """Remove the shared memory of a machine and of its collectives."""
+    for path in [_SHM / name, *_SHM.glob(f"{name}-*")]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,203 @@
+"""Compares torch_npu's fused operators with their formulas in float64: prints a line for each."""
+
+import math
+
+import torch
+import torch_npu
+from torch_npu.optim import NpuFusedAdamW
+
+torch.manual_seed(0)
+
+
+def close(name, ours, formula, *shapes):
+    here = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    there = [x.detach().float().npu().requires_grad_() for x in here]
+    out, expected = ours(*there), formula(*here)
+    weight = torch.randn_like(expected)
+    out.backward(weight.float().npu())
+    expected.backward(weight)
+    errors = [
+        (a.detach().cpu().double() - b.detach()).abs().max().item()
+        for a, b in [(out, expected), *((x.grad, y.grad) for x, y in zip(there, here, strict=True))]
+    ]
+    print(name, max(errors) < 1e-5, "" if max(errors) < 1e-5 else errors)
+
+
+def attention(q, k, v, scale=1.0, mask=None):
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * scale
+    return torch.softmax(scores if mask is None else scores.masked_fill(mask, -math.inf), -1) @ v
+
+
+def packed(q, k, v, ends, scale):
+    parts, start = [], 0
+    for end in ends:
+        a, b, c = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
+        hidden = torch.ones(end - start, end - start).bool().triu(1)
+        parts.append(attention(a, b, c, scale, hidden)[0].transpose(0, 1))
+        start = end
+    return torch.cat(parts)
+
+
+def heads(x, n):
+    return x.unflatten(-1, (n, -1)).transpose(1, 2)
+
+
+def swap(x):
+    return x.transpose(1, 2)
+
+
+def rotate(x):
+    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1)
+
+
+def pairs(x):
+    return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+
+fa = torch_npu.npu_fusion_attention
+triangle = torch.ones(2048, 2048).bool().triu(1).npu()
+causal = torch.ones(7, 7).bool().triu(1)
+B = [(2, 4, 7, 8), (2, 2, 7, 8), (2, 2, 7, 8)]
+close(
+    "rms_norm",
+    lambda x, g: torch_npu.npu_rms_norm(x, g, 1e-6)[0],
+    lambda x, g: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * g,
+    (2, 5, 16),
+    (16,),
+)
+close(
+    "rotary",
+    lambda x, c, s: torch_npu.npu_rotary_mul(x, c, s),
+    lambda x, c, s: x * c + rotate(x) * s,
+    (2, 3, 5, 8),
+    (1, 1, 5, 8),
+    (1, 1, 5, 8),
+)
+close(
+    "interleaved",
+    lambda x, c, s: torch_npu.npu_rotary_mul(x, c, s, "interleave"),
+    lambda x, c, s: x * c + pairs(x) * s,
+    (2, 3, 5, 8),
+    (1, 1, 5, 8),
+    (1, 1, 5, 8),
+)
+close("swiglu", torch_npu.npu_swiglu, lambda x: torch.nn.functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], (3, 8))
+close("scale_one", lambda q, k, v: fa(q, k, v, 4, "BNSD")[0], attention, *B)
+close(
+    "mode_0",
+    lambda q, k, v: fa(q, k, v, 4, "BNSD", atten_mask=causal.npu(), scale=0.3)[0],
+    lambda q, k, v: attention(q, k, v, 0.3, causal),
+    *B,
+)
+close(
+    "mode_2",
+    lambda q, k, v: fa(q, k, v, 4, "BNSD", atten_mask=triangle, scale=0.3, sparse_mode=2)[0],
+    lambda q, k, v: attention(q, k, v, 0.3, causal),
+    *B,
+)
+close(
+    "mode_3",
+    lambda q, k, v: fa(q, k, v, 4, "BSND", atten_mask=triangle, scale=0.3, sparse_mode=3)[0],
+    lambda q, k, v: swap(attention(swap(q), swap(k), swap(v), 0.3, torch.ones(5, 9).bool().triu(5))),
+    (2, 5, 4, 8),
+    (2, 9, 2, 8),
+    (2, 9, 2, 8),
+)
+close(
+    "mode_4",
+    lambda q, k, v: fa(
+        q, k, v, 4, "BNSD", atten_mask=triangle, scale=0.3, sparse_mode=4, pre_tockens=2, next_tockens=0
+    )[0],
+    lambda q, k, v: attention(q, k, v, 0.3, causal | torch.ones(7, 7).bool().tril(-3)),
+    *B,
+)
+close(
+    "BSH",
+    lambda q, k, v: fa(q, k, v, 4, "BSH", scale=0.3)[0],
+    lambda q, k, v: swap(attention(heads(q, 4), heads(k, 2), heads(v, 2), 0.3)).flatten(-2),
+    (2, 5, 32),
+    (2, 6, 16),
+    (2, 6, 16),
+)
+close(
+    "SBH",
+    lambda q, k, v: fa(q, k, v, 4, "SBH", scale=0.3)[0],
+    lambda q, k, v: (
+        swap(attention(*(heads(x.transpose(0, 1), n) for x, n in ((q, 4), (k, 2), (v, 2))), 0.3))
+        .flatten(-2)
+        .transpose(0, 1)
+    ),
+    (5, 2, 32),
+    (6, 2, 16),
+    (6, 2, 16),
+)
+close(
+    "TND",
+    lambda q, k, v: fa(
+        q,
+        k,
+        v,
+        4,
+        "TND",
+        atten_mask=triangle,
+        scale=0.3,
+        sparse_mode=3,
+        actual_seq_qlen=[3, 10],
+        actual_seq_kvlen=[3, 10],
+    )[0],
+    lambda q, k, v: packed(q, k, v, [3, 10], 0.3),
+    (10, 4, 8),
+    (10, 2, 8),
+    (10, 2, 8),
+)
+
+
+def refused(name, call):
+    try:
+        call()
+        print(name, "accepted")
+    except Exception as error:
+        print(name, type(error).__name__, str(error).splitlines()[0][:110])
+
+
+x = torch.randn(2, 8).npu().requires_grad_()
+refused("add_rms_norm", lambda: torch_npu.npu_add_rms_norm(x, x, torch.ones(8).npu())[0].sum().backward())
+refused("on_cpu", lambda: torch_npu.npu_rms_norm(torch.randn(2, 8), torch.ones(8)))
+refused("missing", lambda: torch_npu.npu_moe_gating_top_k_softmax(torch.randn(4, 8).npu(), k=2))
+refused(
+    "triangle",
+    lambda: fa(*(torch.randn(1, 2, 4, 8).npu() for _ in range(3)), 2, "BNSD", atten_mask=causal.npu(), sparse_mode=2),
+)
+
+q = torch.randn(1, 2, 64, 8, device="npu", requires_grad=True)
+v = torch.ones(1, 2, 64, 8, device="npu", requires_grad=True)
+out = fa(q, q, v, 2, "BNSD", keep_prob=0.5, scale=0.3)
+out[0].backward(torch.ones_like(out[0]))
+print(
+    "dropout",
+    out[1].shape == (1, 2, 64, 8),
+    abs(out[0].mean().item() - 1) < 0.1,
+    torch.allclose(v.grad.sum(), out[0].sum() * 1.0, rtol=1e-4),
+)
+
+
+here, there = torch.nn.Parameter(torch.randn(5)), None
+there = torch.nn.Parameter(here.detach().clone().npu())
+plain, fused = torch.optim.AdamW([here], lr=0.1), NpuFusedAdamW([there], lr=0.1)
+for _ in range(3):
+    grad = torch.randn(5)
+    here.grad = grad
+    there.grad = grad.npu() if there.grad is None else there.grad.copy_(grad)
+    plain.step()
+    fused.step()
+print("fused_adamw", torch.allclose(here.detach(), there.detach().cpu(), rtol=1e-6))
+
+
+def bf16():
+    low = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16, device="npu"))
+    low.grad = torch.ones_like(low)
+    NpuFusedAdamW([low]).step()
+
+
+refused("bf16", bf16)

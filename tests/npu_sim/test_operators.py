@@ -1,0 +1,40 @@
+"""torch's own samples give the CPU's values and gradients, torch_npu's fused operators those of their formulas."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from npu_sim.conftest import Sim
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_values_and_gradients_of_aten_operators(sim: Sim) -> None:
+    printed = sim.program("operators.py").splitlines()
+    print(f"{printed[0]} samples compared")
+    assert printed[1:] == []
+    assert int(printed[0]) > 400
+
+
+def test_fused_operators_of_this_project(sim: Sim) -> None:
+    done = sim.command(
+        sys.executable, "-m", "pytest", "-q", "-m", "npu", "-p", "no:cacheprovider", str(ROOT / "tests/device")
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "skipped" not in done.stdout
+
+
+def test_fused_operators_of_torch_npu(sim: Sim) -> None:
+    printed = dict(line.split(" ", 1) for line in sim.program("fused.py").splitlines())
+    names = ["rms_norm", "rotary", "interleaved", "swiglu", "scale_one", "mode_0", "mode_2", "mode_3", "mode_4"]
+    names += ["BSH", "SBH", "TND", "fused_adamw"]
+    assert {name: printed[name].strip() for name in names} == dict.fromkeys(names, "True")
+    assert printed["add_rms_norm"] == "RuntimeError derivative for npu::npu_add_rms_norm is not implemented"
+    assert printed["on_cpu"].startswith(
+        "NotImplementedError Could not run 'npu::npu_rms_norm' with arguments from the 'CPU'"
+    )
+    assert "npu::npu_moe_gating_top_k_softmax is not simulated" in printed["missing"]
+    assert "needs the compressed mask of shape [2048, 2048]" in printed["triangle"]
+    assert printed["dropout"] == "True True True"
+    assert printed["bf16"].startswith("TypeError Fused optimizer's parameters must be either float32 or float16")

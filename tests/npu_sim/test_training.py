@@ -1,0 +1,95 @@
+"""Models train on the simulated device with the CPU's numbers, at a cost near the CPU's."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from npu_sim.conftest import Sim
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "attention"),
+    [
+        ("qwen2", "", "sdpa"),
+        ("qwen3", "foreach", "sdpa"),
+        ("qwen2", "fused", "sdpa"),
+        ("qwen3", "", "eager"),
+        ("qwen2", "bf16", "sdpa"),
+        ("qwen3", "fp16", "sdpa"),
+    ],
+)
+def test_losses_are_the_cpu_s(sim: Sim, kind: str, mode: str, attention: str) -> None:
+    printed = sim.program("train.py", "losses", kind, mode, attention)
+    cpu, npu = json.loads(printed.splitlines()[-1])
+    assert npu == cpu
+
+
+def test_a_step_costs_at_most_half_more(sim: Sim) -> None:
+    printed = sim.program("train.py", "cost", "qwen2", "foreach", "sdpa")
+    rounds = json.loads(printed.splitlines()[-1])
+    ratios = [statistics.median(npu) / statistics.median(cpu) for cpu, npu in rounds]
+    print("step on the simulated NPU over step on the CPU, CPU time:", [round(ratio, 2) for ratio in ratios])
+    assert statistics.median(ratios) <= 1.5
+
+
+def test_muon(sim: Sim) -> None:
+    printed = sim.python(
+        """
+        import torch
+        results = []
+        for device in ("cpu", "npu"):
+            torch.manual_seed(0)
+            layer = torch.nn.Linear(16, 16, bias=False).to(device)
+            optimizer = torch.optim.Muon(layer.parameters(), lr=0.1)
+            for _ in range(3):
+                layer(torch.ones(2, 16, device=device)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            results.append(layer.weight.detach().cpu())
+        print(torch.equal(*results))
+        """
+    )
+    assert printed == "True"
+
+
+def test_a_loader_with_workers_and_pinned_memory(sim: Sim) -> None:
+    printed = sim.python(
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=4, num_workers=2, pin_memory=True)
+        print([batch.npu(non_blocking=True).sum().item() for batch, in loader])
+        """
+    )
+    assert printed == "[6.0, 22.0, 17.0]"
+
+
+def test_our_own_pretraining(sim: Sim) -> None:
+    here = Path(__file__).parent
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(here.glob("*.py")))
+    (sim.folder / "text.txt").write_text(text, encoding="utf-8")
+    losses = {}
+    tokens = ["anabatic", "tokenizer", "train", "--data.train", "text.txt", "--vocab-size", "400", "--out", "tokenizer"]
+    assert sim.command(*tokens).returncode == 0
+    for device in ("cpu", "npu"):
+        words = ["anabatic", "pretrain", "--tokenizer", "tokenizer", "--data.train", "text.txt", "--out", device]
+        words += ["--model.depth", "2", "--model.width", "64", "--model.head-dim", "32", "--batch.seq-len", "64"]
+        words += [
+            "--batch.micro-batch-tokens",
+            "256",
+            "--batch.global-batch-tokens",
+            "256",
+            "--schedule.max-steps",
+            "12",
+        ]
+        words += ["--device.type", device, "--device.dtype", "fp32", "--log.every", "1"]
+        done = sim.command(*words)
+        assert done.returncode == 0, done.stderr[-2000:]
+        rows = [json.loads(line) for line in (sim.folder / device / "metrics.jsonl").read_text().splitlines()]
+        losses[device] = [row["loss"] for row in rows if "loss" in row and "lr" in row]
+    assert len(losses["cpu"]) == 12
+    assert losses["npu"] == pytest.approx(losses["cpu"], rel=2e-5)
