@@ -64,7 +64,7 @@ def kind(hint: Any, words: dict[str, str]) -> str:
         return " ".join(f"`{choice}`" for choice in typing.get_args(inner))
     if origin is list:
         return words["list"].format(kind(typing.get_args(inner)[0], words))
-    return words[origin.__name__]
+    return words["dict" if dataclasses.is_dataclass(origin) else origin.__name__]
 
 
 def row(cls: type, name: str, hint: Any, value: Any, key: str, language: English) -> str:

@@ -52,6 +52,6 @@ def test_template_is_its_own_recipe(name: str) -> None:
 def test_every_setting_is_explained(name: str) -> None:
     text = template.template(name)
     lines = text.splitlines()
-    bare = [lines[i] for i in range(1, len(lines)) if ":" in lines[i] and not lines[i].lstrip().startswith("#")]
+    bare = [lines[i] for i in range(1, len(lines)) if ":" in lines[i] and not lines[i].lstrip().startswith(("#", "- "))]
     bare = [line for line in bare if not lines[lines.index(line) - 1].lstrip().startswith("#")]
     assert not bare, f"write a text below these fields: {bare}"

@@ -144,8 +144,14 @@ def defaults(cls: type) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         value = default(field)
-        tree[field.name] = tree_of(value) if dataclasses.is_dataclass(value) else value
+        tree[field.name] = _plain(value)
     return tree
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return tree_of(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def tree_of(job: Any) -> dict[str, Any]:

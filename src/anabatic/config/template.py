@@ -71,7 +71,10 @@ def _fields(cls: type, values: dict[str, Any], indent: str) -> list[str]:
             continue
         lines += _comment(_meaning(docs.get(name, ""), hint), indent)
         lines += _example(hint, indent)
-        lines.append(f"{indent}{name}: {yaml_file.scalar(value)}")
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            lines += [f"{indent}{name}:", *(f"{indent}  - {yaml_file.scalar(item)}" for item in value)]
+        else:
+            lines.append(f"{indent}{name}: {yaml_file.scalar(value)}")
     return lines
 
 
