@@ -123,6 +123,8 @@ def test_status_and_clean(sim: Sim) -> None:
         assert cleaned.startswith("removed 1 machine")
         assert not dead.exists()
         assert run.machine in segment.names()
+        refused = subprocess.run([*words, "clean", "--builds"], capture_output=True, text=True)
+        assert refused.returncode == 2 and "error: " in refused.stderr and run.machine in refused.stderr
     finally:
         dead.unlink(missing_ok=True)
         run.process.terminate()

@@ -142,9 +142,18 @@ def _described(name: str, found: segment.Segment) -> list[str]:
 
 
 def clean(builds: bool) -> str:
-    """Remove what simulations left behind; with `builds` also the wheels and the compiled simulator."""
+    """Remove what simulations left behind; with `builds` also the wheels and the compiled simulator.
+
+    Raises:
+        UserError: `builds`, and a simulation runs from them.
+    """
     text = f"removed {sweep()} machines that were left behind\n"
     folder = build.folder()
+    if builds and (alive := segment.names()):
+        raise UserError(
+            f"{len(alive)} simulations run from {folder}: {', '.join(alive)}",
+            "wait for them or end them (`anabatic sim status` lists their processes), then remove the builds",
+        )
     if builds and folder.is_dir():
         shutil.rmtree(folder)
         text += f"removed {folder}\n"
