@@ -198,7 +198,12 @@ def test_folders_without_what_is_needed(home: Home, base: Path, tmp_path: Path) 
     evaluated, chat = home.together(
         ("eval", "--model", bare, "--tasks", "task:all#2"), ("chat", "-m", lost, "-p", "hi"), code=2
     )
-    check(evaluated, 2, f"{bare} holds no config.json, and no best_model or final_model either", "let the run finish")
+    check(
+        evaluated,
+        2,
+        f"{bare} holds no config.json or adapter_config.json, and no best_model or final_model either",
+        "let the run finish",
+    )
     check(chat, 2, f"model folder {lost} does not exist", "give a Hugging Face folder")
 
     tokenizer, continued = home.together(

@@ -1,0 +1,58 @@
+"""Adapters and a curriculum through the commands: trained, killed and continued, talked to, merged."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from anabatic.core import jsonl
+from e2e import command
+from e2e.home import SHORT, Home
+
+pytestmark = pytest.mark.slow
+
+LORA = {"tuner": "lora", "lora.r": 4, "lora.init": "pissa", "optim.lr": 0.01}
+
+
+def test_an_adapter_is_killed_continued_and_merged(home: Home, base: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    home.anabatic(*home.sft(whole, base, more=LORA))
+    losses = list(command.losses(whole).values())
+    assert len(losses) == SHORT and losses[-1] < losses[0]
+    command.interrupt(home.start(*home.sft(killed, base, more=LORA)), killed, 7, signal.SIGKILL, -9)
+    home.anabatic(*home.sft(killed, base, more=LORA))
+    assert command.losses(killed) == command.losses(whole)
+    one, two = (load_file(folder / "final_model" / "adapter_model.safetensors") for folder in (whole, killed))
+    assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
+    assert not (whole / "final_model" / "model.safetensors").exists()
+
+    merged = tmp_path / "merged"
+    home.anabatic("merge", "--model", whole, "--out", merged)
+    answers = home.together(
+        *(("chat", "-m", model, "-p", "Spell the word wind.", "--sampling.temperature", 0) for model in (whole, merged))
+    )
+    assert answers[0].out == answers[1].out and answers[0].out.strip()
+    again = home.anabatic("merge", "--model", whole, "--out", merged, code=2)
+    assert f"{merged} exists already" in again.err
+
+
+def test_a_curriculum_in_two_processes(home: Home, base: Path, tmp_path: Path) -> None:
+    names = ("explain", "reasoning", "topology")
+    rows = [{"query": f"{n} and {n}?", "response": f"{2 * n}", "difficulty": names[n % 3]} for n in range(120)]
+    data = tmp_path / "rows.json"
+    data.write_text(json.dumps(rows))
+    more = {"data.train": data, "curriculum.use": [], "schedule.max-steps": 20}
+    one, two = tmp_path / "one", tmp_path / "two"
+    home.together(home.sft(one, base, more=more), home.sft(two, base, 2, more=more))
+    drawn = []
+    for folder in (one, two):
+        found = [row for row in jsonl.read(folder / "metrics.jsonl") if row["kind"] == "train"]
+        assert [row["stage"] for row in found] == [1] * 6 + [2] * 8 + [3] * 6
+        drawn.append([row["samples"] for row in found])
+    assert drawn[0] == drawn[1]
+    early = drawn[0][5]
+    assert early["topology"] == 0 and early["explain"] == pytest.approx(4 * early["reasoning"], abs=4)
