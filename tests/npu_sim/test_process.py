@@ -52,10 +52,12 @@ def test_options_of_the_command_stay_its_own(sim: Sim) -> None:
 class Started:
     """`anabatic sim` under way, after the first line of its command."""
 
-    def __init__(self, sim: Sim, script: str) -> None:
+    def __init__(self, sim: Sim, script: str, **options: bool) -> None:
         line = [sys.executable, "-m", "anabatic", "sim", "--", "sh", "-c", script]
         environment = {**os.environ, "ANABATIC_CACHE": str(CACHE)}
-        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment, cwd=sim.folder)
+        self.process = subprocess.Popen(
+            line, stdout=subprocess.PIPE, text=True, env=environment, cwd=sim.folder, **options
+        )
         assert self.process.stdout is not None
         self.first = self.process.stdout.readline().strip()
         self.machine = f"{segment.PREFIX}{self.process.pid}"
@@ -143,6 +145,9 @@ def test_bad_flags(sim: Sim, flags: list[str], message: str) -> None:
 def test_an_interrupt_sent_to_us_alone_is_passed_on_and_ctrl_c_is_not_doubled(sim: Sim) -> None:
     """The terminal sends Ctrl-C to the whole group; `kill -INT` and schedulers send it to one process."""
     count = "trap 'n=$((n+1))' INT; n=0; echo ready; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; done; exit $((10 + n))"
-    run = Started(sim, count)
-    run.process.send_signal(signal.SIGINT)
-    assert run.wait() == 11
+    alone = Started(sim, count)
+    alone.process.send_signal(signal.SIGINT)
+    assert alone.wait() == 11
+    group = Started(sim, count, start_new_session=True)
+    os.killpg(group.process.pid, signal.SIGINT)
+    assert group.wait() == 11

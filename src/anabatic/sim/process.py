@@ -17,12 +17,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 
 from anabatic.core.errors import UserError
 from anabatic.sim import segment
 
 GRACE_SECONDS = 3.0
 """What still runs when COMMAND has ended is asked to end, and killed after this time."""
+_ONE_INTERRUPT = 0.5
+"""Seconds within which a SIGINT to us and one to the supervisor are the same one, sent to the group."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _AWAITED = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
@@ -106,8 +109,16 @@ def _supervise(command: Sequence[str], environment: Mapping[str, str], machine: 
         child = subprocess.Popen(list(command), env=dict(environment), preexec_fn=_unblock)
         for number in _FORWARDED:
             signal.signal(number, lambda given, frame: child.send_signal(given))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(_INTERRUPT, lambda given, frame: child.send_signal(signal.SIGINT))
+        direct: list[float] = []
+
+        def interrupt(given: int, frame: FrameType | None) -> None:
+            time.sleep(0.05)  # one that was sent to the whole group is on its way to us, too
+            if not direct or time.monotonic() - direct[-1] > _ONE_INTERRUPT:
+                child.send_signal(signal.SIGINT)
+
+        # What reaches us in our group has reached COMMAND, which must not count it twice.
+        signal.signal(signal.SIGINT, lambda given, frame: direct.append(time.monotonic()))
+        signal.signal(_INTERRUPT, interrupt)
         _unblock()
         status = _watch(child, pipe)
         _end_children()

@@ -92,6 +92,9 @@ int sim_busy(void);
 // Blocks until the work that `stream` waits for is done: to be called before an operator touches memory on that stream.
 void sim_settle(void* stream);
 
+// Waits likewise, and returns the error of work that failed on the stream: to be called before the host reads what it made.
+int sim_stream_failed(void* stream, const char* call);
+
 // Text for aclGetRecentErrMsg of this thread.
 void sim_set_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
 uint64_t sim_clock_ns(void);

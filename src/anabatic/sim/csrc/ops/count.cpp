@@ -31,7 +31,10 @@ uint64_t bytes_of(c10::ArrayRef<at::Tensor> tensors) {
 }
 
 void synchronise(const char* what) {
-  const int code = sim_count_sync(what);
+  static const c10::impl::VirtualGuardImpl current(c10::DeviceType::PrivateUse1);
+  const int failed = sim_stream_failed(stream_of(current.getDevice().index()), what);
+  const int counted = sim_count_sync(what);
+  const int code = failed != 0 ? failed : counted;
   if (code == 0) return;
   // torch_npu asks its runtime and finds the same error: the text is its own. Its library is loaded, but not for us to link with.
   static void* const library = dlopen("libtorch_npu.so", RTLD_NOLOAD | RTLD_LAZY);

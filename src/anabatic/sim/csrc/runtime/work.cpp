@@ -221,4 +221,6 @@ void sim_settle(void* handle) {
   wait_locked(lock, fences, -1);
 }
 
+int sim_stream_failed(void* handle, const char* call) { return sim::await_stream(sim::stream_of(handle), -1, call); }
+
 }  // extern "C"
