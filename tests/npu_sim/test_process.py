@@ -134,7 +134,13 @@ def test_status_and_clean(sim: Sim) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"), [(["--npus", "0"], "--npus is 0"), (["--chip", "910B"], "old 30-core chip")]
+    ("flags", "message"),
+    [
+        (["--npus", "0"], "--npus is 0"),
+        (["--npus", "1.5"], '--npus is "1.5", expected a whole number'),
+        (["--npus", "x"], '--npus is "x", expected a whole number'),
+        (["--chip", "910B"], "old 30-core chip"),
+    ],
 )
 def test_bad_flags(sim: Sim, flags: list[str], message: str) -> None:
     done = sim.command("true", flags=flags)

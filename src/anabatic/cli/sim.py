@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic.config import check
 from anabatic.core.errors import ConfigError
 
 app = App(name="sim", help="Run any command on simulated NPUs, or look at them.", default_parameter=None)
@@ -17,7 +18,7 @@ _Word = Annotated[str | None, Parameter(negative=())]
 @app.default
 def run(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    npus: Annotated[int, Parameter(name=("--npus", "-n"), negative=())] = 1,
+    npus: Annotated[str, Parameter(name=("--npus", "-n"), negative=())] = "1",
     chip: Annotated[str, Parameter(negative=())] = "910B3",
     hbm: _Word = None,
     fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
@@ -49,7 +50,8 @@ def run(
         raise ConfigError("which command?", "for example: anabatic sim --npus 8 -- python train.py")
     from anabatic.sim import session
 
-    return session.run(list(command), npus=npus, chip=chip, hbm=hbm, fault=fault, report=report, trace=trace)
+    count = check.convert(check.Text(npus), int, check.Flags(), ("npus",))
+    return session.run(list(command), npus=count, chip=chip, hbm=hbm, fault=fault, report=report, trace=trace)
 
 
 @app.command

@@ -116,8 +116,13 @@ def fsync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT) -> None:
     """Write a file under a temporary name, sync it and rename it over `path`.
+
+    Args:
+        path: the file.
+        content: all of it; text becomes UTF-8.
+        remedy: how the user chooses another place for it.
 
     Raises:
         Failure: the disk is full or the folder refuses writes; an older `path` is untouched.
@@ -133,7 +138,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise cannot_write(path, error) from error
+        raise cannot_write(path, error, remedy) from error
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _locked(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
     except OSError as error:
-        raise cannot_write(root, error) from error
+        raise cannot_write(root, error, "choose another cache with ANABATIC_CACHE") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,6 +27,9 @@ CANN = "ANABATIC_SIM_CANN"
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
+OTHER_FILE = "choose another file with --report or --trace"
+"""What to do when what a simulation writes cannot be written."""
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core.paths import write_atomic
-from anabatic.sim.machine import Machine
+from anabatic.sim.machine import OTHER_FILE, Machine
 
 _STEP = [
     "operators",
@@ -255,7 +255,7 @@ def build(
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Write `sim.json`."""
-    write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n", OTHER_FILE)
 
 
 def write_trace(folder: Path, path: Path) -> None:
@@ -276,4 +276,4 @@ def write_trace(folder: Path, path: Path) -> None:
         )
     for device in sorted({device for device, _ in rows}):
         lines.append(json.dumps({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"npu:{device}"}}))
-    write_atomic(path, '{"displayTimeUnit": "ms", "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n")
+    write_atomic(path, '{"displayTimeUnit": "ms", "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n", OTHER_FILE)

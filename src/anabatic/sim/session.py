@@ -16,7 +16,7 @@ from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import write_atomic
 from anabatic.core.text import size
 from anabatic.sim import build, environment, faults, machine, process, segment
-from anabatic.sim.machine import Machine
+from anabatic.sim.machine import OTHER_FILE, Machine
 
 PROCESS_BYTES = 256 << 20
 """What one process with torch and torch_npu holds before it does anything (measured: 230 to 260 MB)."""
@@ -43,7 +43,7 @@ def run(
     wanted = machine.build(npus, chip, hbm, tuple(fault), report, trace)
     _enough_memory(npus)
     for path in filter(None, (report, trace)):
-        write_atomic(path, "{}\n")  # a place that cannot be written is told before an hour of work
+        write_atomic(path, "{}\n", OTHER_FILE)  # a place that cannot be written is told before an hour of work
     built = build.ready()
     sweep()
     name = segment.create(wanted)
