@@ -11,7 +11,7 @@ from typing import Any
 from anabatic.core.paths import write_atomic
 from anabatic.sim.machine import OTHER_FILE, Machine
 
-_STEP = [
+_COUNTED = [
     "operators",
     "syncs",
     "h2d_calls",
@@ -22,6 +22,10 @@ _STEP = [
     "d2d_bytes",
     "collectives",
     "collective_bytes",
+]
+"""Counters that a step and a device share."""
+_STEP = [
+    *_COUNTED,
     "device_ns",
     "collective_ns",
     "waited_ns",
@@ -196,21 +200,7 @@ def _bound(slowest: Process, step: float, alone: float, waited: float) -> str:
 
 
 def _device(index: int, row: Any) -> dict[str, Any]:
-    names = [
-        "hbm_total",
-        "hbm_peak",
-        "allocations",
-        "operators",
-        "syncs",
-        "h2d_calls",
-        "h2d_bytes",
-        "d2h_calls",
-        "d2h_bytes",
-        "d2d_calls",
-        "d2d_bytes",
-        "collectives",
-        "collective_bytes",
-    ]
+    names = ["hbm_total", "hbm_peak", "allocations", *_COUNTED]
     figures = {name: int(getattr(row, name)) for name in names}
     return {"npu": index, **figures, "host_ms": _milliseconds(row.busy_ns), "paper_ms": _milliseconds(row.paper_ns)}
 
