@@ -11,7 +11,8 @@ PROGRAM = (sys.executable, "-m", "anabatic")
 """Command line of this program; a command and its options follow."""
 REPORTS = "ANABATIC_REPORTS"
 """Environment variable: folder in which a worker leaves `rank-N.error` and `rank-N.code` for its launcher."""
-
+FAILED = "failed.json"
+"""File in that folder: rank and exit code of each worker that ended badly before the others were stopped."""
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""

@@ -5,6 +5,7 @@ torch is named, not imported: the module is run by name.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import runpy
@@ -12,6 +13,10 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import child
 
 _QUIET = ("ChildFailedError", "SignalException")
 """Exceptions of torch's agent that only say: a worker failed, or a signal came."""
@@ -27,7 +32,19 @@ def main() -> None:
     except Exception as error:
         if type(error).__name__ not in _QUIET:
             raise
+        _name_the_failed(error)
         sys.exit(1)
+
+
+def _name_the_failed(error: Any) -> None:
+    """Leave the exit codes of the ranks that failed by themselves: the agent stops the others because of them.
+
+    `ChildFailedError.failures`, torch/distributed/elastic/multiprocessing/errors/__init__.py, torch 2.13.
+    """
+    failures = getattr(error, "failures", None)
+    if failures and child.REPORTS in os.environ:
+        codes = {str(rank): failure.exitcode for rank, failure in failures.items()}
+        Path(os.environ[child.REPORTS], child.FAILED).write_text(json.dumps(codes), encoding="utf-8")
 
 
 def _leave_with_parent(parent: int) -> None:

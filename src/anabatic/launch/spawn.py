@@ -8,6 +8,7 @@ the agent's traceback, and sees it once when all ranks say the same.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -104,8 +105,22 @@ def _outcome(folder: Path, nproc: int, code: int) -> int:
         return 0
     if messages or not code:
         return code
-    silent = [rank for rank in range(nproc) if rank not in codes]
+    silent = _silent(folder, nproc, codes, code)
+    how = ", ".join(sorted({_ending(ended) for ended in silent.values()}))
     raise DeviceError(
-        f"rank {', '.join(map(str, silent))} of {nproc} ended without a message (exit code {code})",
+        f"rank {', '.join(map(str, silent))} of {nproc} ended without a message ({how})",
         "killed from outside, for example for its memory: see `dmesg`, and rank-N.log in the run folder",
     )
+
+
+def _silent(folder: Path, nproc: int, codes: dict[int, int], code: int) -> dict[int, int]:
+    """Return exit codes of the ranks that failed first where the agent could say so, else of all that left nothing."""
+    named = folder / child.FAILED
+    if named.is_file():
+        return {int(rank): ended for rank, ended in json.loads(named.read_text(encoding="utf-8")).items()}
+    return {rank: code for rank in range(nproc) if rank not in codes}
+
+
+def _ending(code: int) -> str:
+    names = {number.value: number.name for number in signal.Signals}
+    return f"killed by {names.get(-code, -code)}" if code < 0 else f"exit code {code}"
