@@ -33,6 +33,13 @@ def test_no_such_program(sim: Sim) -> None:
     assert 'error: there is no program "no-such-program"' in done.stderr
 
 
+def test_a_file_that_is_no_program(sim: Sim) -> None:
+    (sim.folder / "run.sh").write_text("echo ran")
+    done = sim.command("./run.sh")
+    assert done.returncode == 2
+    assert "error: ./run.sh is not executable" in done.stderr
+
+
 def test_no_command(sim: Sim) -> None:
     done = subprocess.run([sys.executable, "-m", "anabatic", "sim"], capture_output=True, text=True, cwd=sim.folder)
     assert done.returncode == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from anabatic import __version__
 from anabatic.cli import errors
 from anabatic.config import commands
 from anabatic.core import child, log
+from anabatic.core.errors import ConfigError
 
 TRAIN = Group("Train", sort_key=1)
 USE = Group("Use", sort_key=2)
@@ -93,8 +95,21 @@ def _open_standard_files() -> None:
 def _call(tokens: list[str]) -> int:
     app = build()
     try:
+        if tokens[:1] == ["sim"] and "--" not in tokens:
+            _no_command_without_border(app, tokens)
         result = app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise errors.usage(error, app) from error
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
+
+
+def _no_command_without_border(app: App, tokens: list[str]) -> None:
+    """Refuse `sim stat`: a mistyped word of ours must not start some program of that name."""
+    function, bound, _, _ = app.parse_known_args(tokens)
+    if function.__name__ == "run" and bound.args:
+        words = tokens[tokens.index(bound.args[0]) :]
+        raise ConfigError(
+            f'"{words[0]}" is neither `status` nor `clean`, and a command to run stands after --',
+            shlex.join(["anabatic", *tokens[: -len(words)], "--", *words]),
+        )

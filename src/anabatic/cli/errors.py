@@ -102,6 +102,8 @@ def usage(error: CycloptsError, app: App) -> ConfigError:
     """Return the CLI library's error in our words."""
     words = " ".join(("anabatic", *(error.command_chain or ())))
     hint = f"see `{words} --help`"
+    if words == "anabatic sim":
+        hint = f"the command to run and its options stand after --; {hint}"
     for kind, describe in _USAGE:
         if isinstance(error, kind):
             return ConfigError(describe(error), hint)

@@ -11,13 +11,14 @@ from cyclopts import App, Parameter
 from anabatic.config import check
 from anabatic.core.errors import ConfigError
 
-app = App(name="sim", help="Run any command on simulated NPUs, or look at them.", default_parameter=None)
+_USAGE = "Usage: anabatic sim [OPTIONS] -- COMMAND [ARGS...]\n       anabatic sim status|clean"
+app = App(name="sim", help="Run any command on simulated NPUs, or look at them.", usage=_USAGE, default_parameter=None)
 _Word = Annotated[str | None, Parameter(negative=())]
 
 
 @app.default
 def run(
-    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *command: str,
     npus: Annotated[str, Parameter(name=("--npus", "-n"), negative=())] = "1",
     chip: Annotated[str, Parameter(negative=())] = "910B3",
     hbm: _Word = None,

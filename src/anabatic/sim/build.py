@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,10 @@ from anabatic.core.paths import cache_root, cannot_write, folder_atomic
 from anabatic.sim import stubs
 from anabatic.sim.machine import PACKAGE
 from anabatic.sim.wheel import Torch, Wheel, fetch, found, installed_torch
+
+_TORCH_SECONDS, _PLAIN_SECONDS = 9, 1
+"""CPU time of compiling a file with torch's headers, and one without (measured, g++ 12)."""
+_PROGRESS_SECONDS = 15.0
 
 CSRC = Path(__file__).parent / "csrc"
 
@@ -54,6 +58,15 @@ STUBS = "ge_runner"
 """Holds what `stubs.source` writes."""
 COMMANDS = {"npu-smi": "anabatic.sim.smi"}
 """Programs of the simulated machine: name -> module."""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A file to compile."""
+
+    words: list[str]
+    target: Path
+    torch: bool
 
 
 @dataclass(frozen=True)
@@ -159,18 +172,14 @@ def _key(torch: Torch, wheel: Wheel, compiler: str) -> str:
 def _compile(build: Build, compiler: str) -> None:
     started = time.monotonic()
     files = [(library, path) for library in LIBRARIES for path in sources(library)]
-    log.info(f"compiling the simulator for torch {build.torch.version}: {len(files)} files, once")
     build.root.parent.mkdir(parents=True, exist_ok=True)
     with folder_atomic(build.root) as root:
         for name in ("lib", "bin"):
             (root / name).mkdir()
-        # Those that read torch's headers first: the last one to end decides.
-        files.sort(key=lambda file: not file[0].torch)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            objects = list(pool.map(lambda file: _object(build, compiler, *file), files))
+        units = {path: _unit(build, compiler, library, path) for library, path in files}
+        _compile_missing(build, [unit for unit in units.values() if not unit.target.is_file()])
         for library in LIBRARIES:
-            own = [path for (owner, _), path in zip(files, objects, strict=True) if owner is library]
-            _link(build, compiler, library, root, own)
+            _link(build, compiler, library, root, [units[path].target for path in sources(library)])
         for name in EMPTY:
             _shared(compiler, root, name, [])
         for name, target in SECOND_NAMES.items():
@@ -179,6 +188,35 @@ def _compile(build: Build, compiler: str) -> None:
         _programs(root / "bin")
         _cann(root / "cann", build.wheel.cann)
     log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
+
+
+def _compile_missing(build: Build, units: list[_Unit]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    # Those that read torch's headers first: the last one to end decides.
+    units.sort(key=lambda unit: not unit.torch)
+    seconds = sum(_TORCH_SECONDS if unit.torch else _PLAIN_SECONDS for unit in units) / cores
+    log.info(
+        f"compiling the simulator for torch {build.torch.version}: {len(units)} files, once; "
+        f"about {max(seconds, 5):.0f} s on {cores} cores"
+    )
+    with ThreadPoolExecutor(cores) as pool:
+        futures = [pool.submit(_run_unit, unit) for unit in units]
+        _show_progress(futures)
+        for future in futures:
+            future.result()
+
+
+def _show_progress(futures: Sequence[Future[None]]) -> None:
+    """Say every few seconds how far the compiler is; stop at its first error."""
+    left: set[Future[None]] = set(futures)
+    while left:
+        done, left = wait(left, timeout=_PROGRESS_SECONDS, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            for future in left:
+                future.cancel()
+            return
+        if left:
+            log.info(f"compiled {len(futures) - len(left)} of {len(futures)} files")
 
 
 def _includes(build: Build, library: Library) -> list[str]:
@@ -195,8 +233,8 @@ def _old_abi(torch: Torch) -> bool:
     return b"torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_string" not in (torch.folder / "lib/libc10.so").read_bytes()
 
 
-def _object(build: Build, compiler: str, library: Library, path: Path) -> Path:
-    """Compile one file, unless the same file was compiled in the same way before; return the object."""
+def _unit(build: Build, compiler: str, library: Library, path: Path) -> _Unit:
+    """Return how to compile one file; its object is named after everything that goes into it."""
     words = [compiler, "-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
     words += [*_includes(build, library), "-c", str(path)]
     if library.torch and _old_abi(build.torch):
@@ -207,12 +245,14 @@ def _object(build: Build, compiler: str, library: Library, path: Path) -> Path:
     for file in (path, *sorted(file for folder in shared for file in folder.glob("*.h"))):
         digest.update(file.read_bytes())
     target = folder() / "objects" / f"{library.name}-{path.stem}-{digest.hexdigest()[:16]}.o"
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_suffix(".part")
-        _run([*words, "-o", str(part)], f"{library.folder}/{path.name}")
-        os.replace(part, target)
-    return target
+    return _Unit(words, target, library.torch)
+
+
+def _run_unit(unit: _Unit) -> None:
+    unit.target.parent.mkdir(parents=True, exist_ok=True)
+    part = unit.target.with_suffix(".part")
+    _run([*unit.words, "-o", str(part)], str(Path(unit.words[-1]).relative_to(CSRC)))
+    os.replace(part, unit.target)
 
 
 def _link(build: Build, compiler: str, library: Library, root: Path, objects: list[Path]) -> None:

@@ -41,6 +41,11 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str, en
     """
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         segment.remove(machine)
+        if os.path.isfile(command[0]):
+            raise UserError(
+                f"{command[0]} is not executable",
+                f"name its interpreter (python {command[0]}), or chmod +x {command[0]}",
+            )
         raise UserError(f'there is no program "{command[0]}"', "what stands after -- is typed as in a shell")
     ours, theirs = os.pipe()  # theirs is held open by us alone: end of file means that we are gone
     sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def _named(processes: Sequence[Process], name: str) -> list[dict[str, Any]]:
 
 def _syncs(processes: Sequence[Process]) -> list[dict[str, Any]]:
     rows = []
-    for row in sorted(_table(processes, "syncs"), key=lambda row: -row["calls"]):
+    for row in sorted(_table(processes, "syncs"), key=lambda row: (-row["per_step"], -row["calls"])):
         line, _, call = row["name"].partition("\t")
         rows.append(
             {
@@ -225,7 +226,9 @@ def build(
     return {
         "machine": {"npus": machine.npus, "chip": machine.chip.soc, "hbm": machine.hbm},
         "command": list(command),
-        "exit_code": code,
+        "state": "ended",
+        "exit_code": code if code >= 0 else 128 - code,
+        "signal": signal.Signals(-code).name if code < 0 else None,
         "seconds": round(seconds, 3),
         "faults": _faults(machine, segment.fault),
         "devices": [_device(index, segment.device[index]) for index in range(machine.npus)],

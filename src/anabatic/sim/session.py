@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -42,8 +43,11 @@ def run(
         raise UserError("this already runs inside a simulation", "one `anabatic sim` is enough for the whole command")
     wanted = machine.build(npus, chip, hbm, tuple(fault), report, trace)
     _enough_memory(npus)
+    # A place that cannot be written is told before an hour of work; if we are killed, the files say so.
     for path in filter(None, (report, trace)):
-        write_atomic(path, "{}\n", OTHER_FILE)  # a place that cannot be written is told before an hour of work
+        write_atomic(
+            path, json.dumps({"state": "running", "command": list(command), "pid": os.getpid()}) + "\n", OTHER_FILE
+        )
     built = build.ready()
     sweep()
     name = segment.create(wanted)

@@ -51,19 +51,21 @@ def _list(title: str, rows: list[str]) -> list[str]:
 def render(report: dict[str, Any]) -> str:
     """Return the table."""
     lines = _head(report) + _paper(report["paper"])
+    seen = bool(report["step"]["count"])
+
+    def often(row: dict[str, Any], width: int = 9) -> str:
+        return f"  {row['per_step']:>{width}.1f} a step" if seen else ""
+
     operators = [
-        f"{row['name']:<44} {row['calls']:>9}  {row['per_step']:>9.1f} a step  {row['paper_ms']:>10.3f} ms on paper"
+        f"{row['name']:<44} {row['calls']:>9}{often(row)}  {row['paper_ms']:>10.3f} ms on paper"
         for row in report["operators"]
     ]
     lines += _list("operators", operators)
     collectives = [
-        f"{row['name']:<44} {row['calls']:>9}  {row['per_step']:>9.1f} a step  {size(row['bytes'])}"
-        for row in report["collectives"]
+        f"{row['name']:<44} {row['calls']:>9}{often(row)}  {size(row['bytes'])}" for row in report["collectives"]
     ]
     lines += _list("collectives", collectives)
-    syncs = [
-        f"{row['line']} ({row['call']})  {row['count']} times, {row['per_step']:.1f} a step" for row in report["syncs"]
-    ]
+    syncs = [f"{row['line']} ({row['call']})  {row['count']} times{often(row, 0)}" for row in report["syncs"]]
     lines += _list("host synchronisations", syncs)
     unfused = [f"{row['name']}: {row['reason']}  {row['count']} times" for row in report["unfused"]]
     lines += _list("operators that fell out of their fused kernel", unfused)

@@ -47,6 +47,9 @@ def recipe(tmp_path: Path) -> str:
         ("sft -c GOOD --recompute=maybe", '--recompute is "maybe", expected true or false'),
         ("sft -c GOOD --optim.lr 1 --optim.lr 2", "--optim.lr is given twice"),
         ("sft -c GOOD --optim.lr", "--optim.lr needs a value"),
+        ("sim --npus 2 stat", '"stat" is neither `status` nor `clean`'),
+        ("sim --bogus -- true", 'unknown option "--bogus"'),
+        ("sim --npus two -- true", '--npus is "two", expected a whole number'),
         ("sft -c GOOD --data.train", "--data.train needs a value"),
         ("sft -c", "-c needs a value"),
         ("sft GOOD", "Did you mean -c "),
@@ -78,6 +81,18 @@ def test_mistakes_are_one_error_and_one_hint(
     assert len(lines) == 2, err
     assert lines[0].startswith("error: ") and message in lines[0]
     assert lines[1].startswith("hint: ") and len(lines[1]) > 8
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("sim --npus 2 stat -x", "hint: the command to run and its options stand after --; see `anabatic sim --help`"),
+        ("sim --npus 2 stat", "hint: anabatic sim --npus 2 -- stat"),
+    ],
+)
+def test_a_command_of_sim_stands_after_two_dashes(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words.split()) == 2
+    assert hint in capsys.readouterr().err.splitlines()
 
 
 def test_debug_adds_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
