@@ -151,6 +151,19 @@ TABLE: dict[Kernel, Ops] = {
 }
 
 
+def dear_operators() -> list[Any]:
+    """Return matrix products and attention: what selective recomputation keeps, because it is dear to make anew."""
+    aten = torch.ops.aten
+    dear = [aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention_for_cpu]
+    dear += [aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention]
+    found = [packet.default for packet in dear]
+    fused = getattr(torch.ops, "npu", None)
+    for name in ("npu_fusion_attention", "npu_fusion_attention_v3"):
+        if hasattr(torch, "npu") and hasattr(fused, name):
+            found.append(getattr(fused, name).default)
+    return found
+
+
 def for_device(device_type: str) -> Ops:
     """Return the operators that the device table chooses for tensors on `device_type`."""
     return TABLE[DEVICES[device_type].kernels]

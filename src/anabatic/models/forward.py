@@ -5,7 +5,9 @@ Shapes: `T` tokens, `H` hidden size, `V` vocabulary, `B` conversations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,18 +88,25 @@ def _target_states(model: PreTrainedModel, packed: Packed) -> Tensor:
     return states if packed.target_rows is None else states.index_select(0, packed.target_rows)
 
 
-class LossModel(nn.Module):
-    """A language model whose forward pass is the loss, so that data parallelism can wrap it."""
+class Root(nn.Module):
+    """Whatever runs a model runs inside this module's forward pass.
 
-    def __init__(self, model: PreTrainedModel, chunk_bytes: int) -> None:
+    There sharded weights are gathered (FSDP2), and there data parallelism learns which gradients to wait for.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.chunk_bytes = chunk_bytes
 
-    def forward(self, packed: Packed) -> Tensor:
-        """Return the summed cross-entropy of the batch's targets, fp32."""
-        states, head = _target_states(self.model, packed), _head(self.model)
-        return linear_cross_entropy(states, head, packed.targets, _chunk_bytes(head, self.chunk_bytes))
+    def forward(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Return `call(model, *args)`."""
+        return call(self.model, *args)
+
+
+def summed_loss(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
+    """Return the summed cross-entropy of the batch's targets, fp32."""
+    states, head = _target_states(model, packed), _head(model)
+    return linear_cross_entropy(states, head, packed.targets, _chunk_bytes(head, chunk_bytes))
 
 
 @torch.no_grad()

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anabatic.parallel.sharded import local, put, whole
+
 
 class _Lora(torch.autograd.Function):
     """Shapes: x `[T, in]`, weight `[out, in]`, a `[r, in]`, b `[out, r]`; all of one dtype but a and b, which may be
@@ -74,10 +76,10 @@ class LoraLinear(nn.Linear):
     def reset(self, generator: torch.Generator) -> None:
         """Draw A as PEFT does (uniform, Kaiming with a = sqrt 5), B zero: the layer begins as the frozen one."""
         bound = 1 / math.sqrt(self.in_features)
-        self.lora_A.copy_(torch.empty(self.lora_A.shape).uniform_(-bound, bound, generator=generator))
-        self.lora_B.zero_()
-        if self.lora_magnitude is not None:
-            self.lora_magnitude.copy_(torch.linalg.vector_norm(self.weight.float(), dim=1))
+        put(self.lora_A, torch.empty(self.lora_A.shape).uniform_(-bound, bound, generator=generator))
+        local(self.lora_B).zero_()
+        if self.lora_magnitude is not None:  # rows are shared out as the weight's are
+            local(self.lora_magnitude).copy_(torch.linalg.vector_norm(local(self.weight).float(), dim=1))
 
     @torch.no_grad()
     def principal(self) -> None:
@@ -85,20 +87,26 @@ class LoraLinear(nn.Linear):
 
         The start is kept, so that the difference to the original weight can be saved as a plain adapter.
         """
-        wide = self.weight.float()
+        wide = whole(self.weight).float()
         u, sizes, v = torch.linalg.svd(wide, full_matrices=False)
         rank = self.lora_A.shape[0]
         root = (sizes[:rank] / self.scale).sqrt()
-        self.lora_A.copy_(root[:, None] * v[:rank])
-        self.lora_B.copy_(u[:, :rank] * root)
-        self.lora_A_start, self.lora_B_start = self.lora_A.detach().clone(), self.lora_B.detach().clone()
-        self.weight.copy_(wide - self.scale * self.lora_B @ self.lora_A)
+        self.lora_A_start, self.lora_B_start = root[:, None] * v[:rank], u[:, :rank] * root
+        put(self.lora_A, self.lora_A_start)
+        put(self.lora_B, self.lora_B_start)
+        put(self.weight, wide - self.product_at_start())
+
+    def product_at_start(self) -> Tensor:
+        """Return what `principal` took out of the weight, `[out, in]`."""
+        assert self.lora_A_start is not None and self.lora_B_start is not None
+        return self.scale * self.lora_B_start @ self.lora_A_start
 
     def delta(self) -> tuple[Tensor, Tensor]:
-        """Return A and B of the adapter on the *original* weight; of twice the rank after `principal`."""
+        """Return whole A and B for the *original* weight, of twice the rank after `principal`. All ranks call it."""
+        a, b = whole(self.lora_A), whole(self.lora_B)
         if self.lora_A_start is None or self.lora_B_start is None:
-            return self.lora_A, self.lora_B
-        return torch.cat((self.lora_A, self.lora_A_start)), torch.cat((self.lora_B, -self.lora_B_start), dim=1)
+            return a, b
+        return torch.cat((a, self.lora_A_start)), torch.cat((b, -self.lora_B_start), dim=1)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from anabatic.device.device import Device
 
@@ -83,20 +80,6 @@ def all_gather_rows(mine: Tensor, world: World) -> Tensor:
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
     gather(out, mine.contiguous())
     return out
-
-
-def replicate(model: nn.Module, world: World, device: Device) -> nn.Module:
-    """Give every rank the same model; gradients are averaged during the backward pass.
-
-    Source of the settings: torch.nn.parallel.DistributedDataParallel; `gradient_as_bucket_view` saves a copy.
-    """
-    if world.size == 1:
-        return model
-    ids = None if device.type == "cpu" else [device.index]
-    # torch 2.13 renamed broadcast_buffers and warns; older releases have only the old name.
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **buffers)
 
 
 def same_everywhere(value: float, world: World, device: torch.device) -> bool:

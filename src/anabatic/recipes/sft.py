@@ -16,8 +16,10 @@ from anabatic.data.learn import Learning, Turns
 from anabatic.device.device import Device, pick
 from anabatic.models import adapter
 from anabatic.models.build import Plan
-from anabatic.models.hf import base_of, enable_recompute, load_config, load_model, require_fit, resolve
+from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.place import place
 from anabatic.parallel import world as parallel
+from anabatic.parallel.shard import settle
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import find_checkpoint, open_folder
@@ -28,28 +30,31 @@ def _learning(job: SftJob) -> Learning:
     return Learning(turns, job.truncation_strategy)
 
 
-def _model(job: SftJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
-    """Return the model with what is trained requiring gradients, and the adapter's settings where it is one.
+def _skeleton(job: SftJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
+    """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
 
-    What is frozen is kept in the format of the matrix products, what is trained in fp32.
+    What is frozen is kept in the format of the matrix products, what is trained in fp32 or as `optim.weights` says.
     """
-    frozen = device.dtype if job.tuner != "full" else torch.float32
+    trained = torch.float32 if job.optim.weights == "fp32" else torch.bfloat16
+    model = skeleton(base, trained if job.tuner == "full" else device.dtype)
+    lora = None
     if named != base:
         if job.tuner != "lora":
             what = f"{named} is an adapter, and tuner is {job.tuner}"
             raise ConfigError(what, "go on with --tuner lora, or merge it first with `anabatic merge`")
-        model = load_model(named, device.torch, frozen)
-        lora = adapter.lora_of(adapter.read_config(named))
+        lora = adapter.prepare(model, named)
         log.info(f"going on with the adapter {named} of rank {lora.r}; the section lora is not used")
-        return model, lora
-    model = load_model(base, device.torch, frozen)
-    if job.tuner == "lora":
-        targets = adapter.insert(model, job.lora, job.seed)
-        log.info(f"LoRA of rank {job.lora.r} in {len(targets)} layers, scaled by {adapter.scale_of(job.lora):g}")
-        return model, job.lora
-    if job.tuner == "freeze":
+    elif job.tuner == "lora":
+        lora = job.lora
+        targets = adapter.insert(model, lora)
+        log.info(f"LoRA of rank {lora.r} in {len(targets)} layers, scaled by {adapter.scale_of(lora):g}")
+    elif job.tuner == "freeze":
         adapter.freeze(model, job.freeze)
-    return model, None
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(trained)
+    recompute(model, job.recompute)
+    return model, lora
 
 
 def run(job: SftJob) -> int:
@@ -69,17 +74,22 @@ def run(job: SftJob) -> int:
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
-        model, lora = _model(job, named, base, device)
-        if job.recompute:
-            enable_recompute(model)
+        model, lora = _skeleton(job, named, base, device)
+        division = settle(job.parallel, world, device)
+        root = place(model, division, device, world)
+        fill(model, base)
+        if named != base:
+            adapter.load(model, named)
+        elif lora is not None:
+            adapter.begin(model, lora, job.seed)
         plan = Plan()
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
         lr = 2e-5 if lora is None else 1e-4
         sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world)
-        say_plan(plan, model, world)
+        say_plan(plan, model, world, division)
 
-        training = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found)
+        training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.lora, training.base, training.lessons = lora, base, job.curriculum
         code = training.go()
     parallel.stop(world)

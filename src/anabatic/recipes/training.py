@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections import Counter
 from dataclasses import dataclass
@@ -28,9 +29,10 @@ from anabatic.device.device import Device, use_compile
 from anabatic.infer.engine import Engine
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
-from anabatic.models.forward import LossModel
+from anabatic.models.forward import Root, summed_loss
 from anabatic.models.hf import save_model
-from anabatic.parallel.world import World, barrier, replicate
+from anabatic.parallel.shard import Division, part_again, replicate
+from anabatic.parallel.world import World, barrier
 from anabatic.train import run
 from anabatic.train.checkpoint import Found
 from anabatic.train.loop import Fit, Progress, fit
@@ -113,7 +115,8 @@ class Training:
     folder: RunFolder
     device: Device
     world: World
-    model: PreTrainedModel
+    root: Root
+    division: Division
     tokenizer: Any
     corpus: Corpus
     plan: Plan
@@ -125,6 +128,11 @@ class Training:
     """Model that the adapter is for."""
     lessons: Curriculum | None = None
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model itself."""
+        return self.root.model
+
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
 
@@ -133,11 +141,14 @@ class Training:
         """
         job = self.job
         self._prompts = self._sample_prompts()
-        wrapped = LossModel(self.model, self.device.row.chunk_bytes)
         self._compile()
-        optimizer = Optimizer(self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world)
+        optimizer = Optimizer(
+            self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world,
+            self.division.home(self.device),
+        )  # fmt: skip
         step = TrainStep(
-            replicate(wrapped, self.world, self.device),
+            replicate(self.root, self.division, self.device),
+            functools.partial(summed_loss, chunk_bytes=self.device.row.chunk_bytes),
             optimizer,
             self.device,
             self.world,
@@ -168,6 +179,7 @@ class Training:
                     self._write,
                     metrics,
                     self._summary(progress, params, metrics),
+                    self.device.torch,
                     self.world,
                 )
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
@@ -189,10 +201,11 @@ class Training:
 
     def _write(self, folder: Path) -> None:
         if self.lora is None:
-            save_model(self.model, folder, self.tokenizer)
+            save_model(self.model, folder, self.tokenizer, self.world.first)
         else:
             assert self.base is not None
-            adapter.save(self.model, folder, self.tokenizer, self.lora, self.base)
+            adapter.save(self.model, folder, self.tokenizer, self.lora, self.base, self.world.first)
+        barrier(self.world)
 
     def _require_same_sizes(self) -> None:
         """Sizes that were left open follow from the machine; another machine must not change a run silently."""
@@ -234,8 +247,8 @@ class Training:
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:
-        row = {} if self._valid is None else validate(self.model, self._valid, self.device, self.world)
-        if self.world.first and self.job.eval.sample_prompts:
+        row = {} if self._valid is None else validate(self.root, self._valid, self.device, self.world)
+        if self.job.eval.sample_prompts and (self.world.first or self.division.sharded):
             self._sample(step)
         return row
 
@@ -255,12 +268,14 @@ class Training:
         self.model.eval()
         prompts, longest = self._prompts, max(map(len, self._prompts))
         engine = Engine(
-            self.model, self.tokenizer, max_batch=len(prompts), max_len=min(self.job.batch.seq_len, longest + 64)
-        )
+            self.model, self.tokenizer, max_batch=len(prompts), max_len=min(self.job.batch.seq_len, longest + 64),
+            root=self.root if self.division.sharded else None,
+        )  # fmt: skip
         for text, answer in zip(
             self.job.eval.sample_prompts, engine.generate(prompts, Sampling(max_new_tokens=60, seed=0)), strict=True
         ):
             self._metrics.sample(step, text, answer.text)
+        part_again(self.root)
         self.model.train()
 
     def _summary(self, progress: Progress, params: int, metrics: Metrics) -> dict[str, Any]:
@@ -280,7 +295,7 @@ class Training:
         }
 
 
-def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:
+def say_plan(plan: Plan, model: PreTrainedModel, world: World, division: Division) -> None:
     """Print every derived value with its reason."""
     params, multiplying = count_parameters(model)
     processes = "1 process" if world.size == 1 else f"{world.size} processes"
@@ -288,5 +303,6 @@ def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trained < params:
         log.info(f"{count(trained)} of them are trained ({trained / params:.2%})")
+    log.info(f"strategy {division.strategy}{', offloaded to the host' if division.offload else ''} ({division.why})")
     for line in plan.lines():
         log.info(line)

@@ -55,7 +55,7 @@ class Fit:
         tensors: all that a checkpoint holds: model, optimizer, step counters.
         describe: what a logged row also says, from the loader's state.
         evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
-        keep_best: write best_model; called on rank 0 when the held-out loss improved.
+        keep_best: write best_model; every rank calls it when the held-out loss improved.
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
     """
@@ -164,8 +164,7 @@ def _evaluate(job: Fit, progress: Progress) -> None:
         )
     if progress.best_loss is None or loss < progress.best_loss:
         progress.best_loss = loss
-        if job.world.first:
-            job.keep_best()
+        job.keep_best()
 
 
 class _Clock:

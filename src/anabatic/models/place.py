@@ -1,0 +1,29 @@
+"""Bring a model whose parameters are on the meta device to where it is trained: fused, divided, with memory."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from anabatic.device.device import Device
+from anabatic.models.adapter import blocks_of
+from anabatic.models.forward import Root
+from anabatic.models.hf import prepare
+from anabatic.parallel.shard import Division, shard
+from anabatic.parallel.sharded import materialise
+from anabatic.parallel.world import World
+
+
+def place(model: PreTrainedModel, division: Division, device: Device, world: World) -> Root:
+    """Give a model fused operators, divide it, and give each rank memory for its part; the caller fills it."""
+    root = Root(prepare(model, device.torch))
+    shard(root, _units(model), division, device, world)
+    materialise(root, division.home(device), device.torch)
+    return root
+
+
+def _units(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks, and an embedding that is not the head's matrix too: the head is read where the loss is made."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    apart = [] if head.weight is embedding.weight else [embedding]
+    return [*apart, *(model.get_submodule(name) for name in blocks_of(model))]
