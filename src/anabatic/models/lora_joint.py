@@ -1,0 +1,3 @@
+"""placeholder"""
+def joint(layers, x):
+    return None
