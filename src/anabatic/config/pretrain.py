@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
 
@@ -49,6 +50,8 @@ class PretrainJob:
     """Folder with tokenizer.json; default: the one in model.path."""
     seed: int = 0
     """Seed of weights and data order."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators wherever a module is proved to compute the same; off: transformers' own, attention stays packed."""
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)

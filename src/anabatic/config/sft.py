@@ -42,6 +42,8 @@ class SftJob:
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is parted."""
     recompute: bool = False
     """Activation checkpointing: less memory, about a third more time."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators wherever a module is proved to compute the same; off: transformers' own, attention stays packed."""
     curriculum: Curriculum = field(default_factory=Curriculum)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)

@@ -133,6 +133,9 @@ class LossModel(nn.Module):
 
     def forward(self, packed: Packed) -> Tensor:
         """Return the summed cross-entropy of the batch's targets, fp32."""
+        bank = self.model.__dict__.get("adapter_bank")
+        if bank is not None and torch.is_grad_enabled():
+            bank.cast()
         states, weight, found = _target_states(self.model, packed)
         chunk = _chunk_bytes(weight, self.chunk_bytes)
         return linear_cross_entropy(states, weight, packed.targets, chunk, found.softcap)

@@ -12,14 +12,15 @@ import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from anabatic.device.ops import REFERENCE, Ops
+from anabatic.device.ops import REFERENCE, Ops, for_device
+from anabatic.device.table import DEVICES
 from anabatic.models import moe, rope
-from anabatic.models.lora_joint import joint
+from anabatic.models.lora_joint import gather, joint
 
 _SIZE, _INNER = 8, 6
 """Sizes of the probes."""
@@ -60,6 +61,22 @@ def install(model: nn.Module, ops: Ops) -> Found:
         elif reason:
             found.plain[f"{kind} ({reason})"] += 1
     return found
+
+
+def settle(model: nn.Module, choice: Literal["auto", "off"], device_type: str) -> str:
+    """Do what the setting `fused` says; return a line that tells what came of it.
+
+    `auto`: fused operators and, on accelerators, adapters in groups; `off`: every module's own forward.
+    """
+    if choice == "off":
+        remove(model)
+        return "fused: off (asked for); attention is packed all the same"
+    found = install(model, for_device(device_type))
+    model.__dict__["adapter_bank"] = gather(model) if DEVICES[device_type].group_adapters else None
+    if bank := model.__dict__["adapter_bank"]:
+        adapters = sum(len(group.layers) for group in bank.groups)
+        found.fused[f"adapters in {len(bank.groups)} groups"] = adapters
+    return f"{found}, attention packed"
 
 
 def remove(model: nn.Module) -> None:
