@@ -51,7 +51,7 @@ class PretrainJob:
     seed: int = 0
     """Seed of weights and data order."""
     fused: Literal["auto", "off"] = "auto"
-    """Fused operators wherever a module is proved to compute the same; off: transformers' own, attention stays packed."""
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)

@@ -43,7 +43,7 @@ class SftJob:
     recompute: bool = False
     """Activation checkpointing: less memory, about a third more time."""
     fused: Literal["auto", "off"] = "auto"
-    """Fused operators wherever a module is proved to compute the same; off: transformers' own, attention stays packed."""
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     curriculum: Curriculum = field(default_factory=Curriculum)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)

@@ -1,7 +1,7 @@
-"""Attention over packed segments in plain torch: causal, with a window, capped scores and sinks where a model has them.
+"""Attention over packed segments in plain torch: causal, with a window, capped scores and sinks where models have them.
 
-Shapes: `T` tokens, `R` segments side by side, `N` query heads, `K` key/value heads (N a multiple of K), `D` head size of
-queries and keys, `E` head size of values.
+Shapes: `T` tokens, `R` segments side by side, `N` query heads, `K` key/value heads (N a multiple of K), `D` head size
+of queries and keys, `E` head size of values.
 """
 
 from __future__ import annotations

@@ -49,9 +49,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """The gradient is made in the forward pass, chunk by chunk, so no chunk's logits are kept or made twice."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, softcap: float | None
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, softcap: float | None) -> Tensor:
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         small = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
@@ -80,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         (grad,) = grads
         if d_hidden is not None:

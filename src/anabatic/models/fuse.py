@@ -237,7 +237,9 @@ def _joint_forward(ops: Ops) -> Forward:
 def _rotated(module: nn.Module, ops: Ops) -> Choice | None:
     """An attention module that turns queries and keys by a function of its file."""
     own = type(module).forward
-    names = getattr(getattr(own, "__code__", None), "co_names", ())
+    if not isinstance(own, types.FunctionType):
+        return None
+    names = own.__code__.co_names
     found = next((name for name in names if name in rope.NAMES), None)
     if found is None:
         return None

@@ -196,7 +196,6 @@ def prepare(model: PreTrainedModel) -> PreTrainedModel:
     """Give a model on its device our attention and fused operators."""
     model.config._attn_implementation = attention.NAME
     model.config.use_cache = False
-    found = fuse.install(model, for_device(model.device.type))
     fuse.install(model, for_device(model.device.type))
     return model
 

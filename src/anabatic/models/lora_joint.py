@@ -1,9 +1,9 @@
 """Adapters with few operators: layers that read the same input are computed together, all adapters are cast at once.
 
-An accelerator fed by a busy host feels every launch. A layer by itself takes two casts and three products forward, seven
-more backward, and two casts of gradients. Here the frozen weights of a group (queries, keys and values; gate and up) lie
-behind each other in memory and are one product, their `A` another, their `B` a third with zeros between the blocks; and
-one copy makes the low-precision adapters of a whole step, another their gradients.
+An accelerator fed by a busy host feels every launch. A layer by itself takes two casts and three products forward,
+seven more backward, and two casts of gradients. Here the frozen weights of a group (queries, keys and values; gate and
+up) lie behind each other in memory and are one product, their `A` another, their `B` a third with zeros between the
+blocks; and one copy makes the low-precision adapters of a whole step, another their gradients.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _behind(tensors: Sequence[Tensor]) -> Tensor | None:
     return first.detach().as_strided(shape, first.stride(), first.storage_offset())
 
 
-def _lay_behind(tensors: Sequence[nn.Parameter]) -> None:
+def _lay_behind(tensors: Sequence[Tensor]) -> None:
     """Move frozen parameters into one memory."""
     whole = torch.cat([tensor.detach() for tensor in tensors])
     for tensor, part in zip(tensors, whole.split([tensor.shape[0] for tensor in tensors]), strict=True):
@@ -61,8 +61,8 @@ def _lay_behind(tensors: Sequence[nn.Parameter]) -> None:
 
 
 class _Products(torch.autograd.Function):
-    """`x W^T + bias + s (x A^T) B^T` of a group: x `[T, in]`, W `[O, in]`, A `[R, in]`, B `[O, R]` with a block for each
-    layer. Gradients are made for each layer's own A and B, without the factor s."""
+    """`x W^T + bias + s (x A^T) B^T` of a group: x `[T, in]`, W `[O, in]`, A `[R, in]`, B `[O, R]` with a block for
+    each layer. Gradients are made for each layer's own A and B, without the factor s."""
 
     @staticmethod
     def forward(
@@ -95,7 +95,6 @@ class Group:
     def __init__(self, layers: Sequence[LoraLinear]) -> None:
         self.layers = list(layers)
         self.outs = [layer.out_features for layer in layers]
-        self.params = [layer.lora_A for layer in layers] + [layer.lora_B for layer in layers]
         self._casts: list[Tensor] = []
         self._versions: list[int] = []
         self._block: Tensor | None = None
@@ -107,6 +106,11 @@ class Group:
                 _lay_behind([layer.bias for layer in layers])
         for layer in layers:
             layer.__dict__["group"] = self
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """A of every layer, then B of every layer; sharding may exchange them."""
+        return [layer.lora_A for layer in self.layers] + [layer.lora_B for layer in self.layers]
 
     @torch.no_grad()
     def take(self, casts: Sequence[Tensor]) -> None:
@@ -181,6 +185,8 @@ class Bank:
         """Make the low-precision adapters of this forward pass."""
         first = self.groups[0].layers[0]
         params = [param for group in self.groups for param in group.params]
+        if not all(_plain(param) for param in params):  # sharded since they were gathered: each layer by itself
+            return
         dtype = first.compute_type(first.weight.device.type)
         casts = list(_Cast.apply(dtype, self.scale, *params))  # type: ignore[no-untyped-call]
         for group in self.groups:
@@ -207,10 +213,14 @@ def gather(model: nn.Module) -> Bank | None:
 
 
 def _simple(layer: LoraLinear, first: LoraLinear) -> bool:
-    plain = all(type(x) is nn.Parameter and x.dtype == torch.float32 for x in (layer.lora_A, layer.lora_B))
+    plain = _plain(layer.lora_A) and _plain(layer.lora_B)
     trained = layer.lora_A.requires_grad and layer.lora_B.requires_grad and not layer.weight.requires_grad
     same = layer.scale == first.scale and layer.weight.dtype == first.weight.dtype
     return plain and trained and same and not layer.dropout and layer.lora_magnitude is None
+
+
+def _plain(param: Tensor) -> bool:
+    return type(param) is nn.Parameter and param.dtype == torch.float32
 
 
 def _alike(layers: Sequence[LoraLinear]) -> bool:

@@ -7,8 +7,10 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from anabatic.config.pretrain import PretrainJob
+from anabatic.core import log
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import Device, pick
+from anabatic.models import fuse
 from anabatic.models.build import Plan, build, count_parameters, shape
 from anabatic.models.hf import enable_recompute, load_config, load_model, require_fit, resolve
 from anabatic.parallel import world as parallel
@@ -31,6 +33,7 @@ def run(job: PretrainJob) -> int:
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
 
         plan, model = _model(job, device, len(tokenizer))
+        log.info(fuse.settle(model, job.fused, device.type))
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
         if job.schedule.epochs is not None:

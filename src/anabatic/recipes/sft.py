@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.device.device import Device, pick
-from anabatic.models import adapter
+from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
 from anabatic.models.hf import base_of, enable_recompute, load_config, load_model, require_fit, resolve
 from anabatic.parallel import world as parallel
@@ -70,6 +70,7 @@ def run(job: SftJob) -> int:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
         model, lora = _model(job, named, base, device)
+        log.info(fuse.settle(model, job.fused, device.type))
         if job.recompute:
             enable_recompute(model)
         plan = Plan()

@@ -133,7 +133,6 @@ class Training:
         """
         job = self.job
         self._prompts = self._sample_prompts()
-        log.info(fuse.settle(self.model, job.fused, self.device.type))
         wrapped = LossModel(self.model, self.device.row.chunk_bytes)
         self._compile()
         optimizer = Optimizer(self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world)

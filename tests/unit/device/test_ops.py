@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.device import ops, ops_cpu
+from anabatic.device import attention, ops, ops_cpu
 from anabatic.device.segments import Segments
 
 
