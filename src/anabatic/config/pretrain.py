@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from anabatic.config.parallel import Parallel, Recompute
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
@@ -50,6 +51,8 @@ class PretrainJob:
     """Folder with tokenizer.json; default: the one in model.path."""
     seed: int = 0
     """Seed of weights and data order."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     model: Model = field(default_factory=Model)
     parallel: Parallel = field(default_factory=Parallel)
     data: Data = field(default_factory=Data)

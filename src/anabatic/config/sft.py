@@ -43,6 +43,8 @@ class SftJob:
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is parted."""
     recompute: Recompute = "none"
     """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     curriculum: Curriculum = field(default_factory=Curriculum)
     parallel: Parallel = field(default_factory=Parallel)
     data: Data = field(default_factory=Data)

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from anabatic.config.parallel import Recompute
-from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.device.ops import dear_operators, for_device
@@ -183,8 +182,7 @@ def prepare(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Give a model our attention and the fused operators of `device`, where it runs; weights may still be missing."""
     model.config._attn_implementation = attention.NAME
     model.config.use_cache = False
-    found = fuse.install(model, for_device(device.type))
-    log.debug("fused operators: " + ", ".join(f"{name} x{times}" for name, times in found.items()))
+    fuse.install(model, for_device(device.type))
     return model
 
 

@@ -8,7 +8,7 @@ backward, and no product of the size of W.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,13 @@ class _Lora(torch.autograd.Function):
         return d_x, None, d_bias, d_a, d_b, None
 
 
+class Together(Protocol):
+    """Layers that are computed together."""
+
+    def of(self, layer: LoraLinear, x: Tensor) -> Tensor | None:
+        """The output of one of them, or None when it must be computed alone."""
+
+
 class LoraLinear(nn.Linear):
     """A frozen linear layer with an adapter.
 
@@ -57,6 +64,8 @@ class LoraLinear(nn.Linear):
 
     lora_A_start: Tensor | None
     lora_B_start: Tensor | None
+    group: Together | None = None
+    """Layers it is computed together with (`lora_joint.py`)."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float = 0.0, dora: bool = False) -> None:
         nn.Module.__init__(self)
@@ -110,7 +119,9 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        x = self._compute_type(input)
+        if self.group is not None and (together := self.group.of(self, input)) is not None:
+            return together
+        x = input.to(self.compute_type(input.device.type))
         weight = self.weight.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.lora_magnitude is not None:
@@ -142,12 +153,11 @@ class LoraLinear(nn.Linear):
     def _b(self, x: Tensor) -> Tensor:
         return self.lora_B.to(x.dtype)
 
-    def _compute_type(self, x: Tensor) -> Tensor:
+    def compute_type(self, device_type: str) -> torch.dtype:
         """Autocast does not reach into an autograd function: its rule for matrix products, by hand."""
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            return x.to(torch.get_autocast_dtype(kind))
-        return x.to(self.weight.dtype)
+        if torch.is_autocast_enabled(device_type):
+            return torch.get_autocast_dtype(device_type)
+        return self.weight.dtype
 
     def extra_repr(self) -> str:
         """For printing."""

@@ -8,8 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from anabatic.config.pretrain import PretrainJob
+from anabatic.core import log
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
+from anabatic.models import fuse
 from anabatic.models.build import Plan, blank, count_parameters, initialise, shape
 from anabatic.models.hf import fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.place import place
@@ -40,6 +42,7 @@ def run(job: PretrainJob) -> int:
             fill(model, resolve(job.model.path))
         else:
             initialise(model, job.seed)
+        log.info(fuse.settle(model, job.fused, device.type))
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
         if job.schedule.epochs is not None:

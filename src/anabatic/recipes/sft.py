@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.device.device import Device, pick
-from anabatic.models import adapter
+from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
 from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.place import place
@@ -82,6 +82,7 @@ def run(job: SftJob) -> int:
             adapter.load(model, named)
         elif lora is not None:
             adapter.begin(model, lora, job.seed)
+        log.info(fuse.settle(model, job.fused, device.type))
         plan = Plan()
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
