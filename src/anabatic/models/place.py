@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from anabatic.config.shared import Optim
+from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
 from anabatic.models.adapter import blocks_of
 from anabatic.models.forward import Root
@@ -12,6 +15,22 @@ from anabatic.models.hf import prepare
 from anabatic.parallel.shard import Division, shard
 from anabatic.parallel.sharded import materialise
 from anabatic.parallel.world import World
+
+
+def format_of(optim: Optim, device: Device) -> torch.dtype:
+    """Return the format of trained weights.
+
+    Raises:
+        ConfigError: bf16 weights on a device that multiplies in another format.
+    """
+    if optim.weights == "fp32":
+        return torch.float32
+    if device.dtype != torch.bfloat16:
+        raise ConfigError(
+            f"optim.weights is {optim.weights}, but matrix products are made in {device.dtype}".replace("torch.", ""),
+            "add --device.dtype bf16, or keep the weights in fp32",
+        )
+    return torch.bfloat16
 
 
 def place(model: PreTrainedModel, division: Division, device: Device, world: World) -> Root:

@@ -30,16 +30,21 @@ class World:
         return self.rank == 0
 
 
+def size() -> int:
+    """Return how many processes the launcher's environment speaks of; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def start(device: Device) -> World:
     """Join the process group that the launcher's environment describes; alone without a launcher."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    count = size()
+    if count == 1:
         return World()
     # The device of this process is set already, and checkpoints gather a few names: neither is news to the user.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
     dist.init_process_group(device.row.collective, timeout=TIMEOUT)
-    return World(dist.get_rank(), size)
+    return World(dist.get_rank(), count)
 
 
 def stop(world: World) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from anabatic.config import deepspeed
 from anabatic.config.sft import SftJob
 from anabatic.config.tuner import Lora
 from anabatic.core import log
@@ -17,7 +18,7 @@ from anabatic.device.device import Device, pick
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
 from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
-from anabatic.models.place import place
+from anabatic.models.place import format_of, place
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
 from anabatic.recipes.training import Training, corpus, say_plan
@@ -33,9 +34,9 @@ def _learning(job: SftJob) -> Learning:
 def _skeleton(job: SftJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
     """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
 
-    What is frozen is kept in the format of the matrix products, what is trained in fp32 or as `optim.weights` says.
+    What is frozen is kept in the format of the matrix products, what is trained as `optim.weights` says.
     """
-    trained = torch.float32 if job.optim.weights == "fp32" else torch.bfloat16
+    trained = format_of(job.optim, device)
     model = skeleton(base, trained if job.tuner == "full" else device.dtype)
     lora = None
     if named != base:
@@ -59,10 +60,13 @@ def _skeleton(job: SftJob, named: Path, base: Path, device: Device) -> tuple[Pre
 
 def run(job: SftJob) -> int:
     """Fine-tune as the job says; return the exit code."""
+    job, told = deepspeed.apply(job, parallel.size())
     device = pick(job.device)
     world = parallel.start(device)
     planning.require_divisible(job.batch, world)
     with open_folder(job, device, world) as folder:
+        for line in told:
+            log.info(line)
         found = find_checkpoint(job, folder, world)
         named = resolve(job.model)
         base = base_of(named)
