@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from anabatic.config import deepspeed
