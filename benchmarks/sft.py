@@ -38,12 +38,12 @@ CASES = {"lora": (4096, True), "full": (4096, False), "lora-151k": (151_936, Tru
 """Name -> (size of the vocabulary, LoRA)."""
 MODULES = (
     "argparse", "ast", "asyncio.base_events", "bdb", "calendar", "cmd", "codecs", "collections", "concurrent.futures",
-    "configparser", "contextlib", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "doctest", "email.message",
+    "configparser", "contextlib", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "doctest",
     "enum", "fileinput", "fractions", "ftplib", "functools", "gettext", "glob", "gzip", "heapq", "html.parser",
     "http.client", "http.cookiejar", "imaplib", "importlib.metadata", "inspect", "ipaddress", "json", "linecache",
     "locale", "logging", "lzma", "mailbox", "mimetypes", "multiprocessing.pool", "nntplib", "ntpath", "numbers",
     "optparse", "os", "pathlib", "pdb", "pickle", "pickletools", "pkgutil", "platform", "plistlib", "poplib",
-    "posixpath", "pprint", "pstats", "pydoc", "queue", "random", "re", "sched", "selectors", "shelve", "shlex", "shutil",
+    "posixpath", "pprint", "pstats", "pydoc", "queue", "random", "re", "sched", "selectors", "shelve", "shlex",
     "smtplib", "socket", "socketserver", "sqlite3.dump", "ssl", "statistics", "string", "subprocess", "symtable",
     "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "traceback", "tracemalloc", "types",
     "typing", "unittest.case", "unittest.mock", "urllib.parse", "urllib.request", "uuid", "warnings", "wave", "weakref",
