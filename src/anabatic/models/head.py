@@ -44,6 +44,8 @@ class _Stub(nn.Module):
 
 
 @torch.no_grad()
+@torch.autocast("cpu", enabled=False)
+@torch.device("cpu")
 def find(model: Any) -> Head:
     """Return the head of a causal language model; its weights are neither read nor needed, so they may be on `meta`.
 
@@ -75,7 +77,7 @@ def find(model: Any) -> Head:
 
 
 def _run(probe: Any) -> Tensor:
-    out: Tensor = probe(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
+    out: Tensor = probe.forward(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
     return out
 
 

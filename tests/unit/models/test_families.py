@@ -81,8 +81,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         dict(n_group=2, topk_group=1, **ROUTED, **{**LATENT, "v_head_dim": 12}),
         {NORMS: 9, GATED: 2, MOE: 1},
     ),
-    "glm4-moe": ("Glm4Moe", dict(n_group=1, topk_group=1, head_dim=8, **ROUTED), {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 1}),
-}  # fmt: skip
+    "glm4-moe": (
+        "Glm4Moe",
+        dict(n_group=1, topk_group=1, head_dim=8, **ROUTED),
+        {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 1},
+    ),
+}
 
 
 def build(name: str, settings: dict[str, Any]) -> Any:
@@ -161,9 +165,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "other mixers": (
         "Qwen3Next",
         dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=32, **EXPERTS),
-        "linear_attention, in which rows of a batch would mix",
+        "mixes tokens in its own way",
     ),
-    "no attention": ("Mamba", dict(state_size=4), "0 of 2 layers of MambaForCausalLM use packed attention"),
+    "own attention": ("Bloom", {}, "BloomForCausalLM mixes tokens in its own way"),
+    "other layers": ("Lfm2", dict(layer_types=["conv", "full_attention"]), "layers of the kind conv"),
     "dropout": ("Llama", dict(attention_dropout=0.1), "drops 0.1 of its attention weights"),
     "both ways": ("Gemma3Text", dict(use_bidirectional_attention=True, **WINDOW), "looks forward and backward"),
 }
@@ -173,8 +178,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_packing_would_get_wrong_is_refused(case: str) -> None:
     name, settings, message = REFUSED[case]
     torch.manual_seed(0)
-    known = {key: value for key, value in SIZES.items() if name != "Mamba" or key in ("vocab_size", "hidden_size", "num_hidden_layers")}  # fmt: skip
-    config = getattr(transformers, f"{name}Config")(**{**known, **settings})
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.config._attn_implementation = attention.NAME
     with pytest.raises(DataError, match=message):
