@@ -17,7 +17,7 @@ from anabatic.device.ops import for_device
 from anabatic.device.segments import Segments
 
 NAME = "anabatic"
-_PASSED_BY = {"position_ids", "use_cache", "output_attentions", "position_embeddings"}
+_PASSED_BY = {"position_ids", "use_cache", "output_attentions", "position_embeddings", "is_causal"}
 """What layers hand down to their attention and what changes nothing in it."""
 
 

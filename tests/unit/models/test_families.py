@@ -143,6 +143,24 @@ def test_a_packed_batch_equals_row_by_row(family: str, fused: str) -> None:
     check_loss_and_gradients(ours, reference, batch_of([5, 12, 12, 1, 30]))
 
 
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "deepseek-v2", "gemma3", "glm4"])
+def test_autocast_reaches_the_fused_operators(family: str) -> None:
+    """bf16 products, fp32 weights and gradients: near the same model in fp32."""
+    name, settings, _ = FAMILIES[family]
+    plain = packed(build(name, settings)).float()
+    for parameter in plain.parameters():
+        parameter.data.mul_(0.5)
+    low = copy.deepcopy(plain)
+    fuse.install(low, for_device("cpu"))
+    rows = forward.pack(batch_of([5, 12, 30]), CPU)
+    expected = forward.LossModel(plain, 1 << 12)(rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = forward.LossModel(low, 1 << 12)(rows)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
+    assert {p.grad.dtype for p in low.parameters() if p.grad is not None} == {torch.float32}
+
+
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3-moe"])
 def test_prefill_and_decode_equal_one_long_forward_pass(family: str) -> None:
     name, settings, _ = FAMILIES[family]
