@@ -14,9 +14,8 @@ from anabatic.config.pretrain import Model
 from anabatic.config.tuner import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import IGNORE, Batch
-from anabatic.device.ops import REFERENCE
 from anabatic.device.segments import Segments
-from anabatic.models import adapter, build, forward, fuse, hf
+from anabatic.models import adapter, build, forward, hf
 from anabatic.models.attention import KVCache
 from anabatic.testing.corpora import byte_tokenizer
 from anabatic.testing.tiny import tiny_model
@@ -101,22 +100,6 @@ def test_prefill_and_decode_equal_one_long_forward_pass(tmp_path: Path) -> None:
         if back:
             logits = forward.decode(model, [text[-back] for text in texts], slots, cache)
     assert [cache.lengths[slot] for slot in slots] == [6, 13, 9]
-
-
-def test_fused_operators_are_found_and_other_norms_are_left_alone() -> None:
-    model = tiny_model()
-    assert fuse.install(model, REFERENCE) == {"rms_norm": 9, "swiglu": 2, "rotary": 1}
-
-    class PlusOne(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(8))
-            self.variance_epsilon = 1e-6
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return REFERENCE.rms_norm(x, 1 + self.weight, self.variance_epsilon)
-
-    assert fuse.install(torch.nn.Sequential(PlusOne()), REFERENCE)["rms_norm"] == 0
 
 
 def test_every_segment_plan_gives_the_same_hidden_state() -> None:
