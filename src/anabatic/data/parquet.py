@@ -48,7 +48,7 @@ def _parquet_columns(path: Path, schema: Any, settings: Columns) -> list[str]:
         raise DataError(
             f'{path}: no column "{settings.text}"; the file has {listed(names)}', missing_hint(settings, names)
         )
-    if not form.startswith("plain text"):
+    if form != "plain text":
         return needed(names, settings)
     theirs = dict(settings.names).get(settings.text, settings.text)
     kind = schema.field(theirs).type

@@ -34,6 +34,7 @@ class Counts:
     held_out: int = 0
     empty: int = 0
     bad: int = 0
+    unread: int = 0
     truncated: int = 0
     split: int = 0
     too_long: int = 0
