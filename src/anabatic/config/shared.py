@@ -205,6 +205,9 @@ class Log:
     """Trackers that receive a copy of the metrics."""
     name: str | None = None
     """Name of the run in the trackers; default: the run folder's name."""
+    samples: int = 1
+    """Conversations of the training data shown at the start, with what is learned marked; 0: none."""
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"log.every is {self.every}", "use 1 or more steps")
+        require(self.samples >= 0, f"log.samples is {self.samples}", "use 0 or more conversations")

@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from anabatic.config.pretrain import PretrainJob
+from anabatic.data import sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import Device, pick
 from anabatic.models.build import Plan, build, count_parameters, shape
@@ -29,6 +30,8 @@ def run(job: PretrainJob) -> int:
         if job.model.path is not None:
             require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
+        if world.first:
+            sample.say([part for part, _ in data.train], tokenizer, job.log.samples)
 
         plan, model = _model(job, device, len(tokenizer))
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)

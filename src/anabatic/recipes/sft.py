@@ -11,6 +11,7 @@ from anabatic.config.sft import SftJob
 from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
+from anabatic.data import sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.device.device import Device, pick
@@ -65,6 +66,8 @@ def run(job: SftJob) -> int:
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, _learning(job), job.curriculum)
+        if world.first:
+            sample.say([part for part, _ in data.train], tokenizer, job.log.samples)
         for part, _ in data.train:
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
