@@ -79,6 +79,8 @@ class Batch:
     """Tokens per forward pass and rank."""
     global_batch_tokens: int | None = None
     """Tokens per optimizer step over all ranks; the difference is made up by gradient accumulation."""
+    packing: bool = True
+    """Conversations side by side without padding; false: rows of like length, padded to the longest, to compare."""
 
     def __post_init__(self) -> None:
         require(self.seq_len >= 2, f"batch.seq_len is {self.seq_len}", "use at least 2 tokens; 1024 is common")

@@ -54,8 +54,8 @@ def say(shards: ShardSet, cached: bool) -> None:
         parts.append(f"{count(shards.num_tokens)} tokens, {size(shards.num_bytes)} of text learned")
     else:
         parts.append(f"{count(shards.num_tokens)} tokens, {size(shards.num_bytes)} of text")
-    if held_out := shards.counts["held_out"]:
-        parts.append(f"{held_out:,} {'held out' if shards.meta['split'] == 'train' else 'not held out'}")
+    if shards.meta["split"] == "train" and (held_out := shards.counts["held_out"]):
+        parts.append(f"{held_out:,} held out")
     read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread")))
     lost = [f"{n:,} {words} ({n / read:.1%})" for name, words in _LOST.items() if (n := shards.counts[name])]
     line = f"data {shards.name} ({shards.meta['split']}): {'; '.join([*parts, *lost])}"
