@@ -25,7 +25,9 @@ class SftJob:
     out: str = "runs/sft"
     """Run folder."""
     model: str = ""
-    """Hugging Face folder of the model, with its tokenizer and chat template."""
+    """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
+    hub: Literal["huggingface", "modelscope"] | None = None
+    """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the one of the model."""
     seed: int = 0

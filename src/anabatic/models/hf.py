@@ -17,16 +17,17 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.device.ops import for_device
-from anabatic.models import adapter, attention, fuse
+from anabatic.models import adapter, attention, fuse, hub
+from anabatic.parallel.world import World
 
 
-def resolve(path: str | Path) -> Path:
-    """Return the model folder that `path` means: itself, or the best or final model of a run folder.
+def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:
+    """Return the model folder that `path` means: itself, that of a run folder (best or final), or a hub's `OWNER/NAME`.
 
     Raises:
         DataError: there is no model there.
     """
-    root = Path(path)
+    root = hub.fetch(str(path), named_hub, world) if hub.is_id(path) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter.CONFIG).is_file():
@@ -48,7 +49,7 @@ def base_of(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     name = adapter.read_config(folder).get("base_model_name_or_path") or ""
-    if not name or not Path(name).exists():
+    if not name or not (Path(name).exists() or hub.is_id(name)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",

@@ -60,7 +60,7 @@ def run(job: SftJob) -> int:
     planning.require_divisible(job.batch, world)
     with open_folder(job, device, world) as folder:
         found = find_checkpoint(job, folder, world)
-        named = resolve(job.model)
+        named = resolve(job.model, job.hub, world)
         base = base_of(named)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
