@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
@@ -47,7 +47,7 @@ def chosen(hub: Hub | None = None) -> Hub:
     if named and named not in HUBS:
         raise ConfigError(f"ANABATIC_HUB is {named!r}", f"use one of {', '.join(HUBS)}")
     swift = os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true")
-    return cast("Hub", named or ("modelscope" if swift else "huggingface"))
+    return named or ("modelscope" if swift else "huggingface")
 
 
 def fetch(name: str, hub: Hub | None = None, world: World | None = None) -> Path:
