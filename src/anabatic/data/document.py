@@ -50,6 +50,12 @@ class Document:
     level: str = ""
     form: Form = Form()
 
+    @property
+    def place(self) -> str:
+        """File and row for messages: `chats.jsonl: row 17`."""
+        file, _, row = self.id.rpartition(":")
+        return f"{file}: row {row}"
+
 
 @dataclass(frozen=True)
 class Columns:

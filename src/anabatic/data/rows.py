@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabatic.core.text import did_you_mean
-from anabatic.data.document import Columns, Document, Form, Problem
+from anabatic.data.document import SKIP_HINT, Columns, Document, Form, Problem
 from anabatic.data.formats import FORMATS, BadRow, Format, encodable, find, kind_of
 from anabatic.data.turn_order import require_order
 
@@ -43,14 +43,14 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
         return Problem(
             f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
         )
-    return Problem(f'{place}: no column "{columns.text}"; the row has {listed(row)}', missing_hint(columns, row))
+    return Problem(f"{place}: {missing(columns, row)}; the row has {listed(row)}", missing_hint(columns, row))
 
 
 def _level(row: dict[str, Any], columns: Columns) -> str:
     value = row.get(columns.level) if columns.level else None
     if value is not None and not isinstance(value, (str, int)):
         raise BadRow(f'column "{columns.level}" is {kind_of(value)}, not the name of a level')
-    return "" if value is None else str(value)
+    return "" if value is None else encodable(str(value), f'column "{columns.level}"')
 
 
 def renamed(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
@@ -98,10 +98,36 @@ def needed(columns: list[str], settings: Columns) -> list[str]:
     return [name for name in columns if ours.get(name, name) in wanted]
 
 
+def missing(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
+    """Return what is missing when neither the text column nor a whole conversation is there."""
+    begun, absent = _begun(there)
+    if not absent:
+        return f'no column "{columns.text}"'
+    return f"no column {_either(absent)}, which goes with {_either(begun)}"
+
+
 def missing_hint(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
-    """Return what to do when neither the text column nor a conversation is there."""
+    """Return what to do about it."""
+    _, absent = _begun(there)
+    if absent:
+        return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or mend the row, {SKIP_HINT}"
     nearest = did_you_mean(columns.text, there)
-    return f"name the column of the text with --data.text-column NAME.{nearest} Otherwise: {_SHAPE}"
+    return (
+        f"name the column of the text with --data.text-column NAME.{nearest} Columns of conversations that are called"
+        f" otherwise: --data.columns query=NAME response=NAME. Otherwise: {_SHAPE}"
+    )
+
+
+def _begun(there: Mapping[str, Any] | list[str]) -> tuple[list[str], list[str]]:
+    """Return the columns of formats that are there in part, and those that would make them whole."""
+    partly = [form for form in FORMATS if any(name in there for name in form.needs)]
+    begun = dict.fromkeys(name for form in partly for name in form.needs if name in there)
+    absent = dict.fromkeys(name for form in partly for name in form.needs if name not in there)
+    return list(begun), list(absent)
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
 
 
 def listed(columns: Mapping[str, Any] | list[str]) -> str:

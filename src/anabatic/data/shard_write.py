@@ -83,7 +83,7 @@ def parts(documents: Iterable[Document], counts: Counts, part_chars: int) -> Ite
     """
     for document in documents:
         if document.text is None:
-            raise mixed(document.id, "a conversation among texts")
+            raise mixed(document.place, "a conversation among texts")
         if not document.text.strip():
             counts.empty += 1
             continue

@@ -90,9 +90,9 @@ def test_held_out_rows_are_counted(tmp_path: Path, tok: Path, caplog: pytest.Log
 
 
 def test_texts_among_conversations_are_named(tmp_path: Path, tok: Path) -> None:
-    with pytest.raises(DataError, match=r"rows\.json:2: a text among conversations; a source is either"):
+    with pytest.raises(DataError, match=r"rows\.json: row 2: a text among conversations; a source is either"):
         shards.build(array(tmp_path / "rows.json", [ALPACA, {"text": "x"}]), tok, Data(valid_fraction=0.0), "train")
-    with pytest.raises(DataError, match=r"back\.json:2: a conversation among texts; a source is either"):
+    with pytest.raises(DataError, match=r"back\.json: row 2: a conversation among texts; a source is either"):
         shards.build(array(tmp_path / "back.json", [{"text": "x"}, ALPACA]), tok, Data(valid_fraction=0.0), "train")
 
 
