@@ -40,7 +40,7 @@ def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | N
     )
 
 
-def base_of(folder: Path) -> Path:
+def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:
     """Return the folder with the weights: of an adapter the model it was made for, else `folder` itself.
 
     Raises:
@@ -54,7 +54,7 @@ def base_of(folder: Path) -> Path:
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
         )
-    base = resolve(name)
+    base = resolve(name, named_hub, world)
     if not (base / "config.json").is_file():
         raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
     return base
@@ -232,9 +232,9 @@ def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any) -> None:
 
 def _chat_ids(tokenizer: Any) -> dict[str, Any]:
     """End of text and end of turn both end an answer."""
-    ends = [tokenizer.eos_token_id]
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     if turn is not None and turn != tokenizer.unk_token_id and turn not in ends:
         ends.append(turn)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return {"eos_token_id": ends, "pad_token_id": pad}
+    return {"eos_token_id": ends or None, "pad_token_id": pad}

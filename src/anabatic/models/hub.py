@@ -84,7 +84,7 @@ def _huggingface(name: str, cached: bool) -> Path:
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
     elsewhere = (
-        "set HF_ENDPOINT to a mirror such as https://hf-mirror.com, take ModelScope with --hub modelscope,"
+        "set HF_ENDPOINT to a mirror such as https://hf-mirror.com, take ModelScope with ANABATIC_HUB=modelscope,"
         " or copy the folder here and give its path"
     )
     if not (cached or offline):
@@ -107,7 +107,7 @@ def _huggingface(name: str, cached: bool) -> Path:
     except errors.RepositoryNotFoundError as error:
         raise DataError(
             f"{name}: neither a folder here nor a model of {endpoint} (or a private one)",
-            "look at the spelling; for a private one set HF_TOKEN; ModelScope is --hub modelscope",
+            "look at the spelling; for a private one set HF_TOKEN; ModelScope is ANABATIC_HUB=modelscope",
         ) from error
     except errors.HfHubHTTPError as error:
         what = f"{name}: {endpoint} answers {error.response.status_code}"

@@ -25,7 +25,7 @@ _TIMEOUT = 60.0
 """Seconds without a byte."""
 _LIST = "files.json"
 _ELSEWHERE = (
-    "set MODELSCOPE_ENDPOINT to a mirror, take Hugging Face with --hub huggingface (HF_ENDPOINT names its mirror),"
+    "set MODELSCOPE_ENDPOINT to a mirror, take Hugging Face with ANABATIC_HUB=huggingface (HF_ENDPOINT: its mirror),"
     " or copy the folder here and give its path"
 )
 
@@ -176,7 +176,7 @@ def _open(name: str, what: str, **query: str) -> Any:
         error.close()
         if status == 404:
             what = f"{name}: neither a folder here nor a model of {endpoint()} (or a private one)"
-            raise DataError(what, "look at the spelling; Hugging Face is --hub huggingface") from error
+            raise DataError(what, "look at the spelling; Hugging Face is ANABATIC_HUB=huggingface") from error
         if status in (401, 403):
             what = f"{name}: {endpoint()} gives it only to those who have access ({status})"
             raise DataError(what, "fetch it with ModelScope's own client, and give its folder") from error

@@ -61,7 +61,7 @@ def run(job: SftJob) -> int:
     with open_folder(job, device, world) as folder:
         found = find_checkpoint(job, folder, world)
         named = resolve(job.model, job.hub, world)
-        base = base_of(named)
+        base = base_of(named, job.hub, world)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
