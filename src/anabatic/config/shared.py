@@ -39,9 +39,9 @@ class Device:
 class Data:
     """What to read.
 
-    A source is `PATH[#ROWS][@WEIGHT]`: a file, a folder or a glob of .txt, .md, .py, .jsonl[.gz|.zst], .parquet,
-    or a built-in source `stdlib:`, `stdlib:docs`, `task:NAME`, `chat:stdlib`. `#2000` takes 2,000 rows, `@0.5` is
-    the share of the tokens (sources without `@` share what is left in proportion to their size).
+    A source is `PATH[#ROWS][@WEIGHT]`: a file, a folder or a glob of .txt, .md, .py, .jsonl[.gz|.zst], .json, .csv,
+    .tsv, .parquet, or a built-in source `stdlib:`, `stdlib:docs`, `task:NAME`, `chat:stdlib`. `#2000` takes 2,000
+    rows, `@0.5` is the share of the tokens (sources without `@` share what is left in proportion to their size).
     """
 
     train: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Data:
     valid_fraction: float = 0.02
     """Share of documents held out when `valid` is empty."""
     text_column: str = "text"
-    """Column or key of the text in .jsonl and .parquet."""
+    """Column or key of the text."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name of a column -> its name in the files, for example `{query: question_text, response: reply}`."""
     on_bad_row: Literal["fail", "skip"] = "fail"

@@ -184,7 +184,8 @@ class Training:
     def _of_data(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a logged row says of the data: the share of padding, samples of each level so far, and the stage."""
         real, placed = state["tokens"]
-        padding = {"padding": 1.0 - real / placed} if real < placed else {}
+        has_rows = any(part.is_chat for part, _ in self.corpus.train)  # text leaves no room
+        padding = {"padding": 1.0 - real / placed} if has_rows else {}
         if self.corpus.levels is None:
             return padding
         return {**padding, "stage": state["stage"][0] + 1, "samples": curriculum.by_level(state, self.corpus.levels)}
