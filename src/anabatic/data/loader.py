@@ -11,7 +11,8 @@ import numpy as np
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import Batch
-from anabatic.data.pack import flatten
+from anabatic.data.pack import flatten, pad
+from anabatic.data.padded import PaddedStream
 from anabatic.data.part import Part
 from anabatic.data.prefetch import Prefetch
 from anabatic.data.shard_set import ShardSet
@@ -38,7 +39,7 @@ class Loader:
         sources: shard sets with their share of the tokens; `None` shares what the others leave in proportion
             to size.
         seq_len: longest segment; longer text is cut into several, longer conversations on the right.
-        micro_batch_tokens: `T`, tokens of every batch.
+        micro_batch_tokens: `T`, tokens of every batch; without packing the most that a batch has.
         rank: of this process.
         world_size: number of ranks.
         seed: of the shuffle.
@@ -47,6 +48,8 @@ class Loader:
         pin_memory: put the tensors into page-locked memory, from which copies to the device do not block.
         lookahead: conversations that wait for a place that fits.
         stages: a curriculum; the sources' shares then play no part.
+        packing: lay segments side by side without padding; else a batch is rows of like length, padded to the
+            longest, as many as fit.
 
     Raises:
         ConfigError: sizes, ranks or weights that cannot be.
@@ -67,6 +70,7 @@ class Loader:
         pin_memory: bool = False,
         lookahead: int = 64,
         stages: Sequence[Stage] = (),
+        packing: bool = True,
     ) -> None:
         check_sizes(seq_len, micro_batch_tokens, rank, world_size)
         self._sets = [shards for shards, _ in sources]
@@ -77,20 +81,16 @@ class Loader:
         self._rank = rank
         self._world_size = world_size
         self._pin_memory = pin_memory
-        stream = Stream(
-            list(zip(self._sets, self.weights, strict=True)),
-            seq_len=seq_len,
-            capacity=micro_batch_tokens,
-            seed=seed,
-            lookahead=lookahead,
-            stages=stages,
-        )
+        self._packing = packing
+        weighted = list(zip(self._sets, self.weights, strict=True))
+        options: dict[str, Any] = {"seq_len": seq_len, "capacity": micro_batch_tokens, "seed": seed, "stages": stages}
+        stream = Stream(weighted, lookahead=lookahead, **options) if packing else PaddedStream(weighted, **options)
         if state is not None:
             stream.restore(state)
         self._batches = Prefetch(_rounds(self._reader(), stream, rank, world_size), prefetch, "loader")
 
     def _reader(self) -> _Reader:
-        return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory)
+        return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory, self._packing)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -116,15 +116,22 @@ class _Reader:
     collected.
     """
 
-    def __init__(self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool) -> None:
+    def __init__(
+        self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool, packing: bool
+    ) -> None:
         self._sets = sets
         self._seq_len = seq_len
         self._capacity = capacity
         self._pin_memory = pin_memory
+        self._packing = packing
 
     def read(self, slots: list[Any], state: dict[str, Any]) -> Batch:
         pieces = [self._sets[slot.source].piece(slot.entry, slot.start, slot.n) for slot in slots]
-        batch = flatten(pieces, self._capacity, self._sets[0].eot, self._seq_len, state)
+        pad_id = self._sets[0].eot
+        if self._packing:
+            batch = flatten(pieces, self._capacity, pad_id, self._seq_len, state)
+        else:
+            batch = pad(pieces, pad_id, state)
         if self._pin_memory:
             for name in ("input_ids", "labels", "position_ids"):
                 setattr(batch, name, getattr(batch, name).pin_memory())

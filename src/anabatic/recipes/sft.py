@@ -11,6 +11,7 @@ from anabatic.config.sft import SftJob
 from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
+from anabatic.data import padded, sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.device.device import Device, pick
@@ -67,13 +68,18 @@ def run(job: SftJob) -> int:
         for line in told:
             log.info(line)
         found = find_checkpoint(job, folder, world)
-        named = resolve(job.model)
-        base = base_of(named)
+        named = resolve(job.model, job.hub, world)
+        base = base_of(named, job.hub, world)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, _learning(job), job.curriculum)
-        for part, _ in data.train:
+        parts = [part for part, _ in data.train]
+        if world.first:
+            sample.say(parts, tokenizer, job.log.samples)
+        if not job.batch.packing:
+            padded.require_rows(parts)
+        for part in parts:
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
@@ -87,10 +93,13 @@ def run(job: SftJob) -> int:
             adapter.begin(model, lora, job.seed)
         log.info(fuse.settle(model, job.fused, device.type))
         plan = Plan()
-        epoch_tokens = sum(part.num_tokens for part, _ in data.train)
+        epoch_tokens = sum(part.num_tokens for part in parts)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
         lr = 2e-5 if lora is None else 1e-4
         sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world)
+        if not job.batch.packing:
+            passing = padded.one_pass(parts, job.batch.seq_len, sizes.micro_batch_tokens, job.seed)
+            sizes = planning.padded(plan, job.schedule, sizes, *passing, world)
         say_plan(plan, model, world, division)
 
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from transformers import PreTrainedModel
@@ -81,6 +81,22 @@ def settle(
     steps = total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
     plan.add("epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {count(epoch_tokens)} tokens")
     return Sizes(micro, micro_steps, steps, lr, matrix_lr)
+
+
+def padded(plan: Plan, schedule: Schedule, sizes: Sizes, batches: int, padding: float, world: World) -> Sizes:
+    """Return `sizes` with the steps that the epochs take when rows are padded: a micro-batch then holds fewer of them.
+
+    Args:
+        batches: micro-batches of one pass.
+        padding: share of padding in them.
+    """
+    per_step = sizes.micro_steps * world.size
+    if schedule.max_steps is None and schedule.epochs is not None:
+        sizes = replace(sizes, steps=max(1, math.ceil(schedule.epochs * batches / per_step - 1e-6)))
+        plan.values["steps"] = sizes.steps
+        plan.reasons["steps"] = f"{schedule.epochs:g} epochs of {batches:,} padded micro-batches"
+    plan.add("epochs", None, sizes.steps * per_step / batches, f"of {batches:,} micro-batches, {padding:.1%} padding")
+    return sizes
 
 
 def require_divisible(batch: Batch, world: World) -> None:
