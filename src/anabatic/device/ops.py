@@ -122,15 +122,18 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_b
 
 
 @torch.no_grad()
-def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int) -> Tensor:
-    """Return each token's cross-entropy, fp32 `[T]`; no gradient."""
+def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int) -> tuple[Tensor, Tensor]:
+    """Return each token's cross-entropy, fp32 `[T]`, and whether it is the likeliest one, bool `[T]`; no gradient."""
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     small = weight.to(hidden.dtype)
-    losses = [
-        F.cross_entropy((part @ small.t()).float(), index, reduction="none")
-        for part, index in zip(hidden.split(rows), labels.split(rows), strict=True)
-    ]
-    return torch.cat(losses) if losses else hidden.new_zeros(0, dtype=torch.float32)
+    losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
+    hits = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
+    for start in range(0, hidden.shape[0], rows):
+        chunk = slice(start, start + rows)
+        logits = (hidden[chunk] @ small.t()).float()
+        losses[chunk] = F.cross_entropy(logits, labels[chunk], reduction="none")
+        hits[chunk] = logits.argmax(dim=1) == labels[chunk]
+    return losses, hits
 
 
 class Ops(NamedTuple):

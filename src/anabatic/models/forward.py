@@ -101,8 +101,8 @@ class LossModel(nn.Module):
 
 
 @torch.no_grad()
-def token_losses(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
-    """Return the cross-entropy of every target, fp32 `[n]`."""
+def token_scores(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the likeliest token, bool `[n]`."""
     states, head = _target_states(model, packed), _head(model)
     return token_cross_entropy(states, head, packed.targets, _chunk_bytes(head, chunk_bytes))
 

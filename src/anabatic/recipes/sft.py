@@ -80,6 +80,7 @@ def run(job: SftJob) -> int:
         say_plan(plan, model, world)
 
         training = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found)
+        training.chat = bool(tokenizer.chat_template)
         training.lora, training.base, training.lessons = lora, base, job.curriculum
         code = training.go()
     parallel.stop(world)

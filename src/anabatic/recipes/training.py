@@ -10,14 +10,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from anabatic.config.chat import Sampling
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
 from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
-from anabatic.core.text import count, utf8
+from anabatic.core.text import count
 from anabatic.data import curriculum, shards
 from anabatic.data.curriculum import Levels
 from anabatic.data.learn import WHOLE, Learning
@@ -25,12 +24,12 @@ from anabatic.data.loader import Loader, Sources, ValidPass
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
-from anabatic.infer.engine import Engine
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import LossModel
 from anabatic.models.hf import save_model
 from anabatic.parallel.world import World, barrier, replicate
+from anabatic.recipes import samples
 from anabatic.train import run
 from anabatic.train.checkpoint import Found
 from anabatic.train.loop import Fit, Progress, fit
@@ -124,6 +123,8 @@ class Training:
     base: Path | None = None
     """Model that the adapter is for."""
     lessons: Curriculum | None = None
+    chat: bool = False
+    """The model answers in turns: samples are answers to a user."""
 
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
@@ -132,7 +133,13 @@ class Training:
         put back into the queue; Ctrl-C returns 130. `summary.json` says whether the run is complete.
         """
         job = self.job
-        self._prompts = self._sample_prompts()
+        if job.eval.patience and self.corpus.valid is None:
+            raise ConfigError(
+                f"eval.patience is {job.eval.patience}, but nothing is held out", "name sources in data.valid"
+            )
+        self._samples = samples.prepare(
+            job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
+        )
         wrapped = LossModel(self.model, self.device.row.chunk_bytes)
         self._compile()
         optimizer = Optimizer(self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world)
@@ -235,33 +242,9 @@ class Training:
 
     def _evaluate(self, step: int) -> dict[str, Any]:
         row = {} if self._valid is None else validate(self.model, self._valid, self.device, self.world)
-        if self.world.first and self.job.eval.sample_prompts:
-            self._sample(step)
+        if self.world.first and self._samples is not None:
+            self._samples.take(self.model, step, self._metrics)
         return row
-
-    def _sample_prompts(self) -> list[list[int]]:
-        """Tokenise `eval.sample_prompts`; before the training, because a wrong one must not end it."""
-        prompts = [self.tokenizer.encode("<|endoftext|>" + utf8(text)) for text in self.job.eval.sample_prompts]
-        longest = max(map(len, prompts), default=0)
-        if longest + 1 > self.job.batch.seq_len:
-            raise DataError(
-                f"a prompt of eval.sample_prompts has {longest} tokens, batch.seq_len is {self.job.batch.seq_len}",
-                "use shorter prompts",
-            )
-        return prompts
-
-    def _sample(self, step: int) -> None:
-        """Continue the prompts, so that a reader sees the model learn."""
-        self.model.eval()
-        prompts, longest = self._prompts, max(map(len, self._prompts))
-        engine = Engine(
-            self.model, self.tokenizer, max_batch=len(prompts), max_len=min(self.job.batch.seq_len, longest + 64)
-        )
-        for text, answer in zip(
-            self.job.eval.sample_prompts, engine.generate(prompts, Sampling(max_new_tokens=60, seed=0)), strict=True
-        ):
-            self._metrics.sample(step, text, answer.text)
-        self.model.train()
 
     def _summary(self, progress: Progress, params: int, metrics: Metrics) -> dict[str, Any]:
         return {
@@ -270,7 +253,9 @@ class Training:
             "seconds": round(progress.seconds, 2),
             "tokens_per_s": progress.tokens / max(progress.seconds, 1e-9),
             "train_loss": progress.last_loss,
-            "valid_loss": progress.best_loss,
+            **{key: progress.best.get(key) for key in ("valid_loss", "valid_perplexity", "valid_accuracy")},
+            "best_step": progress.best.get("step"),
+            "stopped_early": progress.step < self.sizes.steps,
             "params": params,
             "skipped": progress.skipped,
             "device": self.device.name,
