@@ -11,7 +11,7 @@ import numpy as np
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import Batch
-from anabatic.data.pack import flatten
+from anabatic.data.pack import Lay, flatten
 from anabatic.data.part import Part
 from anabatic.data.prefetch import Prefetch
 from anabatic.data.shard_set import ShardSet
@@ -47,6 +47,7 @@ class Loader:
         pin_memory: put the tensors into page-locked memory, from which copies to the device do not block.
         lookahead: conversations that wait for a place that fits.
         stages: a curriculum; the sources' shares then play no part.
+        lay: makes a batch of the pieces that were chosen for it.
 
     Raises:
         ConfigError: sizes, ranks or weights that cannot be.
@@ -67,6 +68,7 @@ class Loader:
         pin_memory: bool = False,
         lookahead: int = 64,
         stages: Sequence[Stage] = (),
+        lay: Lay = flatten,
     ) -> None:
         check_sizes(seq_len, micro_batch_tokens, rank, world_size)
         self._sets = [shards for shards, _ in sources]
@@ -77,6 +79,7 @@ class Loader:
         self._rank = rank
         self._world_size = world_size
         self._pin_memory = pin_memory
+        self._lay = lay
         stream = Stream(
             list(zip(self._sets, self.weights, strict=True)),
             seq_len=seq_len,
@@ -90,7 +93,7 @@ class Loader:
         self._batches = Prefetch(_rounds(self._reader(), stream, rank, world_size), prefetch, "loader")
 
     def _reader(self) -> _Reader:
-        return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory)
+        return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory, self._lay)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -116,15 +119,16 @@ class _Reader:
     collected.
     """
 
-    def __init__(self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool) -> None:
+    def __init__(self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool, lay: Lay) -> None:
         self._sets = sets
         self._seq_len = seq_len
         self._capacity = capacity
         self._pin_memory = pin_memory
+        self._lay = lay
 
     def read(self, slots: list[Any], state: dict[str, Any]) -> Batch:
         pieces = [self._sets[slot.source].piece(slot.entry, slot.start, slot.n) for slot in slots]
-        batch = flatten(pieces, self._capacity, self._sets[0].eot, self._seq_len, state)
+        batch = self._lay(pieces, self._capacity, self._sets[0].eot, self._seq_len, state)
         if self._pin_memory:
             for name in ("input_ids", "labels", "position_ids"):
                 setattr(batch, name, getattr(batch, name).pin_memory())

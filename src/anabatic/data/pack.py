@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,3 +123,7 @@ def flatten(
         num_tokens=num_tokens,
         state=state or {},
     )
+
+
+Lay = Callable[[Sequence[Piece], int, int, int, "dict[str, Any] | None"], Batch]
+"""`flatten`, or what takes its place."""

@@ -72,16 +72,19 @@ def hidden_states(model: PreTrainedModel, packed: Packed, cache: KVCache | None 
     return states
 
 
-def _head(model: PreTrainedModel) -> Tensor:
+def head_of(model: PreTrainedModel) -> Tensor:
+    """Return the weight of the output head `[V, H]`."""
     weight: Tensor = model.get_output_embeddings().weight
     return weight
 
 
-def _chunk_bytes(head: Tensor, wanted: int) -> int:
+def chunk_bytes_of(head: Tensor, wanted: int) -> int:
+    """Return the bytes of logits made at once: what is wanted, or the least that is worth a pass over the head."""
     return max(wanted, _LEAST_ROWS * 4 * head.shape[0])
 
 
-def _target_states(model: PreTrainedModel, packed: Packed) -> Tensor:
+def target_states(model: PreTrainedModel, packed: Packed) -> Tensor:
+    """Return the last hidden states of the tokens that have a target `[n, H]`."""
     states = hidden_states(model, packed)
     return states if packed.target_rows is None else states.index_select(0, packed.target_rows)
 
@@ -96,15 +99,15 @@ class LossModel(nn.Module):
 
     def forward(self, packed: Packed) -> Tensor:
         """Return the summed cross-entropy of the batch's targets, fp32."""
-        states, head = _target_states(self.model, packed), _head(self.model)
-        return linear_cross_entropy(states, head, packed.targets, _chunk_bytes(head, self.chunk_bytes))
+        states, head = target_states(self.model, packed), head_of(self.model)
+        return linear_cross_entropy(states, head, packed.targets, chunk_bytes_of(head, self.chunk_bytes))
 
 
 @torch.no_grad()
 def token_scores(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the likeliest token, bool `[n]`."""
-    states, head = _target_states(model, packed), _head(model)
-    return token_cross_entropy(states, head, packed.targets, _chunk_bytes(head, chunk_bytes))
+    states, head = target_states(model, packed), head_of(model)
+    return token_cross_entropy(states, head, packed.targets, chunk_bytes_of(head, chunk_bytes))
 
 
 @torch.no_grad()
@@ -161,5 +164,5 @@ def decode(model: PreTrainedModel, ids: list[int], slots: list[int], cache: KVCa
 
 
 def _logits(model: PreTrainedModel, states: Tensor) -> Tensor:
-    weight = _head(model)
+    weight = head_of(model)
     return (states.to(weight.dtype) @ weight.t()).float()

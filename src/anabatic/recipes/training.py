@@ -21,6 +21,8 @@ from anabatic.data import curriculum, shards
 from anabatic.data.curriculum import Levels
 from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.loader import Loader, Sources, ValidPass
+from anabatic.data.pack import flatten
+from anabatic.data.pairs import flatten_pairs, longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
@@ -28,6 +30,7 @@ from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import LossModel
 from anabatic.models.hf import save_model
+from anabatic.models.preference import NAMES, Objective, PreferenceLoss, pack_pairs
 from anabatic.parallel.world import World, barrier, replicate
 from anabatic.recipes import samples
 from anabatic.train import run
@@ -37,7 +40,7 @@ from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
 from anabatic.train.plan import Sizes
 from anabatic.train.step import TrainStep
-from anabatic.train.validate import validate
+from anabatic.train.validate import validate, validate_pairs
 
 
 @dataclass
@@ -125,6 +128,8 @@ class Training:
     lessons: Curriculum | None = None
     chat: bool = False
     """The model answers in turns: samples are answers to a user."""
+    objective: Objective | None = None
+    """Of preference pairs; None: next-token prediction."""
 
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
@@ -140,7 +145,7 @@ class Training:
         self._samples = samples.prepare(
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
         )
-        wrapped = LossModel(self.model, self.device.row.chunk_bytes)
+        wrapped, counted = self._loss()
         self._compile()
         optimizer = Optimizer(self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world)
         step = TrainStep(
@@ -149,6 +154,7 @@ class Training:
             self.device,
             self.world,
             self.sizes.micro_batch_tokens,
+            **counted,
         )
         tensors = run.tensors_of(self.model, optimizer, step)
         self._require_same_sizes()
@@ -156,7 +162,7 @@ class Training:
         progress = run.restore(self.found, tensors, self.device, self.world)
         adapter.begin_again(self.model, before)
         loader = Loader(
-            self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.sizes.micro_batch_tokens,
+            self.corpus.train, **self._shape(), micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
             pin_memory=self.device.row.pin_memory, stages=self._stages(),
         )  # fmt: skip
@@ -178,6 +184,21 @@ class Training:
                     self.world,
                 )
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
+
+    def _loss(self) -> tuple[LossModel | PreferenceLoss, dict[str, Any]]:
+        """Return the model whose forward pass is the loss, and what the step must know of it."""
+        self._pairs = None
+        if self.objective is None:
+            return LossModel(self.model, self.device.row.chunk_bytes), {}
+        self._pairs = PreferenceLoss(self.model, self.device.row.chunk_bytes, self.objective)
+        return self._pairs, {"pack": pack_pairs, "sums": self._pairs.sums, "names": NAMES}
+
+    def _shape(self) -> dict[str, Any]:
+        """The longest piece that is not split, and how pieces are laid into a batch."""
+        seq_len = self.job.batch.seq_len
+        if self.objective is None:
+            return {"seq_len": seq_len, "lay": flatten}
+        return {"seq_len": longest(seq_len), "lay": flatten_pairs}
 
     def _stages(self) -> list[Stage]:
         levels, lessons = self.corpus.levels, self.lessons
@@ -224,8 +245,8 @@ class Training:
         self._valid = None
         if self.corpus.valid is not None:
             self._valid = ValidPass(
-                self.corpus.valid, job.batch.seq_len, self.sizes.micro_batch_tokens, job.eval.tokens,
-                self.world.rank, self.world.size,
+                self.corpus.valid, micro_batch_tokens=self.sizes.micro_batch_tokens, max_tokens=job.eval.tokens,
+                rank=self.world.rank, world_size=self.world.size, **self._shape(),
             )  # fmt: skip
         self._metrics = metrics
         sizes, context = self.sizes, job.batch.seq_len / 2
@@ -241,7 +262,11 @@ class Training:
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:
-        row = {} if self._valid is None else validate(self.model, self._valid, self.device, self.world)
+        row: dict[str, Any] = {}
+        if self._valid is not None and self._pairs is not None:
+            row = validate_pairs(self._pairs, self._valid, self.device, self.world)
+        elif self._valid is not None:
+            row = validate(self.model, self._valid, self.device, self.world)
         if self.world.first and self._samples is not None:
             self._samples.take(self.model, step, self._metrics)
         return row

@@ -221,6 +221,7 @@ class _Clock:
         rate = drained.tokens / span
         row = {
             "loss": drained.loss,
+            **drained.means,
             "lr": job.peak_lr * scale,
             **({} if job.peak_matrix_lr is None else {"matrix_lr": job.peak_matrix_lr * scale}),
             "grad_norm": drained.grad_norm,

@@ -18,6 +18,8 @@ from anabatic.train.sinks import Sink, open_sinks, switched_off
 
 _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("loss", lambda value: f"loss {value:.4f}"),
+    ("accuracy", lambda value: f"accuracy {100 * value:.1f} %"),
+    ("margin", lambda value: f"margin {value:.4f}"),
     ("lr", lambda value: f"lr {value:.2e}"),
     ("matrix_lr", lambda value: f"matrix lr {value:.2e}"),
     ("stage", lambda value: f"stage {value:.0f}"),
@@ -33,7 +35,9 @@ _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("valid_perplexity", lambda value: f"perplexity {value:.4g}"),
     ("valid_accuracy", lambda value: f"accuracy {100 * value:.2f} %"),
     ("valid_bpb", lambda value: f"{value:.4f} bits per byte"),
+    ("valid_margin", lambda value: f"margin {value:.4f}"),
     ("tokens", lambda value: f"over {count(value)} tokens"),
+    ("pairs", lambda value: f"over {count(value)} pairs"),
 )
 _SAMPLE_WIDTH = 160
 

@@ -6,9 +6,10 @@ Nothing here waits for the device; `TrainStep.drain`, called by the loop where i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ _SILENCE = 10.0
 
 @dataclass
 class Drained:
-    """What happened since the last `drain`, over all ranks. Losses are means in nats per target."""
+    """What happened since the last `drain`, over all ranks. Losses are means in nats per target; `means` are those of
+    what the model adds up beside the loss."""
 
     loss: float
     grad_norm: float
@@ -37,6 +39,7 @@ class Drained:
     skipped: int
     data_wait_s: float
     stop: bool
+    means: dict[str, float]
 
 
 class LossScale:
@@ -65,19 +68,32 @@ class TrainStep:
         model: its forward pass takes a `Packed` batch and returns the summed loss.
         optimizer: of the same parameters.
         micro_batch_tokens: the nominal size that keeps summed losses small before the true count is known.
+        pack: moves a batch to the device, as the model takes it.
+        sums: what the model's forward pass adds up beside the loss, on the device, one number for each of `names`.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, device: Device, world: World, micro_batch_tokens: int
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        device: Device,
+        world: World,
+        micro_batch_tokens: int,
+        pack: Callable[[Batch, torch.device], Any] = pack,
+        sums: Tensor | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizer, self.device, self.world = model, optimizer, device, world
         self.nominal = float(micro_batch_tokens)
         self.scale = LossScale(device)
-        # loss sum, targets, tokens, skipped steps, wish to stop: one tensor, so one collective and one read.
-        self.totals = torch.zeros(
-            5, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch
-        )
-        self.counted = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0], dtype=self.totals.dtype, device=device.torch)
+        self.pack, self.names = pack, names
+        self.sums = torch.zeros(0, device=device.torch) if sums is None else sums
+        # loss sum, targets, tokens, skipped steps, wish to stop, sums: one tensor, so one collective and one read.
+        options: dict[str, Any] = {
+            "dtype": torch.float64 if device.type == "cpu" else torch.float32, "device": device.torch,
+        }  # fmt: skip
+        self.totals = torch.zeros(5 + len(names), **options)
+        self.counted = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, *(0.0 for _ in names)], **options)
         """What a refused update still adds to the totals."""
         self.norm = torch.zeros((), device=device.torch)
         self.wait = 0.0
@@ -113,7 +129,7 @@ class TrainStep:
         return batch
 
     def _micro(self, batch: Batch, last: bool) -> Tensor:
-        packed = pack(batch, self.device.torch)
+        packed = self.pack(batch, self.device.torch)
         later = isinstance(self.model, DistributedDataParallel) and not last
         with self.model.no_sync() if later else nullcontext():  # type: ignore[operator]
             with self.device.autocast():
@@ -126,6 +142,9 @@ class TrainStep:
         row = torch.tensor([0.0, targets, tokens, 0.0, float(self.stop_signal > 0)], dtype=self.totals.dtype)
         row = send(row, self.device.torch)
         row[0] = loss
+        if self.names:
+            row = torch.cat((row, self.sums.to(row.dtype)))
+            self.sums.zero_()
         all_sum(row, self.world)
         grads = self.optimizer.grads()
         # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
@@ -155,10 +174,11 @@ class TrainStep:
 
     def drain(self) -> Drained:
         """Wait for the device and return what happened since the last call."""
-        loss, targets, tokens, skipped, stop = self.totals.tolist()
+        loss, targets, tokens, skipped, stop, *sums = self.totals.tolist()
         result = Drained(
             loss / targets if targets else float("nan"), float(self.norm), int(targets), int(tokens), int(skipped),
             self.wait, stop > 0,
+            {name: value / targets if targets else float("nan") for name, value in zip(self.names, sums, strict=True)},
         )  # fmt: skip
         self.totals.zero_()
         self.wait = 0.0
@@ -169,4 +189,5 @@ class TrainStep:
 
         The wish to stop is not among them: it must not stop the run that continues.
         """
-        return {"totals": self.totals[:4], "loss_scale": self.scale.value, "good_steps": self.scale.good}
+        state = {"totals": self.totals[:4], "loss_scale": self.scale.value, "good_steps": self.scale.good}
+        return {**state, "sums": self.totals[5:]} if self.names else state

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from anabatic.data.loader import ValidPass
 from anabatic.device.device import Device
 from anabatic.models.forward import pack, token_scores
+from anabatic.models.preference import NAMES, PreferenceLoss, pack_pairs
 from anabatic.parallel.world import World, all_sum
 
 
@@ -37,6 +38,26 @@ def validate(model: PreTrainedModel, batches: ValidPass, device: Device, world: 
         "valid_bpb": nats / math.log(2) / batches.num_bytes if batches.num_bytes else None,
         "tokens": int(targets),
     }
+
+
+@torch.no_grad()
+def validate_pairs(loss: PreferenceLoss, batches: ValidPass, device: Device, world: World) -> dict[str, Any]:
+    """Return `valid_loss` (mean over the pairs), what `NAMES` says likewise, `pairs`, and `tokens` of their answers."""
+    was_training = loss.training
+    loss.eval()
+    loss.sums.zero_()
+    totals = torch.zeros(3, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch)
+    for batch in batches:
+        with device.autocast():
+            pairs = pack_pairs(batch, device.torch)
+            totals[0] += loss(pairs)
+        totals[1] += batch.num_targets
+        totals[2] += pairs.lengths.sum()
+    found, count, tokens, *sums = all_sum(torch.cat((totals, loss.sums.to(totals.dtype))), world).tolist()
+    loss.sums.zero_()
+    loss.train(was_training)
+    means = {f"valid_{name}": value / max(count, 1) for name, value in zip(NAMES, sums, strict=True)}
+    return {"valid_loss": found / max(count, 1), **means, "pairs": int(count), "tokens": int(tokens)}
 
 
 def perplexity(loss: float) -> float:
