@@ -187,6 +187,8 @@ def test_an_adapter_that_goes_on_is_its_own_reference() -> None:
 def test_half_precision_copies_do_not_outlive_the_reference() -> None:
     model = tiny_model()
     loss = PreferenceLoss(model, CHUNK, Objective(beta=1.0))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert loss(pack_pairs(batch_of(PAIRS), CPU)).item() == pytest.approx(3 * math.log(2), rel=1e-6)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     with torch.autocast("cpu", torch.bfloat16):
