@@ -13,6 +13,7 @@ Texts: `sources`, the standard library's modules; `docstrings`, each by itself; 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import tempfile
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) 
     from anabatic.data.loader import Loader
     from anabatic.device.device import pick
     from anabatic.models import fuse
-    from anabatic.models.forward import LossModel
+    from anabatic.models.forward import Root, summed_loss
     from anabatic.models.hf import load_model
     from anabatic.parallel.world import World
     from anabatic.train.optim import Optimizer
@@ -125,7 +126,8 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) 
         fuse.compile_blocks(model)
     model.train()
     optimizer = Optimizer(model, Optim(name=optimizer_name), 2e-3, 5e-3, device, world)
-    step = TrainStep(LossModel(model, device.row.chunk_bytes), optimizer, device, world, BATCH_TOKENS)
+    loss = functools.partial(summed_loss, chunk_bytes=device.row.chunk_bytes)
+    step = TrainStep(Root(model), loss, optimizer, device, world, BATCH_TOKENS)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
     with Loader([(task.shards(), None)], seq_len=task.seq_len, micro_batch_tokens=BATCH_TOKENS) as loader:
         turns.begin(**facts)

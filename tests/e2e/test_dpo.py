@@ -66,7 +66,15 @@ def test_it_learns_to_prefer(whole: tuple[Path, Path]) -> None:
         assert (folder / "final_model" / "model.safetensors").is_file() and (folder / "report.html").is_file()
 
 
-def test_two_processes_equal_one(whole: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+def test_two_processes_equal_one(
+    home: Home, base: Path, pairs: Path, whole: tuple[Path, Path], tmp_path: Path, strategy: str
+) -> None:
+    divided = whole[1]
+    if strategy != "ddp":
+        divided = tmp_path / "run"
+        home.anabatic(*home.dpo(divided, base, pairs, 2, more={"parallel.strategy": strategy}))
+    whole = whole[0], divided
     one, two = (rows(folder, "train") for folder in whole)
     for key in ("targets", "tokens"):
         assert [row[key] for row in one] == [row[key] for row in two]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from anabatic.config.parallel import Parallel, Recompute
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
 from anabatic.config.tuner import Freeze, Lora
 
@@ -44,8 +45,11 @@ class DpoJob:
     truncation_strategy: Literal["right", "left", "delete"] = "right"
     """An answer with its question of more than batch.seq_len tokens loses its end or its beginning; delete: the pair is
     left out."""
-    recompute: bool = False
-    """Activation checkpointing: less memory, about a third more time."""
+    recompute: Recompute = "none"
+    """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
+    parallel: Parallel = field(default_factory=Parallel)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     optim: Optim = field(default_factory=_dpo_optim)

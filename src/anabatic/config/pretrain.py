@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from anabatic.config.parallel import Parallel, Recompute
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
 
 
@@ -29,8 +31,8 @@ class Model:
     """One matrix for input embedding and output head; default: tied when it would be over a third of the weights."""
     rope_theta: float = 100_000.0
     """Base of the rotary position embedding."""
-    recompute: bool = False
-    """Activation checkpointing: less memory, about a third more time."""
+    recompute: Recompute = "none"
+    """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
 
     def __post_init__(self) -> None:
         require(self.depth >= 1, f"model.depth is {self.depth}", "use 1 or more; 4 for a CPU, 20 for eight NPUs")
@@ -49,7 +51,10 @@ class PretrainJob:
     """Folder with tokenizer.json; default: the one in model.path."""
     seed: int = 0
     """Seed of weights and data order."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     model: Model = field(default_factory=Model)
+    parallel: Parallel = field(default_factory=Parallel)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     optim: Optim = field(default_factory=Optim)

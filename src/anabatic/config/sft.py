@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.curriculum import Curriculum
+from anabatic.config.parallel import Parallel, Recompute
 from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
 from anabatic.config.tuner import Freeze, Lora
 
@@ -40,9 +41,12 @@ class SftJob:
     """Learn the assistant's last turn alone."""
     truncation_strategy: Literal["right", "left", "delete", "split"] = "right"
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is parted."""
-    recompute: bool = False
-    """Activation checkpointing: less memory, about a third more time."""
+    recompute: Recompute = "none"
+    """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     curriculum: Curriculum = field(default_factory=Curriculum)
+    parallel: Parallel = field(default_factory=Parallel)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     optim: Optim = field(default_factory=_sft_optim)

@@ -113,11 +113,18 @@ class Optim:
     """Muon: momentum (Nesterov)."""
     max_grad_norm: float = 1.0
     """Clip the global gradient norm to this; 0 switches clipping off."""
+    weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
+    """Trained weights and moments: fp32, or bf16 with what rounding takes kept (Kahan) or rounding at random."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "matrix_lr"):
             value = getattr(self, name)
             require(value is None or value > 0, f"optim.{name} is {value}", "use a positive number such as 3e-4")
+        require(
+            self.weights == "fp32" or self.name == "adamw",
+            f"optim.weights is {self.weights} and optim.name is {self.name}",
+            "bf16 weights are updated by adamw alone: --optim.name adamw",
+        )
         require(self.max_grad_norm >= 0, f"optim.max_grad_norm is {self.max_grad_norm}", "use 0 or more")
 
 

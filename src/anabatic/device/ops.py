@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anabatic.device import ops_cpu, ops_npu
+from anabatic.device.attention import Scores, attention_reference
+from anabatic.device.experts import grouped_reference, permute_reference, unpermute_reference
 from anabatic.device.segments import Segments
 from anabatic.device.table import DEVICES, Kernel
 
@@ -37,34 +39,17 @@ def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-    """Causal attention inside each segment; segments of like length share one call, so hardly anything is padded.
-
-    Right padding needs no mask under a causal mask: no real query sees a later key.
-
-    Args:
-        q: `[T, N, D]`; k, v: `[T, K, D]` with N a multiple of K.
-        segments: where the segments lie.
-        scale: factor on the scores.
-
-    Returns:
-        `[T, N, D]`.
-    """
-    q, k, v = (segments.spread(x) for x in (q, k, v))
-    pieces = []
-    for start, rows, length in segments.groups:
-        part = slice(start, start + rows * length)
-        a, b, c = (x[part].unflatten(0, (rows, length)).transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=scale, enable_gqa=a.shape[1] != b.shape[1])
-        pieces.append(out.transpose(1, 2).flatten(0, 1))
-    return segments.gather(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+def swiglu_joint_reference(both: Tensor) -> Tensor:
+    """SwiGLU of `[..., 2 I]` that holds the gate in its first half: `[..., I]`."""
+    gate, up = both.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """The gradient is made in the forward pass, chunk by chunk, so no chunk's logits are kept or made twice."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, softcap: float | None) -> Tensor:
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         small = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
@@ -73,7 +58,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.shape[0], rows):
             part = hidden[start : start + rows]
             index = labels[start : start + rows].unsqueeze(1)
-            logits = (part @ small.t()).float()
+            logits, slope = _capped((part @ small.t()).float(), softcap)
             top = logits.amax(dim=1, keepdim=True)
             target = logits.gather(1, index)
             weights = logits.sub_(top).exp_()
@@ -82,6 +67,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden is None and d_weight is None:
                 continue
             weights.div_(mass).scatter_add_(1, index, weights.new_full((1, 1), -1.0).expand_as(index))
+            if slope is not None:
+                weights.mul_(slope)
             delta = weights.to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(delta, small, out=d_hidden[start : start + rows])
@@ -91,14 +78,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         (grad,) = grads
         if d_hidden is not None:
             d_hidden = d_hidden * grad.to(d_hidden.dtype)
         if d_weight is not None:
             d_weight = d_weight * grad
-        return d_hidden, d_weight, None, None
+        return d_hidden, d_weight, None, None, None
+
+
+def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+    """Cap logits in place (Gemma 2, arXiv 2408.00118, section 2); return them and the slope of the cap."""
+    if softcap is None:
+        return logits, None
+    logits.div_(softcap).tanh_()
+    slope = 1 - logits.square()
+    return logits.mul_(softcap), slope
 
 
 def _add_product(total: Tensor, delta: Tensor, part: Tensor) -> None:
@@ -109,15 +105,18 @@ def _add_product(total: Tensor, delta: Tensor, part: Tensor) -> None:
         total += delta.t() @ part
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int, softcap: float | None = None
+) -> Tensor:
     """Return the summed cross-entropy of `softmax(hidden weight^T)` against `labels`, a scalar in fp32.
 
     Args:
         hidden: `[T, H]`; weight: `[V, H]`; labels: int64 `[T]`, every one a target (no ignored rows).
         chunk_bytes: size of the fp32 logits that exist at once.
+        softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows)  # type: ignore[no-untyped-call]
+    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -125,21 +124,21 @@ class _LinearLogProbs(torch.autograd.Function):
     """The backward pass makes the logits again, chunk by chunk: what a token's gradient is worth is known only then."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, softcap: float | None) -> Tensor:
         small = weight.to(hidden.dtype)
         found = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
         norms = torch.empty_like(found)
         for start in range(0, hidden.shape[0], rows):
             chunk = slice(start, start + rows)
-            logits = (hidden[chunk] @ small.t()).float()
+            logits, _ = _capped((hidden[chunk] @ small.t()).float(), softcap)
             norms[chunk] = torch.logsumexp(logits, dim=1)
             found[chunk] = logits.gather(1, labels[chunk].unsqueeze(1)).squeeze(1) - norms[chunk]
         ctx.save_for_backward(hidden, weight, labels, norms)
-        ctx.rows = rows
+        ctx.rows, ctx.softcap = rows, softcap
         return found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, norms = ctx.saved_tensors
         (grad,) = grads
         need_hidden, need_weight = ctx.needs_input_grad[:2]
@@ -149,33 +148,42 @@ class _LinearLogProbs(torch.autograd.Function):
         for start in range(0, hidden.shape[0], ctx.rows):
             chunk = slice(start, start + ctx.rows)
             part, worth = hidden[chunk], grad[chunk].unsqueeze(1)
-            weights = (part @ small.t()).float().sub_(norms[chunk].unsqueeze(1)).exp_().mul_(-worth)
-            delta = weights.scatter_add_(1, labels[chunk].unsqueeze(1), worth).to(hidden.dtype)
+            logits, slope = _capped((part @ small.t()).float(), ctx.softcap)
+            weights = logits.sub_(norms[chunk].unsqueeze(1)).exp_().mul_(-worth)
+            weights.scatter_add_(1, labels[chunk].unsqueeze(1), worth)
+            if slope is not None:
+                weights.mul_(slope)
+            delta = weights.to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(delta, small, out=d_hidden[chunk])
             if d_weight is not None:
                 _add_product(d_weight, delta, part)
-        return d_hidden, d_weight if d_weight is None else d_weight.to(weight.dtype), None, None
+        return d_hidden, d_weight if d_weight is None else d_weight.to(weight.dtype), None, None, None
 
 
-def linear_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int) -> Tensor:
+def linear_log_probs(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int, softcap: float | None = None
+) -> Tensor:
     """Return the log-probability of every label under `softmax(hidden weight^T)`, fp32 `[T]`, with gradient.
 
     Args:
         hidden: `[T, H]`; weight: `[V, H]`; labels: int64 `[T]`.
         chunk_bytes: size of the fp32 logits that exist at once, in both passes.
+        softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):  # which ends before the backward pass, whose products must be the same ones
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     with torch.autocast(kind, enabled=False):
-        found: Tensor = _LinearLogProbs.apply(hidden, weight, labels, rows)  # type: ignore[no-untyped-call]
+        found: Tensor = _LinearLogProbs.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
     return found
 
 
 @torch.no_grad()
-def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int) -> tuple[Tensor, Tensor]:
+def token_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Return each token's cross-entropy, fp32 `[T]`, and whether it is the likeliest one, bool `[T]`; no gradient."""
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     small = weight.to(hidden.dtype)
@@ -183,7 +191,7 @@ def token_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_by
     hits = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
     for start in range(0, hidden.shape[0], rows):
         chunk = slice(start, start + rows)
-        logits = (hidden[chunk] @ small.t()).float()
+        logits, _ = _capped((hidden[chunk] @ small.t()).float(), softcap)
         losses[chunk] = F.cross_entropy(logits, labels[chunk], reduction="none")
         hits[chunk] = logits.argmax(dim=1) == labels[chunk]
     return losses, hits
@@ -195,16 +203,51 @@ class Ops(NamedTuple):
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor, Tensor], Tensor]
-    attention: Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
+    swiglu_joint: Callable[[Tensor], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, Segments, Scores], Tensor]
+    permute: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    unpermute: Callable[[Tensor, Tensor, Tensor], Tensor]
+    grouped: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-REFERENCE = Ops(rms_norm_reference, rotary_reference, swiglu_reference, attention_reference)
+REFERENCE = Ops(
+    rms_norm_reference,
+    rotary_reference,
+    swiglu_reference,
+    swiglu_joint_reference,
+    attention_reference,
+    permute_reference,
+    unpermute_reference,
+    grouped_reference,
+)
 
 TABLE: dict[Kernel, Ops] = {
     "reference": REFERENCE,
     "cpu": REFERENCE._replace(rms_norm=ops_cpu.rms_norm, rotary=ops_cpu.rotary),
-    "npu": Ops(ops_npu.rms_norm, ops_npu.rotary, ops_npu.swiglu, ops_npu.attention),
+    "npu": Ops(
+        ops_npu.rms_norm,
+        ops_npu.rotary,
+        ops_npu.swiglu,
+        ops_npu.swiglu_joint,
+        ops_npu.attention,
+        ops_npu.permute,
+        ops_npu.unpermute,
+        ops_npu.grouped,
+    ),
 }
+
+
+def dear_operators() -> list[Any]:
+    """Return matrix products and attention: what selective recomputation keeps, because it is dear to make anew."""
+    aten = torch.ops.aten
+    dear = [aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention_for_cpu]
+    dear += [aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention]
+    found = [packet.default for packet in dear]
+    fused = getattr(torch.ops, "npu", None)
+    for name in ("npu_fusion_attention", "npu_fusion_attention_v3"):
+        if hasattr(torch, "npu") and hasattr(fused, name):
+            found.append(getattr(fused, name).default)
+    return found
 
 
 def for_device(device_type: str) -> Ops:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anabatic.device.attention import Scores, attention_reference
 from anabatic.device.segments import Segments
 
 
@@ -25,36 +26,103 @@ def _causal_mask(device: torch.device) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """npu_rms_norm: one kernel instead of five."""
-    out: Tensor = _torch_npu().npu_rms_norm(x, weight.to(x.dtype), eps)[0]
+    """npu_rms_norm: one kernel instead of five. It takes an fp32 weight with a half-precision input."""
+    gamma = weight if weight.dtype in (x.dtype, torch.float32) else weight.to(x.dtype)
+    out: Tensor = _torch_npu().npu_rms_norm(x, gamma, eps)[0]
     return out
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """npu_rotary_mul in half mode; x `[B, N, S, D]`, cos and sin `[1, 1, S, D]`."""
-    out: Tensor = _torch_npu().npu_rotary_mul(x.contiguous(), cos.to(x.dtype), sin.to(x.dtype))
-    return out
+    """npu_rotary_mul in half mode; x `[B, N, S, D]`, cos and sin `[1, 1, S, D]`.
+
+    Models make `[B, S, N, D]` and turn it: given in that order the kernel reads and writes what attention wants.
+    """
+    turned = (y.transpose(1, 2) for y in (x, cos.to(x.dtype), sin.to(x.dtype)))
+    out: Tensor = _torch_npu().npu_rotary_mul(*turned)
+    return out.transpose(1, 2)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """npu_swiglu: silu(first half) * second half."""
-    out: Tensor = _torch_npu().npu_swiglu(torch.cat((gate, up), dim=-1))
+    return swiglu_joint(torch.cat((gate, up), dim=-1))
+
+
+def swiglu_joint(both: Tensor) -> Tensor:
+    """npu_swiglu over `[..., 2 I]`."""
+    out: Tensor = _torch_npu().npu_swiglu(both)
     return out
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-    """npu_fusion_attention over packed tokens: layout TND, borders as a host list, causal inside each segment."""
+def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores) -> Tensor:
+    """npu_fusion_attention over packed tokens: layout TND, borders as a host list, causal inside each segment.
+
+    A window is sparse mode 4, `pre_tockens` keys before a query's own. The kernel has no capped scores, no gradient of
+    sinks, and no values wider than keys: those layers are composed of plain operators.
+    """
+    if not scores.plain or v.shape[-1] > q.shape[-1]:
+        return attention_reference(q, k, v, segments, scores)
     borders = segments.cu_seqlens[1:]
+    band: dict[str, int] = {"sparse_mode": 3}
+    if scores.window is not None:
+        band = {"sparse_mode": 4, "pre_tockens": scores.window - 1, "next_tockens": 0}
     out: Tensor = _torch_npu().npu_fusion_attention(
-        q.contiguous(),
-        k.contiguous(),
-        v.contiguous(),
+        q,
+        k,
+        v,
         q.shape[1],
         "TND",
         atten_mask=_causal_mask(q.device),
-        scale=scale,
+        scale=scores.scale,
         actual_seq_qlen=borders,
         actual_seq_kvlen=borders,
-        sparse_mode=3,
+        **band,
     )[0]
+    return out
+
+
+def permute(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """npu_moe_token_permute: rows in the order of their experts, and where each choice went."""
+    rows, places = _torch_npu().npu_moe_token_permute(x, index)
+    return rows, places
+
+
+def unpermute(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """npu_moe_token_unpermute: the weighted sum of each token's rows."""
+    out: Tensor = _torch_npu().npu_moe_token_unpermute(rows, places, probs=weights)
+    return out
+
+
+def _grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor, kind: int) -> Tensor:
+    """`kind` 0: groups are rows of x; 2: they are its columns, and the products are stacked."""
+    split = 2 if kind == 0 else 3
+    out: Tensor = _torch_npu().npu_grouped_matmul(
+        [x], [weight], bias=None, group_list=ends, split_item=split, group_type=kind, group_list_type=0
+    )[0]
+    return out
+
+
+class _Grouped(torch.autograd.Function):
+    """npu_grouped_matmul has no derivative of its own (op-plugin, config/derivatives.yaml)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, ends)
+        return _grouped_matmul(x, weight, ends, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, ends = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        d_x = _grouped_matmul(grad, weight.transpose(1, 2), ends, 0) if ctx.needs_input_grad[0] else None
+        d_weight = None
+        if ctx.needs_input_grad[1] and weight.stride(-1) == 1:
+            d_weight = _grouped_matmul(x.t(), grad, ends, 2)
+        elif ctx.needs_input_grad[1]:  # stored the other way round: its gradient too, so that it is not turned
+            d_weight = _grouped_matmul(grad.t(), x, ends, 2).transpose(1, 2)
+        return d_x, d_weight, None
+
+
+def grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """npu_grouped_matmul: `x [S, in]`, `weight [E, in, out]`, ends of the groups `[E]` on the device -> `[S, out]`."""
+    out: Tensor = _Grouped.apply(x.contiguous(), weight, ends)  # type: ignore[no-untyped-call]
     return out

@@ -27,10 +27,12 @@ class Segments:
         cu_seqlens: host list of `n + 1` borders.
         groups: `(start, rows, length)` of each group in the spread order.
         identity: the spread order is the packed order (all segments equally long), so nothing is moved.
+        attended: layers that have used the plan; a layer that has not may have mixed segments.
     """
 
     def __init__(self, cu_seqlens: list[int], device: torch.device) -> None:
         self.cu_seqlens = cu_seqlens
+        self.attended = 0
         borders = np.asarray(cu_seqlens, dtype=np.int64)
         lengths = np.diff(borders)
         order = np.argsort(-lengths, kind="stable")

@@ -27,6 +27,8 @@ class DeviceRow:
     """torch's own fused AdamW kernel runs here and honours `found_inf`."""
     compile_pays: bool
     """torch.compile is worth its start-up time on long runs."""
+    group_adapters: bool
+    """Launches cost more than the zeros that are multiplied when adapters are computed together."""
     pin_memory: bool
     chunk_bytes: int
     """Logits that linear_cross_entropy holds at once."""
@@ -45,6 +47,7 @@ DEVICES: dict[str, DeviceRow] = {
             kernels="npu",
             fused_adamw=False,
             compile_pays=False,
+            group_adapters=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -57,6 +60,7 @@ DEVICES: dict[str, DeviceRow] = {
             kernels="reference",
             fused_adamw=True,
             compile_pays=True,
+            group_adapters=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -69,6 +73,7 @@ DEVICES: dict[str, DeviceRow] = {
             kernels="reference",
             fused_adamw=False,
             compile_pays=False,
+            group_adapters=False,
             pin_memory=False,
             chunk_bytes=128 << 20,
         ),
@@ -83,6 +88,7 @@ DEVICES: dict[str, DeviceRow] = {
             kernels="cpu",
             fused_adamw=True,
             compile_pays=False,
+            group_adapters=False,
             pin_memory=False,
             chunk_bytes=8 << 20,
         ),

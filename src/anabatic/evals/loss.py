@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from anabatic.data.loader import ValidPass
 from anabatic.data.shard_set import Entry, ShardSet
 from anabatic.device.device import Device
+from anabatic.models.forward import Root
 from anabatic.parallel.world import World
 from anabatic.train.validate import validate
 
@@ -62,7 +63,7 @@ def bits_per_byte(model: PreTrainedModel, tokenizer: Any, batches: ValidPass, de
         batches: one evaluation pass with `num_bytes` above 0.
         device: where the model is.
     """
-    measured = validate(model, batches, device, World())
+    measured = validate(Root(model), batches, device, World())
     return BitsPerByte(
         model=float(measured["valid_bpb"]),
         gzip9=8 * gzip_size(batches, tokenizer) / batches.num_bytes,

@@ -20,6 +20,7 @@ from anabatic.infer.sampling import Sampling, choose, log_probability, source_of
 from anabatic.infer.stream import TextStream, decode
 from anabatic.models import forward
 from anabatic.models.attention import KVCache
+from anabatic.models.forward import Root
 
 PREFILL_TOKENS = 8192
 """Prompt tokens read in one forward pass; a longer prompt is read alone."""
@@ -80,19 +81,24 @@ class Engine:
         tokenizer: a fast tokenizer of transformers; turns tokens into text.
         max_batch: requests that run at once; the others wait.
         max_len: tokens of a request at most, prompt and answer together.
+        root: what the model is divided under; all ranks then make the same calls.
 
     Raises:
         DataError: `max_len` is more than the model has positions for.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int, root: Root | None = None
+    ) -> None:
         positions = model.config.max_position_embeddings
         if max_len > positions:
             raise DataError(
                 f"max_len is {max_len}, the model has {positions} positions",
                 f"use at most {positions} tokens",
             )
-        self.model = model
+        self._root = root or Root(model)
+        # Weights that are gathered for training later may not become inference tensors.
+        self._untracked = torch.inference_mode if root is None else torch.no_grad
         self.tokenizer = tokenizer
         self.max_len = max_len
         self.stop_ids = _end_ids(model, tokenizer)
@@ -215,15 +221,15 @@ class Engine:
         Raises:
             Failure: the model's logits are not numbers.
         """
-        training = self.model.training
+        training = self._root.training
         if training:
-            self.model.train(False)
+            self._root.train(False)
         try:
-            with torch.inference_mode():
+            with self._untracked():
                 return self._step()
         finally:
             if training:
-                self.model.train()
+                self._root.train()
 
     def completion(self, request: Request) -> Completion:
         """Return the answer of a finished request."""
@@ -235,10 +241,10 @@ class Engine:
         going = list(self._running)
         if joined := self._admit():
             prompts, slots = [request.prompt for request in joined], [request.slot for request in joined]
-            finished += self._take(joined, forward.prefill(self.model, prompts, slots, self._cache))
+            finished += self._take(joined, self._root(forward.prefill, prompts, slots, self._cache))
         if going:
             tokens, slots = [request.ids[-1] for request in going], [request.slot for request in going]
-            finished += self._take(going, forward.decode(self.model, tokens, slots, self._cache))
+            finished += self._take(going, self._root(forward.decode, tokens, slots, self._cache))
         return finished
 
     def _admit(self) -> list[Request]:

@@ -23,6 +23,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import folder_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.models.lora import LoraLinear
+from anabatic.parallel.sharded import put, whole
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -59,8 +60,8 @@ def _ends(name: str, end: str) -> bool:
     return name == end or name.endswith("." + end)
 
 
-def insert(model: PreTrainedModel, lora: Lora, seed: int) -> list[str]:
-    """Freeze the model and put an adapter into every target layer; return their names.
+def insert(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """Freeze the model and put an adapter, without numbers yet, into every target layer; return their names.
 
     Raises:
         ConfigError: a target or a module to save does not exist.
@@ -68,18 +69,23 @@ def insert(model: PreTrainedModel, lora: Lora, seed: int) -> list[str]:
     targets = find_targets(model, lora.target_modules)
     whole = [_whole(model, end) for end in lora.modules_to_save]
     model.requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
     for name in targets:
         parent, _, last = name.rpartition(".")
         layer = LoraLinear(model.get_submodule(name), lora.r, scale_of(lora), lora.dropout, lora.use_dora)  # type: ignore[arg-type]
-        layer.reset(generator)
-        if lora.init == "pissa":
-            layer.principal()
         setattr(model.get_submodule(parent), last, layer)
     for names in whole:
         for name in names:
             model.get_submodule(name).float().requires_grad_(True)
     return targets
+
+
+def begin(model: PreTrainedModel, lora: Lora, seed: int) -> None:
+    """Give the adapters of a model that holds its weights their first numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in layers(model).values():
+        layer.reset(generator)
+        if lora.init == "pissa":
+            layer.principal()
 
 
 def freeze(model: PreTrainedModel, settings: Freeze) -> None:
@@ -129,19 +135,15 @@ def begin_again(model: nn.Module, before: dict[str, Tensor]) -> None:
     for name, layer in layers(model).items():
         if layer.lora_A_start is None or layer.lora_B_start is None:
             continue
-        now = layer.scale * layer.lora_B_start @ layer.lora_A_start
+        now = layer.product_at_start()
         if not torch.equal(now, before[name]):  # another machine's singular vectors
-            layer.weight.add_((before[name] - now).to(layer.weight.dtype))
+            put(layer.weight, whole(layer.weight) + (before[name] - now).to(layer.weight.dtype))
 
 
 def starts(model: nn.Module) -> dict[str, Tensor]:
     """Layer -> the product that `principal` took out of its weight."""
     found = layers(model).items()
-    return {
-        name: layer.scale * layer.lora_B_start @ layer.lora_A_start
-        for name, layer in found
-        if layer.lora_A_start is not None and layer.lora_B_start is not None
-    }
+    return {name: layer.product_at_start() for name, layer in found if layer.lora_A_start is not None}
 
 
 def _whole(model: nn.Module, end: str) -> list[str]:
@@ -160,22 +162,22 @@ def layers(model: nn.Module) -> dict[str, LoraLinear]:
 
 
 def state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the tensors of the adapter under PEFT's names."""
+    """Return the tensors of the adapter, whole, under PEFT's names; all ranks call it."""
     tensors: dict[str, Tensor] = {}
     for name, layer in layers(model).items():
         a, b = layer.delta()
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = a
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = b
         if layer.lora_magnitude is not None:
-            tensors[f"{_PREFIX}{name}.lora_magnitude_vector"] = layer.lora_magnitude
+            tensors[f"{_PREFIX}{name}.lora_magnitude_vector"] = whole(layer.lora_magnitude)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and "lora_" not in name:
-            tensors[_PREFIX + name] = parameter
+            tensors[_PREFIX + name] = whole(parameter)
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path) -> None:
-    """Write an adapter folder that PEFT loads: whole or not at all.
+def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path, writes: bool = True) -> None:
+    """Write an adapter folder that PEFT loads: whole or not at all. All ranks call it, the one that `writes` writes.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -200,8 +202,11 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base:
         "inference_mode": True,
         "init_lora_weights": True,
     }
+    tensors = state(model)
+    if not writes:
+        return
     with folder_atomic(folder) as temporary:
-        save_file(state(model), temporary / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tokenizer.save_pretrained(temporary)
 
@@ -237,8 +242,8 @@ def lora_of(config: dict[str, Any]) -> Lora:
     )
 
 
-def load(model: PreTrainedModel, folder: Path) -> Lora:
-    """Put the adapter of `folder` into a base model; return its settings.
+def prepare(model: PreTrainedModel, folder: Path) -> Lora:
+    """Put the adapter of `folder`, without its numbers, into a base model; return its settings.
 
     Raises:
         DataError: the folder is damaged, or made for another model.
@@ -248,15 +253,23 @@ def load(model: PreTrainedModel, folder: Path) -> Lora:
         raise DataError(f"{folder / CONFIG}: ranks differ from layer to layer", "merge the adapter with PEFT first")
     lora = lora_of(config)
     try:
+        insert(model, lora)
+    except ConfigError as error:
+        raise DataError(f"{folder}: made for another model: {error}", error.hint) from error
+    return lora
+
+
+def load(model: PreTrainedModel, folder: Path) -> None:
+    """Fill the adapter that `prepare` has put into a model, each rank its part.
+
+    Raises:
+        DataError: the folder is damaged, or made for another model.
+    """
+    try:
         saved = load_file(folder / WEIGHTS)
     except Exception as error:  # safetensors raises its own class, straight from Rust
         raise DataError(f"{folder / WEIGHTS} cannot be read: {error}", "copy the folder again") from error
-    try:
-        insert(model, lora, seed=0)
-    except ConfigError as error:
-        raise DataError(f"{folder}: made for another model: {error}", error.hint) from error
     _fill(model, saved, folder)
-    return lora
 
 
 @torch.no_grad()
@@ -273,7 +286,7 @@ def _fill(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> Non
                 f"{folder}: made for another model: {name} has shape {list(tensor.shape)}, in this model it is {there}",
                 "use the model that adapter_config.json names as base_model_name_or_path",
             )
-        own[ours].copy_(tensor)
+        put(own[ours], tensor)
         left.discard(ours)
     if left:
         raise DataError(

@@ -8,29 +8,43 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from anabatic.core.errors import DataError
+from anabatic.device.attention import Scores, attend
 from anabatic.device.ops import for_device
 from anabatic.device.segments import Segments
 
 NAME = "anabatic"
+_PASSED_BY = {"position_ids", "use_cache", "output_attentions", "position_embeddings"}
+"""What layers hand down to their attention and what changes nothing in it."""
+
+
+def head_sizes(config: Any) -> tuple[int, int, int]:
+    """Key/value heads, head size of keys, head size of values, as attention sees them.
+
+    Latent attention (DeepSeek-V2, arXiv 2405.04434) is seen with its heads expanded and values smaller than keys.
+    """
+    if getattr(config, "kv_lora_rank", None):
+        return config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return heads, size, size
 
 
 class KVCache:
     """Keys and values of up to `slots` conversations, `max_len` tokens each, allocated once.
 
-    `write` and `slots_now` say where the tokens of the running forward pass go; the caller sets them.
+    `write` and `read` say where the tokens of the running forward pass go and which slots they see; the caller sets
+    them.
     """
 
     def __init__(self, config: Any, slots: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
-        heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, slots, max_len, heads, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        heads, wide, narrow = head_sizes(config)
+        shape = (config.num_hidden_layers, slots, max_len, heads)
+        self.keys = torch.zeros(*shape, wide, device=device, dtype=dtype)
+        self.values = torch.zeros(*shape, narrow, device=device, dtype=dtype)
         self.slots = slots
         self.max_len = max_len
         self.lengths = [0] * slots
@@ -51,41 +65,71 @@ def attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     segments: Segments | None = None,
     cache: KVCache | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for transformers' interface. query `[1, N, T, D]`, key and value `[1, K, T, D]` -> `[1, T, N, D]`.
+    """Attention for transformers' interface. query `[1, N, T, D]`, key `[1, K, T, D]`, value `[1, K, T, E]` ->
+    `[1, T, N, E]`.
 
     Raises:
         DataError: the model asks for something that packed attention does not do.
     """
-    if module.__dict__.get("sliding_window") is not None:
-        raise DataError(f"layer {module.layer_idx} uses a sliding window, which packed attention does not have yet")
+    window = _window(module, others)
+    _refuse(module, attention_mask, dropout, others)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scores = Scores(scale, window, softcap, s_aux)
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     if cache is not None:
         cache.put(int(module.layer_idx), k, v)  # type: ignore[arg-type]
     if segments is not None:
-        return for_device(q.device.type).attention(q, k, v, segments, scale).unsqueeze(0), None
+        segments.attended += 1
+        return for_device(q.device.type).attention(q, k, v, segments, scores).unsqueeze(0), None
     if cache is None:
         raise DataError("the packed forward pass needs segments or a cache", "call models.forward, not the model")
-    return _decode(int(module.layer_idx), q, cache, scale), None  # type: ignore[arg-type]
+    return _decode(int(module.layer_idx), q, cache, scores), None  # type: ignore[arg-type]
 
 
-def _decode(layer: int, q: Tensor, cache: KVCache, scale: float) -> Tensor:
+def _window(module: nn.Module, others: dict[str, Any]) -> int | None:
+    """The layer's window: most models hand it down; where they do not, the layer's type in the configuration says."""
+    if "sliding_window" in others:
+        window: int | None = others.pop("sliding_window")
+        return window
+    config: Any = module.config
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None or kinds[int(module.layer_idx)] != "sliding_attention":  # type: ignore[arg-type]
+        return None
+    return int(config.sliding_window)
+
+
+def _refuse(module: nn.Module, mask: Any, dropout: float, others: dict[str, Any]) -> None:
+    """Packed attention must not leave out what a model asks for."""
+    name = type(module).__name__
+    unknown = sorted(key for key, given in others.items() if key not in _PASSED_BY and given is not None)
+    if dropout:
+        raise DataError(
+            f"{name} drops {dropout:g} of its attention weights, which packed attention does not do",
+            "set attention_dropout to 0 in the model's config.json",
+        )
+    if module.__dict__.get("is_causal", True) is False or others.get("is_causal") is False:
+        raise DataError(f"{name} looks forward and backward; packed attention is causal", "use a causal language model")
+    if unknown or mask is not None:
+        what = ", ".join(unknown) or "an attention mask of its own"
+        raise DataError(f"{name} needs {what}, which packed attention does not know", "use a model of another family")
+
+
+def _decode(layer: int, q: Tensor, cache: KVCache, scores: Scores) -> Tensor:
     """One new token for each of `B` conversations: q `[B, N, D]` against the cached `[B, L, K, D]`."""
-    length = cache.mask.shape[-1]
+    mask, length = cache.mask, cache.mask.shape[-1]
     keys = cache.keys[layer, :, :length].index_select(0, cache.read).transpose(1, 2)
     values = cache.values[layer, :, :length].index_select(0, cache.read).transpose(1, 2)
-    out = F.scaled_dot_product_attention(
-        q.unsqueeze(2),
-        keys.to(q.dtype),
-        values.to(q.dtype),
-        attn_mask=cache.mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != keys.shape[1],
-    )
+    if scores.window is not None:
+        now = cache.write[1][:, None, None, None]
+        mask = mask & (torch.arange(length, device=q.device) > now - scores.window)
+    out = attend(q.unsqueeze(2), keys.to(q.dtype), values.to(q.dtype), mask, scores)
     return out.squeeze(2).unsqueeze(0)
 
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from anabatic.config.pretrain import Model as ModelConfig
 from anabatic.core.errors import ConfigError
-from anabatic.models.hf import prepare
+from anabatic.models.hf import on_meta, prepare
+from anabatic.parallel.sharded import local, materialise, put
 
 HEAD_LADDER = ((1024, 128), (128, 64), (0, 32))
 """(smallest width, head size): small models keep several heads."""
@@ -88,10 +89,8 @@ def _divide(name: str, value: int, by: str, divisor: int) -> int:
     return value // divisor
 
 
-def build(
-    plan: Plan, model: ModelConfig, vocab_size: int, seq_len: int, device: torch.device, seed: int
-) -> PreTrainedModel:
-    """Build the model on the meta device, give it memory on `device`, and fill in the weights.
+def blank(plan: Plan, model: ModelConfig, vocab_size: int, seq_len: int) -> PreTrainedModel:
+    """Return the model without memory: its parameters are on the meta device.
 
     The architecture is Qwen3 (QK-norm, grouped-query attention, RoPE, SwiGLU), so plain transformers, vLLM and
     llama.cpp load the result.
@@ -111,45 +110,45 @@ def build(
         bos_token_id=None,
         pad_token_id=None,  # a pad id would take the gradient away from its embedding, and 0 is a real token here
     )
-    with torch.device("meta"):
-        net = Qwen3ForCausalLM(config)
-    net.to_empty(device=device)
-    _fill(net, config, model.rope_theta, seed)
-    net.tie_weights()
-    return prepare(net)
+    with on_meta():
+        return Qwen3ForCausalLM(config)
+
+
+def build(
+    plan: Plan, model: ModelConfig, vocab_size: int, seq_len: int, device: torch.device, seed: int
+) -> PreTrainedModel:
+    """Return a new model with its first weights on one device."""
+    net = prepare(blank(plan, model, vocab_size, seq_len), device)
+    materialise(net, device, device)
+    initialise(net, seed)
+    return net
 
 
 @torch.no_grad()
-def _fill(net: PreTrainedModel, config: Qwen3Config, rope_theta: float, seed: int) -> None:
-    """Weights: matrices normal with deviation 1/sqrt(width), block outputs and an untied head zero. Tied embeddings
-    are small (GPT-2's 0.02): the head would otherwise begin by predicting the token that it has just read.
+def initialise(net: PreTrainedModel, seed: int) -> None:
+    """Give a `blank` model that has memory by now its first weights, each rank its part.
 
-    Zero outputs make every block the identity at the start, which lets the learning rate be high from the first
-    step (muP, arXiv 2203.03466, section on output layers). Drawn on the CPU, so that every device starts alike.
+    Matrices are normal with deviation 1/sqrt(width), block outputs and an untied head zero. Tied embeddings are small
+    (GPT-2's 0.02): the head would otherwise begin by predicting the token that it has just read. Zero outputs make
+    every block the identity at the start, which lets the learning rate be high from the first step (muP, arXiv
+    2203.03466, section on output layers). Drawn on the CPU, so that every device starts alike.
     """
     generator = torch.Generator().manual_seed(seed)
+    config = net.config
 
     def draw(weight: torch.Tensor, deviation: float) -> None:
-        weight.copy_(torch.empty(weight.shape).normal_(0.0, deviation, generator=generator))
+        put(weight, torch.empty(weight.shape).normal_(0.0, deviation, generator=generator))
 
     for name, module in net.named_modules():
         if isinstance(module, nn.Embedding):
             draw(module.weight, 0.02 if config.tie_word_embeddings else 1.0)
         elif isinstance(module, nn.Linear):
             if name.endswith(("o_proj", "down_proj", "lm_head")):
-                module.weight.zero_()
+                local(module.weight).zero_()
             else:
                 draw(module.weight, module.in_features**-0.5)
         elif name.endswith("norm"):
-            module.weight.fill_(1.0)  # type: ignore[union-attr, operator]
-        elif name.endswith("rotary_emb"):
-            for _, buffer in module.named_buffers():
-                buffer.copy_(_inverse_frequencies(config.head_dim, rope_theta))
-
-
-def _inverse_frequencies(head_dim: int, theta: float) -> torch.Tensor:
-    """theta^(-2i/D) for i in 0..D/2 (arXiv 2104.09864, section 3.4.3)."""
-    return torch.pow(theta, -torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+            local(module.weight).fill_(1.0)  # type: ignore[arg-type]
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
@@ -161,7 +160,8 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def flops_per_token(model: PreTrainedModel, mean_context: float) -> float:
-    """Training operations per token: 6 per multiplying parameter, and 12 x layers x width x mean attended length.
+    """Training operations per token: 6 per multiplying parameter, 4 per frozen one, which needs no gradient of its
+    own, and 12 x layers x width x mean attended length.
 
     Source: PaLM (arXiv 2204.02311), appendix B, with the attended length instead of the whole sequence.
     """
@@ -169,4 +169,7 @@ def flops_per_token(model: PreTrainedModel, mean_context: float) -> float:
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    return 6.0 * count_parameters(model)[1] + 12.0 * config.num_hidden_layers * width * mean_context
+    embedding = model.get_input_embeddings().weight
+    idle = embedding if model.get_output_embeddings().weight is not embedding else None
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and p is not idle)
+    return 4.0 * count_parameters(model)[1] + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context

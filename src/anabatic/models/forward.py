@@ -5,17 +5,22 @@ Shapes: `T` tokens, `H` hidden size, `V` vocabulary, `B` conversations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from anabatic.core.errors import DataError
 from anabatic.data.batch import IGNORE, Batch
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
 from anabatic.device.segments import Segments
 from anabatic.device.transfer import send
+from anabatic.models import head
 from anabatic.models.attention import KVCache
+from anabatic.models.head import Head
 
 NO_MASK = {"full_attention": None, "sliding_attention": None}
 """Tells transformers that masks are taken care of; it builds none."""
@@ -59,7 +64,13 @@ def pack(batch: Batch, device: torch.device) -> Packed:
 
 
 def hidden_states(model: PreTrainedModel, packed: Packed, cache: KVCache | None = None) -> Tensor:
-    """Return the last hidden states `[T, H]`."""
+    """Return the last hidden states `[T, H]`.
+
+    Raises:
+        DataError: not every layer keeps segments apart by our attention.
+    """
+    _require_known(model)
+    before = packed.segments.attended
     out = model.base_model(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,
@@ -68,46 +79,88 @@ def hidden_states(model: PreTrainedModel, packed: Packed, cache: KVCache | None 
         segments=packed.segments,
         cache=cache,
     )
+    _require_apart(model, packed.segments.attended - before)
     states: Tensor = out.last_hidden_state.squeeze(0)
     return states
 
 
-def head_of(model: PreTrainedModel) -> Tensor:
-    """Return the weight of the output head `[V, H]`."""
+def _require_known(model: PreTrainedModel) -> None:
+    unknown = sorted(set(getattr(model.config, "layer_types", None) or ()) - set(NO_MASK))
+    if unknown:
+        raise DataError(
+            f"{type(model).__name__} has layers of the kind {', '.join(unknown)}, in which rows of a batch would mix",
+            f"use a model whose layers are {' or '.join(NO_MASK)}",
+        )
+
+
+def _require_apart(model: PreTrainedModel, attended: int) -> None:
+    layers = model.config.num_hidden_layers
+    if attended != layers:
+        raise DataError(
+            f"{attended} of {layers} layers of {type(model).__name__} use packed attention; the others mix tokens in"
+            " their own way, and rows of a batch with them",
+            "use a model whose layers are all attention",
+        )
+
+
+def _head(model: PreTrainedModel) -> tuple[Tensor, Head]:
+    """The output weight, and what else is done to logits, found when it is first asked for."""
+    found = model.__dict__.get("_anabatic_head")
+    if found is None:
+        found = model.__dict__["_anabatic_head"] = head.find(model)
     weight: Tensor = model.get_output_embeddings().weight
-    return weight
+    return weight, found
 
 
-def chunk_bytes_of(head: Tensor, wanted: int) -> int:
+def chunk_bytes_of(weight: Tensor, wanted: int) -> int:
     """Return the bytes of logits made at once: what is wanted, or the least that is worth a pass over the head."""
-    return max(wanted, _LEAST_ROWS * 4 * head.shape[0])
+    return max(wanted, _LEAST_ROWS * 4 * weight.shape[0])
 
 
-def target_states(model: PreTrainedModel, packed: Packed) -> Tensor:
-    """Return the last hidden states of the tokens that have a target `[n, H]`."""
+def target_states(model: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor, Head]:
+    """Return states of the rows with targets, scaled as the model scales its logits; the output weight; the head."""
     states = hidden_states(model, packed)
-    return states if packed.target_rows is None else states.index_select(0, packed.target_rows)
+    weight, found = _head(model)
+    if packed.target_rows is not None:
+        states = states.index_select(0, packed.target_rows)
+    return states if found.scale == 1 else states * found.scale, weight, found
 
 
-class LossModel(nn.Module):
-    """A language model whose forward pass is the loss, so that data parallelism can wrap it."""
+class Root(nn.Module):
+    """Whatever runs a model runs inside this module's forward pass.
 
-    def __init__(self, model: PreTrainedModel, chunk_bytes: int) -> None:
+    There sharded weights are gathered (FSDP2), and there data parallelism learns which gradients to wait for.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.chunk_bytes = chunk_bytes
 
-    def forward(self, packed: Packed) -> Tensor:
-        """Return the summed cross-entropy of the batch's targets, fp32."""
-        states, head = target_states(self.model, packed), head_of(self.model)
-        return linear_cross_entropy(states, head, packed.targets, chunk_bytes_of(head, self.chunk_bytes))
+    def forward(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Return `call(model, *args)`."""
+        return call(self.model, *args)
+
+
+def cast_adapters(model: PreTrainedModel) -> None:
+    """Make the low-precision copies of grouped adapters that the next forward pass takes."""
+    bank = model.__dict__.get("adapter_bank")
+    if bank is not None:
+        bank.cast()
+
+
+def summed_loss(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
+    """Return the summed cross-entropy of the batch's targets, fp32."""
+    if torch.is_grad_enabled():
+        cast_adapters(model)
+    states, weight, found = target_states(model, packed)
+    return linear_cross_entropy(states, weight, packed.targets, chunk_bytes_of(weight, chunk_bytes), found.softcap)
 
 
 @torch.no_grad()
 def token_scores(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the likeliest token, bool `[n]`."""
-    states, head = target_states(model, packed), head_of(model)
-    return token_cross_entropy(states, head, packed.targets, chunk_bytes_of(head, chunk_bytes))
+    states, weight, found = target_states(model, packed)
+    return token_cross_entropy(states, weight, packed.targets, chunk_bytes_of(weight, chunk_bytes), found.softcap)
 
 
 @torch.no_grad()
@@ -164,5 +217,5 @@ def decode(model: PreTrainedModel, ids: list[int], slots: list[int], cache: KVCa
 
 
 def _logits(model: PreTrainedModel, states: Tensor) -> Tensor:
-    weight = head_of(model)
-    return (states.to(weight.dtype) @ weight.t()).float()
+    weight, found = _head(model)
+    return found.logits(states.to(weight.dtype), weight).float()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from anabatic.core import log
+from anabatic.config.parallel import Recompute
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, folder_atomic
-from anabatic.device.ops import for_device
-from anabatic.models import adapter, attention, fuse
+from anabatic.device.ops import dear_operators, for_device
+from anabatic.models import adapter, attention, fuse, stored
+from anabatic.parallel.sharded import materialise
 
 
 def resolve(path: str | Path) -> Path:
@@ -64,29 +67,6 @@ def is_adapter(path: str | Path) -> bool:
     return not (resolve(path) / "config.json").is_file()
 
 
-def _check_files(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.is_file():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise DataError(
-            f"{folder} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:3])}",
-            "copy the folder again; only safetensors are read",
-        )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} holds {type(content).__name__}, not an object", "copy the folder again")
-    return content
-
-
 def load_config(path: str | Path) -> PretrainedConfig:
     """Read the configuration of a model folder, without its weights.
 
@@ -94,7 +74,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
         DataError: config.json is missing, torn or of an unknown architecture.
     """
     folder = base_of(resolve(path))
-    _read_json(folder / "config.json")
+    stored.read_json(folder / "config.json")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
@@ -112,62 +92,68 @@ def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torc
     """
     named = resolve(path)
     folder = base_of(named)
-    transformers_logging.disable_progress_bar()
-    config = load_config(folder)
-    _check_files(folder)
-    try:
-        with _quiet():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                attn_implementation=attention.NAME,
-                use_safetensors=True,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise DataError(f"{folder} cannot be loaded: {_first_line(error)}", "is the folder complete?") from error
-    except Exception as error:  # safetensors raises its own class, straight from Rust
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise DataError(f"{folder} has a torn weight file: {_first_line(error)}", "copy it again") from error
-    model, told = loaded
-    _require_whole(folder, told)
-    model = prepare(model.to(device))
+    model = skeleton(folder, dtype)
+    if folder != named:
+        adapter.prepare(model, named)
+    model = prepare(model, device)
+    materialise(model, device, device)
+    fill(model, folder)
     if folder != named:
         adapter.load(model, named)
     return model
 
 
+def skeleton(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model of a folder with its parameters on the meta device, tied where the configuration ties them.
+
+    Raises:
+        DataError: config.json is missing, torn, of an unknown architecture, or of a quantised model.
+    """
+    config = load_config(folder)
+    if quantised := getattr(config, "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
+        raise DataError(
+            f"{folder} holds weights quantised by {method}, which are not trained or run here",
+            "use the model's folder in bf16; LoRA keeps the frozen weights in 2 bytes each",
+        )
+    try:
+        with on_meta():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise DataError(
+            f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"
+        ) from error
+    return model
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers prints a table of what does not fit and goes on; `_require_whole` says it in our words."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+def on_meta() -> Iterator[None]:
+    """Put parameters on the meta device as they are registered; buffers, which hold computed numbers, are real.
+
+    The idea is that of accelerate's `init_empty_weights(include_buffers=False)`.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(level)
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _require_whole(folder: Path, told: dict[str, Any]) -> None:
-    """Every weight that config.json describes must be there and have its shape: transformers fills in random ones."""
-    if mismatched := sorted(told["mismatched_keys"]):
-        name, stored, wanted = mismatched[0]
-        raise DataError(
-            f"{folder}: {len(mismatched)} weights do not fit config.json: {name} has shape {list(stored)},"
-            f" the configuration says {list(wanted)}",
-            "weights and config.json are of different models: copy the folder again",
-        )
-    if missing := sorted(told["missing_keys"]):
-        raise DataError(
-            f"{folder}: {len(missing)} weights that config.json describes are missing: {', '.join(missing[:3])}",
-            "the folder holds another architecture, or only a part of the model: copy it again",
-        )
-    if surplus := sorted(told["unexpected_keys"]):
-        log.warn(f"{folder}: {len(surplus)} weights are not part of the model and not used: {', '.join(surplus[:3])}")
+def fill(model: PreTrainedModel, folder: Path) -> None:
+    """Read the weights of a folder into a model that has memory, each rank its part; adapters stay as they are.
+
+    Raises:
+        DataError: a file is missing or torn, or the weights are another model's.
+    """
+    known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    stored.load(model, folder, {name for name in model.state_dict() if name in known and "lora_" not in name})
 
 
 def _first_line(error: Exception) -> str:
@@ -192,40 +178,45 @@ def require_fit(config: PretrainedConfig, tokenizer: Any, folder: Path, seq_len:
         )
 
 
-def prepare(model: PreTrainedModel) -> PreTrainedModel:
-    """Give a model on its device our attention and fused operators."""
+def prepare(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Give a model our attention and the fused operators of `device`, where it runs; weights may still be missing."""
     model.config._attn_implementation = attention.NAME
     model.config.use_cache = False
-    found = fuse.install(model, for_device(model.device.type))
-    log.debug("fused operators: " + ", ".join(f"{name} x{times}" for name, times in found.items()))
+    fuse.install(model, for_device(device.type))
     return model
 
 
-def enable_recompute(model: PreTrainedModel) -> None:
-    """Switch activation checkpointing on. transformers renamed the method in 5.x; the old name goes in 6."""
+def recompute(model: PreTrainedModel, what: Recompute) -> None:
+    """Switch activation checkpointing on: `full` keeps the inputs of blocks alone, `selective` also what is dear to
+    make anew. transformers renamed the method in 5.x; the old name goes in 6."""
+    if what == "none":
+        return
     renamed = hasattr(model, "activation_checkpointing_enable")
     enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    options: dict[str, Any] = {"use_reentrant": False}
+    if what == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, dear_operators())
+    enable(options)
 
 
-def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any) -> None:
-    """Write a Hugging Face folder that plain transformers loads: whole or not at all.
+def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = True) -> None:
+    """Write a Hugging Face folder that plain transformers loads: whole or not at all. All ranks call it, the one that
+    `writes` writes; weights are gathered one by one and kept until a file is full.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
     """
-    ids = _chat_ids(tokenizer)
-    transformers_logging.disable_progress_bar()
+    if not writes:
+        stored.save(model, None)
+        return
     with folder_atomic(folder) as temporary:
-        implementation = model.config._attn_implementation
-        model.config._attn_implementation = "sdpa"
-        model.config.use_cache = True
-        try:
-            model.generation_config = GenerationConfig(**ids)
-            model.save_pretrained(temporary)
-        finally:
-            model.config._attn_implementation = implementation
-            model.config.use_cache = False
+        stored.save(model, temporary)
+        config = copy.deepcopy(model.config)
+        config.use_cache = True
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        config.dtype = next(model.parameters()).dtype
+        config.save_pretrained(temporary)
+        GenerationConfig(**_chat_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 
 

@@ -8,11 +8,13 @@ backward, and no product of the size of W.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from anabatic.parallel.sharded import local, put, whole
 
 
 class _Lora(torch.autograd.Function):
@@ -43,6 +45,13 @@ class _Lora(torch.autograd.Function):
         return d_x, None, d_bias, d_a, d_b, None
 
 
+class Together(Protocol):
+    """Layers that are computed together."""
+
+    def of(self, layer: LoraLinear, x: Tensor) -> Tensor | None:
+        """The output of one of them, or None when it must be computed alone."""
+
+
 class LoraLinear(nn.Linear):
     """A frozen linear layer with an adapter.
 
@@ -55,6 +64,8 @@ class LoraLinear(nn.Linear):
 
     lora_A_start: Tensor | None
     lora_B_start: Tensor | None
+    group: Together | None = None
+    """Layers it is computed together with (`lora_joint.py`)."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float = 0.0, dora: bool = False) -> None:
         nn.Module.__init__(self)
@@ -74,10 +85,10 @@ class LoraLinear(nn.Linear):
     def reset(self, generator: torch.Generator) -> None:
         """Draw A as PEFT does (uniform, Kaiming with a = sqrt 5), B zero: the layer begins as the frozen one."""
         bound = 1 / math.sqrt(self.in_features)
-        self.lora_A.copy_(torch.empty(self.lora_A.shape).uniform_(-bound, bound, generator=generator))
-        self.lora_B.zero_()
-        if self.lora_magnitude is not None:
-            self.lora_magnitude.copy_(torch.linalg.vector_norm(self.weight.float(), dim=1))
+        put(self.lora_A, torch.empty(self.lora_A.shape).uniform_(-bound, bound, generator=generator))
+        local(self.lora_B).zero_()
+        if self.lora_magnitude is not None:  # rows are shared out as the weight's are
+            local(self.lora_magnitude).copy_(torch.linalg.vector_norm(local(self.weight).float(), dim=1))
 
     @torch.no_grad()
     def principal(self) -> None:
@@ -85,24 +96,32 @@ class LoraLinear(nn.Linear):
 
         The start is kept, so that the difference to the original weight can be saved as a plain adapter.
         """
-        wide = self.weight.float()
+        wide = whole(self.weight).float()
         u, sizes, v = torch.linalg.svd(wide, full_matrices=False)
         rank = self.lora_A.shape[0]
         root = (sizes[:rank] / self.scale).sqrt()
-        self.lora_A.copy_(root[:, None] * v[:rank])
-        self.lora_B.copy_(u[:, :rank] * root)
-        self.lora_A_start, self.lora_B_start = self.lora_A.detach().clone(), self.lora_B.detach().clone()
-        self.weight.copy_(wide - self.scale * self.lora_B @ self.lora_A)
+        self.lora_A_start, self.lora_B_start = root[:, None] * v[:rank], u[:, :rank] * root
+        put(self.lora_A, self.lora_A_start)
+        put(self.lora_B, self.lora_B_start)
+        put(self.weight, wide - self.product_at_start())
+
+    def product_at_start(self) -> Tensor:
+        """Return what `principal` took out of the weight, `[out, in]`."""
+        assert self.lora_A_start is not None and self.lora_B_start is not None
+        return self.scale * self.lora_B_start @ self.lora_A_start
 
     def delta(self) -> tuple[Tensor, Tensor]:
-        """Return A and B of the adapter on the *original* weight; of twice the rank after `principal`."""
+        """Return whole A and B for the *original* weight, of twice the rank after `principal`. All ranks call it."""
+        a, b = whole(self.lora_A), whole(self.lora_B)
         if self.lora_A_start is None or self.lora_B_start is None:
-            return self.lora_A, self.lora_B
-        return torch.cat((self.lora_A, self.lora_A_start)), torch.cat((self.lora_B, -self.lora_B_start), dim=1)
+            return a, b
+        return torch.cat((a, self.lora_A_start)), torch.cat((b, -self.lora_B_start), dim=1)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        x = self._compute_type(input)
+        if self.group is not None and (together := self.group.of(self, input)) is not None:
+            return together
+        x = input.to(self.compute_type(input.device.type))
         weight = self.weight.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.lora_magnitude is not None:
@@ -134,12 +153,11 @@ class LoraLinear(nn.Linear):
     def _b(self, x: Tensor) -> Tensor:
         return self.lora_B.to(x.dtype)
 
-    def _compute_type(self, x: Tensor) -> Tensor:
+    def compute_type(self, device_type: str) -> torch.dtype:
         """Autocast does not reach into an autograd function: its rule for matrix products, by hand."""
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            return x.to(torch.get_autocast_dtype(kind))
-        return x.to(self.weight.dtype)
+        if torch.is_autocast_enabled(device_type):
+            return torch.get_autocast_dtype(device_type)
+        return self.weight.dtype
 
     def extra_repr(self) -> str:
         """For printing."""

@@ -12,14 +12,17 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from anabatic.data.batch import IGNORE, Batch
+from anabatic.device.device import Device
 from anabatic.device.ops import linear_log_probs
 from anabatic.device.transfer import send
 from anabatic.models import adapter
-from anabatic.models.forward import Packed, chunk_bytes_of, head_of, pack, target_states
+from anabatic.models.forward import Packed, Root, cast_adapters, chunk_bytes_of, pack, target_states
+from anabatic.parallel.shard import part_again
+from anabatic.parallel.sharded import is_sharded, local, part_of
 
 NAMES = ("rewards/chosen", "rewards/rejected", "margin", "accuracy")
 """What is added up beside the loss."""
@@ -43,11 +46,13 @@ class PackedPairs:
         packed: the tokens.
         sides: int64 `[n]`, the answer that a target belongs to: `2 p` the better one of pair `p`, `2 p + 1` the other.
         lengths: fp32 `[P, 2]`, targets of each answer.
+        before: fp32 `[P, 2]`, log-probabilities of the answers under the reference.
     """
 
     packed: Packed
     sides: Tensor
     lengths: Tensor
+    before: Tensor | None = None
 
 
 def pack_pairs(batch: Batch, device: torch.device) -> PackedPairs:
@@ -61,74 +66,83 @@ def pack_pairs(batch: Batch, device: torch.device) -> PackedPairs:
 class Reference:
     """The weights as they were before training, to be exchanged with the trained ones for a while.
 
-    Only what is trained is kept twice. An adapter that begins at zero thus gives the model without it, one that goes
-    on gives the model that it came with, and both sides of the ratio are computed in the same way: it begins at
-    exactly one.
+    Only what is trained is kept twice, as divided as it is. An adapter that begins at zero thus gives the model without
+    it, one that goes on gives the model that it came with, and both sides of the ratio are computed in the same way: it
+    begins at exactly one.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
+        self._pairs = [(parameter, local(parameter).detach().clone()) for parameter in trained]
+        self._sharded = any(map(is_sharded, trained))
         # PiSSA's start is part of a checkpoint, so that every machine continues with the same one.
-        starts = {
+        begins = {
             id(own): start
-            for layer in adapter.layers(model).values()
+            for layer in adapter.layers(root.model).values()
             for own, start in ((layer.lora_A, layer.lora_A_start), (layer.lora_B, layer.lora_B_start))
+            if start is not None
         }
-        self._pairs = []
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                start = starts.get(id(parameter))
-                self._pairs.append((parameter, parameter.detach().clone() if start is None else start))
+        self._begins = [(before, begins[id(own)], part_of(own)) for own, before in self._pairs if id(own) in begins]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Within the block the model is the one before training, without dropout and without gradients."""
-        was_training, cached = self._model.training, torch.is_autocast_cache_enabled()
+        was_training = self._root.training
         with torch.no_grad():
+            for before, start, part in self._begins:
+                before.copy_(start[part])
             self._exchange()
-            self._model.eval()
-            torch.set_autocast_cache_enabled(False)  # copies in half precision would outlive the exchange
+            self._root.eval()
             try:
                 yield
             finally:
-                torch.set_autocast_cache_enabled(cached)
-                self._model.train(was_training)
+                if self._sharded:
+                    part_again(self._root)
+                self._root.train(was_training)
                 self._exchange()
 
     def _exchange(self) -> None:
-        for now, before in self._pairs:
-            kept = now.detach().clone()
+        for parameter, before in self._pairs:
+            now = local(parameter)
+            kept = now.clone()
             now.copy_(before)
             before.copy_(kept)
 
 
-class PreferenceLoss(nn.Module):
-    """A language model whose forward pass is the summed loss of a batch of pairs.
+class PreferenceLoss:
+    """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
 
     Attributes:
-        sums: `[4]`, what every forward pass adds up, in the order of `NAMES`; whoever reads it sets it to zero.
+        sums: `[4]`, what every call adds up, in the order of `NAMES`; whoever reads it sets it to zero.
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_bytes: int, objective: Objective) -> None:
-        super().__init__()
-        self.model, self.chunk_bytes, self.objective = model, chunk_bytes, objective
-        self.reference = Reference(model)
-        self.sums = torch.zeros(len(NAMES), device=model.device)
+    def __init__(self, root: Root, device: Device, objective: Objective) -> None:
+        self.root, self.device, self.objective = root, device, objective
+        self.reference = Reference(root)
+        self.sums = torch.zeros(len(NAMES), device=device.torch)
 
-    def forward(self, pairs: PackedPairs) -> Tensor:
+    def pack(self, batch: Batch, device: torch.device) -> PackedPairs:
+        """Move a batch to `device`, and ask the reference. Outside of `root`: sharded weights are gathered twice."""
+        pairs = pack_pairs(batch, device)
+        with self.reference(), self.device.autocast():
+            pairs.before = self.root(self.log_probs, pairs)
+        return pairs
+
+    def __call__(self, model: PreTrainedModel, pairs: PackedPairs) -> Tensor:
         """Return the summed loss of the pairs, fp32."""
-        with self.reference():
-            before = self.log_probs(pairs)
-        now = self.log_probs(pairs)
+        assert pairs.before is not None  # `pack` has asked
+        now = self.log_probs(model, pairs)
         with torch.no_grad():
-            self.sums += rewards(now, before, pairs.lengths, self.objective).sum(0)
-        return pair_losses(now, before, pairs.lengths, self.objective).sum()
+            self.sums += rewards(now, pairs.before, pairs.lengths, self.objective).sum(0)
+        return pair_losses(now, pairs.before, pairs.lengths, self.objective).sum()
 
-    def log_probs(self, pairs: PackedPairs) -> Tensor:
+    def log_probs(self, model: PreTrainedModel, pairs: PackedPairs) -> Tensor:
         """Return the summed log-probability of every answer, fp32 `[P, 2]`."""
-        head = head_of(self.model)
-        states = target_states(self.model, pairs.packed)
-        found = linear_log_probs(states, head, pairs.packed.targets, chunk_bytes_of(head, self.chunk_bytes))
+        cast_adapters(model)
+        states, weight, head = target_states(model, pairs.packed)
+        rows = chunk_bytes_of(weight, self.device.row.chunk_bytes)
+        found = linear_log_probs(states, weight, pairs.packed.targets, rows, head.softcap)
         return found.new_zeros(pairs.lengths.numel()).index_add(0, pairs.sides, found).view(-1, 2)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from anabatic.device.device import Device
 
@@ -33,16 +30,21 @@ class World:
         return self.rank == 0
 
 
+def size() -> int:
+    """Return how many processes the launcher's environment speaks of; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def start(device: Device) -> World:
     """Join the process group that the launcher's environment describes; alone without a launcher."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    count = size()
+    if count == 1:
         return World()
     # The device of this process is set already, and checkpoints gather a few names: neither is news to the user.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
     dist.init_process_group(device.row.collective, timeout=TIMEOUT)
-    return World(dist.get_rank(), size)
+    return World(dist.get_rank(), count)
 
 
 def stop(world: World) -> None:
@@ -83,20 +85,6 @@ def all_gather_rows(mine: Tensor, world: World) -> Tensor:
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
     gather(out, mine.contiguous())
     return out
-
-
-def replicate(model: nn.Module, world: World, device: Device) -> nn.Module:
-    """Give every rank the same model; gradients are averaged during the backward pass.
-
-    Source of the settings: torch.nn.parallel.DistributedDataParallel; `gradient_as_bucket_view` saves a copy.
-    """
-    if world.size == 1:
-        return model
-    ids = None if device.type == "cpu" else [device.index]
-    # torch 2.13 renamed broadcast_buffers and warns; older releases have only the old name.
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **buffers)
 
 
 def same_everywhere(value: float, world: World, device: torch.device) -> bool:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
+from anabatic.config import deepspeed
 from anabatic.config.pretrain import PretrainJob
+from anabatic.core import log
 from anabatic.data import tokenizer as tokenizers
-from anabatic.device.device import Device, pick
-from anabatic.models.build import Plan, build, count_parameters, shape
-from anabatic.models.hf import enable_recompute, load_config, load_model, require_fit, resolve
+from anabatic.device.device import pick
+from anabatic.models import fuse
+from anabatic.models.build import Plan, blank, count_parameters, initialise, shape
+from anabatic.models.hf import fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.place import format_of, place
 from anabatic.parallel import world as parallel
+from anabatic.parallel.shard import settle
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import find_checkpoint, open_folder
@@ -19,10 +25,13 @@ from anabatic.train.run import find_checkpoint, open_folder
 
 def run(job: PretrainJob) -> int:
     """Train as the job says; return the exit code."""
+    job, told = deepspeed.apply(job, parallel.size())
     device = pick(job.device)
     world = parallel.start(device)
     planning.require_divisible(job.batch, world)
     with open_folder(job, device, world) as folder:
+        for line in told:
+            log.info(line)
         found = find_checkpoint(job, folder, world)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve(str(job.model.path))
         tokenizer = tokenizers.load(tokenizer_folder)
@@ -30,7 +39,14 @@ def run(job: PretrainJob) -> int:
             require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
 
-        plan, model = _model(job, device, len(tokenizer))
+        plan, model = _model(job, len(tokenizer), format_of(job.optim, device))
+        division = settle(job.parallel, world, device)
+        root = place(model, division, device, world)
+        if job.model.path is not None:
+            fill(model, resolve(job.model.path))
+        else:
+            initialise(model, job.seed)
+        log.info(fuse.settle(model, job.fused, device.type))
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens, why = planning.horizon_tokens(job.schedule, count_parameters(model)[1])
         if job.schedule.epochs is not None:
@@ -39,19 +55,21 @@ def run(job: PretrainJob) -> int:
         sizes = planning.settle(
             plan, job, model, epoch_tokens, tokens, why, job.model.recompute, tuned_lr, device, world
         )
-        say_plan(plan, model, world)
+        say_plan(plan, model, world, division)
 
-        code = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found).go()
+        code = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found).go()
     parallel.stop(world)
     return code
 
 
-def _model(job: PretrainJob, device: Device, vocab_size: int) -> tuple[Plan, PreTrainedModel]:
+def _model(job: PretrainJob, vocab_size: int, trained: torch.dtype) -> tuple[Plan, PreTrainedModel]:
+    """Return the model without memory."""
     if job.model.path is not None:
-        plan, model = Plan(), load_model(job.model.path, device.torch)
+        plan, model = Plan(), skeleton(resolve(job.model.path), trained)
     else:
         plan = shape(job.model, vocab_size)
-        model = build(plan, job.model, vocab_size, job.batch.seq_len, device.torch, job.seed)
-    if job.model.recompute:
-        enable_recompute(model)
+        model = blank(plan, job.model, vocab_size, job.batch.seq_len)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(trained)
+    recompute(model, job.model.recompute)
     return plan, model

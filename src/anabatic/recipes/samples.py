@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from anabatic.config.chat import Sampling
 from anabatic.core.errors import DataError
 from anabatic.core.text import utf8
 from anabatic.data.tokenizer import chat_prompt
 from anabatic.infer.engine import Engine
+from anabatic.models.forward import Root
+from anabatic.parallel.shard import part_again
 from anabatic.train.metrics import Metrics
 
 _ANSWER = 60
@@ -35,18 +35,20 @@ class Samples:
     seq_len: int
     chat: bool
 
-    def take(self, model: PreTrainedModel, step: int, metrics: Metrics) -> None:
-        """Let the model answer each prompt, and record it."""
-        was_training = model.training
-        model.eval()
+    def take(self, root: Root, sharded: bool, step: int, metrics: Metrics) -> None:
+        """Let the model answer each prompt, and record it; all ranks of a sharded one call this."""
+        was_training = root.training
+        root.eval()
         longest = max(map(len, self.prompts))
         engine = Engine(
-            model, self.tokenizer, max_batch=len(self.prompts), max_len=min(self.seq_len, longest + _ANSWER + 4)
-        )
+            root.model, self.tokenizer, max_batch=len(self.prompts), max_len=min(self.seq_len, longest + _ANSWER + 4),
+            root=root if sharded else None,
+        )  # fmt: skip
         answers = engine.generate(self.prompts, Sampling(max_new_tokens=_ANSWER, seed=0))
         for text, answer in zip(self.texts, answers, strict=True):
             metrics.sample(step, text, answer.text, between="\n" if self.chat else "")
-        model.train(was_training)
+        part_again(root)
+        root.train(was_training)
 
 
 def prepare(texts: list[str], tokenizer: Any, eot: int, seq_len: int, chat: bool) -> Samples | None:

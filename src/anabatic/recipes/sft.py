@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Protocol
 
-import torch
 from transformers import PreTrainedModel
 
+from anabatic.config import deepspeed
 from anabatic.config.curriculum import Curriculum
+from anabatic.config.parallel import Parallel, Recompute
 from anabatic.config.sft import SftJob
 from anabatic.config.tuner import Freeze, Lora
 from anabatic.core import log
@@ -17,11 +18,13 @@ from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.data.pairs import longest
 from anabatic.device.device import Device, pick
-from anabatic.models import adapter
+from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
-from anabatic.models.hf import base_of, enable_recompute, load_config, load_model, require_fit, resolve
+from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
 from anabatic.parallel import world as parallel
+from anabatic.parallel.shard import settle
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import TrainJob, find_checkpoint, open_folder
@@ -35,7 +38,9 @@ class TuneJob(TrainJob, Protocol):
     tuner: Literal["full", "lora", "freeze"]
     lora: Lora
     freeze: Freeze
-    recompute: bool
+    recompute: Recompute
+    fused: Literal["auto", "off"]
+    parallel: Parallel
 
 
 def _learning(job: SftJob) -> Learning:
@@ -43,28 +48,31 @@ def _learning(job: SftJob) -> Learning:
     return Learning(turns, job.truncation_strategy)
 
 
-def _model(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
-    """Return the model with what is trained requiring gradients, and the adapter's settings where it is one.
+def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
+    """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
 
-    What is frozen is kept in the format of the matrix products, what is trained in fp32.
+    What is frozen is kept in the format of the matrix products, what is trained as `optim.weights` says.
     """
-    frozen = device.dtype if job.tuner != "full" else torch.float32
+    trained = format_of(job.optim, device)
+    model = skeleton(base, trained if job.tuner == "full" else device.dtype)
+    lora = None
     if named != base:
         if job.tuner != "lora":
             what = f"{named} is an adapter, and tuner is {job.tuner}"
             raise ConfigError(what, "go on with --tuner lora, or merge it first with `anabatic merge`")
-        model = load_model(named, device.torch, frozen)
-        lora = adapter.lora_of(adapter.read_config(named))
+        lora = adapter.prepare(model, named)
         log.info(f"going on with the adapter {named} of rank {lora.r}; the section lora is not used")
-        return model, lora
-    model = load_model(base, device.torch, frozen)
-    if job.tuner == "lora":
-        targets = adapter.insert(model, job.lora, job.seed)
-        log.info(f"LoRA of rank {job.lora.r} in {len(targets)} layers, scaled by {adapter.scale_of(job.lora):g}")
-        return model, job.lora
-    if job.tuner == "freeze":
+    elif job.tuner == "lora":
+        lora = job.lora
+        targets = adapter.insert(model, lora)
+        log.info(f"LoRA of rank {lora.r} in {len(targets)} layers, scaled by {adapter.scale_of(lora):g}")
+    elif job.tuner == "freeze":
         adapter.freeze(model, job.freeze)
-    return model, None
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(trained)
+    recompute(model, job.recompute)
+    return model, lora
 
 
 def run(job: SftJob) -> int:
@@ -87,10 +95,13 @@ def tune(
         full_lr, adapter_lr: learning rates where the job names none.
         objective: of pairs; None: next-token prediction.
     """
+    job, told = deepspeed.apply(job, parallel.size())
     device = pick(job.device)
     world = parallel.start(device)
     planning.require_divisible(job.batch, world)
     with open_folder(job, device, world) as folder:
+        for line in told:
+            log.info(line)
         found = find_checkpoint(job, folder, world)
         named = resolve(job.model)
         base = base_of(named)
@@ -105,9 +116,15 @@ def tune(
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
-        model, lora = _model(job, named, base, device)
-        if job.recompute:
-            enable_recompute(model)
+        model, lora = _skeleton(job, named, base, device)
+        division = settle(job.parallel, world, device)
+        root = place(model, division, device, world)
+        fill(model, base)
+        if named != base:
+            adapter.load(model, named)
+        elif lora is not None:
+            adapter.begin(model, lora, job.seed)
+        log.info(fuse.settle(model, job.fused, device.type))
         plan = Plan()
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
@@ -116,9 +133,9 @@ def tune(
             plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world,
             longest(job.batch.seq_len) if learning.pairs else None,
         )  # fmt: skip
-        say_plan(plan, model, world)
+        say_plan(plan, model, world, division)
 
-        training = Training(job, folder, device, world, model, tokenizer, data, plan, sizes, found)
+        training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.chat = bool(tokenizer.chat_template)
         training.lora, training.base, training.lessons, training.objective = lora, base, lessons, objective
         code = training.go()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from anabatic.config.curriculum import Curriculum
@@ -28,10 +31,11 @@ from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
-from anabatic.models.forward import LossModel
+from anabatic.models.forward import Root, summed_loss
 from anabatic.models.hf import save_model
-from anabatic.models.preference import NAMES, Objective, PreferenceLoss, pack_pairs
-from anabatic.parallel.world import World, barrier, replicate
+from anabatic.models.preference import NAMES, Objective, PreferenceLoss
+from anabatic.parallel.shard import Division, replicate
+from anabatic.parallel.world import World, barrier
 from anabatic.recipes import samples
 from anabatic.train import run
 from anabatic.train.checkpoint import Found
@@ -115,7 +119,8 @@ class Training:
     folder: RunFolder
     device: Device
     world: World
-    model: PreTrainedModel
+    root: Root
+    division: Division
     tokenizer: Any
     corpus: Corpus
     plan: Plan
@@ -131,6 +136,11 @@ class Training:
     objective: Objective | None = None
     """Of preference pairs; None: next-token prediction."""
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model itself."""
+        return self.root.model
+
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
 
@@ -145,11 +155,15 @@ class Training:
         self._samples = samples.prepare(
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
         )
-        wrapped, counted = self._loss()
+        loss, counted = self._loss()
         self._compile()
-        optimizer = Optimizer(self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world)
+        optimizer = Optimizer(
+            self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world,
+            self.division.home(self.device),
+        )  # fmt: skip
         step = TrainStep(
-            replicate(wrapped, self.world, self.device),
+            replicate(self.root, self.division, self.device),
+            loss,
             optimizer,
             self.device,
             self.world,
@@ -181,17 +195,18 @@ class Training:
                     self._write,
                     metrics,
                     self._summary(progress, params, metrics),
+                    self.device.torch,
                     self.world,
                 )
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
 
-    def _loss(self) -> tuple[LossModel | PreferenceLoss, dict[str, Any]]:
-        """Return the model whose forward pass is the loss, and what the step must know of it."""
+    def _loss(self) -> tuple[Callable[..., Tensor], dict[str, Any]]:
+        """Return the loss, and what the step must know of it."""
         self._pairs = None
         if self.objective is None:
-            return LossModel(self.model, self.device.row.chunk_bytes), {}
-        self._pairs = PreferenceLoss(self.model, self.device.row.chunk_bytes, self.objective)
-        return self._pairs, {"pack": pack_pairs, "sums": self._pairs.sums, "names": NAMES}
+            return functools.partial(summed_loss, chunk_bytes=self.device.row.chunk_bytes), {}
+        self._pairs = PreferenceLoss(self.root, self.device, self.objective)
+        return self._pairs, {"pack": self._pairs.pack, "sums": self._pairs.sums, "names": NAMES}
 
     def _shape(self) -> dict[str, Any]:
         """The longest piece that is not split, and how pieces are laid into a batch."""
@@ -217,10 +232,11 @@ class Training:
 
     def _write(self, folder: Path) -> None:
         if self.lora is None:
-            save_model(self.model, folder, self.tokenizer)
+            save_model(self.model, folder, self.tokenizer, self.world.first)
         else:
             assert self.base is not None
-            adapter.save(self.model, folder, self.tokenizer, self.lora, self.base)
+            adapter.save(self.model, folder, self.tokenizer, self.lora, self.base, self.world.first)
+        barrier(self.world)
 
     def _require_same_sizes(self) -> None:
         """Sizes that were left open follow from the machine; another machine must not change a run silently."""
@@ -264,11 +280,11 @@ class Training:
     def _evaluate(self, step: int) -> dict[str, Any]:
         row: dict[str, Any] = {}
         if self._valid is not None and self._pairs is not None:
-            row = validate_pairs(self._pairs, self._valid, self.device, self.world)
+            row = validate_pairs(self._pairs, self._valid, self.world)
         elif self._valid is not None:
-            row = validate(self.model, self._valid, self.device, self.world)
-        if self.world.first and self._samples is not None:
-            self._samples.take(self.model, step, self._metrics)
+            row = validate(self.root, self._valid, self.device, self.world)
+        if self._samples is not None and (self.world.first or self.division.sharded):
+            self._samples.take(self.root, self.division.sharded, step, self._metrics)
         return row
 
     def _summary(self, progress: Progress, params: int, metrics: Metrics) -> dict[str, Any]:
@@ -290,7 +306,7 @@ class Training:
         }
 
 
-def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:
+def say_plan(plan: Plan, model: PreTrainedModel, world: World, division: Division) -> None:
     """Print every derived value with its reason."""
     params, multiplying = count_parameters(model)
     processes = "1 process" if world.size == 1 else f"{world.size} processes"
@@ -298,5 +314,6 @@ def say_plan(plan: Plan, model: PreTrainedModel, world: World) -> None:
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trained < params:
         log.info(f"{count(trained)} of them are trained ({trained / params:.2%})")
+    log.info(f"strategy {division.strategy}{', offloaded to the host' if division.offload else ''} ({division.why})")
     for line in plan.lines():
         log.info(line)

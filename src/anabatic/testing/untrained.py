@@ -66,4 +66,4 @@ def random_model(vocab_size: int, *, seed: int = 0, max_len: int = 128, kv_heads
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-    return prepare(model.train(False))
+    return prepare(model.train(False), torch.device("cpu"))

@@ -55,7 +55,7 @@ class Fit:
         tensors: all that a checkpoint holds: model, optimizer, step counters.
         describe: what a logged row also says, from the loader's state.
         evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
-        keep_best: write best_model; called on rank 0 after the best evaluation so far.
+        keep_best: write best_model; every rank calls it after the best evaluation so far.
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
     """
@@ -176,7 +176,7 @@ def _evaluate(job: Fit, progress: Progress, clock: _Clock) -> None:
             f"the held-out loss after step {progress.step} is {loss}: an update has destroyed the weights",
             "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
         )
-    if progress.judge(progress.step, row, job.eval) and job.world.first:
+    if progress.judge(progress.step, row, job.eval):
         job.keep_best()
     clock.go_on()
 

@@ -1,4 +1,4 @@
-"""Muon for the matrices inside the blocks, AdamW for the rest. State is fp32 and keyed by parameter name.
+"""Muon for the matrices inside the blocks, AdamW for the rest. State is keyed by parameter name.
 
 An update can be refused on the device: with `ok` = 0 every parameter and moment stays as it was, and the host never
 waits to find out.
@@ -7,13 +7,16 @@ waits to find out.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from anabatic.config.shared import Optim
 from anabatic.device.device import Device
+from anabatic.parallel.sharded import is_sharded, like, local
 from anabatic.parallel.world import World, all_gather_rows
+from anabatic.train import adamw
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration (Keller Jordan, Muon, 2024: kellerjordan.github.io/posts/muon)."""
@@ -36,140 +39,169 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     return x.transpose(1, 2) if tall else x
 
 
-def adamw_reference(
-    params: list[Tensor], grads: list[Tensor], moments: list[tuple[Tensor, Tensor]], step: Tensor, lr: float | Tensor,
-    config: Optim, decay: float, gate: float | Tensor,
-) -> None:  # fmt: skip
-    """AdamW (arXiv 1711.05101, algorithm 2) in plain torch; `gate` 0 refuses the update, 1 makes it."""
-    for param, grad, (first, second) in zip(params, grads, moments, strict=True):
-        first.add_((grad - first) * ((1 - config.beta1) * gate))
-        second.add_((grad * grad - second) * ((1 - config.beta2) * gate))
-        root = (second / (1 - config.beta2**step)).sqrt_().add_(config.eps)
-        param.mul_(1 - lr * decay * gate)
-        param.sub_(first / (1 - config.beta1**step) / root * (lr * gate))
+@dataclass
+class Stack:
+    """Matrices of one shape, orthogonalised together.
+
+    Attributes:
+        params: name -> parameter.
+        momentum: fp32 `[n, rows of this rank, columns]`.
+        grads: the same shape, between `collect` and the update.
+    """
+
+    params: dict[str, Tensor]
+    momentum: Tensor
+    grads: Tensor | None = None
+
+    def collect(self) -> Tensor:
+        """Take the gradients into one tensor; the parameters' own are dropped."""
+        found = []
+        for param in self.params.values():
+            part = local(param)
+            found.append(torch.zeros_like(part) if param.grad is None else local(param.grad))
+            param.grad = None
+        self.grads = torch.stack(found)
+        return self.grads
 
 
 class Optimizer:
     """The optimizer of one model.
 
     Args:
-        model: parameters that require gradients are trained.
+        model: parameters that require gradients are trained; each rank updates the parts that it holds.
         config: names, decays and betas.
         lr: peak learning rate of AdamW; matrix_lr: of Muon.
         device, world: where, and among how many ranks Muon's work is divided.
+        home: where parameters and state lie; default: on the device.
     """
 
     def __init__(
-        self, model: nn.Module, config: Optim, lr: float, matrix_lr: float, device: Device, world: World
+        self,
+        model: nn.Module,
+        config: Optim,
+        lr: float,
+        matrix_lr: float,
+        device: Device,
+        world: World,
+        home: torch.device | None = None,
     ) -> None:
         self.config, self.lr, self.matrix_lr = config, lr, matrix_lr
         self.device, self.world = device, world
+        self.home = home or device.torch
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+        self.sharded = any(is_sharded(param) for param in self.params.values())
         outside = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         head = model.get_output_embeddings()  # type: ignore[operator]
         outside.add(id(head.weight))
-        stacks: dict[tuple[int, ...], list[str]] = defaultdict(list)
-        self.adam_names: list[str] = []
+        shapes: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
+        rest: dict[str, Tensor] = {}
         for name, param in self.params.items():
             if config.name == "muon" and param.dim() == 2 and id(param) not in outside:
-                stacks[tuple(param.shape)].append(name)
+                shapes[tuple(param.shape)][name] = param
             else:
-                self.adam_names.append(name)
-        self.stacks = list(stacks.values())
-        self.momentum = [
-            torch.zeros(len(names), *self.params[names[0]].shape, device=device.torch) for names in self.stacks
+                rest[name] = param
+        self.stacks = [
+            Stack(same, torch.zeros(len(same), *local(next(iter(same.values()))).shape, device=self.home))
+            for same in shapes.values()
         ]
-        self.moments = {
-            name: (torch.zeros_like(self.params[name]), torch.zeros_like(self.params[name])) for name in self.adam_names
-        }
-        self.count = torch.zeros((), device=device.torch)
+        self.buckets = adamw.buckets(rest, config, self.home)
+        self.count = torch.zeros((), device=self.home)
+        # On the host torch's fused kernel is there whatever the device; bf16 weights need the flat one's rounding.
+        self.fused = (device.row.fused_adamw or self.home.type == "cpu") and config.weights == "fp32"
 
-    def grads(self) -> list[Tensor]:
-        """The gradients, in a fixed order; a parameter that took no part has none."""
-        return [param.grad for param in self.params.values() if param.grad is not None]
+    def collect(self) -> list[Tensor]:
+        """Return this rank's gradients; called once before `step`, which uses what lies here then."""
+        found = [stack.collect() for stack in self.stacks]
+        if not self.fused:
+            return found + [bucket.collect() for bucket in self.buckets]
+        params = [param for bucket in self.buckets for param in bucket.params.values()]
+        return found + [local(param.grad) for param in params if param.grad is not None]
 
     @torch.no_grad()
-    def step(self, scale: float, ok: Tensor | None = None) -> None:
-        """Update the parameters.
+    def step(self, scale: float, factor: Tensor, ok: Tensor) -> None:
+        """Update the parameters, after `collect`.
 
         Args:
             scale: share of the peak learning rates.
-            ok: fp32 scalar on the device, 0 to refuse the update; None: do it. With `ok`, gradients must be finite
-                (refused ones zero).
+            factor: fp32 scalar that the gradients are multiplied by.
+            ok: fp32 scalar, 0 to refuse the update whatever the gradients hold, 1 to make it.
         """
-        gate = 1.0 if ok is None else ok
-        self.count.add_(gate)
-        for names, momentum in zip(self.stacks, self.momentum, strict=True):
-            self._muon(names, momentum, self.matrix_lr * scale, gate)
-        matrices = [name for name in self.adam_names if self.params[name].dim() >= 2]
-        vectors = [name for name in self.adam_names if self.params[name].dim() < 2]
-        self._adamw(matrices, self.lr * scale, self.config.weight_decay, ok)
-        self._adamw(vectors, self.lr * scale, 0.0, ok)
+        if self.home.type == "cpu":  # reading costs little there, and refusing outright is cheaper
+            factor, ok = factor.to(self.home), ok.to(self.home)
+            if not ok:
+                return
+        self.count.add_(ok)
+        for stack in self.stacks:
+            self._muon(stack, self.matrix_lr * scale, factor, ok)
+        if self.fused:
+            self._fused(self.lr * scale, factor, ok)
+        else:
+            for bucket in self.buckets:
+                adamw.flat(bucket, self.count, self.lr * scale, self.config, factor, ok)
+
+    def _fused(self, lr: float, factor: Tensor, ok: Tensor) -> None:
+        on_host = self.home.type == "cpu"
+        params = [param for bucket in self.buckets for param in bucket.params.values()]
+        if grads := [local(param.grad) for param in params if param.grad is not None]:
+            torch._foreach_mul_(grads, float(factor) if on_host else factor)
+        for bucket in self.buckets:
+            adamw.fused(bucket, self.count, lr, self.config, None if on_host else 1 - ok)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
         for param in self.params.values():
             param.grad = None
+        for stack in self.stacks:
+            stack.grads = None
+        for bucket in self.buckets:
+            bucket.grads = None
 
-    def _muon(self, names: list[str], momentum: Tensor, lr: float, gate: float | Tensor) -> None:
-        grads = torch.stack([_grad(self.params[name]) for name in names])
+    def _muon(self, stack: Stack, lr: float, factor: Tensor, ok: Tensor) -> None:
+        assert stack.grads is not None
+        grads = stack.grads.mul_(factor).masked_fill_(ok == 0, 0.0)
+        stack.grads = None
         mu = self.config.momentum
-        momentum.add_((grads - momentum).mul_((1 - mu) * gate))
-        update = self._orthogonalised(grads.lerp_(momentum, mu))
-        rows, columns = update.shape[1:]
+        stack.momentum.lerp_(grads, (1 - mu) * ok)
+        update = self._orthogonalised(grads.lerp_(stack.momentum, mu), stack)
+        rows, columns = next(iter(stack.params.values())).shape
         # Equal root-mean-square updates for every shape (Keller Jordan's rule).
-        step = lr * max(1.0, rows / columns) ** 0.5 * gate
-        shrink = 1 - lr * self.config.weight_decay * gate
-        for name, delta in zip(names, update.mul_(step), strict=True):
-            self.params[name].mul_(shrink).sub_(delta)
+        step = lr * max(1.0, rows / columns) ** 0.5 * ok
+        shrink = 1 - lr * self.config.weight_decay * ok
+        parts = [local(param.detach()) for param in stack.params.values()]
+        torch._foreach_mul_(parts, shrink)
+        torch._foreach_sub_(parts, list(update.mul_(step).unbind()))
 
-    def _orthogonalised(self, stack: Tensor) -> Tensor:
-        """Each rank takes its share of the matrices; all receive all."""
-        half = stack.bfloat16() if self.device.dtype == torch.bfloat16 else stack
+    def _orthogonalised(self, mine: Tensor, stack: Stack) -> Tensor:
+        """Each rank takes its share of the matrices; all receive all, or their rows of all.
+
+        Args:
+            mine: `[n, rows, columns]`; when sharded, this rank's rows.
+        """
+        half = mine.bfloat16() if self.device.dtype == torch.bfloat16 else mine
         if self.world.size == 1:
-            return orthogonalise(half).to(stack.dtype)
-        share = -(-len(stack) // self.world.size)
-        padded = torch.cat((half, half.new_zeros(share * self.world.size - len(half), *half.shape[1:])))
-        mine = padded[self.world.rank * share : (self.world.rank + 1) * share]
-        return all_gather_rows(orthogonalise(mine), self.world)[: len(stack)].to(stack.dtype)
+            return orthogonalise(half).to(mine.dtype)
+        size, rank = self.world.size, self.world.rank
+        whole = self._whole_rows(half, stack) if self.sharded else half
+        share = -(-len(whole) // size)
+        padded = torch.cat((whole, whole.new_zeros(share * size - len(whole), *whole.shape[1:])))
+        done = all_gather_rows(orthogonalise(padded[rank * share : (rank + 1) * share]), self.world)[: len(whole)]
+        if self.sharded:
+            rows = -(-whole.shape[1] // size)
+            done = done[:, rank * rows : rank * rows + mine.shape[1]]
+        return done.to(mine.device, mine.dtype)
 
-    def _adamw(self, names: list[str], lr: float, decay: float, ok: Tensor | None) -> None:
-        if not names:
-            return
-        params = [self.params[name].detach() for name in names]
-        grads = [_grad(self.params[name]) for name in names]
-        moments = [self.moments[name] for name in names]
-        if not self.device.row.fused_adamw:
-            adamw_reference(params, grads, moments, self.count, lr, self.config, decay, 1.0 if ok is None else ok)
-            return
-        first, second = ([moment[i] for moment in moments] for i in (0, 1))
-        torch._fused_adamw_(
-            params,
-            grads,
-            first,
-            second,
-            [],
-            [self.count] * len(params),
-            lr=lr,
-            beta1=self.config.beta1,
-            beta2=self.config.beta2,
-            weight_decay=decay,
-            eps=self.config.eps,
-            amsgrad=False,
-            maximize=False,
-            found_inf=None if ok is None else 1 - ok,
-        )
+    def _whole_rows(self, mine: Tensor, stack: Stack) -> Tensor:
+        """Gather the rows of all ranks: FSDP2 gives each rank the next ceil(rows / ranks) of them."""
+        rows = next(iter(stack.params.values())).shape[0]
+        most = -(-rows // self.world.size)
+        sent = mine.to(self.device.torch).transpose(0, 1)
+        padded = torch.cat((sent, sent.new_zeros(most - sent.shape[0], *sent.shape[1:])))
+        return all_gather_rows(padded, self.world)[:rows].transpose(0, 1)
 
     def state(self) -> dict[str, Tensor]:
         """The state as named tensors that share memory with the optimizer, so that loading in place fills it."""
         tensors = {"count": self.count}
-        for names, momentum in zip(self.stacks, self.momentum, strict=True):
-            tensors.update({f"{name}.momentum": part for name, part in zip(names, momentum, strict=True)})
-        for name, (first, second) in self.moments.items():
-            tensors[f"{name}.exp_avg"] = first
-            tensors[f"{name}.exp_avg_sq"] = second
-        return tensors
-
-
-def _grad(param: Tensor) -> Tensor:
-    return torch.zeros_like(param) if param.grad is None else param.grad
+        for stack in self.stacks:
+            for (name, param), part in zip(stack.params.items(), stack.momentum, strict=True):
+                tensors[f"{name}.momentum"] = like(part, param)
+        return tensors | adamw.state(self.buckets)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
+from anabatic.config.parallel import Recompute
 from anabatic.config.shared import Batch, Optim, Schedule
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
@@ -58,7 +59,7 @@ def settle(
     epoch_tokens: int,
     tokens: float,
     why: str,
-    recompute: bool,
+    recompute: Recompute,
     tuned_lr: float | None,
     device: Device,
     world: World,
@@ -154,10 +155,11 @@ def _micro_batch(seq_len: int, bytes_per_token: float, device: Device) -> int:
     return int(max(seq_len, min(most, 2 ** int(math.log2(max(fits, 1))))))
 
 
-def activation_bytes(layers: int, width: int, recompute: bool, half: bool) -> float:
+def activation_bytes(layers: int, width: int, recompute: Recompute, half: bool) -> float:
     """Bytes of activations per token: 34 x width a layer in half precision (arXiv 2205.05198, eq. 2, with fused
-    attention), 2 x width with recomputation, twice that in fp32."""
-    return layers * width * (2 if recompute else 34) * (1 if half else 2)
+    attention), 2 x width when a block keeps its input alone, 25 x width when it also keeps the results of matrix
+    products and attention; twice that in fp32."""
+    return layers * width * {"none": 34, "selective": 25, "full": 2}[recompute] * (1 if half else 2)
 
 
 def learning_rates(plan: Plan, optim: Optim, width: int, global_batch: int, tuned: float | None) -> tuple[float, float]:

@@ -26,14 +26,16 @@ from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.paths import RunFolder, alone, cannot_write, fsync_folder, replace_folder, write_atomic
 from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
-from anabatic.parallel.world import World, barrier
+from anabatic.parallel.sharded import local
+from anabatic.parallel.world import World, all_sum, barrier
 from anabatic.train import checkpoint, report
 from anabatic.train.loop import Progress
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
 from anabatic.train.step import TrainStep
 
-_FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute")
+_FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
+         "parallel")  # fmt: skip
 """Settings that may change between a checkpoint and the run that continues it."""
 
 
@@ -159,13 +161,14 @@ def _shown(value: Any) -> str:
 
 def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
     """All that a checkpoint holds: what is trained, tied weights once."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen and name not in frozen:
-            seen.add(tensor.data_ptr())
-            tensors[f"model.{name}"] = tensor.detach()
+    parameters = dict(model.named_parameters())  # tied ones under their first name alone
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    buffers = {name for name, _ in model.named_buffers()}
+    tensors = {
+        f"model.{name}": tensor.detach()
+        for name, tensor in model.state_dict().items()
+        if name in trained or name in buffers
+    }
     tensors.update({f"optim.{name}": tensor for name, tensor in optimizer.state().items()})
     tensors.update({f"step.{name}": tensor for name, tensor in step.state().items()})
     return tensors
@@ -219,24 +222,26 @@ def finish(
     write: Callable[[Path], None],
     metrics: Metrics,
     summary: dict[str, Any],
+    device: torch.device,
     world: World,
 ) -> None:
-    """Write final_model, best_model where no evaluation wrote one, summary.json and report.html."""
-    if not world.first:
-        return
+    """Write final_model, best_model where no evaluation wrote one, summary.json and report.html. All ranks call it."""
     if summary["skipped"] * 2 > summary["steps"]:
         raise Failure(
             f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite:"
             " no final model is written",
             "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
         )
-    broken = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
-    if broken:
+    broken = [name for name, weight in model.named_parameters() if not bool(torch.isfinite(local(weight)).all())]
+    if all_sum(torch.tensor(float(len(broken)), device=device), world):
         raise Failure(
-            f"{len(broken)} weights are not finite, {broken[0]} for one: no final model is written",
+            f"{len(broken)} weights are not finite, {broken[0] if broken else 'on another rank'} for one:"
+            " no final model is written",
             "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
         )
     write(folder.final_model)
+    if not world.first:
+        return
     if summary["valid_loss"] is None or not (folder.best_model / "tokenizer.json").is_file():
         link_copy(folder.final_model, folder.best_model)
     if summary["skipped"]:

@@ -65,7 +65,8 @@ class TrainStep:
     """How a step is made.
 
     Args:
-        model: its forward pass takes a `Packed` batch and returns the summed loss.
+        root: `forward.Root`, as data parallelism has wrapped or divided it.
+        loss: `loss(model, packed)` returns the summed loss of a batch.
         optimizer: of the same parameters.
         micro_batch_tokens: the nominal size that keeps summed losses small before the true count is known.
         pack: moves a batch to the device, as the model takes it.
@@ -74,7 +75,8 @@ class TrainStep:
 
     def __init__(
         self,
-        model: nn.Module,
+        root: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
         optimizer: Optimizer,
         device: Device,
         world: World,
@@ -83,7 +85,8 @@ class TrainStep:
         sums: Tensor | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        self.model, self.optimizer, self.device, self.world = model, optimizer, device, world
+        self.root, self.loss, self.optimizer = root, loss, optimizer
+        self.device, self.world = device, world
         self.nominal = float(micro_batch_tokens)
         self.scale = LossScale(device)
         self.pack, self.names = pack, names
@@ -130,10 +133,10 @@ class TrainStep:
 
     def _micro(self, batch: Batch, last: bool) -> Tensor:
         packed = self.pack(batch, self.device.torch)
-        later = isinstance(self.model, DistributedDataParallel) and not last
-        with self.model.no_sync() if later else nullcontext():  # type: ignore[operator]
+        later = isinstance(self.root, DistributedDataParallel) and not last
+        with self.root.no_sync() if later else nullcontext():  # type: ignore[operator]
             with self.device.autocast():
-                loss: Tensor = self.model(packed)
+                loss: Tensor = self.root(self.loss, packed)
             (loss * (self.scale.value / self.nominal)).backward()
         return loss.detach()
 
@@ -145,32 +148,30 @@ class TrainStep:
         if self.names:
             row = torch.cat((row, self.sums.to(row.dtype)))
             self.sums.zero_()
+        row[3] = self._squares()
         all_sum(row, self.world)
-        grads = self.optimizer.grads()
         # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
         factor = (self.nominal * self.world.size / self.scale.value / row[1].clamp(min=1)).float()
-        norm = torch.nn.utils.get_total_norm(grads) * factor
+        norm = (row[3].sqrt() * factor).float()
         ok = (torch.isfinite(norm) & torch.isfinite(row[0])).float()
         clip = self.optimizer.config.max_grad_norm
         if clip:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-        self._step(grads, factor, ok, lr_scale)
+        self.optimizer.step(lr_scale, factor, ok)
         self.scale.update(ok)
         self.optimizer.zero_grad()
         self.norm = norm
         row[3] = 1 - ok
         self.totals += torch.where(ok.bool(), row, row.nan_to_num() * self.counted)
 
-    def _step(self, grads: list[Tensor], factor: Tensor, ok: Tensor, lr_scale: float) -> None:
-        if self.device.type == "cpu":  # reading costs nothing here, and refusing outright is cheaper
-            if ok:
-                torch._foreach_mul_(grads, float(factor))
-                self.optimizer.step(lr_scale)
-            return
-        torch._foreach_mul_(grads, factor)
-        for grad in grads:
-            grad.copy_(torch.where(ok.bool(), grad, 0.0))
-        self.optimizer.step(lr_scale, ok)
+    def _squares(self) -> Tensor:
+        """This rank's share of the sum of all squared gradients: of its parts, or of what every rank has."""
+        grads = self.optimizer.collect()
+        if not grads:  # all rows of every matrix lie on other ranks
+            return torch.zeros((), device=self.device.torch)
+        norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32))
+        squares = norms.square_().sum().to(self.device.torch)
+        return squares if self.optimizer.sharded else squares / self.world.size
 
     def drain(self) -> Drained:
         """Wait for the device and return what happened since the last call."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.device import ops, ops_cpu
+from anabatic.device import attention, ops, ops_cpu
 from anabatic.device.segments import Segments
 
 
@@ -69,7 +69,7 @@ def test_attention_sees_only_its_own_segment(lengths: list[int], kv_heads: int) 
     borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q, k, v = leaf(borders[-1], 4, 8), leaf(borders[-1], kv_heads, 8), leaf(borders[-1], kv_heads, 8)
     segments = Segments(borders, torch.device("cpu"))
-    ours = ops.attention_reference(q, k, v, segments, 0.3)
+    ours = attention.attention_reference(q, k, v, segments, attention.Scores(0.3))
     check_same(ours, slow_attention(q, k, v, borders, 0.3), [q, k, v])
 
 

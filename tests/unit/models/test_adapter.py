@@ -66,11 +66,22 @@ KINDS = {
 }
 
 
+def put_in(model, lora: Lora, seed: int = 0) -> None:
+    adapter.insert(model, lora)
+    adapter.begin(model, lora, seed)
+
+
+def read(model, folder: Path) -> Lora:
+    lora = adapter.prepare(model, folder)
+    adapter.load(model, folder)
+    return lora
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_peft_reads_what_we_save(base: Path, tmp_path: Path, kind: str) -> None:
     model, lora = plain(base), KINDS[kind]
     before = logits(model)
-    adapter.insert(model, lora, seed=3)
+    put_in(model, lora, 3)
     assert torch.allclose(logits(model), before, atol=1e-4)  # it begins as the base model
     shake(model)
     ours = logits(model)
@@ -80,7 +91,7 @@ def test_peft_reads_what_we_save(base: Path, tmp_path: Path, kind: str) -> None:
     torch.testing.assert_close(logits(theirs), ours, atol=2e-4, rtol=1e-4)
 
     again = plain(base)
-    adapter.load(again, tmp_path / "saved")
+    read(again, tmp_path / "saved")
     torch.testing.assert_close(logits(again), ours, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(logits(adapter.merge(again)), ours, atol=2e-4, rtol=1e-4)
 
@@ -91,7 +102,7 @@ def test_we_read_what_peft_saves(base: Path, tmp_path: Path, options: dict[str, 
     theirs = peft.get_peft_model(plain(base), config)
     theirs.save_pretrained(tmp_path / "peft")
     ours = plain(base)
-    lora = adapter.load(ours, tmp_path / "peft")
+    lora = read(ours, tmp_path / "peft")
     assert lora.r == 4 and adapter.scale_of(lora) == (4.0 if options.get("use_rslora") else 2.0)
     torch.testing.assert_close(logits(ours), logits(theirs), atol=1e-5, rtol=1e-5)
 
@@ -99,7 +110,7 @@ def test_we_read_what_peft_saves(base: Path, tmp_path: Path, options: dict[str, 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}])
 def test_gradients_are_pefts(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     ours = plain(base).double()
-    adapter.insert(ours, Lora(r=4, **options), seed=0)
+    put_in(ours, Lora(r=4, **options), 0)
     for layer in adapter.layers(ours).values():
         layer.double()
     shake(ours)
@@ -141,7 +152,7 @@ def test_nothing_wide_is_saved_for_the_backward_pass() -> None:
 
 def test_dropout_is_left_out_when_evaluating(base: Path) -> None:
     model = plain(base)
-    adapter.insert(model, Lora(r=4, dropout=0.5), seed=0)
+    put_in(model, Lora(r=4, dropout=0.5), 0)
     shake(model)
     model.train()
     assert not torch.equal(logits(model), logits(model))
@@ -152,14 +163,14 @@ def test_dropout_is_left_out_when_evaluating(base: Path) -> None:
 def test_wrong_names_and_wrong_models(base: Path, tmp_path: Path) -> None:
     model = plain(base)
     with pytest.raises(ConfigError, match='no linear layer is called "q_prj". Did you mean "q_proj"') as caught:
-        adapter.insert(model, Lora(target_modules=["q_prj"]), seed=0)
+        put_in(model, Lora(target_modules=["q_prj"]), 0)
     assert "down_proj" in caught.value.hint
     with pytest.raises(ConfigError, match='no module is called "embed_token".'):
-        adapter.insert(model, Lora(modules_to_save=["embed_token"]), seed=0)
-    adapter.insert(model, Lora(r=2), seed=0)
+        put_in(model, Lora(modules_to_save=["embed_token"]), 0)
+    put_in(model, Lora(r=2), 0)
     adapter.save(model, tmp_path / "saved", tokenizers.load(base), Lora(r=2), base)
     with pytest.raises(DataError, match="made for another model: .* has shape"):
-        adapter.load(tiny_model(depth=1), tmp_path / "saved")
+        read(tiny_model(depth=1), tmp_path / "saved")
     (tmp_path / "saved" / adapter.CONFIG).write_text('{"peft_type": "IA3"}')
     with pytest.raises(DataError, match="the adapter is IA3, not LORA"):
-        adapter.load(tiny_model(), tmp_path / "saved")
+        read(tiny_model(), tmp_path / "saved")

@@ -45,7 +45,7 @@ def test_packed_loss_and_gradients_equal_row_by_row_training(tmp_path: Path, ign
     reference = reference_model(model, tmp_path).double()
     model = model.double()
     batch = batch_of([5, 12, 12, 1, 30], ignored=ignored)
-    loss = forward.LossModel(model, 1 << 12)(forward.pack(batch, CPU))
+    loss = forward.summed_loss(model, forward.pack(batch, CPU), 1 << 12)
     loss.backward()
     expected = torch.zeros((), dtype=torch.float64)
     for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
@@ -61,14 +61,13 @@ def test_packed_loss_and_gradients_equal_row_by_row_training(tmp_path: Path, ign
 def test_recompute_changes_no_gradient() -> None:
     gradients = []
     batch = batch_of([20, 30])
-    for recompute in (False, True):
+    for recompute in ("none", "selective", "full"):
         model = tiny_model().train()
-        if recompute:
-            hf.enable_recompute(model)
-        forward.LossModel(model, 1 << 12)(forward.pack(batch, CPU)).backward()
+        hf.recompute(model, recompute)
+        forward.summed_loss(model, forward.pack(batch, CPU), 1 << 12).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        assert torch.equal(a, b)
+    for a, b, c in zip(*gradients, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
 
 
 def test_token_losses_sum_to_the_loss() -> None:
@@ -76,7 +75,7 @@ def test_token_losses_sum_to_the_loss() -> None:
     packed = forward.pack(batch, CPU)
     losses, hits = forward.token_scores(model, packed, 1 << 12)
     assert losses.shape == (23,)
-    torch.testing.assert_close(losses.sum(), forward.LossModel(model, 1 << 12)(packed).detach())
+    torch.testing.assert_close(losses.sum(), forward.summed_loss(model, packed, 1 << 12).detach())
 
 
 def test_prefill_and_decode_equal_one_long_forward_pass(tmp_path: Path) -> None:
@@ -175,7 +174,7 @@ def test_a_saved_model_loads_with_plain_transformers(tmp_path: Path, tied: bool)
         assert torch.equal(a, b)
     again = hf.load_model(tmp_path / "model", CPU)
     batch = batch_of([20], vocab=len(tokenizer))
-    loss = forward.LossModel(again, 1 << 20)(forward.pack(batch, CPU))
+    loss = forward.summed_loss(again, forward.pack(batch, CPU), 1 << 20)
     logits = plain(input_ids=batch.input_ids[None]).logits[0]
     torch.testing.assert_close(loss, F.cross_entropy(logits, batch.labels, reduction="sum"), rtol=1e-4, atol=1e-3)
 

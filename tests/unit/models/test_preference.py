@@ -21,7 +21,8 @@ from anabatic.data.pairs import REJECTED, flatten_pairs
 from anabatic.device import ops
 from anabatic.device.device import pick
 from anabatic.models import adapter
-from anabatic.models.preference import NAMES, Objective, PreferenceLoss, pack_pairs, pair_losses, rewards
+from anabatic.models.forward import Root
+from anabatic.models.preference import NAMES, Objective, PreferenceLoss, pair_losses, rewards
 from anabatic.parallel.world import World
 from anabatic.testing.tiny import tiny_model
 from anabatic.train.optim import Optimizer
@@ -56,6 +57,19 @@ PAIRS = [pair(0, 5, 4, 7), pair(1, 3, 6, 2), pair(2, 8, 1, 5)]
 
 def batch_of(pairs: list[Piece], capacity: int = 70) -> Batch:
     return flatten_pairs(pairs, capacity, 0, 64)
+
+
+def loss_of(model: PreTrainedModel, objective: Objective | None = None, dtype: Any = "fp32") -> PreferenceLoss:
+    device = pick(DeviceConfig(type="cpu", threads=1, dtype=dtype))
+    return PreferenceLoss(Root(model), device, objective or Objective())
+
+
+def value(loss: PreferenceLoss, batch: Batch | None = None) -> Tensor:
+    """As a step does it."""
+    pairs = loss.pack(batch_of(PAIRS) if batch is None else batch, CPU)
+    with loss.device.autocast():
+        found: Tensor = loss.root(loss, pairs)
+    return found
 
 
 def plain(model: PreTrainedModel) -> PreTrainedModel:
@@ -109,17 +123,20 @@ def test_losses_are_the_formulas(objective: Objective) -> None:
     assert torch.equal(found[:, 3], (found[:, 0] > found[:, 1]).double())
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_log_probabilities_have_the_gradient_of_the_plain_formula(frozen: bool) -> None:
+def test_log_probabilities_have_the_gradient_of_the_plain_formula(frozen: bool, softcap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(13, 6, generator=generator, requires_grad=True)
     weight = torch.randn(11, 6, generator=generator, requires_grad=not frozen)
     labels = torch.randint(0, 11, (13,), generator=generator)
     worth = torch.randn(13, generator=generator)
-    ours = ops.linear_log_probs(hidden, weight, labels, chunk_bytes=4 * 11 * 4)
+    ours = ops.linear_log_probs(hidden, weight, labels, chunk_bytes=4 * 11 * 4, softcap=softcap)
     ours.backward(worth)
     wide, head = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
-    plain = (wide @ head.t()).log_softmax(1).gather(1, labels[:, None])[:, 0]
+    logits = wide @ head.t()
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    plain = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
     plain.backward(worth.double())
     torch.testing.assert_close(ours.double(), plain, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(hidden.grad.double(), wide.grad, rtol=1e-4, atol=1e-5)
@@ -130,12 +147,12 @@ def test_log_probabilities_have_the_gradient_of_the_plain_formula(frozen: bool) 
 def test_a_packed_batch_gives_loss_and_gradient_of_the_answers_alone(objective: Objective) -> None:
     model = tiny_model()
     before = plain(model)
-    loss = PreferenceLoss(model, CHUNK, objective)
+    loss = loss_of(model, objective)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.02)
     now = plain(model)
-    ours = loss(pack_pairs(batch_of(PAIRS), CPU))
+    ours = value(loss)
     ours.backward()
 
     lengths = torch.tensor([[4, 7], [6, 2], [1, 5]], dtype=torch.float64)
@@ -158,18 +175,18 @@ def test_a_packed_batch_gives_loss_and_gradient_of_the_answers_alone(objective: 
 )
 def test_training_begins_at_the_reference(lora: Lora) -> None:
     model = tiny_model()
-    adapter.insert(model, lora, seed=1)
-    loss = PreferenceLoss(model, CHUNK, Objective())
-    model.train(not lora.dropout)  # with dropout they are equal on average only
-    batch = pack_pairs(batch_of(PAIRS), CPU)
-    first = loss(batch)
+    adapter.insert(model, lora)
+    adapter.begin(model, lora, seed=1)
+    loss = loss_of(model)
+    loss.root.train(not lora.dropout)  # with dropout they are equal on average only
+    first = value(loss)
     assert first.item() == pytest.approx(3 * math.log(2), rel=1e-6) and not loss.sums[:3].abs().gt(1e-6).any()
     first.backward()
     with torch.no_grad():
         for layer in adapter.layers(model).values():
             layer.lora_B.add_(0.1)
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        moved = loss(batch)
+        moved = value(loss)
     assert abs(moved.item() - first.item()) > 1e-3
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert model.training is not bool(lora.dropout)
@@ -177,32 +194,31 @@ def test_training_begins_at_the_reference(lora: Lora) -> None:
 
 def test_an_adapter_that_goes_on_is_its_own_reference() -> None:
     model = tiny_model()
-    adapter.insert(model, Lora(r=4), seed=1)
+    adapter.insert(model, Lora(r=4))
+    adapter.begin(model, Lora(r=4), seed=1)
     for layer in adapter.layers(model).values():
         layer.lora_B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(2))
-    loss = PreferenceLoss(model, CHUNK, Objective())
-    assert loss(pack_pairs(batch_of(PAIRS), CPU)).item() == pytest.approx(3 * math.log(2), rel=1e-6)
+    loss = loss_of(model)
+    assert value(loss).item() == pytest.approx(3 * math.log(2), rel=1e-6)
 
 
 def test_half_precision_copies_do_not_outlive_the_reference() -> None:
     model = tiny_model()
-    loss = PreferenceLoss(model, CHUNK, Objective(beta=1.0))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert loss(pack_pairs(batch_of(PAIRS), CPU)).item() == pytest.approx(3 * math.log(2), rel=1e-6)
+    loss = loss_of(model, Objective(beta=1.0), "bf16")
+    assert value(loss).item() == pytest.approx(3 * math.log(2), rel=1e-6)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss(pack_pairs(batch_of(PAIRS), CPU)).backward()
+    value(loss).backward()
     assert loss.sums[:2].abs().sum() > 0.1
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
-def step_of(**settings: Any) -> TrainStep:
+def step_of() -> TrainStep:
     device = pick(DeviceConfig(type="cpu", threads=1))
     model = tiny_model()
-    loss = PreferenceLoss(model, CHUNK, Objective(beta=1.0))
-    optimizer = Optimizer(model, Optim(name="adamw", max_grad_norm=0.0, **settings), 1e-3, 1e-3, device, World())
-    return TrainStep(loss, optimizer, device, World(), 70, pack_pairs, loss.sums, NAMES)
+    loss = PreferenceLoss(Root(model), device, Objective(beta=1.0))
+    optimizer = Optimizer(model, Optim(name="adamw", max_grad_norm=0.0), 1e-3, 1e-3, device, World())
+    return TrainStep(loss.root, loss, optimizer, device, World(), 70, loss.pack, loss.sums, NAMES)
 
 
 def test_a_step_counts_per_pair_and_a_checkpoint_keeps_the_sums() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from anabatic.config.shared import Device as DeviceConfig
 from anabatic.config.shared import Optim
 from anabatic.data.batch import IGNORE, Batch
 from anabatic.device.device import pick
-from anabatic.models.forward import LossModel
+from anabatic.models.forward import Root, summed_loss
 from anabatic.parallel.world import World
 from anabatic.testing.tiny import tiny_model
 from anabatic.train.optim import Optimizer
@@ -29,7 +30,7 @@ def batch_of(tokens: int, targets: int, seed: int) -> Batch:
 def step_of(model, **optim) -> TrainStep:
     device = pick(DeviceConfig(type="cpu", threads=1))
     optimizer = Optimizer(model, Optim(**optim), 1e-2, 1e-2, device, World())
-    return TrainStep(LossModel(model, 1 << 16), optimizer, device, World(), 32)
+    return TrainStep(Root(model), functools.partial(summed_loss, chunk_bytes=1 << 16), optimizer, device, World(), 32)
 
 
 def captured_gradient(step: TrainStep, batches: list[Batch]) -> dict[str, torch.Tensor]:
@@ -37,9 +38,9 @@ def captured_gradient(step: TrainStep, batches: list[Batch]) -> dict[str, torch.
     seen: dict[str, torch.Tensor] = {}
     original = step.optimizer.step
 
-    def keep(scale: float, ok: torch.Tensor | None = None) -> None:
-        seen.update({name: param.grad.clone() for name, param in step.optimizer.params.items()})
-        original(scale, ok)
+    def keep(scale: float, factor: torch.Tensor, ok: torch.Tensor) -> None:
+        seen.update({name: param.grad * factor for name, param in step.optimizer.params.items()})
+        original(scale, factor, ok)
 
     step.optimizer.step = keep  # type: ignore[method-assign]
     step.run(iter(batches), len(batches), 1.0)
@@ -48,21 +49,21 @@ def captured_gradient(step: TrainStep, batches: list[Batch]) -> dict[str, torch.
 
 def test_gradient_is_that_of_the_mean_over_all_targets_of_all_micro_batches() -> None:
     batches = [batch_of(30, 30, 1), batch_of(20, 3, 2), batch_of(10, 7, 3)]
-    ours = captured_gradient(step_of(tiny_model(), max_grad_norm=0.0), batches)
+    ours = captured_gradient(step_of(tiny_model(), name="adamw", max_grad_norm=0.0), batches)
     model = tiny_model()
     total = torch.zeros(())
     for batch in batches:
         from anabatic.models.forward import pack
 
-        total = total + LossModel(model, 1 << 16)(pack(batch, torch.device("cpu")))
+        total = total + summed_loss(model, pack(batch, torch.device("cpu")), 1 << 16)
     (total / 40).backward()
     for name, param in model.named_parameters():
         torch.testing.assert_close(ours[name], param.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_gradient_is_clipped_by_its_global_norm() -> None:
-    free = captured_gradient(step_of(tiny_model(), max_grad_norm=0.0), [batch_of(30, 30, 1)])
-    clipped = captured_gradient(step_of(tiny_model(), max_grad_norm=0.01), [batch_of(30, 30, 1)])
+    free = captured_gradient(step_of(tiny_model(), name="adamw", max_grad_norm=0.0), [batch_of(30, 30, 1)])
+    clipped = captured_gradient(step_of(tiny_model(), name="adamw", max_grad_norm=0.01), [batch_of(30, 30, 1)])
     norm = torch.sqrt(sum((grad**2).sum() for grad in free.values()))
     assert norm > 0.01
     for name, grad in free.items():

@@ -1,0 +1,236 @@
+"""DeepSpeed's JSON file as settings of ours.
+
+Keys: deepspeed.ai/docs/config-json. "auto", which Transformers fills in, leaves a setting to us. A key without a
+counterpart is named in a warning; one that the recipe contradicts is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anabatic.core.errors import ConfigError
+
+_NAMED = {f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in range(4)} | {
+    f"zero{stage}-offload": {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}}}
+    for stage in (2, 3)
+}
+_STRATEGY = {0: "ddp", 1: "zero2", 2: "zero2", 3: "zero3"}
+"""Stage 1 keeps gradients whole, stage 2 does not: the numbers are the same, the memory is less."""
+
+_OURS = (
+    "zero_optimization.overlap_comm",
+    "zero_optimization.contiguous_gradients",
+    "zero_optimization.reduce_scatter",
+    "zero_optimization.allgather_partitions",
+    "zero_optimization.allgather_bucket_size",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.stage3_max_reuse_distance",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save",
+    "zero_optimization.round_robin_gradients",
+    "zero_optimization.ignore_unused_parameters",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "steps_per_print",
+    "wall_clock_breakdown",
+)
+"""How DeepSpeed goes about what is done here in another way (FSDP2 sends block by block and overlaps by itself; models
+are always saved whole); they decide no numbers."""
+
+
+@dataclass
+class Translation:
+    """What a file says, in our settings.
+
+    Attributes:
+        settings: dotted name -> value.
+        unknown: keys without a counterpart.
+        sequences: rows of a micro-batch, `accumulation`: micro-batches of a step, `batch`: rows of a step; None: open.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    sequences: int | None = None
+    accumulation: int | None = None
+    batch: int | None = None
+
+
+def read(source: str) -> dict[str, Any]:
+    """Return the content of a file, or of one of the names: zero0 to zero3, zero2-offload, default-zero3 and the like.
+
+    Raises:
+        ConfigError: it is neither, or torn.
+    """
+    name = source.removeprefix("default-").replace("_", "-")
+    if name in _NAMED:
+        return copy.deepcopy(_NAMED[name])
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(
+            f'parallel.deepspeed is "{source}", which is no file', f"give a JSON file, or one of {', '.join(_NAMED)}"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}", "mend the file") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {type(content).__name__}, not an object", "give DeepSpeed's configuration")
+    return content
+
+
+def translate(content: dict[str, Any], source: str) -> Translation:
+    """Return our settings for DeepSpeed's.
+
+    Raises:
+        ConfigError: a value of the wrong type, or a thing that is not done here (NVMe).
+    """
+    made = Translation()
+    for key, value in content.items():
+        handler = _HANDLERS.get(key)
+        if value == "auto" or key in _OURS:
+            continue
+        if handler is None:
+            made.unknown.append(key)
+            continue
+        try:
+            handler(made, value)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{source}: {key} is {json.dumps(value)[:80]}", f"check its type: {error}") from error
+    return made
+
+
+def _zero(made: Translation, section: dict[str, Any]) -> None:
+    stage = int(section.get("stage", 0))
+    if stage not in _STRATEGY:
+        raise ConfigError(f"zero_optimization.stage is {stage}", "use 0, 1, 2 or 3")
+    made.settings["parallel.strategy"] = _STRATEGY[stage]
+    for part in ("offload_optimizer", "offload_param"):
+        where = (section.get(part) or {}).get("device", "none")
+        if where == "nvme":
+            raise ConfigError(f"zero_optimization.{part}.device is nvme", "use cpu; disks are not used as memory here")
+        if where == "cpu":
+            made.settings["parallel.offload"] = "cpu"
+    if stage < 2:
+        made.settings.pop("parallel.offload", None)
+    known = {"stage", "offload_optimizer", "offload_param"}
+    names = (f"zero_optimization.{key}" for key in section if key not in known)
+    made.unknown += [name for name in names if name not in _OURS]
+
+
+def _half(name: str) -> Callable[[Translation, dict[str, Any]], None]:
+    def handle(made: Translation, section: dict[str, Any]) -> None:
+        if section.get("enabled") is True:
+            made.settings["device.dtype"] = name
+        if name == "fp16" and section.get("loss_scale"):
+            made.unknown.append("fp16.loss_scale")  # ours is dynamic, always
+
+    return handle
+
+
+def _optimizer(made: Translation, section: dict[str, Any]) -> None:
+    kind = str(section.get("type", "AdamW"))
+    if kind.lower() not in ("adam", "adamw"):
+        made.unknown.append(f"optimizer.type {kind}")
+        return
+    made.settings["optim.name"] = "adamw"
+    names = {"lr": "optim.lr", "eps": "optim.eps", "weight_decay": "optim.weight_decay"}
+    for key, value in section.get("params", {}).items():
+        if value == "auto":
+            continue
+        if key == "betas":
+            made.settings["optim.beta1"], made.settings["optim.beta2"] = map(float, value)
+        elif key in names:
+            made.settings[names[key]] = float(value)
+        elif key not in ("torch_adam", "adam_w_mode"):
+            made.unknown.append(f"optimizer.params.{key}")
+
+
+def _rows(name: str) -> Callable[[Translation, Any], None]:
+    def handle(made: Translation, value: Any) -> None:
+        if isinstance(value, bool) or int(value) != value or value < 1:
+            raise ValueError("a whole number from 1 is expected")
+        setattr(made, name, int(value))
+
+    return handle
+
+
+def _clipping(made: Translation, value: Any) -> None:
+    made.settings["optim.max_grad_norm"] = float(value)
+
+
+_HANDLERS: dict[str, Callable[[Translation, Any], None]] = {
+    "zero_optimization": _zero,
+    "bf16": _half("bf16"),
+    "bfloat16": _half("bf16"),
+    "fp16": _half("fp16"),
+    "optimizer": _optimizer,
+    "gradient_clipping": _clipping,
+    "train_micro_batch_size_per_gpu": _rows("sequences"),
+    "gradient_accumulation_steps": _rows("accumulation"),
+    "train_batch_size": _rows("batch"),
+}
+
+
+def apply(job: Any, world_size: int) -> tuple[Any, list[str]]:
+    """Return the job with the settings of its `parallel.deepspeed` file, and lines that say what came of it.
+
+    Settings that the recipe leaves at their defaults follow the file.
+
+    Raises:
+        ConfigError: the recipe and the file say different things.
+    """
+    source = job.parallel.deepspeed
+    if source is None:
+        return job, []
+    made = translate(read(source), source)
+    settings = made.settings | _batch(made, job.batch.seq_len, world_size, source)
+    fresh, changed = copy.deepcopy(job), []
+    defaults = type(job)(**{name: getattr(job, name) for name in _required(job)})
+    for dotted, value in settings.items():
+        section, _, name = dotted.partition(".")
+        now, default = getattr(getattr(job, section), name), getattr(getattr(defaults, section), name)
+        if now not in (default, value):
+            raise ConfigError(
+                f"{dotted} is {now} in the recipe, {source} says {value}", "take one of them out, or make them equal"
+            )
+        setattr(getattr(fresh, section), name, value)
+        changed.append(f"{dotted} = {value}")
+    lines = [f"{source}: {', '.join(changed) or 'nothing to set'}"]
+    if made.unknown:
+        lines.append(f"{source}: without a counterpart here, not used: {', '.join(made.unknown)}")
+    for section in ("parallel", "batch", "optim", "device"):
+        getattr(fresh, section).__post_init__()
+    return fresh, lines
+
+
+def _required(job: Any) -> list[str]:
+    """Settings without which a job cannot be made."""
+    return [name for name in ("model", "tokenizer", "data") if hasattr(job, name)]
+
+
+def _batch(made: Translation, seq_len: int, world_size: int, source: str) -> dict[str, Any]:
+    """Rows become tokens: packed, a row is `seq_len` of them."""
+    micro, steps, batch = made.sequences, made.accumulation, made.batch
+    if batch is not None and micro is not None and steps is not None and batch != micro * steps * world_size:
+        raise ConfigError(
+            f"{source}: train_batch_size is {batch}, but {micro} per process x {steps} x {world_size} processes"
+            f" = {micro * steps * world_size}",
+            "make them agree, or leave one out",
+        )
+    if batch is None and micro is not None and steps is not None:
+        batch = micro * steps * world_size
+    found = {}
+    if micro is not None:
+        found["batch.micro_batch_tokens"] = micro * seq_len
+    if batch is not None:
+        found["batch.global_batch_tokens"] = batch * seq_len
+    return found

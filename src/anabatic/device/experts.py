@@ -1,0 +1,71 @@
+"""Operators of expert layers: tokens put in the order of their experts, one product per projection, and back.
+
+Shapes: `T` tokens, `k` experts of each, `S = T k` rows, `E` experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def permute_reference(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """`x [T, H]`, `index [T, k]` (the experts of each token) -> rows `[S, H]` by expert, and the row of each `[S]`."""
+    order = torch.argsort(index.flatten(), stable=True)
+    rows = x.index_select(0, order // index.shape[1])
+    return rows, torch.argsort(order)
+
+
+def unpermute_reference(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """`rows [S, H]`, the row of each token's choices `[S]`, `weights [T, k]` -> the weighted sums `[T, H]`."""
+    chosen = rows.index_select(0, places).unflatten(0, weights.shape)
+    return (chosen * weights.unsqueeze(-1).to(rows.dtype)).sum(dim=1)
+
+
+def ends_of(index: Tensor, experts: int) -> Tensor:
+    """Where each expert's rows end, int64 `[E]`, made on the device: nothing is read back."""
+    numbers = torch.arange(experts, device=index.device)
+    return (index.flatten()[:, None] == numbers).sum(0).cumsum(0)
+
+
+class _Grouped(torch.autograd.Function):
+    """One product for each expert that has rows. Reads the borders: free on a CPU, a wait elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.ends = ends.tolist()
+        out = x.new_empty(x.shape[0], weight.shape[2])
+        for number, start, end in _spans(ctx.ends):
+            torch.mm(x[start:end], weight[number], out=out[start:end])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        d_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for number, start, end in _spans(ctx.ends):
+            if d_x is not None:
+                torch.mm(grad[start:end], weight[number].t(), out=d_x[start:end])
+            if d_weight is not None:
+                torch.mm(x[start:end].t(), grad[start:end], out=d_weight[number])
+        return d_x, d_weight, None
+
+
+def _spans(ends: list[int]) -> list[tuple[int, int, int]]:
+    starts = [0, *ends[:-1]]
+    return [(n, start, end) for n, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
+
+
+def grouped_reference(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """`x [S, in]` in groups of rows, `weight [E, in, out]`, ends of the groups `[E]` -> `[S, out]`."""
+    if x.device.type == "cpu" or x.dtype == torch.float64 or not hasattr(F, "grouped_mm"):
+        out: Tensor = _Grouped.apply(x, weight, ends)  # type: ignore[no-untyped-call]
+        return out
+    product: Tensor = F.grouped_mm(x, weight, offs=ends.to(torch.int32))
+    return product

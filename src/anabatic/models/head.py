@@ -1,0 +1,88 @@
+"""What a language model does between its last hidden state and its logits, found by trying it.
+
+Losses are made in chunks beside the model's own forward pass, so nothing that it does there may be overlooked: the
+output weight, a constant factor (Cohere, Granite), a cap (Gemma 2).
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from anabatic.core.errors import DataError
+
+_HIDDEN, _VOCAB = 6, 10
+
+
+class Head(NamedTuple):
+    """Logits are `cap(scale * hidden weight^T)`."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """`[..., H]` and `[V, H]` -> `[..., V]`."""
+        out = self.scale * (hidden @ weight.t())
+        return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
+
+
+class _Stub(nn.Module):
+    """Stands in for the body of a model: returns given hidden states."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(
+            last_hidden_state=self.states, past_key_values=None, hidden_states=None, attentions=None, router_logits=None
+        )
+
+
+@torch.no_grad()
+def find(model: Any) -> Head:
+    """Return the head of a causal language model; its weights are neither read nor needed, so they may be on `meta`.
+
+    Raises:
+        DataError: its logits are made in another way.
+    """
+    generator = torch.Generator().manual_seed(0)
+    states, weight = (torch.randn(*shape, generator=generator) for shape in ((1, 4, _HIDDEN), (_VOCAB, _HIDDEN)))
+    output = model.get_output_embeddings()
+    probe = copy.copy(model)
+    probe.__dict__["_modules"] = dict(model._modules)
+    if output is None or getattr(output, "bias", None) is not None:
+        raise DataError(f"the head of {type(model).__name__} is not one matrix without a bias", "use another model")
+    for name, child in model._modules.items():
+        if child is output:
+            small = nn.Linear(_HIDDEN, _VOCAB, bias=False)
+            small.weight.copy_(weight)
+            probe._modules[name] = small
+        elif name == model.base_model_prefix:
+            probe._modules[name] = _Stub(states)
+    found = _match(_run(probe), states, weight, getattr(model.config, "final_logit_softcapping", None))
+    if found is None:
+        name = type(model).__name__
+        raise DataError(
+            f"{name} makes its logits in a way that the loss in chunks does not know",
+            "use a model whose logits are its output matrix, a factor and a cap",
+        )
+    return found
+
+
+def _run(probe: Any) -> Tensor:
+    out: Tensor = probe(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
+    return out
+
+
+def _match(logits: Tensor, states: Tensor, weight: Tensor, softcap: float | None) -> Head | None:
+    plain = states @ weight.t()
+    factor = float((logits / plain).median())
+    for head in (Head(softcap=softcap), Head(scale=factor), Head(factor, softcap)):
+        if torch.allclose(head.logits(states, weight), logits, rtol=1e-4, atol=1e-5):
+            return head
+    return None

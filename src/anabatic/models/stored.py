@@ -1,0 +1,279 @@
+"""The weights of a Hugging Face folder, read part by part into a model: no rank ever holds more than one tensor extra.
+Written file by file: rank 0 never holds more than one file.
+
+Most models are stored under the names that they have in memory. What transformers stores otherwise (experts one by one,
+say) goes through its own converters, one converted tensor at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.parallel.sharded import Part, fill, is_sharded, put, whole
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+FILE_BYTES = 4 << 30
+"""A weight file is closed when the next tensor would make it larger than this."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        DataError: it is missing, torn, or no object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds {type(content).__name__}, not an object", "copy the folder again")
+    return content
+
+
+class Stored:
+    """Open weight files.
+
+    Attributes:
+        names: every stored tensor.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._where = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 - no mapping
+        self.names = sorted(self._where)
+
+    def shape(self, name: str) -> list[int]:
+        """Return a tensor's shape."""
+        return list(self._where[name].get_slice(name).get_shape())
+
+    def read(self, name: str, part: Part | None = None) -> Tensor:
+        """Return a tensor, or the part of it alone; it comes from the disk now."""
+        stored = self._where[name].get_slice(name)
+        value: Tensor = stored[part] if part else stored[...]
+        return value
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Stored]:
+    """Open the weight files of a model folder.
+
+    Raises:
+        DataError: a file is missing or torn.
+    """
+    names = [SINGLE]
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{folder} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:3])}",
+            "copy the folder again; only safetensors are read",
+        )
+    with ExitStack() as stack:
+        files = {}
+        for name in names:
+            try:
+                files[name] = stack.enter_context(safe_open(str(folder / name), framework="pt"))
+            except Exception as error:  # safetensors raises its own class, straight from Rust
+                raise DataError(f"{folder / name} is torn: {error}", "copy it again") from error
+        yield Stored(folder, files)
+
+
+@dataclass
+class _Plan:
+    """Where each parameter of a model comes from."""
+
+    plain: dict[str, str] = field(default_factory=dict)
+    """Parameter -> stored name."""
+    converted: dict[str, Any] = field(default_factory=dict)
+    """First parameter that a converter makes -> the converter, with its tensors still on the disk."""
+    surplus: list[str] = field(default_factory=list)
+
+
+def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
+    """Fill the parameters and persistent buffers `wanted` of a model, each rank its part.
+
+    Args:
+        model: has memory already; sharded or not.
+        wanted: names as in `named_parameters()` and `named_buffers()`, tied ones once.
+
+    Raises:
+        DataError: a tensor is missing, has another shape, or cannot be read.
+    """
+    targets = dict(model.named_parameters()) | dict(model.named_buffers())
+    tied = {name for name in model.state_dict() if name not in targets}
+    with opened(folder) as stored:
+        plan = _plan(model, stored, targets, tied)
+        filled: set[str] = set()
+        wrong: list[tuple[str, list[int], list[int]]] = []
+        for name, source in plan.plain.items():
+            if stored.shape(source) != list(targets[name].shape):
+                wrong.append((name, stored.shape(source), list(targets[name].shape)))
+                continue
+            with _readable(folder, source):
+                _fill(targets[name], stored, source)
+            filled.add(name)
+        for first, converter in plan.converted.items():
+            with _readable(folder, first):
+                made = _converted(model, converter, first)
+            for name in made.keys() & targets.keys():
+                if made[name].shape != targets[name].shape:
+                    wrong.append((name, list(made[name].shape), list(targets[name].shape)))
+                    continue
+                put(targets[name], made[name])
+                filled.add(name)
+    _require_whole(folder, wrong, sorted(wanted - filled), plan.surplus)
+
+
+def _fill(target: Tensor, stored: Stored, source: str) -> None:
+    if is_sharded(target):
+        fill(target, lambda part: stored.read(source, part))
+    else:
+        with torch.no_grad():
+            target.copy_(stored.read(source))
+
+
+@contextmanager
+def _readable(folder: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # safetensors raises its own class, straight from Rust
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{folder}: {name} cannot be read: {line}", "copy the folder again") from error
+
+
+def _plan(model: PreTrainedModel, stored: Stored, targets: Mapping[str, Tensor], tied: set[str]) -> _Plan:
+    plan = _Plan()
+    prefix = model.base_model_prefix
+    strange = []
+    for name in stored.names:
+        short, long = name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
+        known = next((each for each in (name, long, short) if each in targets or each in tied), None)
+        if known is None:
+            strange.append(name)
+        elif known in targets:
+            plan.plain[known] = name
+    if strange:
+        _ask_transformers(model, stored, strange, targets, plan)
+    return plan
+
+
+def _ask_transformers(
+    model: PreTrainedModel, stored: Stored, strange: list[str], targets: Mapping[str, Tensor], plan: _Plan
+) -> None:
+    """Sort the names that the model does not know by transformers' renamings and converters (transformers 5)."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    rules = get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    for name in sorted(strange, key=dot_natural_key):
+        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, dict(targets))
+        if renamed not in targets:
+            plan.surplus.append(name)
+        elif pattern is None:
+            plan.plain[renamed] = name
+        else:
+            converter = plan.converted.setdefault(renamed, copy.deepcopy(by_pattern[pattern]))
+            converter.add_tensor(renamed, name, pattern, lambda name=name: stored.read(name))
+
+
+def _converted(model: PreTrainedModel, converter: Any, first: str) -> dict[str, Tensor]:
+    made = converter.convert(first, model=model, config=model.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def _require_whole(
+    folder: Path, wrong: list[tuple[str, list[int], list[int]]], missing: list[str], surplus: list[str]
+) -> None:
+    """Every weight that config.json describes must be there and have its shape."""
+    if wrong:
+        name, stored, expected = wrong[0]
+        raise DataError(
+            f"{folder}: {len(wrong)} weights do not fit config.json: {name} has shape {stored},"
+            f" the configuration says {expected}",
+            "weights and config.json are of different models: copy the folder again",
+        )
+    if missing:
+        raise DataError(
+            f"{folder}: {len(missing)} weights that config.json describes are missing: {', '.join(missing[:3])}",
+            "the folder holds another architecture, or only a part of the model: copy it again",
+        )
+    if surplus:
+        log.warn(f"{folder}: {len(surplus)} weights are not part of the model and not used: {', '.join(surplus[:3])}")
+
+
+def save(model: PreTrainedModel, folder: Path | None) -> None:
+    """Write the weights, whole, in the format that transformers publishes; `None`: take part in gathering alone."""
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    files: list[dict[str, Tensor]] = [{}]
+    index: dict[str, int] = {}
+    room = FILE_BYTES
+    for name, tensor in model.state_dict().items():
+        if name not in names:  # tied: kept once
+            continue
+        value = whole(tensor.detach())
+        if folder is None:
+            continue
+        for told, each in _published(model, name, value.cpu()).items():
+            if each.nbytes > room and files[-1]:
+                _flush(folder, files, index)
+                files.append({})
+                room = FILE_BYTES
+            files[-1][told] = each.contiguous()
+            room -= each.nbytes
+    if folder is None:
+        return
+    _flush(folder, files, index)
+    _name_files(folder, len(files), index)
+
+
+def _published(model: PreTrainedModel, name: str, value: Tensor) -> dict[str, Tensor]:
+    """Undo what transformers converts when it loads, experts in one tensor for instance."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import revert_weight_conversion
+
+    conversions = model.__dict__.setdefault(
+        "_weight_conversions", get_model_conversion_mapping(model, add_legacy=False)
+    )
+    if not conversions:
+        return {name: value}
+    reverted: dict[str, Tensor] = revert_weight_conversion(model, {name: value})
+    return reverted
+
+
+def _flush(folder: Path, files: list[dict[str, Tensor]], index: dict[str, int]) -> None:
+    number = len(files)
+    save_file(files[-1], folder / f"{number}.part", metadata={"format": "pt"})
+    index.update(dict.fromkeys(files[-1], number))
+    files[-1] = {}
+
+
+def _name_files(folder: Path, count: int, index: dict[str, int]) -> None:
+    if count == 1:
+        (folder / "1.part").rename(folder / SINGLE)
+        return
+    names = {number: f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)}
+    for number, name in names.items():
+        (folder / f"{number}.part").rename(folder / name)
+    total = sum((folder / name).stat().st_size for name in names.values())
+    content = {"metadata": {"total_size": total}, "weight_map": {key: names[number] for key, number in index.items()}}
+    (folder / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

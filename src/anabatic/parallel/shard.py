@@ -1,0 +1,126 @@
+"""Divide a model over the ranks, in one visible order.
+
+`ddp` keeps a whole model on every rank. `zero2` and `zero3` are FSDP2 (torch.distributed.fsdp.fully_shard):
+parameters, gradients and optimizer state lie in parts (arXiv 1910.02054); `zero3` gathers the weights of one block at
+a time, `zero2` keeps them between the forward and the backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from anabatic.config.parallel import Parallel
+from anabatic.core import log
+from anabatic.core.errors import ConfigError
+from anabatic.device.device import Device
+from anabatic.parallel.world import World
+
+Strategy = Literal["single", "ddp", "zero2", "zero3"]
+
+
+@dataclass(frozen=True)
+class Division:
+    """What was settled on.
+
+    Attributes:
+        strategy: see the module.
+        offload: parameters, gradients and optimizer state lie in the host's memory.
+        why: for the log.
+    """
+
+    strategy: Strategy = "single"
+    offload: bool = False
+    why: str = "one process"
+
+    @property
+    def sharded(self) -> bool:
+        """True when each rank holds a part of each parameter."""
+        return self.strategy in ("zero2", "zero3")
+
+    def home(self, device: Device) -> torch.device:
+        """Where parameters, gradients and optimizer state lie."""
+        return torch.device("cpu") if self.offload else device.torch
+
+
+def settle(wanted: Parallel, world: World, device: Device) -> Division:
+    """Decide how the model is divided, and say why.
+
+    Raises:
+        ConfigError: `single` with several processes.
+    """
+    if wanted.strategy == "single" and world.size > 1:
+        raise ConfigError(
+            f"parallel.strategy is single, but {world.size} processes run", "use ddp, or --device.nproc 1"
+        )
+    if world.size == 1:
+        why = (
+            "one process"
+            if wanted.strategy in ("auto", "single")
+            else f"one process: nothing to divide by {wanted.strategy}"
+        )
+        if wanted.offload == "cpu":
+            log.warn("parallel.offload cpu needs several processes: weights stay on the device")
+        return Division(why=why)
+    if wanted.strategy in ("auto", "ddp"):
+        return Division("ddp", why="asked for" if wanted.strategy == "ddp" else f"auto: {world.size} processes")
+    offload = wanted.offload == "cpu" and device.type != "cpu"
+    if wanted.offload == "cpu" and not offload:
+        log.warn("parallel.offload cpu changes nothing on a cpu: all memory is the host's")
+    return Division("zero2" if wanted.strategy == "zero2" else "zero3", offload, "asked for")
+
+
+def shard(root: nn.Module, units: list[nn.Module], division: Division, device: Device, world: World) -> None:
+    """Divide the parameters of `root`, in place; they may be on the meta device. `single` and `ddp` divide nothing.
+
+    Args:
+        root: its forward pass runs the whole model; parameters outside `units` are gathered for all of it.
+        units: modules gathered one at a time, none inside another.
+    """
+    if not division.sharded:
+        return
+    half = None if device.dtype == torch.float32 else device.dtype
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, (world.size,)),
+        "reshard_after_forward": division.strategy == "zero3",
+        # Matrix products and what is sent in the compute format, sums of gradients in fp32.
+        "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False),
+    }
+    if division.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.row.pin_memory)
+    for unit in units:
+        fully_shard(unit, **options)
+    fully_shard(root, **options)
+
+
+def replicate(root: nn.Module, division: Division, device: Device) -> nn.Module:
+    """Return what a step calls: with `ddp` a wrapper that averages gradients during the backward pass, else `root`.
+
+    `gradient_as_bucket_view` saves a copy of the gradients.
+    """
+    if division.strategy != "ddp":
+        return root
+    ids = None if device.type == "cpu" else [device.index]
+    return DistributedDataParallel(root, device_ids=ids, gradient_as_bucket_view=True, **_no_buffers())
+
+
+@functools.cache
+def _no_buffers() -> dict[str, Any]:
+    """torch 2.13 renamed broadcast_buffers and warns; older releases have only the old name."""
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+
+
+def part_again(root: nn.Module) -> None:
+    """Drop the gathered weights that a forward pass without a backward pass leaves behind."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,88 @@
+"""Tensors of which each rank holds a part (DTensor), and plain ones, in the same few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+Part = tuple[slice, ...]
+"""What of a whole tensor a rank holds."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """True when this rank holds only a part."""
+    return isinstance(tensor, DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part: memory shared, possibly no elements. A plain tensor is its own part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor; every rank of a sharded one must call this.
+
+    A part that was offloaded to the host is sent to the mesh's device first: the collective runs there.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    mesh, part = tensor.device_mesh, tensor.to_local()
+    if part.device.type == mesh.device_type:
+        return tensor.full_tensor()
+    there = part.to(torch.accelerator.current_accelerator())
+    moved = DTensor.from_local(
+        there, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    return moved.full_tensor()
+
+
+def like(part: Tensor, tensor: Tensor) -> Tensor:
+    """Return `part`, this rank's, as sharded as `tensor` is; memory is shared."""
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor.from_local(
+        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def part_of(tensor: Tensor) -> Part:
+    """Return which rows and columns of the whole tensor this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, read: Callable[[Part], Tensor]) -> None:
+    """Copy into `tensor` what `read` returns for this rank's part of it."""
+    part = local(tensor)
+    if part.numel():
+        part.copy_(read(part_of(tensor)))
+
+
+@torch.no_grad()
+def put(tensor: Tensor, value: Tensor) -> None:
+    """Copy this rank's part of the whole `value` into `tensor`."""
+    fill(tensor, lambda part: value[part])
+
+
+def materialise(module: nn.Module, device: torch.device, buffers: torch.device) -> None:
+    """Give parameters on the meta device memory on `device`, unfilled; move buffers to the device `buffers`.
+
+    `nn.Module.to_empty` would forget what buffers hold, and untie tied parameters.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter.is_meta:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                owner.register_parameter(name, made[id(parameter)])
+        for name, buffer in owner.named_buffers(recurse=False):
+            owner._buffers[name] = buffer.to(buffers)

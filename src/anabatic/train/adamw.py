@@ -1,0 +1,183 @@
+"""AdamW (arXiv 1711.05101, algorithm 2) over buckets of parameters. Moments are flat: one tensor for a whole bucket.
+
+Two kernels, chosen by the device table: torch's fused one, and `flat`, for devices without it, where every launch
+counts: about twenty operators for a bucket, however many parameters are in it. `flat` also updates bf16 weights without
+a copy in fp32; plain rounding would lose such updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from anabatic.config.shared import Optim
+from anabatic.parallel.sharded import like, local
+
+BUCKET = 1 << 26
+"""Elements of a bucket at most, unless one parameter has more: what the flat kernel needs at a time."""
+
+
+@dataclass
+class Bucket:
+    """Parameters that are updated together, all with or all without weight decay, of one dtype.
+
+    Attributes:
+        params: name -> parameter; this rank's part of it has elements.
+        first, second: flat moments.
+        lost: flat; what rounding took from bf16 weights (Kahan), else None.
+        grads: flat gradients between `collect` and the update.
+    """
+
+    params: dict[str, Tensor]
+    decay: float
+    first: Tensor
+    second: Tensor
+    lost: Tensor | None = None
+    grads: Tensor | None = field(default=None, repr=False)
+
+    def parts(self) -> list[Tensor]:
+        """This rank's parts, in order."""
+        return [local(param.detach()) for param in self.params.values()]
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return a flat tensor of this bucket as one view for each parameter."""
+        parts = self.parts()
+        pieces = flat.split([part.numel() for part in parts])
+        return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+    def collect(self) -> Tensor:
+        """Take the gradients into one flat fp32 tensor; the parameters' own are dropped."""
+        pieces = []
+        for param, part in zip(self.params.values(), self.parts(), strict=True):
+            grad = param.grad
+            pieces.append(part.new_zeros(part.numel()) if grad is None else local(grad).reshape(-1))
+            param.grad = None
+        self.grads = torch.cat(pieces).float()
+        return self.grads
+
+
+def buckets(params: dict[str, Tensor], config: Optim, device: torch.device) -> list[Bucket]:
+    """Sort parameters into buckets; matrices decay, vectors do not. `device`: where the state lies."""
+    found: list[Bucket] = []
+    for decays in (True, False):
+        for dtype in dict.fromkeys(param.dtype for param in params.values()):
+            same = {
+                name: param
+                for name, param in params.items()
+                if (param.dim() >= 2) == decays and param.dtype == dtype and local(param).numel()
+            }
+            for names in _parted(same):
+                size = sum(local(same[name]).numel() for name in names)
+                zeros = [torch.zeros(size, dtype=dtype, device=device) for _ in range(3)]
+                lost = zeros[2] if config.weights == "bf16_kahan" else None
+                decay = config.weight_decay if decays else 0.0
+                found.append(Bucket({name: same[name] for name in names}, decay, zeros[0], zeros[1], lost))
+    return found
+
+
+def _parted(params: dict[str, Tensor]) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, param in params.items():
+        if names and size + local(param).numel() > BUCKET:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += local(param).numel()
+    if names:
+        yield names
+
+
+def fused(bucket: Bucket, count: Tensor, lr: float, config: Optim, found_inf: Tensor | None) -> None:
+    """torch's fused kernel; gradients are the parameters' own, already scaled. With `found_inf` = 1 nothing changes."""
+    grads = [_grad(param) for param in bucket.params.values()]
+    torch._fused_adamw_(
+        bucket.parts(),
+        grads,
+        bucket.views(bucket.first),
+        bucket.views(bucket.second),
+        [],
+        [count] * len(grads),
+        lr=lr,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        weight_decay=bucket.decay,
+        eps=config.eps,
+        amsgrad=False,
+        maximize=False,
+        found_inf=found_inf,
+    )
+
+
+def _grad(param: Tensor) -> Tensor:
+    return torch.zeros_like(local(param)) if param.grad is None else local(param.grad)
+
+
+def flat(bucket: Bucket, count: Tensor, lr: float, config: Optim, factor: Tensor, ok: Tensor) -> None:
+    """The same on flat tensors, after `collect`.
+
+    Args:
+        factor: what the gradients are multiplied by first.
+        ok: 0 leaves parameters and moments as they are, whatever the gradients hold; 1 updates.
+    """
+    assert bucket.grads is not None
+    grad = bucket.grads.mul_(factor).masked_fill_(ok == 0, 0.0)
+    times = count.clamp(min=1)  # a first update that is refused must not divide by 0
+    first = _towards(bucket.first, grad, (1 - config.beta1) * ok)
+    second = _towards(bucket.second, grad.square_(), (1 - config.beta2) * ok)
+    root = (second / (1 - config.beta2**times)).sqrt_().add_(config.eps)
+    change = (first / root).mul_(ok * lr / (1 - config.beta1**times))
+    bucket.grads = None
+    shrink = 1 - lr * bucket.decay * ok
+    parts = bucket.parts()
+    if bucket.first.dtype == torch.float32:
+        if bucket.decay:
+            torch._foreach_mul_(parts, shrink)
+        torch._foreach_sub_(parts, bucket.views(change))
+        return
+    before = torch.cat([part.reshape(-1) for part in parts]).float()
+    change.neg_().add_(before * (shrink - 1))
+    if bucket.lost is None:
+        after = rounded(before + change)
+    else:  # Kahan's summation: what rounding takes now is added the next time
+        change.add_(bucket.lost)
+        after = (before + change).to(bucket.first.dtype)
+        bucket.lost.copy_(change - (after.float() - before))
+    torch._foreach_copy_(parts, bucket.views(after))
+
+
+def _towards(moment: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+    """Move a moment towards `value`; return it in fp32.
+
+    One in bf16 is rounded stochastically: beta2 = 0.999 moves it by less than half of its last digit.
+    """
+    if moment.dtype == torch.float32:
+        return moment.lerp_(value, weight)
+    wide = moment.float().lerp_(value, weight)
+    moment.copy_(rounded(wide))
+    return wide
+
+
+def rounded(wide: Tensor) -> Tensor:
+    """Round fp32 to bf16, up or down with probabilities that keep the mean (stochastic rounding, arXiv 2010.06192).
+
+    bf16 is the upper half of fp32's bits: random lower halves carry into it in proportion to what is cut off.
+    """
+    noise = torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32, device=wide.device)
+    return (wide.view(torch.int32) + noise).bitwise_and_(-(1 << 16)).view(torch.float32).bfloat16()
+
+
+def state(found: list[Bucket]) -> dict[str, Tensor]:
+    """Name the moments for a checkpoint; memory is shared, and they are as sharded as their parameters."""
+    tensors: dict[str, Tensor] = {}
+    for bucket in found:
+        parts = {"exp_avg": bucket.first, "exp_avg_sq": bucket.second, "lost": bucket.lost}
+        for kind, whole in parts.items():
+            if whole is None:
+                continue
+            for (name, param), view in zip(bucket.params.items(), bucket.views(whole), strict=True):
+                tensors[f"{name}.{kind}"] = like(view, param)
+    return tensors

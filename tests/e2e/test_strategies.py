@@ -1,0 +1,63 @@
+"""Two processes under every strategy train as one process does; a run goes on under another strategy."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from e2e import command
+from e2e.home import SHORT, Home, Options
+
+pytestmark = pytest.mark.slow
+
+CASES: dict[str, Options] = {
+    "full": {"optim.lr": 0.003, "parallel.strategy": "zero2"},
+    "muon": {"optim.name": "muon", "optim.lr": 0.003, "optim.matrix-lr": 0.003, "parallel.strategy": "zero3"},
+    "lora": {"tuner": "lora", "lora.r": 4, "lora.init": "pissa", "optim.lr": 0.01, "parallel.strategy": "zero3",
+             "parallel.offload": "cpu"},
+}  # fmt: skip
+
+
+def close(one: dict[int, float], two: dict[int, float]) -> None:
+    assert one.keys() == two.keys()
+    assert all(two[step] == pytest.approx(loss, rel=2e-4) for step, loss in one.items())
+
+
+def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / "final_model" / name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_divided_processes_train_as_one_does(home: Home, base: Path, tmp_path: Path, case: str) -> None:
+    one, two, options = tmp_path / "one", tmp_path / "two", CASES[case]
+    alone = {key: value for key, value in options.items() if not key.startswith("parallel.")}
+    _, told = home.together(home.sft(one, base, more=alone), home.sft(two, base, 2, more=options))
+    assert f"strategy {options['parallel.strategy']}" in told.err
+    close(command.losses(one), command.losses(two))
+    file = "adapter_model.safetensors" if case == "lora" else "model.safetensors"
+    expected, found = (load_file(folder / "final_model" / file) for folder in (one, two))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-2, atol=2e-4, msg=key)
+
+
+def test_pretraining_divided_is_killed_and_goes_on_undivided(home: Home, base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "zero3"
+    words = home.pretrain(out, 2, more={"parallel.strategy": "zero3", "eval.sample-prompts": "The"})
+    command.interrupt(home.start(*words), out, 7, signal.SIGKILL, -9)
+    more: Options = {"parallel.strategy": "zero2", "eval.sample-prompts": "The", "schedule.max-steps": 40}
+    home.anabatic(*home.pretrain(out, 2, more=more))
+    close(command.losses(base), command.losses(out))
+    home.anabatic("chat", "-m", out, "-p", "The", "--sampling.max-new-tokens", 3)
+
+
+def test_a_run_of_two_divided_processes_goes_on_in_one(home: Home, base: Path, tmp_path: Path) -> None:
+    out, single = tmp_path / "run", tmp_path / "single"
+    command.interrupt(home.start(*home.sft(out, base, 2, more=CASES["full"])), out, 7, signal.SIGTERM, 0)
+    home.together(*(home.sft(folder, base, more={"optim.lr": 0.003}) for folder in (out, single)))
+    assert len(command.losses(out)) == SHORT
+    close(command.losses(single), command.losses(out))

@@ -1,0 +1,116 @@
+"""DeepSpeed files as settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabatic.config import deepspeed
+from anabatic.config.parallel import Parallel
+from anabatic.config.sft import SftJob
+from anabatic.config.shared import Batch, Data, Optim
+from anabatic.core.errors import AnabaticError, ConfigError
+
+ZERO3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 1,
+    "bf16": {"enabled": True},
+    "gradient_clipping": 0.5,
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "none"},
+        "overlap_comm": True,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "zero_hpz_partition_size": 8,
+    },
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.98], "eps": 1e-8, "torch_adam": True}},
+    "comms_logger": {"enabled": False},
+}
+
+
+def job_with(source: str, **changes: object) -> SftJob:
+    return SftJob(model="m", data=Data(train=["a"]), parallel=Parallel(deepspeed=source), **changes)  # type: ignore[arg-type]
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(ZERO3))
+    job, lines = deepspeed.apply(job_with(str(file), batch=Batch(seq_len=2048)), 16)
+    assert (job.parallel.strategy, job.parallel.offload, job.device.dtype) == ("zero3", "cpu", "bf16")
+    assert (job.batch.micro_batch_tokens, job.batch.global_batch_tokens) == (8 * 2048, 16 * 8 * 2048)
+    assert (job.optim.max_grad_norm, job.optim.beta2, job.optim.name) == (0.5, 0.98, "adamw")
+    assert len(lines) == 2
+    assert lines[1].endswith("not used: zero_optimization.zero_hpz_partition_size, comms_logger")
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "offload"),
+    [
+        ("zero0", "ddp", "none"),
+        ("zero1", "zero2", "none"),
+        ("default-zero2", "zero2", "none"),
+        ("zero3", "zero3", "none"),
+        ("zero3_offload", "zero3", "cpu"),
+    ],
+)
+def test_names(name: str, strategy: str, offload: str) -> None:
+    job, _ = deepspeed.apply(job_with(name), 2)
+    assert (job.parallel.strategy, job.parallel.offload) == (strategy, offload)
+
+
+def test_the_recipe_and_the_file_must_agree(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"gradient_clipping": 0.5}')
+    with pytest.raises(ConfigError, match="optim.max_grad_norm is 2.0 in the recipe, .*ds.json says 0.5"):
+        deepspeed.apply(job_with(str(file), optim=Optim(max_grad_norm=2.0)), 1)
+    same, _ = deepspeed.apply(job_with(str(file), optim=Optim(max_grad_norm=0.5)), 1)
+    assert same.optim.max_grad_norm == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds list"),
+        ('{"zero_optimization": 3}', "zero_optimization is 3"),
+        ('{"zero_optimization": {"stage": 5}}', "stage is 5"),
+        ('{"zero_optimization": {"stage": "three"}}', "zero_optimization is"),
+        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "nvme"),
+        ('{"train_micro_batch_size_per_gpu": 0}', "train_micro_batch_size_per_gpu is 0"),
+        ('{"train_micro_batch_size_per_gpu": true}', "train_micro_batch_size_per_gpu is true"),
+        ('{"gradient_clipping": "much"}', "gradient_clipping is"),
+        ('{"gradient_clipping": -1}', "optim.max_grad_norm is -1"),
+        ('{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}', "= 8"),
+        ("{torn", "cannot be read as JSON"),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        deepspeed.apply(job_with(str(file)), 2)
+
+
+def test_neither_file_nor_name() -> None:
+    with pytest.raises(ConfigError, match='parallel.deepspeed is "zero9", which is no file'):
+        deepspeed.apply(job_with("zero9"), 1)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*ZERO3, "fp16", "bfloat16"]), JSON))
+def test_whatever_stands_in_a_file_is_an_error_or_settings(content: dict[str, object]) -> None:
+    try:
+        deepspeed.translate(content, "ds.json")
+    except AnabaticError as error:
+        assert error.hint

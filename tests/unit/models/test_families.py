@@ -1,0 +1,196 @@
+"""Model families: a packed batch gives the loss and gradients of transformers' own rows one by one, in float64."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from anabatic.core.errors import DataError
+from anabatic.data.batch import Batch
+from anabatic.device.ops import for_device
+from anabatic.models import attention, forward, fuse
+from anabatic.models.attention import KVCache
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+WINDOW = dict(sliding_window=8, head_dim=8)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+ROUTED = dict(
+    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, first_k_dense_replace=1
+)
+LATENT = dict(
+    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, num_key_value_heads=4
+)
+SINGLE = dict(num_local_experts=4, num_experts_per_tok=2)
+NORMS, GATED, ROTARY, MOE = "RMSNorms", "gated MLPs", "rotary embeddings", "expert layers"
+# family: (class, what its configuration adds, what is fused in two layers)
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "qwen2": ("Qwen2", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "qwen2-window": (
+        "Qwen2",
+        dict(use_sliding_window=True, sliding_window=8, max_window_layers=1),
+        {NORMS: 5, GATED: 2, ROTARY: 2},
+    ),
+    "qwen3": ("Qwen3", dict(head_dim=8), {NORMS: 9, GATED: 2, ROTARY: 2}),
+    "llama": ("Llama", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "mistral": ("Mistral", WINDOW, {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "glm": ("Glm", dict(head_dim=8), {NORMS: 5, GATED: 2}),
+    "glm4": ("Glm4", dict(head_dim=8), {NORMS: 9, GATED: 2}),
+    "gemma": ("Gemma", dict(head_dim=8), {NORMS: 5, ROTARY: 2}),
+    "gemma2": ("Gemma2", WINDOW, {NORMS: 9, ROTARY: 2}),
+    "gemma3": (
+        "Gemma3Text",
+        dict(query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"], **WINDOW),
+        {NORMS: 13, ROTARY: 2},
+    ),
+    "phi3": ("Phi3", dict(sliding_window=8), {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "olmo2": ("Olmo2", {}, {NORMS: 9, GATED: 2, ROTARY: 2}),
+    "granite": ("Granite", dict(logits_scaling=3.0), {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "cohere": ("Cohere", {}, {GATED: 2}),
+    "mixtral": ("Mixtral", SINGLE, {NORMS: 5, ROTARY: 2, MOE: 2}),
+    "gpt-oss": ("GptOss", {**SINGLE, **WINDOW}, {NORMS: 5, MOE: 2}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        dict(shared_expert_intermediate_size=32, use_sliding_window=True, sliding_window=8, **EXPERTS),
+        {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 2},
+    ),
+    "qwen3-moe": ("Qwen3Moe", dict(head_dim=8, **EXPERTS), {NORMS: 9, ROTARY: 2, MOE: 2}),
+    "deepseek-v2": (
+        "DeepseekV2",
+        dict(n_group=2, topk_group=1, topk_method="group_limited_greedy", **ROUTED, **LATENT),
+        {NORMS: 9, GATED: 2, MOE: 1},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        dict(n_group=2, topk_group=1, **ROUTED, **{**LATENT, "v_head_dim": 12}),
+        {NORMS: 9, GATED: 2, MOE: 1},
+    ),
+    "glm4-moe": ("Glm4Moe", dict(n_group=1, topk_group=1, head_dim=8, **ROUTED),
+                 {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 1}),
+}  # fmt: skip
+
+
+def build(name: str, settings: dict[str, Any]) -> Any:
+    """transformers' own model of the family in float64, its attention and experts in their plainest form."""
+    torch.manual_seed(0)
+    if name == "GptOss":
+        settings = {**settings, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.2)
+    return model
+
+
+def packed(model: Any) -> Any:
+    ours = copy.deepcopy(model)
+    ours.config._attn_implementation = attention.NAME
+    return ours
+
+
+def batch_of(lengths: list[int]) -> Batch:
+    borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    ids, labels = (torch.randint(3, 96, (borders[-1],)) for _ in range(2))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return Batch(ids, labels, positions, borders, borders[-1], borders[-1])
+
+
+def check_loss_and_gradients(ours: Any, reference: Any, batch: Batch) -> None:
+    """The loss is summed, statistics and logits are made in fp32: gradients agree to that."""
+    loss = forward.summed_loss(ours, forward.pack(batch, CPU), 1 << 12)
+    loss.backward()
+    expected = torch.zeros((), dtype=torch.float64)
+    for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+        logits = reference(input_ids=batch.input_ids[None, start:end]).logits[0].double()
+        expected = expected + F.cross_entropy(logits, batch.labels[start:end], reduction="sum")
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-4)
+    for (name, mine), theirs in zip(ours.named_parameters(), reference.named_parameters(), strict=True):
+        assert (mine.grad is None) == (theirs[1].grad is None), name
+        if mine.grad is not None and theirs[1].grad is not None:
+            scale = theirs[1].grad.abs().max().item() + 1e-9
+            torch.testing.assert_close(mine.grad / scale, theirs[1].grad / scale, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("fused", ["auto", "off"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_batch_equals_row_by_row(family: str, fused: str) -> None:
+    name, settings, expected = FAMILIES[family]
+    reference = build(name, settings)
+    ours = packed(reference)
+    if fused == "auto":
+        assert dict(fuse.install(ours, for_device("cpu")).fused) == expected
+    check_loss_and_gradients(ours, reference, batch_of([5, 12, 12, 1, 30]))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3-moe"])
+def test_prefill_and_decode_equal_one_long_forward_pass(family: str) -> None:
+    name, settings, _ = FAMILIES[family]
+    reference = build(name, settings).float().eval()
+    ours = packed(reference)
+    fuse.install(ours, for_device("cpu"))
+    texts = [torch.randint(3, 96, (length,)).tolist() for length in (6, 23, 12)]
+    cache = KVCache(ours.config, 4, 32, CPU, torch.float32)
+    slots = [2, 0, 3]
+    logits = forward.prefill(ours, [text[:-3] for text in texts], slots, cache)
+    for back in (3, 2, 1, 0):
+        for row, text in enumerate(texts):
+            expected = reference(input_ids=torch.tensor([text[: len(text) - back]])).logits[0, -1].detach()
+            torch.testing.assert_close(logits[row], expected, rtol=1e-3, atol=1e-3)
+        if back:
+            logits = forward.decode(ours, [text[-back] for text in texts], slots, cache)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "other mixers": (
+        "Qwen3Next",
+        dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=32, **EXPERTS),
+        "linear_attention, in which rows of a batch would mix",
+    ),
+    "no attention": ("Mamba", dict(state_size=4), "0 of 2 layers of MambaForCausalLM use packed attention"),
+    "dropout": ("Llama", dict(attention_dropout=0.1), "drops 0.1 of its attention weights"),
+    "both ways": ("Gemma3Text", dict(use_bidirectional_attention=True, **WINDOW), "looks forward and backward"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_packing_would_get_wrong_is_refused(case: str) -> None:
+    name, settings, message = REFUSED[case]
+    torch.manual_seed(0)
+    mamba = ("vocab_size", "hidden_size", "num_hidden_layers")
+    known = {key: value for key, value in SIZES.items() if name != "Mamba" or key in mamba}
+    config = getattr(transformers, f"{name}Config")(**{**known, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.config._attn_implementation = attention.NAME
+    with pytest.raises(DataError, match=message):
+        forward.summed_loss(model.train(), forward.pack(batch_of([5, 7]), CPU), 1 << 12)
+
+
+def test_a_head_that_the_chunked_loss_does_not_know_is_refused() -> None:
+    class Odd(transformers.LlamaForCausalLM):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits.relu()
+            return out
+
+    model = Odd(transformers.LlamaConfig(**SIZES))
+    model.config._attn_implementation = attention.NAME
+    with pytest.raises(DataError, match="Odd makes its logits in a way"):
+        forward.summed_loss(model, forward.pack(batch_of([5]), CPU), 1 << 12)
