@@ -60,6 +60,11 @@ class Home:
         given: Options = {"out": out, "model": model, "data.train": "task:spelling#300", "optim.lr": 0.003}
         return ["sft", *_words(given | self._common(SHORT, processes) | (more or {}))]
 
+    def dpo(self, out: Path, model: Path, data: Path, processes: int = 1, more: Options | None = None) -> list[object]:
+        """Train a model on preferences."""
+        given: Options = {"out": out, "model": model, "data.train": data, "optim.lr": 0.003, "beta": 0.5}
+        return ["dpo", *_words(given | self._common(SHORT, processes) | (more or {}))]
+
     def _common(self, steps: int, processes: int) -> Options:
         """Sizes for seconds, and the same global batch for any number of processes."""
         return {

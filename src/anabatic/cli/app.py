@@ -25,6 +25,7 @@ _LAZY = (
     ("run", "anabatic.cli.run:run", TRAIN),
     ("pretrain", "anabatic.cli.pretrain:pretrain", TRAIN),
     ("sft", "anabatic.cli.sft:sft", TRAIN),
+    ("dpo", "anabatic.cli.dpo:dpo", TRAIN),
     ("merge", "anabatic.cli.merge:merge", USE),
     ("eval", "anabatic.cli.evaluate:evaluate", USE),
     ("chat", "anabatic.cli.chat:chat", USE),

@@ -79,6 +79,14 @@ _ROWS = (
         makes=_MODELS,
     ),
     Command(
+        "dpo",
+        "anabatic.config.dpo:DpoJob",
+        "anabatic.recipes.dpo:run",
+        "Train a language model on preferences: pairs of a better and a worse answer.",
+        trains=True,
+        makes=_MODELS,
+    ),
+    Command(
         "merge",
         "anabatic.config.merge:MergeJob",
         "anabatic.recipes.merge:run",

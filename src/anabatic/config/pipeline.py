@@ -13,7 +13,7 @@ class Stage:
     """One command of the pipeline."""
 
     command: str = ""
-    """`tokenizer train`, `pretrain`, `sft`, `eval`, `chat`."""
+    """`tokenizer train`, `pretrain`, `sft`, `dpo`, `eval`, `chat`."""
     title: str = ""
     """One line for the report."""
     job: dict[str, Any] = field(default_factory=dict)

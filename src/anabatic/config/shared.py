@@ -190,18 +190,32 @@ class Save:
 
 @dataclass(kw_only=True)
 class Evaluate:
-    """Held-out loss during training."""
+    """Held-out loss during training, samples, early stopping."""
 
     every: int = 0
     """Steps between evaluations; 0: only at the end."""
     tokens: int = 200_000
     """Held-out tokens per evaluation; the whole held-out set when it is smaller."""
     sample_prompts: list[str] = field(default_factory=list)
-    """Prompts continued after each evaluation and kept for the report."""
+    """Prompts answered after each evaluation and kept for the report: questions of a user where a chat model is
+    trained, beginnings of a text in `pretrain`."""
+    metric: Literal["loss", "accuracy"] = "loss"
+    """What makes a model the best: the lowest held-out loss, or the most targets (in `dpo`: pairs) foretold."""
+    patience: int = 0
+    """Early stopping: evaluations without an improvement after which the run ends, as finished; 0: never."""
+    min_delta: float = 0.0
+    """Least change of the metric, since the last improvement, that counts as one for `patience`."""
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"eval.every is {self.every}", "use 0 or more steps")
         require(self.tokens >= 1, f"eval.tokens is {self.tokens}", "use 1 or more")
+        require(self.patience >= 0, f"eval.patience is {self.patience}", "use 0 or more evaluations")
+        require(
+            not self.patience or self.every > 0,
+            f"eval.patience is {self.patience}, but eval.every is 0: there is one evaluation, at the end",
+            "give --eval.every STEPS",
+        )
+        require(self.min_delta >= 0, f"eval.min_delta is {self.min_delta}", "use 0 or more")
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ class Batch:
             learned. The label of a segment's last token is the true next token of its document where there is one.
         position_ids: int64 `[T]`, from 0 in every segment.
         cu_seqlens: host list of `n + 1` segment borders, from 0 to `T` (no device sync to read it).
-        num_targets: labels that are learned, counted on the host.
+        num_targets: labels that are learned, counted on the host; of preference pairs, the pairs.
         num_tokens: tokens that came from the data (T less the padded tail).
         state: where the loader stands after this batch, JSON-serialisable.
     """

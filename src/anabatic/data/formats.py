@@ -1,7 +1,8 @@
 """The shapes of conversation rows in circulation, told apart by their columns alone.
 
-Row formats, first match wins: messages (OpenAI), preference pairs (`chosen` and `rejected`), ShareGPT
-(`conversations` of `from`/`value`), alpaca (`instruction`, `input`, `output`), query/response, prompt/completion.
+Row formats, first match wins: preference pairs (`chosen` and `rejected`, or `rejected_response` or `rejected_messages`
+beside the better answer), messages (OpenAI), ShareGPT (`conversations` of `from`/`value`), alpaca (`instruction`,
+`input`, `output`), query/response, prompt/completion.
 `system`, `history` and `tools` are understood beside all of them.
 """
 
@@ -74,9 +75,41 @@ def _messages_row(row: Row) -> Conversation:
 
 
 def _preference(row: Row) -> Conversation:
-    before = _system(row) + _before(row)
-    chosen, rejected = (before + _answer(row[key], key, before) for key in ("chosen", "rejected"))
+    system, before = _system(row), _before(row)
+    chosen, rejected = (_side(system, before, row[key], key) for key in ("chosen", "rejected"))
     return Conversation(chosen, rejected, _tools(row))
+
+
+def _side(system: list[Message], before: list[Message], value: Any, key: str) -> list[Message]:
+    said = _answer(value, key, before)
+    whole = said[0]["role"] not in ("assistant", "tool")  # it repeats what comes before it
+    if whole and said[0]["role"] == "system":
+        return said
+    return system + said if whole else system + before + said
+
+
+def _rejected_messages(row: Row) -> Conversation:
+    chosen = _messages_row(row)
+    if row["rejected_messages"] is None:
+        return chosen
+    return Conversation(
+        chosen.messages, _side(_system(row), [], row["rejected_messages"], "rejected_messages"), chosen.tools
+    )
+
+
+def _rejected_response(read: Callable[[Row], Conversation]) -> Callable[[Row], Conversation]:
+    """Rows of ms-swift: the better answer ends the conversation, the other one stands beside it."""
+
+    def pair(row: Row) -> Conversation:
+        chosen = read(row)
+        if row["rejected_response"] is None:
+            return chosen
+        if chosen.messages[-1]["role"] != "assistant":
+            raise BadRow('"rejected_response" needs a conversation that ends with the assistant\'s better answer')
+        rejected = _said("assistant", row["rejected_response"], "rejected_response")
+        return Conversation(chosen.messages, [*chosen.messages[:-1], rejected], chosen.tools)
+
+    return pair
 
 
 def _before(row: Row) -> list[Message]:
@@ -137,6 +170,16 @@ FORMATS = (
         ("chosen", "rejected"),
         _preference,
         ("messages", "conversations", "prompt", "query", "question", "instruction", "input", *_BESIDE),
+    ),
+    Format(
+        "preference pairs", ("messages", "rejected_response"), _rejected_response(_messages_row), ("system", "tools")
+    ),
+    Format("preference pairs", ("messages", "rejected_messages"), _rejected_messages, ("system", "tools")),
+    Format(
+        "preference pairs",
+        ("query", "response", "rejected_response"),
+        _rejected_response(_pair("query", "response")),
+        _BESIDE,
     ),
     Format("messages", ("messages",), _messages_row, ("system", "tools")),
     Format("ShareGPT conversations", ("conversations",), _sharegpt, ("system", "tools")),

@@ -20,10 +20,12 @@ class Learning:
         turns: what the assistant says, its last turn alone, or every token.
         too_long: conversations of more than the longest segment lose their end (`right`) or their beginning (`left`),
             are left out (`delete`), or become several (`split`).
+        pairs: rows are preference pairs, and both answers are kept.
     """
 
     turns: Turns = "assistant"
     too_long: TooLong = "right"
+    pairs: bool = False
 
     def pieces(self, length: int, longest: int | None) -> Iterator[tuple[int, int]]:
         """Yield the ranges of a conversation's `length` tokens that are kept.

@@ -11,7 +11,7 @@ import numpy as np
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import Batch
-from anabatic.data.pack import flatten, pad
+from anabatic.data.pack import Lay, flatten, pad
 from anabatic.data.padded import PaddedStream
 from anabatic.data.part import Part
 from anabatic.data.prefetch import Prefetch
@@ -50,6 +50,7 @@ class Loader:
         stages: a curriculum; the sources' shares then play no part.
         packing: lay segments side by side without padding; else a batch is rows of like length, padded to the
             longest, as many as fit.
+        lay: makes a packed batch of the pieces that were chosen for it.
 
     Raises:
         ConfigError: sizes, ranks or weights that cannot be.
@@ -71,6 +72,7 @@ class Loader:
         lookahead: int = 64,
         stages: Sequence[Stage] = (),
         packing: bool = True,
+        lay: Lay = flatten,
     ) -> None:
         check_sizes(seq_len, micro_batch_tokens, rank, world_size)
         self._sets = [shards for shards, _ in sources]
@@ -81,7 +83,7 @@ class Loader:
         self._rank = rank
         self._world_size = world_size
         self._pin_memory = pin_memory
-        self._packing = packing
+        self._lay = lay if packing else pad
         weighted = list(zip(self._sets, self.weights, strict=True))
         options: dict[str, Any] = {"seq_len": seq_len, "capacity": micro_batch_tokens, "seed": seed, "stages": stages}
         stream = Stream(weighted, lookahead=lookahead, **options) if packing else PaddedStream(weighted, **options)
@@ -90,7 +92,7 @@ class Loader:
         self._batches = Prefetch(_rounds(self._reader(), stream, rank, world_size), prefetch, "loader")
 
     def _reader(self) -> _Reader:
-        return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory, self._packing)
+        return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory, self._lay)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -116,22 +118,16 @@ class _Reader:
     collected.
     """
 
-    def __init__(
-        self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool, packing: bool
-    ) -> None:
+    def __init__(self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool, lay: Lay) -> None:
         self._sets = sets
         self._seq_len = seq_len
         self._capacity = capacity
         self._pin_memory = pin_memory
-        self._packing = packing
+        self._lay = lay
 
     def read(self, slots: list[Any], state: dict[str, Any]) -> Batch:
         pieces = [self._sets[slot.source].piece(slot.entry, slot.start, slot.n) for slot in slots]
-        pad_id = self._sets[0].eot
-        if self._packing:
-            batch = flatten(pieces, self._capacity, pad_id, self._seq_len, state)
-        else:
-            batch = pad(pieces, pad_id, state)
+        batch = self._lay(pieces, self._capacity, self._sets[0].eot, self._seq_len, state)
         if self._pin_memory:
             for name in ("input_ids", "labels", "position_ids"):
                 setattr(batch, name, getattr(batch, name).pin_memory())

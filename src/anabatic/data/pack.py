@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,13 +81,16 @@ def best_fit(lengths: Iterable[int], capacity: int, lookahead: int = 64) -> Iter
         room -= length
 
 
-def pad(pieces: Sequence[Piece], pad_id: int, state: dict[str, Any] | None = None) -> Batch:
+def pad(
+    pieces: Sequence[Piece], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+) -> Batch:
     """Lay pieces below each other, each padded with `pad_id` to the longest; `T` is rows x longest.
 
     Every row is one segment. Its padding has no labels, and under the causal mask no token before it sees it.
 
     Args:
         pieces: at least one.
+        capacity, seq_len: as for `flatten`; whoever chose the pieces has kept to them.
         pad_id: token of the padding.
         state: stored in the batch.
     """
@@ -151,3 +154,7 @@ def flatten(
         num_tokens=num_tokens,
         state=state or {},
     )
+
+
+Lay = Callable[[Sequence[Piece], int, int, int, "dict[str, Any] | None"], Batch]
+"""`flatten`, or what takes its place."""

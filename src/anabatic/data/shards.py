@@ -25,6 +25,7 @@ from anabatic.data import said, sources, tokenizer
 from anabatic.data.encoders import ChatEncoder, TextEncoder
 from anabatic.data.holdout import Split, select
 from anabatic.data.learn import WHOLE, Learning
+from anabatic.data.pairs import PairEncoder
 from anabatic.data.shard_set import FORMAT, ShardSet
 from anabatic.data.shard_write import PART_CHARS, Counts, ShardWriter, parts, write_shards
 from anabatic.data.sources import Document, Skips, Source
@@ -207,7 +208,8 @@ class _Job:
             write_shards(texts, lambda part: len(part.text), TextEncoder(backend), writer, counts, meta)
 
     def _chat_encoder(self, counts: Counts) -> ChatEncoder:
-        return ChatEncoder(
+        kind = PairEncoder if self.learning.pairs else ChatEncoder
+        return kind(
             tokenizer.load(self.tokenizer),
             counts,
             seq_len=self.seq_len,

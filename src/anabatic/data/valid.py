@@ -8,7 +8,7 @@ from itertools import chain, islice, repeat
 from anabatic.core.errors import DataError
 from anabatic.data.batch import Batch
 from anabatic.data.order import Order
-from anabatic.data.pack import Piece, best_fit, cut, flatten
+from anabatic.data.pack import Lay, Piece, best_fit, cut, flatten
 from anabatic.data.shard_set import Entry, ShardSet
 from anabatic.data.stream import check_sizes
 
@@ -46,6 +46,7 @@ class ValidPass:
         max_tokens: int,
         rank: int = 0,
         world_size: int = 1,
+        lay: Lay = flatten,
     ) -> None:
         check_sizes(seq_len, micro_batch_tokens, rank, world_size)
         total = sum(shards.num_tokens for shards in shard_sets)
@@ -68,6 +69,7 @@ class ValidPass:
         self._eot = shard_sets[0].eot
         self._rank = rank
         self._world_size = world_size
+        self._lay = lay
 
     def _choose(self, shards: ShardSet, budget: float, seq_len: int) -> None:
         order, taken = Order(shards.num_docs, 0), 0
@@ -93,7 +95,7 @@ class ValidPass:
     def __iter__(self) -> Iterator[Batch]:
         mine = chain(islice(self._groups, self._rank, None, self._world_size), repeat([]))
         for group in islice(mine, self.num_batches):
-            yield flatten(list(map(self._read, group)), self._capacity, self._eot, self._seq_len)
+            yield self._lay(list(map(self._read, group)), self._capacity, self._eot, self._seq_len, None)
 
     def _read(self, index: int) -> Piece:
         shards, entry, start, n = self._pieces[index]

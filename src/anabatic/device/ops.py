@@ -120,18 +120,81 @@ def linear_cross_entropy(
     return total
 
 
+class _LinearLogProbs(torch.autograd.Function):
+    """The backward pass makes the logits again, chunk by chunk: what a token's gradient is worth is known only then."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, softcap: float | None) -> Tensor:
+        small = weight.to(hidden.dtype)
+        found = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
+        norms = torch.empty_like(found)
+        for start in range(0, hidden.shape[0], rows):
+            chunk = slice(start, start + rows)
+            logits, _ = _capped((hidden[chunk] @ small.t()).float(), softcap)
+            norms[chunk] = torch.logsumexp(logits, dim=1)
+            found[chunk] = logits.gather(1, labels[chunk].unsqueeze(1)).squeeze(1) - norms[chunk]
+        ctx.save_for_backward(hidden, weight, labels, norms)
+        ctx.rows, ctx.softcap = rows, softcap
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, labels, norms = ctx.saved_tensors
+        (grad,) = grads
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        small = weight.to(hidden.dtype)
+        d_hidden = torch.empty_like(hidden) if need_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        for start in range(0, hidden.shape[0], ctx.rows):
+            chunk = slice(start, start + ctx.rows)
+            part, worth = hidden[chunk], grad[chunk].unsqueeze(1)
+            logits, slope = _capped((part @ small.t()).float(), ctx.softcap)
+            weights = logits.sub_(norms[chunk].unsqueeze(1)).exp_().mul_(-worth)
+            weights.scatter_add_(1, labels[chunk].unsqueeze(1), worth)
+            if slope is not None:
+                weights.mul_(slope)
+            delta = weights.to(hidden.dtype)
+            if d_hidden is not None:
+                torch.mm(delta, small, out=d_hidden[chunk])
+            if d_weight is not None:
+                _add_product(d_weight, delta, part)
+        return d_hidden, d_weight if d_weight is None else d_weight.to(weight.dtype), None, None, None
+
+
+def linear_log_probs(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int, softcap: float | None = None
+) -> Tensor:
+    """Return the log-probability of every label under `softmax(hidden weight^T)`, fp32 `[T]`, with gradient.
+
+    Args:
+        hidden: `[T, H]`; weight: `[V, H]`; labels: int64 `[T]`.
+        chunk_bytes: size of the fp32 logits that exist at once, in both passes.
+        softcap: logits are `cap * tanh(logits / cap)`.
+    """
+    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):  # which ends before the backward pass, whose products must be the same ones
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    with torch.autocast(kind, enabled=False):
+        found: Tensor = _LinearLogProbs.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
+    return found
+
+
 @torch.no_grad()
 def token_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int, softcap: float | None = None
-) -> Tensor:
-    """Return each token's cross-entropy, fp32 `[T]`; no gradient."""
+) -> tuple[Tensor, Tensor]:
+    """Return each token's cross-entropy, fp32 `[T]`, and whether it is the likeliest one, bool `[T]`; no gradient."""
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     small = weight.to(hidden.dtype)
-    losses = [
-        F.cross_entropy(_capped((part @ small.t()).float(), softcap)[0], index, reduction="none")
-        for part, index in zip(hidden.split(rows), labels.split(rows), strict=True)
-    ]
-    return torch.cat(losses) if losses else hidden.new_zeros(0, dtype=torch.float32)
+    losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
+    hits = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
+    for start in range(0, hidden.shape[0], rows):
+        chunk = slice(start, start + rows)
+        logits, _ = _capped((hidden[chunk] @ small.t()).float(), softcap)
+        losses[chunk] = F.cross_entropy(logits, labels[chunk], reduction="none")
+        hits[chunk] = logits.argmax(dim=1) == labels[chunk]
+    return losses, hits
 
 
 class Ops(NamedTuple):

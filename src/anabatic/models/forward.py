@@ -118,12 +118,13 @@ def _head(model: PreTrainedModel) -> tuple[Tensor, Head]:
     return weight, found
 
 
-def _chunk_bytes(weight: Tensor, wanted: int) -> int:
+def chunk_bytes_of(weight: Tensor, wanted: int) -> int:
+    """Return the bytes of logits made at once: what is wanted, or the least that is worth a pass over the head."""
     return max(wanted, _LEAST_ROWS * 4 * weight.shape[0])
 
 
-def _target_states(model: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor, Head]:
-    """The states of the rows with targets, scaled as the model scales its logits; the output weight; its head."""
+def target_states(model: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor, Head]:
+    """Return states of the rows with targets, scaled as the model scales its logits; the output weight; the head."""
     states = hidden_states(model, packed)
     weight, found = _head(model)
     if packed.target_rows is not None:
@@ -146,20 +147,26 @@ class Root(nn.Module):
         return call(self.model, *args)
 
 
+def cast_adapters(model: PreTrainedModel) -> None:
+    """Make the low-precision copies of grouped adapters that the next forward pass takes."""
+    bank = model.__dict__.get("adapter_bank")
+    if bank is not None:
+        bank.cast()
+
+
 def summed_loss(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
     """Return the summed cross-entropy of the batch's targets, fp32."""
-    bank = model.__dict__.get("adapter_bank")
-    if bank is not None and torch.is_grad_enabled():
-        bank.cast()
-    states, weight, found = _target_states(model, packed)
-    return linear_cross_entropy(states, weight, packed.targets, _chunk_bytes(weight, chunk_bytes), found.softcap)
+    if torch.is_grad_enabled():
+        cast_adapters(model)
+    states, weight, found = target_states(model, packed)
+    return linear_cross_entropy(states, weight, packed.targets, chunk_bytes_of(weight, chunk_bytes), found.softcap)
 
 
 @torch.no_grad()
-def token_losses(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
-    """Return the cross-entropy of every target, fp32 `[n]`."""
-    states, weight, found = _target_states(model, packed)
-    return token_cross_entropy(states, weight, packed.targets, _chunk_bytes(weight, chunk_bytes), found.softcap)
+def token_scores(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the likeliest token, bool `[n]`."""
+    states, weight, found = target_states(model, packed)
+    return token_cross_entropy(states, weight, packed.targets, chunk_bytes_of(weight, chunk_bytes), found.softcap)
 
 
 @torch.no_grad()

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, Protocol
 
 from transformers import PreTrainedModel
 
 from anabatic.config import deepspeed
+from anabatic.config.curriculum import Curriculum
+from anabatic.config.parallel import Parallel, Recompute
 from anabatic.config.sft import SftJob
-from anabatic.config.tuner import Lora
+from anabatic.config.tuner import Freeze, Lora
 from anabatic.core import log
-from anabatic.core.errors import ConfigError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.data import padded, sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
+from anabatic.data.pairs import longest
 from anabatic.device.device import Device, pick
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
 from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.hub import Hub
 from anabatic.models.place import format_of, place
+from anabatic.models.preference import Objective
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
-from anabatic.train.run import find_checkpoint, open_folder
+from anabatic.train.run import TrainJob, find_checkpoint, open_folder
+
+
+class TuneJob(TrainJob, Protocol):
+    """The settings that every command which trains an existing model has."""
+
+    model: str
+    hub: Hub | None
+    tokenizer: str | None
+    tuner: Literal["full", "lora", "freeze"]
+    lora: Lora
+    freeze: Freeze
+    recompute: Recompute
+    fused: Literal["auto", "off"]
+    parallel: Parallel
 
 
 def _learning(job: SftJob) -> Learning:
@@ -31,7 +51,7 @@ def _learning(job: SftJob) -> Learning:
     return Learning(turns, job.truncation_strategy)
 
 
-def _skeleton(job: SftJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
+def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
     """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
 
     What is frozen is kept in the format of the matrix products, what is trained as `optim.weights` says.
@@ -60,6 +80,24 @@ def _skeleton(job: SftJob, named: Path, base: Path, device: Device) -> tuple[Pre
 
 def run(job: SftJob) -> int:
     """Fine-tune as the job says; return the exit code."""
+    return tune(job, _learning(job), full_lr=2e-5, adapter_lr=1e-4, lessons=job.curriculum)
+
+
+def tune(
+    job: TuneJob,
+    learning: Learning,
+    *,
+    full_lr: float,
+    adapter_lr: float,
+    lessons: Curriculum | None = None,
+    objective: Objective | None = None,
+) -> int:
+    """Train an existing model on conversations, or on pairs of them; return the exit code.
+
+    Args:
+        full_lr, adapter_lr: learning rates where the job names none.
+        objective: of pairs; None: next-token prediction.
+    """
     job, told = deepspeed.apply(job, parallel.size())
     device = pick(job.device)
     world = parallel.start(device)
@@ -73,8 +111,11 @@ def run(job: SftJob) -> int:
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
-        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, _learning(job), job.curriculum)
+        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = [part for part, _ in data.train]
+        for part in parts + (data.valid or []):
+            if not part.is_chat and learning.pairs:
+                raise DataError(f"{part.name} is plain text, not pairs of answers", "name rows of chosen and rejected")
         if world.first:
             sample.say(parts, tokenizer, job.log.samples)
         if not job.batch.packing:
@@ -95,15 +136,19 @@ def run(job: SftJob) -> int:
         plan = Plan()
         epoch_tokens = sum(part.num_tokens for part in parts)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
-        lr = 2e-5 if lora is None else 1e-4
-        sizes = planning.settle(plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world)
+        lr = full_lr if lora is None else adapter_lr
+        sizes = planning.settle(
+            plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world,
+            longest(job.batch.seq_len) if learning.pairs else None,
+        )  # fmt: skip
         if not job.batch.packing:
             passing = padded.one_pass(parts, job.batch.seq_len, sizes.micro_batch_tokens, job.seed)
             sizes = planning.padded(plan, job.schedule, sizes, *passing, world)
         say_plan(plan, model, world, division)
 
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
-        training.lora, training.base, training.lessons = lora, base, job.curriculum
+        training.chat = bool(tokenizer.chat_template)
+        training.lora, training.base, training.lessons, training.objective = lora, base, lessons, objective
         code = training.go()
     parallel.stop(world)
     return code

@@ -5,34 +5,38 @@ from __future__ import annotations
 import functools
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from anabatic.config.chat import Sampling
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
 from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
-from anabatic.core.text import count, utf8
+from anabatic.core.text import count
 from anabatic.data import curriculum, shards
 from anabatic.data.curriculum import Levels
 from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.loader import Loader, Sources, ValidPass
+from anabatic.data.pack import flatten
+from anabatic.data.pairs import flatten_pairs, longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
-from anabatic.infer.engine import Engine
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import Root, summed_loss
 from anabatic.models.hf import save_model
-from anabatic.parallel.shard import Division, part_again, replicate
+from anabatic.models.preference import NAMES, Objective, PreferenceLoss
+from anabatic.parallel.shard import Division, replicate
 from anabatic.parallel.world import World, barrier
+from anabatic.recipes import samples
 from anabatic.train import run
 from anabatic.train.checkpoint import Found
 from anabatic.train.loop import Fit, Progress, fit
@@ -40,7 +44,7 @@ from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
 from anabatic.train.plan import Sizes
 from anabatic.train.step import TrainStep
-from anabatic.train.validate import validate
+from anabatic.train.validate import validate, validate_pairs
 
 
 @dataclass
@@ -127,6 +131,10 @@ class Training:
     base: Path | None = None
     """Model that the adapter is for."""
     lessons: Curriculum | None = None
+    chat: bool = False
+    """The model answers in turns: samples are answers to a user."""
+    objective: Objective | None = None
+    """Of preference pairs; None: next-token prediction."""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -140,7 +148,14 @@ class Training:
         put back into the queue; Ctrl-C returns 130. `summary.json` says whether the run is complete.
         """
         job = self.job
-        self._prompts = self._sample_prompts()
+        if job.eval.patience and self.corpus.valid is None:
+            raise ConfigError(
+                f"eval.patience is {job.eval.patience}, but nothing is held out", "name sources in data.valid"
+            )
+        self._samples = samples.prepare(
+            job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
+        )
+        loss, counted = self._loss()
         self._compile()
         optimizer = Optimizer(
             self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world,
@@ -148,11 +163,12 @@ class Training:
         )  # fmt: skip
         step = TrainStep(
             replicate(self.root, self.division, self.device),
-            functools.partial(summed_loss, chunk_bytes=self.device.row.chunk_bytes),
+            loss,
             optimizer,
             self.device,
             self.world,
             self.sizes.micro_batch_tokens,
+            **counted,
         )
         tensors = run.tensors_of(self.model, optimizer, step)
         self._require_same_sizes()
@@ -160,7 +176,7 @@ class Training:
         progress = run.restore(self.found, tensors, self.device, self.world)
         adapter.begin_again(self.model, before)
         loader = Loader(
-            self.corpus.train, seq_len=job.batch.seq_len, micro_batch_tokens=self.sizes.micro_batch_tokens,
+            self.corpus.train, **self._shape(), micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
             pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=job.batch.packing,
         )  # fmt: skip
@@ -183,6 +199,21 @@ class Training:
                     self.world,
                 )
         return 130 if not done and step.stop_signal == signal.SIGINT else 0
+
+    def _loss(self) -> tuple[Callable[..., Tensor], dict[str, Any]]:
+        """Return the loss, and what the step must know of it."""
+        self._pairs = None
+        if self.objective is None:
+            return functools.partial(summed_loss, chunk_bytes=self.device.row.chunk_bytes), {}
+        self._pairs = PreferenceLoss(self.root, self.device, self.objective)
+        return self._pairs, {"pack": self._pairs.pack, "sums": self._pairs.sums, "names": NAMES}
+
+    def _shape(self) -> dict[str, Any]:
+        """The longest piece that is not split, and how pieces are laid into a batch."""
+        seq_len = self.job.batch.seq_len
+        if self.objective is None:
+            return {"seq_len": seq_len, "lay": flatten}
+        return {"seq_len": longest(seq_len), "lay": flatten_pairs}
 
     def _stages(self) -> list[Stage]:
         levels, lessons = self.corpus.levels, self.lessons
@@ -235,8 +266,8 @@ class Training:
         self._valid = None
         if self.corpus.valid is not None:
             self._valid = ValidPass(
-                self.corpus.valid, job.batch.seq_len, self.sizes.micro_batch_tokens, job.eval.tokens,
-                self.world.rank, self.world.size,
+                self.corpus.valid, micro_batch_tokens=self.sizes.micro_batch_tokens, max_tokens=job.eval.tokens,
+                rank=self.world.rank, world_size=self.world.size, **self._shape(),
             )  # fmt: skip
         self._metrics = metrics
         sizes, context = self.sizes, job.batch.seq_len / 2
@@ -252,36 +283,14 @@ class Training:
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:
-        row = {} if self._valid is None else validate(self.root, self._valid, self.device, self.world)
-        if self.job.eval.sample_prompts and (self.world.first or self.division.sharded):
-            self._sample(step)
+        row: dict[str, Any] = {}
+        if self._valid is not None and self._pairs is not None:
+            row = validate_pairs(self._pairs, self._valid, self.world)
+        elif self._valid is not None:
+            row = validate(self.root, self._valid, self.device, self.world)
+        if self._samples is not None and (self.world.first or self.division.sharded):
+            self._samples.take(self.root, self.division.sharded, step, self._metrics)
         return row
-
-    def _sample_prompts(self) -> list[list[int]]:
-        """Tokenise `eval.sample_prompts`; before the training, because a wrong one must not end it."""
-        prompts = [self.tokenizer.encode("<|endoftext|>" + utf8(text)) for text in self.job.eval.sample_prompts]
-        longest = max(map(len, prompts), default=0)
-        if longest + 1 > self.job.batch.seq_len:
-            raise DataError(
-                f"a prompt of eval.sample_prompts has {longest} tokens, batch.seq_len is {self.job.batch.seq_len}",
-                "use shorter prompts",
-            )
-        return prompts
-
-    def _sample(self, step: int) -> None:
-        """Continue the prompts, so that a reader sees the model learn."""
-        self.model.eval()
-        prompts, longest = self._prompts, max(map(len, self._prompts))
-        engine = Engine(
-            self.model, self.tokenizer, max_batch=len(prompts), max_len=min(self.job.batch.seq_len, longest + 64),
-            root=self.root if self.division.sharded else None,
-        )  # fmt: skip
-        for text, answer in zip(
-            self.job.eval.sample_prompts, engine.generate(prompts, Sampling(max_new_tokens=60, seed=0)), strict=True
-        ):
-            self._metrics.sample(step, text, answer.text)
-        part_again(self.root)
-        self.model.train()
 
     def _summary(self, progress: Progress, params: int, metrics: Metrics) -> dict[str, Any]:
         return {
@@ -290,7 +299,9 @@ class Training:
             "seconds": round(progress.seconds, 2),
             "tokens_per_s": progress.tokens / max(progress.seconds, 1e-9),
             "train_loss": progress.last_loss,
-            "valid_loss": progress.best_loss,
+            **{key: progress.best.get(key) for key in ("valid_loss", "valid_perplexity", "valid_accuracy")},
+            "best_step": progress.best.get("step"),
+            "stopped_early": progress.step < self.sizes.steps,
             "params": params,
             "skipped": progress.skipped,
             "device": self.device.name,

@@ -12,6 +12,8 @@ from typing import Any
 from anabatic.config.pipeline import PipelineJob, Stage
 
 START = 1_760_000_000.0
+MIXES = {"explain": (0.8, 0.4, 0.25), "reasoning": (0.2, 0.4, 0.35), "topology": (0.0, 0.2, 0.4)}
+"""Share of each level in three stages."""
 HOSTILE = "</pre><script>window.stolen = 1</script>\x1b[31m\x00 \ud800 <|im_end|>"
 
 
@@ -21,15 +23,22 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_training_run(folder: Path, *, steps: int = 600, start: float = START, first_loss: float = 8.3) -> None:
-    """Write the run folder of one finished training stage: curves, samples, a resume, a skipped update."""
+def write_training_run(
+    folder: Path, *, steps: int = 600, start: float = START, first_loss: float = 8.3, levels: bool = False
+) -> None:
+    """Write the run folder of one finished training stage: curves, samples, a resume, a skipped update.
+
+    Args:
+        levels: it had a curriculum of three levels.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(str(folder.name))
     rows: list[dict[str, Any]] = []
+    drawn = dict.fromkeys(MIXES, 0)
     for step in range(1, steps + 1):
         done = step / steps
         trend = 1.9 + (first_loss - 1.9) * math.exp(-7 * done) + 0.5 * (1 - done)
-        row = {
+        row: dict[str, Any] = {
             "loss": trend + draw.gauss(0, 0.09),
             "lr": 0.02 * min(1, done / 0.05, 0.02 + 2 * (1 - done)),
             "grad_norm": 0.4 + 1.5 * math.exp(-12 * done) + abs(draw.gauss(0, 0.08)),
@@ -41,6 +50,11 @@ def write_training_run(folder: Path, *, steps: int = 600, start: float = START, 
             "eta_s": (steps - step) * 0.34,
             "skipped": int(done > 0.5),
         }
+        if levels:
+            stage = sum(done > until for until in (0.3, 0.7))
+            for name in draw.choices(list(MIXES), [mix[stage] for mix in MIXES.values()], k=24):
+                drawn[name] += 1
+            row |= {"stage": stage + 1, "samples": dict(drawn)}
         rows.append({"step": step, "time": start + step * 0.34, "kind": "train", **row})
         if step % max(1, steps // 8) == 0:
             rows.append(_evaluation(step, start, trend))
@@ -74,7 +88,7 @@ def write_pipeline(out: Path, *, steps: int = 600) -> PipelineJob:
     }
     write_training_run(out / "base", steps=steps)
     write_training_run(out / "mid", steps=max(1, steps // 3), start=START + 250, first_loss=3.4)
-    write_training_run(out / "sft", steps=max(1, steps // 6), start=START + 330, first_loss=2.9)
+    write_training_run(out / "sft", steps=max(1, steps // 6), start=START + 330, first_loss=2.9, levels=True)
     (out / "tokenizer").mkdir(parents=True, exist_ok=True)
     (out / "tokenizer" / "config.yaml").write_text("vocab_size: 4096\n", encoding="utf-8")
     (out / "eval").mkdir(parents=True, exist_ok=True)
@@ -92,7 +106,9 @@ def write_pipeline(out: Path, *, steps: int = 600) -> PipelineJob:
 
 
 def _evaluation(step: int, start: float, trend: float) -> dict[str, Any]:
-    values = {"valid_loss": trend + 0.06, "valid_bpb": (trend + 0.06) * 0.885, "tokens": 200_000}
+    loss = trend + 0.06
+    values = {"valid_loss": loss, "valid_bpb": loss * 0.885, "tokens": 200_000}
+    values |= {"valid_perplexity": math.exp(loss), "valid_accuracy": math.exp(-loss / 2)}
     return {"step": step, "time": start + step * 0.34, "kind": "eval", **values}
 
 

@@ -24,6 +24,7 @@ from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.parallel.world import World
 from anabatic.train import checkpoint
+from anabatic.train.best import Best
 from anabatic.train.metrics import Metrics
 from anabatic.train.schedule import lr_scale
 from anabatic.train.step import Drained, TrainStep
@@ -34,7 +35,7 @@ _HOPELESS = 50
 
 
 @dataclass
-class Progress:
+class Progress(Best):
     """Host numbers that a checkpoint keeps; `evaluated` is the last step whose held-out loss they know."""
 
     step: int = 0
@@ -42,7 +43,6 @@ class Progress:
     skipped: int = 0
     seconds: float = 0.0
     evaluated: int = 0
-    best_loss: float | None = None
     last_loss: float | None = None
     loader: dict[str, Any] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Fit:
         tensors: all that a checkpoint holds: model, optimizer, step counters.
         describe: what a logged row also says, from the loader's state.
         evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
-        keep_best: write best_model; every rank calls it when the held-out loss improved.
+        keep_best: write best_model; every rank calls it after the best evaluation so far.
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
     """
@@ -85,7 +85,8 @@ class Fit:
 
 
 def fit(job: Fit, progress: Progress) -> bool:
-    """Train until `total_steps`; return False when a signal ended the run early (everything is saved then).
+    """Train until `total_steps` or until `eval.patience` is over; return False when a signal ended the run early
+    (everything is saved then).
 
     Raises:
         Failure: no finite loss for a long time, or nothing can be saved.
@@ -94,9 +95,8 @@ def fit(job: Fit, progress: Progress) -> bool:
     saved = progress.step
     with _signals(job.step):
         if progress.evaluated < progress.step and _evaluates(job, progress.step):
-            _evaluate(job, progress)  # a checkpoint is written before the evaluation of its step
-            clock.skip()
-        while progress.step < job.total_steps:
+            _evaluate(job, progress, clock)  # a checkpoint is written before the evaluation of its step
+        while progress.step < job.total_steps and not progress.enough(job.eval):
             scale = lr_scale(progress.step + 1, job.total_steps, job.schedule)
             batch = job.step.run(job.batches, job.micro_steps, scale)
             if batch is None:
@@ -116,13 +116,25 @@ def fit(job: Fit, progress: Progress) -> bool:
             if stop:
                 return _stop(job, progress, saved)
             if _evaluates(job, progress.step):
-                _evaluate(job, progress)
-                clock.skip()
+                _evaluate(job, progress, clock)
             if progress.step == 1:
                 gc.collect()
                 gc.freeze()  # what exists now lives to the end: do not walk it again at every collection
+        if progress.step < job.total_steps:
+            _stop_early(job, progress, clock, saved)
     progress.seconds = clock.seconds()
     return True
+
+
+def _stop_early(job: Fit, progress: Progress, clock: _Clock, saved: int) -> None:
+    log.info(
+        f"early stopping after step {progress.step}: {progress.stale} evaluations without a better {job.eval.metric};"
+        f" the best was after step {progress.best['step']}"
+    )
+    job.metrics.event("early_stop", step=progress.step, best=progress.best["step"])
+    clock.rest()
+    progress.seconds = clock.seconds()
+    _save(job, progress, saved)
 
 
 def _stop(job: Fit, progress: Progress, saved: int) -> bool:
@@ -150,9 +162,11 @@ def _evaluates(job: Fit, step: int) -> bool:
     return step == job.total_steps or (job.eval.every > 0 and step % job.eval.every == 0)
 
 
-def _evaluate(job: Fit, progress: Progress) -> None:
+def _evaluate(job: Fit, progress: Progress, clock: _Clock) -> None:
+    clock.pause()
     row = job.evaluate(progress.step)
     progress.evaluated = progress.step
+    clock.go_on()
     if not row:
         return
     job.metrics.evaluate(progress.step, row)
@@ -162,9 +176,9 @@ def _evaluate(job: Fit, progress: Progress) -> None:
             f"the held-out loss after step {progress.step} is {loss}: an update has destroyed the weights",
             "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",
         )
-    if progress.best_loss is None or loss < progress.best_loss:
-        progress.best_loss = loss
+    if progress.judge(progress.step, row, job.eval):
         job.keep_best()
+    clock.go_on()
 
 
 class _Clock:
@@ -173,23 +187,33 @@ class _Clock:
     def __init__(self, job: Fit, progress: Progress) -> None:
         self.job, self.progress = job, progress
         self.before = progress.seconds
-        self.training = 0.0
+        self.training = self.held = 0.0
         self.mark = time.perf_counter()
         self.marked_step = progress.step
         self.barren = 0
 
     def seconds(self) -> float:
-        return self.before + self.training + time.perf_counter() - self.mark
+        return self.before + self.training + self.held + time.perf_counter() - self.mark
 
-    def skip(self) -> None:
+    def pause(self) -> None:
+        """Keep what has passed since the last row."""
+        self.held += time.perf_counter() - self.mark
+
+    def go_on(self) -> None:
+        """Count again from now on."""
         self.mark = time.perf_counter()
+
+    def rest(self) -> None:
+        """Write the row of the steps since the last one, if there are any."""
+        if self.progress.step > self.marked_step:
+            self.log(lr_scale(self.progress.step, self.job.total_steps, self.job.schedule))
 
     def log(self, scale: float) -> bool:
         """Write one row; return True when some rank wishes to stop."""
         job, progress = self.job, self.progress
         drained = job.step.drain()
         now = time.perf_counter()
-        span, self.mark = max(now - self.mark, 1e-9), now
+        span, self.mark, self.held = max(self.held + now - self.mark, 1e-9), now, 0.0
         self.training += span
         steps = progress.step - self.marked_step
         self.marked_step = progress.step
@@ -197,6 +221,7 @@ class _Clock:
         rate = drained.tokens / span
         row = {
             "loss": drained.loss,
+            **drained.means,
             "lr": job.peak_lr * scale,
             **({} if job.peak_matrix_lr is None else {"matrix_lr": job.peak_matrix_lr * scale}),
             "grad_norm": drained.grad_norm,

@@ -18,6 +18,8 @@ from anabatic.train.sinks import Sink, open_sinks, switched_off
 
 _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("loss", lambda value: f"loss {value:.4f}"),
+    ("accuracy", lambda value: f"accuracy {100 * value:.1f} %"),
+    ("margin", lambda value: f"margin {value:.4f}"),
     ("lr", lambda value: f"lr {value:.2e}"),
     ("matrix_lr", lambda value: f"matrix lr {value:.2e}"),
     ("stage", lambda value: f"stage {value:.0f}"),
@@ -31,8 +33,12 @@ _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
 )
 _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("valid_loss", lambda value: f"valid loss {value:.4f}"),
+    ("valid_perplexity", lambda value: f"perplexity {value:.4g}"),
+    ("valid_accuracy", lambda value: f"accuracy {100 * value:.2f} %"),
     ("valid_bpb", lambda value: f"{value:.4f} bits per byte"),
+    ("valid_margin", lambda value: f"margin {value:.4f}"),
     ("tokens", lambda value: f"over {count(value)} tokens"),
+    ("pairs", lambda value: f"over {count(value)} pairs"),
 )
 _SAMPLE_WIDTH = 160
 
@@ -93,16 +99,20 @@ class Metrics:
         messages.info(self._line(step, row, _TRAIN_LINE))
 
     def evaluate(self, step: int, row: dict[str, Any]) -> None:
-        """Record a held-out evaluation (valid_loss in nats per token, valid_bpb, tokens); print its line."""
+        """Record a held-out evaluation (valid_loss, valid_accuracy, tokens and more) and print its line."""
         self._write(step, "eval", row)
         messages.info(self._line(step, row, _EVALUATE_LINE))
 
-    def sample(self, step: int, prompt: str, text: str) -> None:
-        """Record what the model wrote after `prompt`, and print the beginning of it."""
+    def sample(self, step: int, prompt: str, text: str, *, between: str = "") -> None:
+        """Record what the model wrote after `prompt`, and print the beginning of it.
+
+        Args:
+            between: what parts prompt and text where both are shown as one.
+        """
         self._rows.write({"step": step, "time": _now(), "kind": "sample", "prompt": prompt, "text": text})
-        shown = json.dumps(f"{prompt}{text}", ensure_ascii=False).encode("utf-8", "replace").decode()[1:-1]
+        shown = json.dumps(f"{prompt}{between}{text}", ensure_ascii=False).encode("utf-8", "replace").decode()[1:-1]
         messages.info(f"sample: {shown[:_SAMPLE_WIDTH]}{'…' if len(shown) > _SAMPLE_WIDTH else ''}")
-        self._each(lambda sink: sink.text(step, f"sample/{prompt[:40]}", prompt + text))
+        self._each(lambda sink: sink.text(step, f"sample/{prompt[:40]}", prompt + between + text))
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Record that something happened: start, resume, checkpoint, evaluate, stop, device, model, data."""
@@ -167,7 +177,7 @@ class _Silent(Metrics):
 
     def evaluate(self, step: int, row: dict[str, Any]) -> None: ...
 
-    def sample(self, step: int, prompt: str, text: str) -> None: ...
+    def sample(self, step: int, prompt: str, text: str, *, between: str = "") -> None: ...
 
     def event(self, name: str, /, **fields: Any) -> None: ...
 

@@ -63,6 +63,7 @@ def settle(
     tuned_lr: float | None,
     device: Device,
     world: World,
+    whole: int | None = None,
 ) -> Sizes:
     """Settle batch, learning rates and steps, each with its reason in `plan`.
 
@@ -70,13 +71,15 @@ def settle(
         epoch_tokens: one pass over the training data.
         tokens: horizon of the run where neither steps nor epochs are given, and `why`.
         tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
+        whole: tokens that a micro-batch must hold together; default: a segment.
 
     Raises:
         ConfigError: the sizes do not divide one another.
     """
     width, layers = model.config.hidden_size, model.config.num_hidden_layers
     bytes_per_token = activation_bytes(layers, width, recompute, device.dtype.itemsize == 2)
-    micro, global_batch, micro_steps = batch_sizes(plan, job.batch, tokens, bytes_per_token, device, world)
+    batch = job.batch if whole is None else replace(job.batch, seq_len=whole)
+    micro, global_batch, micro_steps = batch_sizes(plan, batch, tokens, bytes_per_token, device, world)
     lr, matrix_lr = learning_rates(plan, job.optim, width, global_batch, tuned_lr)
     steps = total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
     plan.add("epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {count(epoch_tokens)} tokens")

@@ -18,6 +18,7 @@ from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.text import count, duration, size
 from anabatic.train import report_machine
 from anabatic.train.report_charts import Chart, Line, chart, smooth
+from anabatic.train.report_levels import levels_chart
 from anabatic.train.report_read import Run, Sample, number, read_pipeline, read_run
 
 HERE = Path(__file__).parent
@@ -25,6 +26,8 @@ LONGEST_TEXT = 4000
 MOST_SAMPLES = 8
 MOST_EVENTS = 200
 NONE = "–"
+_HELD_OUT = ("bpb", "perplexity", "accuracy")
+_ANSWERS = ("chosen", "rejected")
 
 _STATES = {
     "done": ("done", "✓"),
@@ -255,14 +258,21 @@ def _charts(run: Run) -> list[Chart | None]:
         "marks": [(int(step), "resumed") for event in resumes if (step := number(event.get("step")))],
     }
     loss = [*_noisy(run, "loss", "training"), Line("held out", run.curves.get("valid_loss", []), "points", 2)]
-    bits = [Line("held out", run.curves.get("valid_bpb", []), "points", 2)]
+    held_out = {key: [Line("held out", run.curves.get(f"valid_{key}", []), "points", 2)] for key in _HELD_OUT}
+    accuracy = [*_noisy(run, "accuracy", "training"), *held_out["accuracy"]]
+    answers = [Line(side, run.curves.get(f"rewards/{side}", []), colour=n) for n, side in enumerate(_ANSWERS, 1)]
     rate = [Line("learning rate", run.curves.get("lr", []))]
+    unit = "of a pair" if answers[0].points else "nats per token"
     return [
-        chart("Loss, nats per token", loss, lambda y: f"{y:.4g}", **common),
-        chart("Held-out bits per byte", bits, lambda y: f"{y:.4g}", **common),
+        chart(f"Loss, {unit}", loss, lambda y: f"{y:.4g}", **common),
+        chart("Held-out bits per byte", held_out["bpb"], lambda y: f"{y:.4g}", **common),
+        chart("Held-out perplexity", held_out["perplexity"], lambda y: f"{y:.4g}", **common),
+        chart("Accuracy", accuracy, lambda y: f"{100 * y:.4g} %", **common),
+        chart("Rewards: chosen, rejected", answers, lambda y: f"{y:.3g}", **common),
         chart("Learning rate", rate, lambda y: f"{y:.3g}", zero=True, **common),
         chart("Gradient norm", _noisy(run, "grad_norm"), lambda y: f"{y:.3g}", zero=True, **common),
         chart("Tokens per second", _noisy(run, "tokens_per_s"), _count, zero=True, **common),
+        levels_chart(run.draws, common["steps"]),
     ]
 
 

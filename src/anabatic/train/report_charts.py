@@ -50,6 +50,8 @@ class Chart:
     y_ticks: list[tuple[float, str]]
     marks: list[tuple[float, str]]
     data: dict[str, Any] = field(default_factory=dict)
+    wide: bool = False
+    """As broad as the page, with a legend."""
 
 
 @dataclass
@@ -98,7 +100,7 @@ def chart(
         label=f"{title}, steps {shown}: from {write(values[0])} to {write(values[-1])}",
         note=f"{above:,} {'point lies' if above == 1 else 'points lie'} beyond the axis" if above else "",
         paths=[_draw(line, points, x, y, write) for line, points in drawn],
-        x_ticks=[(x(tick) / 10, _step(tick)) for tick in ticks(x.low, x.high, 5, whole=True)],
+        x_ticks=step_ticks(x.low, x.high),
         y_ticks=[(100 - y(tick) / 10, write(tick)) for tick in ticks(y.low, y.high, 5)],
         marks=[(x(step) / 10, text) for step, text in marks if x.low <= step <= x.high],
         data={"series": [_hover(line, points, x, y, write) for line, points in drawn]},
@@ -161,6 +163,12 @@ def ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[f
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]
+
+
+def step_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return (per cent of the axis, step) of the ticks of an axis of steps."""
+    x = _Scale(low, high)
+    return [(x(tick) / 10, _step(tick)) for tick in ticks(low, high, 5, whole=True)]
 
 
 def _step_scale(lines: Sequence[Line], steps: tuple[int, int] | None) -> _Scale:

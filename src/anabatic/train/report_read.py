@@ -16,8 +16,11 @@ Points = list[tuple[int, float | None]]
 """(step, value) by rising step; None where the value was not finite."""
 
 CURVES = {
-    "train": ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens"),
-    "eval": ("valid_loss", "valid_bpb"),
+    "train": (
+        *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens"),
+        *("accuracy", "rewards/chosen", "rewards/rejected"),
+    ),
+    "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy"),
 }
 
 
@@ -28,6 +31,15 @@ class Sample:
     step: int
     prompt: str
     text: str
+
+
+@dataclass
+class Draws:
+    """Where a curriculum stood after `step`: its stage, and the samples of each level drawn so far."""
+
+    step: int
+    stage: int
+    samples: dict[str, float]
 
 
 @dataclass
@@ -42,6 +54,7 @@ class Run:
     ended: float | None = None
     curves: dict[str, Points] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    draws: list[Draws] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +74,7 @@ def read_run(folder: Path, name: str) -> Run:
     """Read one stage folder; a missing file leaves its part empty, a broken one also leaves a note."""
     paths = RunFolder(folder)
     run = Run(name)
-    run.curves, run.samples = _metrics(paths.metrics)
+    run.curves, run.samples, run.draws = _metrics(paths.metrics)
     run.events = list(jsonl.read(paths.events))
     run.summary = _json(paths.summary, run.notes)
     run.evaluation = _json(folder / "eval.json", run.notes)
@@ -115,10 +128,11 @@ def _state(history: list[dict[str, Any]]) -> tuple[str, float | None, float | No
     return state, seconds, ended
 
 
-def _metrics(path: Path) -> tuple[dict[str, Points], list[Sample]]:
-    """Return the curves by key, the samples by step. Of a step recorded twice the later row counts."""
+def _metrics(path: Path) -> tuple[dict[str, Points], list[Sample], list[Draws]]:
+    """Return the curves by key, the samples and the draws by step. Of a step recorded twice the later row counts."""
     columns: dict[str, dict[int, float | None]] = {}
     samples: dict[tuple[int, str], Sample] = {}
+    draws: dict[int, Draws] = {}
     for row in jsonl.read(path):
         step = number(row.get("step"))
         if step is None:
@@ -126,11 +140,22 @@ def _metrics(path: Path) -> tuple[dict[str, Points], list[Sample]]:
         for key in CURVES.get(str(row.get("kind")), ()):
             if key in row:
                 columns.setdefault(key, {})[int(step)] = number(row[key])
+        if row.get("kind") == "train" and (drawn := _draws(int(step), row)):
+            draws[int(step)] = drawn
         if row.get("kind") == "sample":
             sample = Sample(int(step), str(row.get("prompt", "")), str(row.get("text", "")))
             samples[sample.step, sample.prompt] = sample
     curves = {key: sorted(points.items()) for key, points in columns.items()}
-    return curves, sorted(samples.values(), key=lambda sample: sample.step)
+    by_step = sorted(samples.values(), key=lambda sample: sample.step)
+    return curves, by_step, [draws[step] for step in sorted(draws)]
+
+
+def _draws(step: int, row: dict[str, Any]) -> Draws | None:
+    stage, counts = number(row.get("stage")), row.get("samples")
+    if stage is None or not isinstance(counts, dict):
+        return None
+    known = {str(name): value for name, raw in counts.items() if (value := number(raw)) is not None}
+    return Draws(step, int(stage), known) if known else None
 
 
 def _json(path: Path, notes: list[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Nothing here waits for the device; `TrainStep.drain`, called by the loop where i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from anabatic.core import log
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.device.transfer import send
-from anabatic.models.forward import Packed, pack
+from anabatic.models.forward import pack
 from anabatic.parallel.world import World, all_sum
 from anabatic.train.optim import Optimizer
 
@@ -29,7 +29,8 @@ _SILENCE = 10.0
 
 @dataclass
 class Drained:
-    """What happened since the last `drain`, over all ranks. Losses are means in nats per target."""
+    """What happened since the last `drain`, over all ranks. Losses are means in nats per target; `means` are those of
+    what the model adds up beside the loss."""
 
     loss: float
     grad_norm: float
@@ -38,6 +39,7 @@ class Drained:
     skipped: int
     data_wait_s: float
     stop: bool
+    means: dict[str, float]
 
 
 class LossScale:
@@ -67,26 +69,34 @@ class TrainStep:
         loss: `loss(model, packed)` returns the summed loss of a batch.
         optimizer: of the same parameters.
         micro_batch_tokens: the nominal size that keeps summed losses small before the true count is known.
+        pack: moves a batch to the device, as the model takes it.
+        sums: what the model's forward pass adds up beside the loss, on the device, one number for each of `names`.
     """
 
     def __init__(
         self,
         root: nn.Module,
-        loss: Callable[[Any, Packed], Tensor],
+        loss: Callable[[Any, Any], Tensor],
         optimizer: Optimizer,
         device: Device,
         world: World,
         micro_batch_tokens: int,
+        pack: Callable[[Batch, torch.device], Any] = pack,
+        sums: Tensor | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.root, self.loss, self.optimizer = root, loss, optimizer
         self.device, self.world = device, world
         self.nominal = float(micro_batch_tokens)
         self.scale = LossScale(device)
-        # loss sum, targets, tokens, skipped steps, wish to stop: one tensor, so one collective and one read.
-        self.totals = torch.zeros(
-            5, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch
-        )
-        self.counted = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0], dtype=self.totals.dtype, device=device.torch)
+        self.pack, self.names = pack, names
+        self.sums = torch.zeros(0, device=device.torch) if sums is None else sums
+        # loss sum, targets, tokens, skipped steps, wish to stop, sums: one tensor, so one collective and one read.
+        options: dict[str, Any] = {
+            "dtype": torch.float64 if device.type == "cpu" else torch.float32, "device": device.torch,
+        }  # fmt: skip
+        self.totals = torch.zeros(5 + len(names), **options)
+        self.counted = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, *(0.0 for _ in names)], **options)
         """What a refused update still adds to the totals."""
         self.norm = torch.zeros((), device=device.torch)
         self.wait = 0.0
@@ -122,7 +132,7 @@ class TrainStep:
         return batch
 
     def _micro(self, batch: Batch, last: bool) -> Tensor:
-        packed = pack(batch, self.device.torch)
+        packed = self.pack(batch, self.device.torch)
         later = isinstance(self.root, DistributedDataParallel) and not last
         with self.root.no_sync() if later else nullcontext():  # type: ignore[operator]
             with self.device.autocast():
@@ -135,6 +145,9 @@ class TrainStep:
         row = torch.tensor([0.0, targets, tokens, 0.0, float(self.stop_signal > 0)], dtype=self.totals.dtype)
         row = send(row, self.device.torch)
         row[0] = loss
+        if self.names:
+            row = torch.cat((row, self.sums.to(row.dtype)))
+            self.sums.zero_()
         row[3] = self._squares()
         all_sum(row, self.world)
         # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
@@ -162,10 +175,11 @@ class TrainStep:
 
     def drain(self) -> Drained:
         """Wait for the device and return what happened since the last call."""
-        loss, targets, tokens, skipped, stop = self.totals.tolist()
+        loss, targets, tokens, skipped, stop, *sums = self.totals.tolist()
         result = Drained(
             loss / targets if targets else float("nan"), float(self.norm), int(targets), int(tokens), int(skipped),
             self.wait, stop > 0,
+            {name: value / targets if targets else float("nan") for name, value in zip(self.names, sums, strict=True)},
         )  # fmt: skip
         self.totals.zero_()
         self.wait = 0.0
@@ -176,4 +190,5 @@ class TrainStep:
 
         The wish to stop is not among them: it must not stop the run that continues.
         """
-        return {"totals": self.totals[:4], "loss_scale": self.scale.value, "good_steps": self.scale.good}
+        state = {"totals": self.totals[:4], "loss_scale": self.scale.value, "good_steps": self.scale.good}
+        return {**state, "sums": self.totals[5:]} if self.names else state

@@ -10,19 +10,30 @@ from typing import Any
 
 import pytest
 
-from e2e.home import Home
+from e2e.home import Home, Options
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def steps(home: Home) -> list[dict[str, Any]]:
-    """The counters of 22 steps that log at 1, 10, 20 and 22."""
-    report = home.root / "sim.json"
+MORE: Options = {"log.every": 10, "save.every": 0, "eval.every": 0, "schedule.max-steps": 22, "device.dtype": "bf16"}
+"""22 steps that log at 1, 10, 20 and 22."""
+
+
+@pytest.fixture(scope="module", params=["pretrain", "dpo"])
+def steps(home: Home, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The counters of each step of a training."""
+    report = home.root / f"{request.param}.json"
     program = (sys.executable, "-m", "anabatic", "sim", "--report", str(report), "--")
     counted = replace(home, program=program)
-    more = {"log.every": 10, "save.every": 0, "eval.every": 0, "schedule.max-steps": 22, "device.dtype": "bf16"}
-    counted.anabatic(*counted.pretrain(home.root / "counted", more=more))
+    if request.param == "pretrain":
+        words = counted.pretrain(home.root / "counted", more=MORE)
+    else:
+        base = request.getfixturevalue("base")
+        rows = [{"prompt": "the wind?", "chosen": "up", "rejected": "down"}] * 64  # alike, so that batches are
+        pairs = home.root / "alike.jsonl"
+        pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = counted.dpo(home.root / "counted-dpo", base, pairs, more={**MORE, "tuner": "lora"})
+    counted.anabatic(*words)
     found: list[dict[str, Any]] = json.loads(Path(report).read_text())["steps"]
     return found
 

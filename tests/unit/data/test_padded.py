@@ -65,7 +65,7 @@ def test_pad_against_a_slow_reference(sizes: list[int], masked: bool) -> None:
     pieces = [
         Piece(rng.integers(1, 99, n + 1), rng.integers(0, 2, n + 1).astype(np.uint8) if masked else None) for n in sizes
     ]
-    batch = pad(pieces, 7, {"a": 1})
+    batch = pad(pieces, 64, 7, 64, {"a": 1})
     longest, ids, labels = max(sizes), [], []
     for piece in pieces:
         for at in range(longest):
@@ -94,7 +94,7 @@ def test_loss_and_gradient_are_those_of_packing() -> None:
         loss.backward()
         return loss.detach(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
-    one, padded = flatten(pieces, 80, 0, 64), pad(pieces, 0)
+    one, padded = flatten(pieces, 80, 0, 64), pad(pieces, 80, 0, 64)
     assert one.num_targets == padded.num_targets
     (loss, grads), (other, others) = measured(one), measured(padded)
     torch.testing.assert_close(other, loss, rtol=1e-7, atol=0.0)

@@ -124,9 +124,12 @@ def test_linear_cross_entropy_survives_huge_logits() -> None:
 
 def test_token_cross_entropy_is_per_token() -> None:
     hidden, weight, labels = torch.randn(9, 4), torch.randn(11, 4), torch.randint(0, 11, (9,))
-    ours = ops.token_cross_entropy(hidden, weight, labels, chunk_bytes=2 * 11 * 4)
+    labels[::2] = (hidden @ weight.t())[::2].argmax(dim=1)
+    ours, hits = ops.token_cross_entropy(hidden, weight, labels, chunk_bytes=2 * 11 * 4)
     torch.testing.assert_close(ours, F.cross_entropy(hidden @ weight.t(), labels, reduction="none"))
-    assert ops.token_cross_entropy(hidden[:0], weight, labels[:0], 64).shape == (0,)
+    assert torch.equal(hits, (hidden @ weight.t()).argmax(dim=1) == labels) and hits[::2].all()
+    empty = ops.token_cross_entropy(hidden[:0], weight, labels[:0], 64)
+    assert [part.shape for part in empty] == [(0,), (0,)]
 
 
 def test_frozen_weight_gets_no_gradient() -> None:

@@ -80,7 +80,7 @@ def test_recompute_changes_no_gradient(lora: bool) -> None:
 def test_token_losses_sum_to_the_loss() -> None:
     model, batch = tiny_model(), batch_of([7, 20], ignored=4)
     packed = forward.pack(batch, CPU)
-    losses = forward.token_losses(model, packed, 1 << 12)
+    losses, hits = forward.token_scores(model, packed, 1 << 12)
     assert losses.shape == (23,)
     torch.testing.assert_close(losses.sum(), forward.summed_loss(model, packed, 1 << 12).detach())
 

@@ -96,7 +96,7 @@ def test_a_pipeline(demo: tuple[Path, PipelineJob]) -> None:
         assert words in page.text, words
     titles = [value for _, name, value in page.attributes if name == "aria-label"]
     assert sum(title.startswith("Loss, nats per token, steps 1 to") for title in titles) == 3
-    assert len(page.charts()) == 15
+    assert len(page.charts()) == 3 * 7 + 1
     assert [series["name"] for series in page.charts()[0]] == ["training, measured", "training, smoothed", "held out"]
 
 

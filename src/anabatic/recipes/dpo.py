@@ -1,0 +1,15 @@
+"""`anabatic dpo`: train on preference pairs. The reference is the model as it was before."""
+
+from __future__ import annotations
+
+from anabatic.config.dpo import DpoJob
+from anabatic.data.learn import Learning
+from anabatic.models.preference import Objective
+from anabatic.recipes.sft import tune
+
+
+def run(job: DpoJob) -> int:
+    """Train as the job says; return the exit code."""
+    learning = Learning("assistant", job.truncation_strategy, pairs=True)
+    objective = Objective(job.beta, job.loss_type, job.label_smoothing, job.rpo_alpha or 0.0)
+    return tune(job, learning, full_lr=1e-6, adapter_lr=1e-5, objective=objective)

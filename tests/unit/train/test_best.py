@@ -1,0 +1,69 @@
+"""The best evaluation, and when patience is over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from anabatic.config.shared import Evaluate
+from anabatic.core.errors import ConfigError
+from anabatic.train.best import Best
+from anabatic.train.loop import Progress
+from anabatic.train.validate import perplexity
+
+
+def judged(losses: list[float], **settings: object) -> tuple[Best, list[bool], list[bool]]:
+    """Return the state after evaluations with these losses, which were the best, and after which it was enough."""
+    config, best = Evaluate(every=1, **settings), Best()  # type: ignore[arg-type]
+    wins, enough = [], []
+    for step, loss in enumerate(losses, 1):
+        wins.append(best.judge(step, {"valid_loss": loss, "valid_accuracy": 1 - loss / 10}, config))
+        enough.append(best.enough(config))
+    return best, wins, enough
+
+
+def test_the_first_and_every_lower_loss_is_the_best() -> None:
+    best, wins, enough = judged([3.0, 2.0, 2.0, 2.5, 1.9])
+    assert wins == [True, True, False, False, True] and not any(enough)
+    assert best.best == {"step": 5, "valid_loss": 1.9, "valid_accuracy": pytest.approx(0.81)}
+
+
+def test_patience_counts_evaluations_without_an_improvement() -> None:
+    _, _, enough = judged([3.0, 2.0, 2.1, 2.2, 1.9, 1.9, 2.0], patience=2)
+    assert enough == [False, False, False, True, False, False, True]
+
+
+def test_small_gains_keep_the_best_model_but_not_the_patience() -> None:
+    best, wins, enough = judged([3.0, 2.9, 2.8, 2.7], patience=3, min_delta=0.5)
+    assert all(wins) and enough == [False, False, False, True] and best.mark["valid_loss"] == 3.0
+    _, _, enough = judged([3.0, 2.75, 2.5, 2.4], patience=3, min_delta=0.5)
+    assert not any(enough), "gains add up to min_delta"
+
+
+def test_the_metric_decides() -> None:
+    config = Evaluate(metric="accuracy")
+    best = Best()
+    assert best.judge(1, {"valid_loss": 1.0, "valid_accuracy": 0.2}, config)
+    assert best.judge(2, {"valid_loss": 2.0, "valid_accuracy": 0.3}, config)
+    assert not best.judge(3, {"valid_loss": 0.5, "valid_accuracy": 0.3}, config)
+
+
+def test_a_checkpoint_keeps_it() -> None:
+    progress = Progress(step=4)
+    config = Evaluate(every=1, patience=1)
+    progress.judge(2, {"valid_loss": 1 / 3}, config)
+    progress.judge(4, {"valid_loss": 0.4}, config)
+    again = Progress(**json.loads(json.dumps(vars(progress))))
+    assert again == progress and again.enough(config) and not again.enough(Evaluate(every=1, patience=2))
+
+
+def test_patience_needs_evaluations() -> None:
+    with pytest.raises(ConfigError, match=r"eval.every is 0"):
+        Evaluate(patience=2)
+    with pytest.raises(ConfigError, match=r"min_delta"):
+        Evaluate(min_delta=-1.0)
+
+
+def test_perplexity() -> None:
+    assert perplexity(2.0) == pytest.approx(7.389056) and perplexity(1e4) == float("inf")
