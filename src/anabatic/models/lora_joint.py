@@ -129,6 +129,8 @@ class Group:
 
     def of(self, layer: LoraLinear, x: Tensor) -> Tensor | None:
         """The output of one layer; None: the adapters have changed since they were cast, compute it alone."""
+        if torch.compiler.is_compiling():  # where a tensor lies cannot be traced
+            return None
         number = self.layers.index(layer)
         if x is not self._input or number not in self._left:
             out = self.all(x)
@@ -166,6 +168,8 @@ class Group:
 
 def joint(layers: Sequence[nn.Module], x: Tensor) -> Tensor | None:
     """The outputs of `layers` behind each other, if they are a group; else None."""
+    if torch.compiler.is_compiling():
+        return None
     group = getattr(layers[0], "group", None)
     if not isinstance(group, Group) or len(group.layers) != len(layers):
         return None
