@@ -70,8 +70,9 @@ def test_rms_norm_takes_a_weight_in_fp32(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["rotary", "rotary_neighbours"])
 @pytest.mark.parametrize("turned", [True, False])
-def test_rotary(kind: str, turned: bool) -> None:
+def test_rotary(kind: str, name: str, turned: bool) -> None:
     """Models make `[B, S, N, D]` and turn it; both orders in memory are right."""
     device = accelerator(kind)
     x = torch.randn(1, 40, 4, 64).bfloat16()
@@ -80,8 +81,8 @@ def test_rotary(kind: str, turned: bool) -> None:
     there = x.to(device).requires_grad_()
     here = x.double().requires_grad_()
     wide = there.transpose(1, 2) if turned else there.transpose(1, 2).contiguous()
-    ours = for_device(kind).rotary(wide, cos.to(device, torch.bfloat16), sin.to(device, torch.bfloat16))
-    theirs = REFERENCE.rotary(here.transpose(1, 2), cos.double(), sin.double())
+    ours = getattr(for_device(kind), name)(wide, cos.to(device, torch.bfloat16), sin.to(device, torch.bfloat16))
+    theirs = getattr(REFERENCE, name)(here.transpose(1, 2), cos.double(), sin.double())
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)
     weight = torch.randn_like(theirs)
     (mine,) = torch.autograd.grad((ours * weight.to(device, ours.dtype)).sum(), there)

@@ -16,6 +16,11 @@ def test_families(sim: Sim, mode: str, kind: str) -> None:
     assert len(lines) == 15
 
 
+def test_plain_and_fused_modules_under_autocast(sim: Sim) -> None:
+    names = ["Llama", "Mistral", "Gemma2", "Gemma3Text", "Glm4", "Phi3", "Olmo2", "DeepseekV3"]
+    assert sim.program("packed.py", "autocast", *names).splitlines() == [f"{name} same" for name in names]
+
+
 def test_a_lora_step_launches_few_operators_and_waits_for_none(sim: Sim) -> None:
     told = sim.program("lora_step.py", flags=["--report", "sim.json"]).splitlines()[-1]
     assert "28 adapters in 16 groups" in told

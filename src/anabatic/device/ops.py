@@ -34,6 +34,12 @@ def rotary_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + rotated * sin
 
 
+def rotary_neighbours_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864) as the paper has it: numbers 2i and 2i + 1 turn together."""
+    rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    return x * cos + rotated * sin
+
+
 def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:
     """SwiGLU (arXiv 2002.05202): `silu(gate) * up`."""
     return F.silu(gate) * up
@@ -202,6 +208,7 @@ class Ops(NamedTuple):
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotary_neighbours: Callable[[Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor, Tensor], Tensor]
     swiglu_joint: Callable[[Tensor], Tensor]
     attention: Callable[[Tensor, Tensor, Tensor, Segments, Scores], Tensor]
@@ -213,6 +220,7 @@ class Ops(NamedTuple):
 REFERENCE = Ops(
     rms_norm_reference,
     rotary_reference,
+    rotary_neighbours_reference,
     swiglu_reference,
     swiglu_joint_reference,
     attention_reference,
@@ -227,6 +235,7 @@ TABLE: dict[Kernel, Ops] = {
     "npu": Ops(
         ops_npu.rms_norm,
         ops_npu.rotary,
+        ops_npu.rotary_neighbours,
         ops_npu.swiglu,
         ops_npu.swiglu_joint,
         ops_npu.attention,

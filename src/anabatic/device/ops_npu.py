@@ -32,14 +32,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """npu_rotary_mul in half mode; x `[B, N, S, D]`, cos and sin `[1, 1, S, D]`.
+def _rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    """npu_rotary_mul; x `[B, N, S, D]`, cos and sin `[1, 1, S, D]`.
 
     Models make `[B, S, N, D]` and turn it: given in that order the kernel reads and writes what attention wants.
     """
     turned = (y.transpose(1, 2) for y in (x, cos.to(x.dtype), sin.to(x.dtype)))
-    out: Tensor = _torch_npu().npu_rotary_mul(*turned)
+    out: Tensor = _torch_npu().npu_rotary_mul(*turned, mode)
     return out.transpose(1, 2)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Halves of a head turn together."""
+    return _rotary(x, cos, sin, "half")
+
+
+def rotary_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Neighbours turn together."""
+    return _rotary(x, cos, sin, "interleave")
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

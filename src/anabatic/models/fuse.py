@@ -245,9 +245,10 @@ def _rotated(module: nn.Module, ops: Ops) -> Choice | None:
     if found is None:
         return None
     others = [name for name in names if name.startswith("apply_rotary") and name != found]
-    if others or own.__closure__ or not rope.rotates_halves(own.__globals__[found]):
-        return None, "rotary embeddings", "not by halves"
-    return rope.with_function(own, found, rope.halves(ops)), "rotary embeddings", ""
+    kind = None if others or own.__closure__ else rope.kind_of(own.__globals__[found])
+    if kind is None:
+        return None, "rotary embeddings", "of another kind"
+    return rope.with_function(own, found, rope.function(ops, kind)), "rotary embeddings", ""
 
 
 def _experts(module: nn.Module, ops: Ops) -> Choice | None:

@@ -129,6 +129,8 @@ class Group:
 
     def of(self, layer: LoraLinear, x: Tensor) -> Tensor | None:
         """The output of one layer; None: the adapters have changed since they were cast, compute it alone."""
+        if _aside():
+            return None
         number = self.layers.index(layer)
         if x is not self._input or number not in self._left:
             out = self.all(x)
@@ -164,8 +166,15 @@ class Group:
         return out.unflatten(0, x.shape[:-1])
 
 
+def _aside() -> bool:
+    """Casts are made for training; and where a tensor lies in memory cannot be traced by a compiler."""
+    return torch.compiler.is_compiling() or not torch.is_grad_enabled()
+
+
 def joint(layers: Sequence[nn.Module], x: Tensor) -> Tensor | None:
     """The outputs of `layers` behind each other, if they are a group; else None."""
+    if _aside():
+        return None
     group = getattr(layers[0], "group", None)
     if not isinstance(group, Group) or len(group.layers) != len(layers):
         return None

@@ -37,8 +37,18 @@ def compare(name, here, there, tolerance):
     print(name, "same" if good else f"differs {loss} {expected} {worst}", flush=True)
 
 
-def main(mode):
-    for name in NAMES:
+def autocast(name, model, rows):
+    """Fused and plain modules in bf16 products with fp32 weights: the same to the precision of bf16."""
+    losses = []
+    for choice in ("off", "auto"):
+        fuse.settle(model, choice, "npu")
+        with torch.autocast("npu", torch.bfloat16):
+            losses.append(run(model, rows, "npu:0")[0])
+    print(name, "same" if abs(losses[0] - losses[1]) < 0.02 * losses[0] else f"differs {losses}", flush=True)
+
+
+def main(mode, *names):
+    for name in names or NAMES:
         torch.manual_seed(0)
         config = getattr(transformers, f"{name}Config")(**{**SIZES, **FAMILIES[name]})
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -46,6 +56,9 @@ def main(mode):
             torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.2)
         model.config._attn_implementation = attention.NAME
         rows = batch()
+        if mode == "autocast":
+            autocast(name, model.to("npu:0"), rows)
+            continue
         if mode == "lora":
             adapter.insert(model, Lora(r=4))
             adapter.begin(model, Lora(r=4), 0)
@@ -63,4 +76,4 @@ def main(mode):
         )
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

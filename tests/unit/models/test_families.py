@@ -50,8 +50,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "qwen3": ("Qwen3", dict(head_dim=8), {NORMS: 9, GATED: 2, ROTARY: 2}),
     "llama": ("Llama", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
     "mistral": ("Mistral", WINDOW, {NORMS: 5, GATED: 2, ROTARY: 2}),
-    "glm": ("Glm", dict(head_dim=8), {NORMS: 5, GATED: 2}),
-    "glm4": ("Glm4", dict(head_dim=8), {NORMS: 9, GATED: 2}),
+    "glm": ("Glm", dict(head_dim=8), {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "glm4": ("Glm4", dict(head_dim=8), {NORMS: 9, GATED: 2, ROTARY: 2}),
     "gemma": ("Gemma", dict(head_dim=8), {NORMS: 5, ROTARY: 2}),
     "gemma2": ("Gemma2", WINDOW, {NORMS: 9, ROTARY: 2}),
     "gemma3": (
@@ -62,7 +62,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "phi3": ("Phi3", dict(sliding_window=8), {NORMS: 5, GATED: 2, ROTARY: 2}),
     "olmo2": ("Olmo2", {}, {NORMS: 9, GATED: 2, ROTARY: 2}),
     "granite": ("Granite", dict(logits_scaling=3.0), {NORMS: 5, GATED: 2, ROTARY: 2}),
-    "cohere": ("Cohere", {}, {GATED: 2}),
+    "cohere": ("Cohere", {}, {GATED: 2, ROTARY: 2}),
     "mixtral": ("Mixtral", SINGLE, {NORMS: 5, ROTARY: 2, MOE: 2}),
     "gpt-oss": ("GptOss", {**SINGLE, **WINDOW}, {NORMS: 5, MOE: 2}),
     "qwen2-moe": (

@@ -113,5 +113,16 @@ def test_layers_that_do_more_stay_by_themselves(options: dict[str, Any]) -> None
     assert gather(adapted(**options)) is None
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
+def test_compiled_blocks_compute_their_layers_one_by_one() -> None:
+    alone, ours = adapted(), adapted()
+    together(ours)
+    for layer in ours.model.layers:
+        layer.mlp.compile(backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(step(ours), step(alone), rtol=1e-5, atol=0)
+    check_equal(ours, alone, 1e-4)
+
+
 def test_a_model_without_adapters_has_no_groups() -> None:
     assert gather(packed(build("Qwen2", {}))) is None
