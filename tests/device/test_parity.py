@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from anabatic.config.shared import Device as DeviceConfig
+from anabatic.device.attention import Scores
 from anabatic.device.device import pick
+from anabatic.device.experts import ends_of
 from anabatic.device.ops import REFERENCE, for_device
 from anabatic.device.segments import Segments
 
@@ -50,7 +52,97 @@ def test_swiglu(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_is_causal_and_isolated(kind: str) -> None:
-    borders = [0, 128, 129, 400, 512]
-    inputs = [torch.randn(512, heads, 64) for heads in (8, 2, 2)]
-    check_same("attention", kind, inputs, Segments(borders, torch.device("cpu")), 0.125)
+def test_swiglu_of_one_tensor(kind: str) -> None:
+    check_same("swiglu_joint", kind, [torch.randn(64, 512)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rms_norm_takes_a_weight_in_fp32(kind: str) -> None:
+    device = accelerator(kind)
+    x, weight = torch.randn(64, 256).bfloat16(), 1 + 0.1 * torch.randn(256)
+    there = weight.to(device).requires_grad_()
+    here = weight.double().requires_grad_()
+    ours = for_device(kind).rms_norm(x.to(device), there, 1e-6)
+    theirs = REFERENCE.rms_norm(x.double(), here, 1e-6)
+    torch.testing.assert_close(ours.cpu().double(), theirs, rtol=2e-2, atol=2e-2)
+    (mine,), (reference,) = torch.autograd.grad(ours.sum(), there), torch.autograd.grad(theirs.sum(), here)
+    torch.testing.assert_close(mine.cpu().double(), reference, rtol=5e-2, atol=0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("turned", [True, False])
+def test_rotary(kind: str, turned: bool) -> None:
+    """Models make `[B, S, N, D]` and turn it; both orders in memory are right."""
+    device = accelerator(kind)
+    x = torch.randn(1, 40, 4, 64).bfloat16()
+    angles = torch.randn(1, 1, 40, 32).repeat(1, 1, 1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    there = x.to(device).requires_grad_()
+    here = x.double().requires_grad_()
+    wide = there.transpose(1, 2) if turned else there.transpose(1, 2).contiguous()
+    ours = for_device(kind).rotary(wide, cos.to(device, torch.bfloat16), sin.to(device, torch.bfloat16))
+    theirs = REFERENCE.rotary(here.transpose(1, 2), cos.double(), sin.double())
+    torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)
+    weight = torch.randn_like(theirs)
+    (mine,) = torch.autograd.grad((ours * weight.to(device, ours.dtype)).sum(), there)
+    (reference,) = torch.autograd.grad((theirs * weight).sum(), here)
+    torch.testing.assert_close(mine.cpu().double(), reference, rtol=5e-2, atol=8e-2)
+
+
+SEGMENTS = Segments([0, 128, 129, 400, 512], torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [None, 1, 50, 300])
+@pytest.mark.parametrize("value_size", [64, 32])
+def test_attention_is_causal_and_isolated(kind: str, window: int | None, value_size: int) -> None:
+    inputs = [torch.randn(512, heads, size) for heads, size in ((8, 64), (2, 64), (2, value_size))]
+    check_same("attention", kind, inputs, SEGMENTS, Scores(0.125, window))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(("softcap", "sinks"), [(5.0, False), (None, True), (5.0, True)])
+def test_attention_with_capped_scores_and_sinks(
+    kind: str, window: int | None, softcap: float | None, sinks: bool
+) -> None:
+    device = accelerator(kind)
+    values = [torch.randn(512, heads, 64).bfloat16() for heads in (8, 2, 2)] + [torch.randn(8).bfloat16()]
+    there, here = ([x.to(*to).requires_grad_() for x in values] for to in ((device,), (torch.float64,)))
+    outs = []
+    for ops, where, (q, k, v, sink) in ((for_device(kind), device, there), (REFERENCE, torch.device("cpu"), here)):
+        scores = Scores(0.125, window, softcap, sink if sinks else None)
+        outs.append(ops.attention(q, k, v, Segments(SEGMENTS.cu_seqlens, where), scores))
+    ours, theirs = outs
+    torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)
+    weight = torch.randn_like(theirs)
+    used = 4 if sinks else 3
+    mine = torch.autograd.grad((ours * weight.to(device, ours.dtype)).sum(), there[:used])
+    reference = torch.autograd.grad((theirs * weight).sum(), here[:used])
+    for a, b in zip(mine, reference, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=5e-2, atol=0.15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stored", ["in-out", "out-in"])
+@pytest.mark.parametrize("idle", [False, True])
+def test_experts(kind: str, stored: str, idle: bool) -> None:
+    """Tokens to their experts, a product for each, and back; an expert may have no token."""
+    device = accelerator(kind)
+    index = torch.stack([torch.randperm(3 if idle else 4)[:2] for _ in range(50)])
+    x, probs = torch.randn(50, 32).bfloat16(), torch.rand(50, 2).bfloat16()
+    weight = (torch.randn(4, 32, 48) if stored == "in-out" else torch.randn(4, 48, 32)).bfloat16() / 6
+    there, here = ([v.to(*to).requires_grad_() for v in (x, weight, probs)] for to in ((device,), (torch.float64,)))
+    outs = []
+    for ops, where, (rows, w, p) in ((for_device(kind), device, there), (REFERENCE, torch.device("cpu"), here)):
+        chosen = index.to(where)
+        sorted_rows, places = ops.permute(rows, chosen)
+        product = ops.grouped(sorted_rows, w if stored == "in-out" else w.transpose(1, 2), ends_of(chosen, 4))
+        outs.append(ops.unpermute(product, places, p))
+    ours, theirs = outs
+    torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)
+    up = torch.randn_like(theirs)
+    mine = torch.autograd.grad((ours * up.to(device, ours.dtype)).sum(), there)
+    reference = torch.autograd.grad((theirs * up).sum(), here)
+    for a, b in zip(mine, reference, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=5e-2, atol=0.15)

@@ -26,6 +26,8 @@ class DpoJob:
     """Run folder."""
     model: str = ""
     """Hugging Face folder of the model, with its tokenizer and chat template; it is also the reference."""
+    hub: Literal["huggingface", "modelscope"] | None = None
+    """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the one of the model."""
     seed: int = 0
@@ -63,6 +65,7 @@ class DpoJob:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
         require(bool(self.model), "model is not given", "give --model FOLDER, a fine-tuned model")
+        require(self.batch.packing, "batch.packing is false, and pairs are always packed", "leave it out")
         require(self.beta > 0, f"beta is {self.beta}", "use a positive number; 0.1 is common")
         require(
             0.0 <= self.label_smoothing < 0.5,

@@ -72,4 +72,5 @@ class PretrainJob:
             "neither tokenizer nor model.path is given",
             "train a tokenizer with `anabatic tokenizer train`, then give --tokenizer FOLDER",
         )
+        require(self.batch.packing, "batch.packing is false, and text has no rows to pad", "only `anabatic sft` pads")
         require(bool(self.data.train), "data.train is empty", "give --data.train PATH, or `stdlib:` to try it out")

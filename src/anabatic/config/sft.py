@@ -26,7 +26,9 @@ class SftJob:
     out: str = "runs/sft"
     """Run folder."""
     model: str = ""
-    """Hugging Face folder of the model, with its tokenizer and chat template."""
+    """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
+    hub: Literal["huggingface", "modelscope"] | None = None
+    """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the one of the model."""
     seed: int = 0
@@ -60,6 +62,9 @@ class SftJob:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
         require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder")
+        if not self.batch.packing:
+            what = "device.compile is on, and padded batches have another shape each"
+            require(self.device.compile != "on", what, "set device.compile to off, or batch.packing to true")
         both = self.train_on_inputs and self.last_turn_only
         require(not both, "train_on_inputs and last_turn_only are both set", "use one of them")
         require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows")

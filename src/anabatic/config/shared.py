@@ -39,9 +39,9 @@ class Device:
 class Data:
     """What to read.
 
-    A source is `PATH[#ROWS][@WEIGHT]`: a file, a folder or a glob of .txt, .md, .py, .jsonl[.gz|.zst], .parquet,
-    or a built-in source `stdlib:`, `stdlib:docs`, `task:NAME`, `chat:stdlib`. `#2000` takes 2,000 rows, `@0.5` is
-    the share of the tokens (sources without `@` share what is left in proportion to their size).
+    A source is `PATH[#ROWS][@WEIGHT]`: a file, a folder or a glob of .txt, .md, .py, .jsonl[.gz|.zst], .json, .csv,
+    .tsv, .parquet, or a built-in source `stdlib:`, `stdlib:docs`, `task:NAME`, `chat:stdlib`. `#2000` takes 2,000
+    rows, `@0.5` is the share of the tokens (sources without `@` share what is left in proportion to their size).
     """
 
     train: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Data:
     valid_fraction: float = 0.02
     """Share of documents held out when `valid` is empty."""
     text_column: str = "text"
-    """Column or key of the text in .jsonl and .parquet."""
+    """Column or key of the text."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name of a column -> its name in the files, for example `{query: question_text, response: reply}`."""
     on_bad_row: Literal["fail", "skip"] = "fail"
@@ -79,6 +79,8 @@ class Batch:
     """Tokens per forward pass and rank."""
     global_batch_tokens: int | None = None
     """Tokens per optimizer step over all ranks; the difference is made up by gradient accumulation."""
+    packing: bool = True
+    """Conversations side by side without padding; false: rows of like length, padded to the longest, to compare."""
 
     def __post_init__(self) -> None:
         require(self.seq_len >= 2, f"batch.seq_len is {self.seq_len}", "use at least 2 tokens; 1024 is common")
@@ -226,6 +228,9 @@ class Log:
     """Trackers that receive a copy of the metrics."""
     name: str | None = None
     """Name of the run in the trackers; default: the run folder's name."""
+    samples: int = 1
+    """Conversations of the training data shown at the start, with what is learned marked; 0: none."""
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"log.every is {self.every}", "use 1 or more steps")
+        require(self.samples >= 0, f"log.samples is {self.samples}", "use 0 or more conversations")

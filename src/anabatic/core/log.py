@@ -22,7 +22,8 @@ class _LineFormatter(logging.Formatter):
         self.colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
+        coloured: str = getattr(record, "coloured", "") if self.colour else ""
+        text = coloured or record.getMessage()
         if record.levelno >= logging.WARNING:
             word = record.levelname.lower()
             text = f"\x1b[33m{word}:\x1b[0m {text}" if self.colour else f"{word}: {text}"
@@ -62,9 +63,9 @@ def to_file(path: Path) -> None:
     LOGGER.addHandler(handler)
 
 
-def info(message: str) -> None:
-    """One line for the user."""
-    LOGGER.info(message)
+def info(message: str, coloured: str = "") -> None:
+    """One line for the user; `coloured` takes its place on a terminal with colours."""
+    LOGGER.info(message, extra={"coloured": coloured})
 
 
 def warn(message: str) -> None:

@@ -130,6 +130,6 @@ def lines(settings: Curriculum, levels: Levels) -> list[str]:
 def by_level(state: dict[str, object], levels: Levels) -> dict[str, int]:
     """Samples drawn so far of every level, from a loader's state."""
     drawn = dict.fromkeys(levels.names, 0)
-    for cursor, (_, own) in zip(state["cursors"], levels.sets, strict=True):  # type: ignore[call-overload]
-        drawn[levels.names[own]] += cursor["samples"]
+    for samples, (_, own) in zip(state["samples"], levels.sets, strict=True):  # type: ignore[call-overload]
+        drawn[levels.names[own]] += samples
     return drawn

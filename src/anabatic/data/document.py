@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from anabatic.core.errors import DataError
 
@@ -15,6 +15,16 @@ MAX_ROW = 64 * 2**20
 """Longest row in bytes."""
 
 SKIP_HINT = "or pass over such rows with data.on_bad_row: skip"
+
+
+class Form(NamedTuple):
+    """What a row was taken for: the name of its format and the columns that were read.
+
+    A column that has another name in the file stands as `ours=theirs`.
+    """
+
+    name: str = ""
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,7 @@ class Document:
         tools: JSON schemas of the functions a conversation may call.
         level: difficulty, where a column for it was asked for; empty: the row has none.
         rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
+        form: what the row was taken for; without a name: it was not a row of a file.
     """
 
     text: str | None
@@ -37,6 +48,13 @@ class Document:
     tools: list[dict[str, Any]] | None = None
     rejected: list[Message] | None = None
     level: str = ""
+    form: Form = Form()
+
+    @property
+    def place(self) -> str:
+        """File and row for messages: `chats.jsonl: row 17`."""
+        file, _, row = self.id.rpartition(":")
+        return f"{file}: row {row}"
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class ChatEncoder:
         """
         for document in batch:
             if document.messages is None:
-                raise mixed(document.id, "a text among conversations")
+                raise mixed(document.place, "a text among conversations")
         try:
             rendered = self._render(batch)
         except DataError:
@@ -80,7 +80,7 @@ class ChatEncoder:
         return chat.render_full(
             [document.messages or [] for document in batch],
             self._tokenizer,
-            names=[document.id for document in batch],
+            names=[document.place for document in batch],
             tools=[document.tools for document in batch],
             turns=self._learning.turns,
         )

@@ -195,8 +195,10 @@ def turns(value: Any, column: str) -> list[Message]:
     """Return the checked turns of a list in either spelling: role/content or from/value.
 
     Raises:
-        BadRow: no list, an empty one, an unknown role, content that is not text.
+        BadRow: no list (nor text that spells one in JSON, as tables do), an empty one, an unknown role, content that
+            is not text.
     """
+    value = _unspelt(value)
     if not isinstance(value, list) or not value:
         raise BadRow(f'"{column}" is empty' if value == [] else f'"{column}" is {kind_of(value)}, not a list of turns')
     return [_turn(turn, index) for index, turn in enumerate(value, start=1)]
@@ -216,8 +218,36 @@ def _turn(turn: Any, index: int) -> Message:
     content = clean.setdefault("content", "" if speaks_otherwise else None)
     if not isinstance(content, str):
         raise BadRow(f"message {index}: content is {kind_of(content)}, not text")
-    encodable(content, f"content of message {index}")
+    for key, item in clean.items():
+        _all_encodable(item, f"{key} of message {index}")
     return clean
+
+
+def _unspelt(value: Any) -> Any:
+    """Return the list that `value` spells in JSON, else `value`."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _all_encodable(value: Any, where: str) -> None:
+    """Make sure that no text at any depth has a lone surrogate.
+
+    Raises:
+        BadRow: one has.
+    """
+    if isinstance(value, str):
+        encodable(value, where)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            encodable(key, where)
+            _all_encodable(item, where)
+    elif isinstance(value, list):
+        for item in value:
+            _all_encodable(item, where)
 
 
 def _from_value(turn: dict[str, Any], index: int) -> dict[str, Any]:
@@ -266,7 +296,7 @@ def _system(row: Row) -> list[Message]:
 
 def _history(row: Row) -> list[Message]:
     """Earlier turns as `[[question, answer], ...]`."""
-    history = row.get("history")
+    history = _unspelt(row.get("history"))
     if not history:
         return []
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
@@ -287,6 +317,7 @@ def _tools(row: Row) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRow('"tools" is not a list of function descriptions')
+    _all_encodable(tools, '"tools"')
     return tools
 
 

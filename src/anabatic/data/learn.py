@@ -74,5 +74,8 @@ def wanted(messages: Sequence[dict[str, Any]], turns: Turns, name: str) -> list[
 def _weight(message: dict[str, Any], name: str) -> bool:
     value = message.get("weight", message.get("loss", 1))
     if value not in (0, 1) or not isinstance(value, (int, float)):  # True and False are 1 and 0
-        raise DataError(f"{name}: a turn has weight {value!r}", "use 1 to learn a turn, 0 to pass over it")
+        raise DataError(
+            f"{name}: a turn of the assistant has weight {value!r}, and a turn is learned wholly or not at all",
+            "use 1 to learn a turn, 0 to pass over it",
+        )
     return bool(value)

@@ -11,7 +11,8 @@ import numpy as np
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import Batch
-from anabatic.data.pack import Lay, flatten
+from anabatic.data.pack import Lay, flatten, pad
+from anabatic.data.padded import PaddedStream
 from anabatic.data.part import Part
 from anabatic.data.prefetch import Prefetch
 from anabatic.data.shard_set import ShardSet
@@ -38,7 +39,7 @@ class Loader:
         sources: shard sets with their share of the tokens; `None` shares what the others leave in proportion
             to size.
         seq_len: longest segment; longer text is cut into several, longer conversations on the right.
-        micro_batch_tokens: `T`, tokens of every batch.
+        micro_batch_tokens: `T`, tokens of every batch; without packing the most that a batch has.
         rank: of this process.
         world_size: number of ranks.
         seed: of the shuffle.
@@ -47,7 +48,9 @@ class Loader:
         pin_memory: put the tensors into page-locked memory, from which copies to the device do not block.
         lookahead: conversations that wait for a place that fits.
         stages: a curriculum; the sources' shares then play no part.
-        lay: makes a batch of the pieces that were chosen for it.
+        packing: lay segments side by side without padding; else a batch is rows of like length, padded to the
+            longest, as many as fit.
+        lay: makes a packed batch of the pieces that were chosen for it.
 
     Raises:
         ConfigError: sizes, ranks or weights that cannot be.
@@ -68,6 +71,7 @@ class Loader:
         pin_memory: bool = False,
         lookahead: int = 64,
         stages: Sequence[Stage] = (),
+        packing: bool = True,
         lay: Lay = flatten,
     ) -> None:
         check_sizes(seq_len, micro_batch_tokens, rank, world_size)
@@ -79,15 +83,10 @@ class Loader:
         self._rank = rank
         self._world_size = world_size
         self._pin_memory = pin_memory
-        self._lay = lay
-        stream = Stream(
-            list(zip(self._sets, self.weights, strict=True)),
-            seq_len=seq_len,
-            capacity=micro_batch_tokens,
-            seed=seed,
-            lookahead=lookahead,
-            stages=stages,
-        )
+        self._lay = lay if packing else pad
+        weighted = list(zip(self._sets, self.weights, strict=True))
+        options: dict[str, Any] = {"seq_len": seq_len, "capacity": micro_batch_tokens, "seed": seed, "stages": stages}
+        stream = Stream(weighted, lookahead=lookahead, **options) if packing else PaddedStream(weighted, **options)
         if state is not None:
             stream.restore(state)
         self._batches = Prefetch(_rounds(self._reader(), stream, rank, world_size), prefetch, "loader")

@@ -1,4 +1,4 @@
-"""From pieces of documents to flat micro-batches: nothing is padded but the tail."""
+"""From pieces of documents to flat micro-batches: nothing is padded but the tail, or all rows to one length."""
 
 from __future__ import annotations
 
@@ -79,6 +79,37 @@ def best_fit(lengths: Iterable[int], capacity: int, lookahead: int = 64) -> Iter
         index, length = waiting.pop(at)
         batch.append(index)
         room -= length
+
+
+def pad(
+    pieces: Sequence[Piece], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+) -> Batch:
+    """Lay pieces below each other, each padded with `pad_id` to the longest; `T` is rows x longest.
+
+    Every row is one segment. Its padding has no labels, and under the causal mask no token before it sees it.
+
+    Args:
+        pieces: at least one.
+        capacity, seq_len: as for `flatten`; whoever chose the pieces has kept to them.
+        pad_id: token of the padding.
+        state: stored in the batch.
+    """
+    longest = max(piece.length for piece in pieces)
+    input_ids = np.full((len(pieces), longest), pad_id, dtype=np.int64)
+    labels = np.full((len(pieces), longest), IGNORE, dtype=np.int64)
+    for row, piece in enumerate(pieces):
+        input_ids[row, : piece.length] = piece.ids[:-1]
+        learned = slice(None) if piece.mask is None else piece.mask[1:] != 0
+        labels[row, : piece.length][learned] = piece.ids[1:][learned]
+    return Batch(
+        input_ids=torch.from_numpy(input_ids.reshape(-1)),
+        labels=torch.from_numpy(labels.reshape(-1)),
+        position_ids=torch.arange(longest).repeat(len(pieces)),
+        cu_seqlens=[row * longest for row in range(len(pieces) + 1)],
+        num_targets=int(np.count_nonzero(labels != IGNORE)),
+        num_tokens=sum(piece.length for piece in pieces),
+        state=state or {},
+    )
 
 
 def flatten(

@@ -9,7 +9,7 @@ from typing import Any
 from anabatic.core.errors import DataError
 from anabatic.core.text import count
 from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
-from anabatic.data.rows import format_name, listed, missing_hint, needed, to_document
+from anabatic.data.rows import format_name, listed, missing, missing_hint, needed, to_document
 
 
 def read_parquet(path: Path, name: str, settings: Columns) -> Iterator[Document | Problem]:
@@ -46,9 +46,9 @@ def _parquet_columns(path: Path, schema: Any, settings: Columns) -> list[str]:
     form = format_name(names, settings)
     if not form:
         raise DataError(
-            f'{path}: no column "{settings.text}"; the file has {listed(names)}', missing_hint(settings, names)
+            f"{path}: {missing(settings, names)}; the file has {listed(names)}", missing_hint(settings, names)
         )
-    if not form.startswith("plain text"):
+    if form != "plain text":
         return needed(names, settings)
     theirs = dict(settings.names).get(settings.text, settings.text)
     kind = schema.field(theirs).type

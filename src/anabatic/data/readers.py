@@ -15,7 +15,7 @@ from anabatic.core.text import size
 from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
 from anabatic.data.parquet import read_parquet
 from anabatic.data.rows import to_document
-from anabatic.data.tables import no_key_twice, read_csv, read_json
+from anabatic.data.tables import Twice, no_key_twice, read_csv, read_json
 
 BLOCK = 2**20
 """A text file over `MAX_ROW` is read in blocks of about so many bytes; each is a document."""
@@ -133,6 +133,8 @@ def _json_row(
     try:
         row = json.loads(text, object_pairs_hook=no_key_twice)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, Twice):
+            return Problem(f"{place}: {error}", f"leave one of them, {SKIP_HINT}")
         what = str(error)
         if isinstance(error, json.JSONDecodeError):
             what = f"{error.msg.removesuffix(' at')} at column {error.colno}"

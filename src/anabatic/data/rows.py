@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from anabatic.core.text import did_you_mean
-from anabatic.data.document import Columns, Document, Problem
-from anabatic.data.formats import FORMATS, BadRow, encodable, find, kind_of
+from anabatic.data.document import SKIP_HINT, Columns, Document, Form, Problem
+from anabatic.data.formats import FORMATS, BadRow, Format, encodable, find, kind_of
 from anabatic.data.turn_order import require_order
 
 _SHAPE = 'a conversation needs "messages": [{"role": "user", "content": "..."}, ...]'
@@ -30,24 +31,26 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
         row = renamed(row, columns)
         form = find(row)
         if columns.text in row and (form is None or row.get("messages") is None):
-            return _text(row[columns.text], doc_id, columns.text)
+            return _text(row[columns.text], doc_id, columns)
         if form is not None:
             made = form.read(row)
             for turns in (made.messages, made.rejected or []):
                 require_order(turns)
-            return Document(None, made.messages, doc_id, made.tools, made.rejected, _level(row, columns))
+            level = _level(row, columns)
+            told = _form(form, tuple(row), columns)
+            return Document(None, made.messages, doc_id, made.tools, made.rejected, level, told)
     except BadRow as error:
         return Problem(
             f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
         )
-    return Problem(f'{place}: no column "{columns.text}"; the row has {listed(row)}', missing_hint(columns, row))
+    return Problem(f"{place}: {missing(columns, row)}; the row has {listed(row)}", missing_hint(columns, row))
 
 
 def _level(row: dict[str, Any], columns: Columns) -> str:
     value = row.get(columns.level) if columns.level else None
     if value is not None and not isinstance(value, (str, int)):
         raise BadRow(f'column "{columns.level}" is {kind_of(value)}, not the name of a level')
-    return "" if value is None else str(value)
+    return "" if value is None else encodable(str(value), f'column "{columns.level}"')
 
 
 def renamed(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
@@ -69,17 +72,23 @@ def renamed(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
     return {**rest, **{ours: row[theirs] for ours, theirs in columns.names}}
 
 
+@functools.lru_cache(maxsize=256)
+def _form(form: Format | None, columns: tuple[str, ...], settings: Columns) -> Form:
+    """What is said of rows with these columns (under our names); without a format they are plain text."""
+    wanted = (settings.text,) if form is None else (*form.needs, *form.takes)
+    theirs = dict(settings.names)
+    used = (f"{name}={theirs[name]}" if name in theirs else name for name in columns if name in wanted)
+    return Form("plain text" if form is None else form.name, tuple(used))
+
+
 def format_name(columns: list[str], settings: Columns) -> str:
-    """Return what rows with these columns are taken for, to be said aloud; empty: for nothing known."""
+    """Return the format of a table with these columns; empty: none that is known."""
     names = [ours for ours, theirs in settings.names if theirs in columns]
     known = [*names, *(name for name in columns if name not in dict(settings.names).values())]
     form = find(known)
     if settings.text in known and (form is None or "messages" not in known):
-        return f'plain text (column "{settings.text}")'
-    if form is None:
-        return ""
-    used = [name for name in (*form.needs, *form.takes) if name in known]
-    return f"{form.name} ({', '.join(used)})"
+        return "plain text"
+    return form.name if form else ""
 
 
 def needed(columns: list[str], settings: Columns) -> list[str]:
@@ -89,10 +98,36 @@ def needed(columns: list[str], settings: Columns) -> list[str]:
     return [name for name in columns if ours.get(name, name) in wanted]
 
 
+def missing(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
+    """Return what is missing when neither the text column nor a whole conversation is there."""
+    begun, absent = _begun(there)
+    if not absent:
+        return f'no column "{columns.text}"'
+    return f"no column {_either(absent)}, which goes with {_either(begun)}"
+
+
 def missing_hint(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
-    """Return what to do when neither the text column nor a conversation is there."""
+    """Return what to do about it."""
+    _, absent = _begun(there)
+    if absent:
+        return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or mend the row, {SKIP_HINT}"
     nearest = did_you_mean(columns.text, there)
-    return f"name the column of the text with --data.text-column NAME.{nearest} Otherwise: {_SHAPE}"
+    return (
+        f"name the column of the text with --data.text-column NAME.{nearest} Columns of conversations that are called"
+        f" otherwise: --data.columns query=NAME response=NAME. Otherwise: {_SHAPE}"
+    )
+
+
+def _begun(there: Mapping[str, Any] | list[str]) -> tuple[list[str], list[str]]:
+    """Return the columns of formats that are there in part, and those that would make them whole."""
+    partly = [form for form in FORMATS if any(name in there for name in form.needs)]
+    begun = dict.fromkeys(name for form in partly for name in form.needs if name in there)
+    absent = dict.fromkeys(name for form in partly for name in form.needs if name not in there)
+    return list(begun), list(absent)
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
 
 
 def listed(columns: Mapping[str, Any] | list[str]) -> str:
@@ -103,7 +138,9 @@ def listed(columns: Mapping[str, Any] | list[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-def _text(value: Any, doc_id: str, column: str) -> Document | None:
+def _text(value: Any, doc_id: str, columns: Columns) -> Document | None:
+    column = columns.text
     if not isinstance(value, str):
         raise BadRow(f'column "{column}" is {kind_of(value)}, not text')
-    return Document(encodable(value, column), None, doc_id) if value else None
+    form = _form(None, (column,), columns)
+    return Document(encodable(value, column), None, doc_id, form=form) if value else None

@@ -30,7 +30,7 @@ import numpy as np
 from anabatic.core.errors import DataError
 from anabatic.data.pack import Piece
 
-FORMAT = 1
+FORMAT = 2
 TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _OPEN_FILES = 256
 _DAMAGED = "delete the folder; it is built again from the sources"

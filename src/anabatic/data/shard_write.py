@@ -34,6 +34,7 @@ class Counts:
     held_out: int = 0
     empty: int = 0
     bad: int = 0
+    unread: int = 0
     truncated: int = 0
     split: int = 0
     too_long: int = 0
@@ -82,7 +83,7 @@ def parts(documents: Iterable[Document], counts: Counts, part_chars: int) -> Ite
     """
     for document in documents:
         if document.text is None:
-            raise mixed(document.id, "a conversation among texts")
+            raise mixed(document.place, "a conversation among texts")
         if not document.text.strip():
             counts.empty += 1
             continue

@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -21,15 +21,14 @@ from anabatic.config.shared import Data
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import cache_root, cannot_write, fsync_folder
-from anabatic.core.text import count, size
-from anabatic.data import sources, tokenizer
+from anabatic.data import said, sources, tokenizer
 from anabatic.data.encoders import ChatEncoder, TextEncoder
 from anabatic.data.holdout import Split, select
 from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.pairs import PairEncoder
 from anabatic.data.shard_set import FORMAT, ShardSet
 from anabatic.data.shard_write import PART_CHARS, Counts, ShardWriter, parts, write_shards
-from anabatic.data.sources import Document, Source
+from anabatic.data.sources import Document, Skips, Source
 
 __all__ = ["ShardSet", "build", "build_all", "key_path"]
 
@@ -97,14 +96,17 @@ def build(
     path = job.path
     if path.exists():
         try:
-            return ShardSet.open(path)
+            shards = ShardSet.open(path)
         except DataError as error:
             log.warn(f"{error}; building it again")
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            said.say(shards, cached=True)
+            return shards
     with _publish(path) as folder:
         job.write(folder)
     shards = ShardSet.open(path)
-    _report(shards)
+    said.say(shards, cached=False)
     return shards
 
 
@@ -159,7 +161,8 @@ class _Job:
         self.path = root / "shards" / f"{slug}-{split}-{self.key[:20]}"
 
     def read(self) -> Iterator[Document]:
-        return sources.documents(self.source, self.data, split=self.rows, level_field=self.level[0])
+        self.skips = Skips()  # of the last reading alone: the first rows may be read twice
+        return sources.documents(self.source, self.data, split=self.rows, level_field=self.level[0], skips=self.skips)
 
     def _material(self) -> dict[str, Any]:
         chat = {"seq_len": self.seq_len, "learning": asdict(self.learning)}
@@ -186,6 +189,8 @@ class _Job:
         selected = select(self.read, self.data.valid_fraction, self.split, counts) if self.held_out else self.read()
         if self.level[0]:  # after the choice of what is held out, which must not depend on the level
             selected = (document for document in selected if document.level == self.level[1])
+        told = said.Told()
+        selected = told.listen(selected, counts, lambda: self.skips.count)
         dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
         writer = ShardWriter(folder, "chat" if self.is_chat else "text", dtype, end_of_text(backend, self.tokenizer))
         meta = {
@@ -194,6 +199,7 @@ class _Job:
             "split": self.split,
             "seq_len": self.seq_len if self.is_chat else None,
             "part_chars": self.part_chars,
+            "formats": told.formats,
         }
         if self.is_chat:
             write_shards(selected, _chars, self._chat_encoder(counts), writer, counts, meta)
@@ -277,25 +283,3 @@ def _sweep(path: Path) -> None:
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         if time.time() - left.stat().st_mtime > _STALE_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
-
-
-_DROPPED: dict[str, Callable[[int, float], str]] = {
-    "empty": lambda n, share: f"{n:,} empty documents passed over ({share:.1%})",
-    "bad": lambda n, share: f"{n:,} malformed conversations passed over ({share:.1%})",
-    "truncated": lambda n, share: f"{n:,} conversations too long and cut ({share:.1%})",
-    "split": lambda n, share: f"{n:,} conversations too long and parted ({share:.1%})",
-    "too_long": lambda n, share: f"{n:,} conversations too long and left out ({share:.1%})",
-    "unlearned": lambda n, share: f"{n:,} conversations dropped, nothing to learn in what is left ({share:.1%})",
-}
-
-
-def _report(shards: ShardSet) -> None:
-    kept = "conversations" if shards.is_chat else "documents"
-    log.info(
-        f"{shards.name} ({shards.meta['split']}): {shards.counts['documents']:,} {kept}, "
-        f"{size(shards.num_bytes)} of text, {count(shards.num_tokens)} tokens in {shards.path}"
-    )
-    read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad")))
-    for name, message in _DROPPED.items():
-        if n := shards.counts[name]:
-            log.warn(f"{shards.name}: {message(n, n / read)}")

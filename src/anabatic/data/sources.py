@@ -109,7 +109,7 @@ def documents(
 def _report(source: Source, found: int, skips: Skips, skipped: int) -> None:
     first = f"; first: {skips.examples[0]}" if skipped else ""
     if not found:
-        why = f"all {skipped:,} rows are bad{first}" if skipped else "its files are empty"
+        why = f"all {skipped:,} rows are bad{first}" if skipped else "its files hold no rows"
         raise DataError(f"{source.path}: no document: {why}", "give text, or rows with a text column or messages")
     if skipped:
         log.warn(f"{source.path}: passed over {skipped:,} bad rows of {found + skipped:,}{first}")

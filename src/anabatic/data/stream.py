@@ -57,7 +57,7 @@ class _Cursor:
     """
 
     def __init__(self, number: int, shards: ShardSet | Part, seq_len: int, key: int, lookahead: int) -> None:
-        self._number = number
+        self.number = number
         self._shards = shards
         self._seq_len = seq_len
         self._order = Order(shards.num_docs, key)
@@ -84,7 +84,7 @@ class _Cursor:
             self._current = self._shards.entry(self._order[self._next])
         n = min(self._current.length - self._start, self._seq_len, room)
         self._start += n
-        return Slot(self._number, self._current, self._start - n, n)
+        return Slot(self.number, self._current, self._start - n, n)
 
     def _take_whole(self, room: int) -> Slot | None:
         while len(self._waiting) < self._lookahead:
@@ -94,7 +94,7 @@ class _Cursor:
         if at is None:
             return None
         _, entry, n = self._waiting.pop(at)
-        return Slot(self._number, entry, 0, n)
+        return Slot(self.number, entry, 0, n)
 
     def _draw(self, draw: int) -> _Waiting:
         entry = self._shards.entry(self._order[draw])
@@ -154,19 +154,32 @@ class Stream:
         ]
         self._layout = {"seed": seed, "sources": [shards.key for shards, _ in sources]}
         self.micro_batch = 0
+        self._tokens = [0, 0]
 
     def plan(self) -> list[Slot]:
         """Return the pieces of the next micro-batch."""
         slots: list[Slot] = []
         room = self._capacity
-        while self._stage + 1 < len(self._stages) and self.micro_batch >= self._stages[self._stage + 1].first:
-            self._stage += 1
-            self._before = [cursor.samples for cursor in self._cursors]
+        self._enter_stage()
         while room and (slot := self._take(room)) is not None:
             slots.append(slot)
             room -= slot.n
         self.micro_batch += 1
+        self._count(slots, self._capacity)
         return slots
+
+    def _enter_stage(self) -> None:
+        while self._stage + 1 < len(self._stages) and self.micro_batch >= self._stages[self._stage + 1].first:
+            self._stage += 1
+            self._before = [cursor.samples for cursor in self._cursors]
+
+    def _count(self, slots: list[Slot], placed: int) -> None:
+        """Add a micro-batch of `placed` tokens, padding included."""
+        self._tokens[0] += sum(slot.n for slot in slots)
+        self._tokens[1] += placed
+
+    def _samples(self) -> list[int]:
+        return [cursor.samples for cursor in self._cursors]
 
     def _take(self, room: int) -> Slot | None:
         if len(self._cursors) == 1:
@@ -185,12 +198,17 @@ class Stream:
         return None
 
     def state(self) -> dict[str, Any]:
-        """Return where the stream stands; JSON-serialisable, a few hundred bytes per source."""
+        """Return where the stream stands; JSON-serialisable, a few hundred bytes per source.
+
+        `samples` are the pieces of every source so far, `tokens` those of the data and all, padding included.
+        """
         return {
             "micro_batch": self.micro_batch,
             "cursors": [cursor.state() for cursor in self._cursors],
             "layout": self._layout,
             "stage": [self._stage, self._before],
+            "samples": self._samples(),
+            "tokens": list(self._tokens),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -208,6 +226,7 @@ class Stream:
                     "restore the run's sources, tokenizer and seed, or start over with --save.resume never",
                 )
         self.micro_batch = state["micro_batch"]
+        self._tokens = list(state["tokens"])
         self._stage, self._before = state["stage"][0], list(state["stage"][1])
         for cursor, position in zip(self._cursors, state["cursors"], strict=True):
             cursor.restore(position)

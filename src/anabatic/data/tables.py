@@ -15,6 +15,7 @@ from anabatic.data.rows import to_document
 
 BLOCK = 2**20
 _BLANK = " \t\n\r"
+_NO_MORE = "no row from there on is read"
 
 
 class Twice(ValueError):
@@ -48,8 +49,11 @@ def read_json(path: Path, name: str, columns: Columns) -> Iterator[Document | Pr
             inside = stream.skip("[")
             while not stream.skip("]") and not stream.ended():
                 number += 1
-                row = stream.value(decoder)
-                item = to_document(row, f"{name}:{number}", f"{path}: row {number}", columns)
+                place = f"{path}: row {number}"
+                try:
+                    item = to_document(stream.value(decoder), f"{name}:{number}", place, columns)
+                except Twice as error:
+                    item = Problem(f"{place}: {error}", f"leave one of them, {SKIP_HINT}")
                 if item is not None:
                     yield item
                 if not stream.skip(",") and inside and not stream.peek("]"):
@@ -58,15 +62,19 @@ def read_json(path: Path, name: str, columns: Columns) -> Iterator[Document | Pr
                 raise ValueError("there is more behind the closing bracket")
         except UnicodeDecodeError as error:
             yield Problem(
-                f"{path}: row {number}: invalid UTF-8 ({error.reason})",
+                f"{path}: row {max(1, number)} or a later one: invalid UTF-8 ({error.reason}); {_NO_MORE}",
                 "convert the file with `iconv -f OLD_ENCODING -t UTF-8`",
             )
         except (ValueError, RecursionError) as error:
-            yield Problem(f"{path}: row {number}: broken JSON: {_what(error)}", "mend the file from there on")
+            what = f"{path}: row {number}: broken JSON: {_what(error)}; {_NO_MORE}"
+            yield Problem(what, "mend the file from there on")
 
 
 def _what(error: Exception) -> str:
-    return error.msg.removesuffix(" at") if isinstance(error, json.JSONDecodeError) else str(error)
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    nul = error.doc[error.pos : error.pos + 1] == "\0"
+    return "a NUL character" if nul else error.msg.removesuffix(" at")
 
 
 class _Characters:
@@ -117,13 +125,16 @@ class _Characters:
 
         Raises:
             ValueError: it is broken, or longer than `MAX_ROW`.
+            Twice: it holds a key twice; what comes behind it can be taken.
         """
         self._blanks()
+        twice: Twice | None = None
         while True:
             try:
                 value, end = decoder.raw_decode(self._text, self._at)
-            except Twice:
-                raise
+            except Twice as error:  # the row may go on behind the object that has it
+                twice, decoder = error, json.JSONDecoder()
+                continue
             except ValueError:
                 if len(self._text) - self._at > MAX_ROW:
                     raise ValueError(f"the row is longer than {size(MAX_ROW)}, or not closed") from None
@@ -133,6 +144,8 @@ class _Characters:
             if end == len(self._text) and self._fill():  # a number may go on in the next block
                 continue
             self._at = end
+            if twice is not None:
+                raise twice
             return value
 
 
@@ -159,11 +172,16 @@ def read_csv(path: Path, name: str, columns: Columns) -> Iterator[Document | Pro
                         f'put cells with commas or line ends into "quotes", {SKIP_HINT}',
                     )
                     continue
+                if any("\0" in cell for cell in cells):
+                    yield Problem(
+                        f"{place}: a NUL character", f"the file is damaged or no text: write it again, {SKIP_HINT}"
+                    )
+                    continue
                 item = to_document(dict(zip(heading, cells, strict=True)), f"{name}:{number}", place, columns)
                 if item is not None:
                     yield item
     except UnicodeDecodeError as error:
         where = f"{path}: invalid UTF-8 after row {number} (0x{error.object[error.start]:02x})"
-        yield Problem(where, "convert the file with `iconv -f OLD_ENCODING -t UTF-8`")
+        yield Problem(f"{where}; {_NO_MORE}", "convert the file with `iconv -f OLD_ENCODING -t UTF-8`")
     except csv.Error as error:
-        yield Problem(f"{path}: broken CSV after row {number}: {error}", "mend the file from there on")
+        yield Problem(f"{path}: broken CSV after row {number}: {error}; {_NO_MORE}", "mend the file from there on")

@@ -17,7 +17,7 @@ from anabatic.device.ops import for_device
 from anabatic.device.segments import Segments
 
 NAME = "anabatic"
-_PASSED_BY = {"position_ids", "use_cache", "output_attentions", "position_embeddings"}
+_PASSED_BY = {"position_ids", "use_cache", "output_attentions", "position_embeddings", "is_causal"}
 """What layers hand down to their attention and what changes nothing in it."""
 
 
@@ -82,7 +82,10 @@ def attention_forward(
     _refuse(module, attention_mask, dropout, others)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     scores = Scores(scale, window, softcap, s_aux)
-    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    kind = value.device.type
+    # Norms and angles in fp32 make wide queries and keys; kernels want one type, autocast's where it is on.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    q, k, v = (x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value))
     if cache is not None:
         cache.put(int(module.layer_idx), k, v)  # type: ignore[arg-type]
     if segments is not None:

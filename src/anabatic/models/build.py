@@ -143,6 +143,8 @@ def initialise(net: PreTrainedModel, seed: int) -> None:
         if isinstance(module, nn.Embedding):
             draw(module.weight, 0.02 if config.tie_word_embeddings else 1.0)
         elif isinstance(module, nn.Linear):
+            if name == "lm_head" and config.tie_word_embeddings:
+                continue  # the embedding
             if name.endswith(("o_proj", "down_proj", "lm_head")):
                 local(module.weight).zero_()
             else:

@@ -85,6 +85,12 @@ def hidden_states(model: PreTrainedModel, packed: Packed, cache: KVCache | None 
 
 
 def _require_known(model: PreTrainedModel) -> None:
+    if not model._supports_attention_backend:
+        raise DataError(
+            f"{type(model).__name__} mixes tokens in its own way, not by transformers' attention interface: rows of a"
+            " batch would mix",
+            "use a model of another family",
+        )
     unknown = sorted(set(getattr(model.config, "layer_types", None) or ()) - set(NO_MASK))
     if unknown:
         raise DataError(

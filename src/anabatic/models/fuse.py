@@ -54,7 +54,8 @@ def install(model: nn.Module, ops: Ops) -> Found:
     """
     found = Found()
     for module in model.modules():
-        forward, kind, reason = _choose(module, ops)
+        with torch.device("cpu"):
+            forward, kind, reason = _choose(module, ops)
         if forward is not None:
             module.__dict__["forward"] = types.MethodType(forward, module)
             found.fused[kind] += 1
@@ -124,7 +125,7 @@ def _probe(module: nn.Module, parameters: dict[str, Tensor], children: dict[str,
 def _run(probe: nn.Module, x: Tensor) -> Tensor | None:
     """The output, or None where the module wants other inputs."""
     try:
-        out = probe(x)
+        out = probe.forward(x)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError):
         return None
     return out if isinstance(out, Tensor) else None
@@ -253,6 +254,7 @@ def _experts(module: nn.Module, ops: Ops) -> Choice | None:
     return moe.choose(module, ops) if moe.is_experts(module) else None
 
 
+@torch.no_grad()
 def compile_blocks(model: nn.Module) -> int:
     """torch.compile the norms and gated blocks, whose shapes are the same for every packed batch; return how many.
 

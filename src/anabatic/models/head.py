@@ -50,6 +50,17 @@ def find(model: Any) -> Head:
     Raises:
         DataError: its logits are made in another way.
     """
+    with torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        found = _find(model)
+    if found is None:
+        raise DataError(
+            f"{type(model).__name__} makes its logits in a way that the loss in chunks does not know",
+            "use a model whose logits are its output matrix, a factor and a cap",
+        )
+    return found
+
+
+def _find(model: Any) -> Head | None:
     generator = torch.Generator().manual_seed(0)
     states, weight = (torch.randn(*shape, generator=generator) for shape in ((1, 4, _HIDDEN), (_VOCAB, _HIDDEN)))
     output = model.get_output_embeddings()
@@ -64,18 +75,11 @@ def find(model: Any) -> Head:
             probe._modules[name] = small
         elif name == model.base_model_prefix:
             probe._modules[name] = _Stub(states)
-    found = _match(_run(probe), states, weight, getattr(model.config, "final_logit_softcapping", None))
-    if found is None:
-        name = type(model).__name__
-        raise DataError(
-            f"{name} makes its logits in a way that the loss in chunks does not know",
-            "use a model whose logits are its output matrix, a factor and a cap",
-        )
-    return found
+    return _match(_run(probe), states, weight, getattr(model.config, "final_logit_softcapping", None))
 
 
 def _run(probe: Any) -> Tensor:
-    out: Tensor = probe(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
+    out: Tensor = probe.forward(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
     return out
 
 

@@ -19,17 +19,18 @@ from anabatic.config.parallel import Recompute
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.device.ops import dear_operators, for_device
-from anabatic.models import adapter, attention, fuse, stored
+from anabatic.models import adapter, attention, fuse, hub, stored
 from anabatic.parallel.sharded import materialise
+from anabatic.parallel.world import World
 
 
-def resolve(path: str | Path) -> Path:
-    """Return the model folder that `path` means: itself, or the best or final model of a run folder.
+def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:
+    """Return the model folder that `path` means: itself, that of a run folder (best or final), or a hub's `OWNER/NAME`.
 
     Raises:
         DataError: there is no model there.
     """
-    root = Path(path)
+    root = hub.fetch(str(path), named_hub, world) if hub.is_id(path) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter.CONFIG).is_file():
@@ -42,7 +43,7 @@ def resolve(path: str | Path) -> Path:
     )
 
 
-def base_of(folder: Path) -> Path:
+def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:
     """Return the folder with the weights: of an adapter the model it was made for, else `folder` itself.
 
     Raises:
@@ -51,12 +52,12 @@ def base_of(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     name = adapter.read_config(folder).get("base_model_name_or_path") or ""
-    if not name or not Path(name).exists():
+    if not name or not (Path(name).exists() or hub.is_id(name)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
         )
-    base = resolve(name)
+    base = resolve(name, named_hub, world)
     if not (base / "config.json").is_file():
         raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
     return base
@@ -222,9 +223,9 @@ def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: boo
 
 def _chat_ids(tokenizer: Any) -> dict[str, Any]:
     """End of text and end of turn both end an answer."""
-    ends = [tokenizer.eos_token_id]
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     if turn is not None and turn != tokenizer.unk_token_id and turn not in ends:
         ends.append(turn)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return {"eos_token_id": ends, "pad_token_id": pad}
+    return {"eos_token_id": ends or None, "pad_token_id": pad}

@@ -13,8 +13,16 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from anabatic.parallel.sharded import local, put, whole
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return `total + scale * a b`, in the memory of `total` unless somebody keeps it: selective recomputation does."""
+    if is_in_torch_dispatch_mode():
+        return torch.addmm(total, a, b, alpha=scale)
+    return total.addmm_(a, b, alpha=scale)
 
 
 class _Lora(torch.autograd.Function):
@@ -25,7 +33,7 @@ class _Lora(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
         down = x @ a.to(x.dtype).t()
         out = x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
-        out.addmm_(down, b.to(x.dtype).t(), alpha=scale)
+        out = add_product(out, down, b.to(x.dtype).t(), scale)
         ctx.save_for_backward(x, weight, a, b, down)
         ctx.scale, ctx.biased = scale, bias is not None
         return out

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anabatic.models.lora import LoraLinear
+from anabatic.models.lora import LoraLinear, add_product
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers of one module that read the same input; that they do is checked whenever they run."""
@@ -70,7 +70,7 @@ class _Products(torch.autograd.Function):
     ) -> Tensor:
         down = x @ a.t()
         out = x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
-        out.addmm_(down, b.t(), alpha=scale)
+        out = add_product(out, down, b.t(), scale)
         ctx.save_for_backward(x, weight, a, b, down)
         half = len(own) // 2
         ctx.scale = scale

@@ -6,6 +6,7 @@ name; the file, and every other model made from it, keep theirs.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,21 @@ NAMES = ("apply_rotary_pos_emb",)
 _HEAD = 8
 
 
+@functools.cache
 def halves(ops: Ops) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The function by a device's operator; heads wider than the cosines keep the rest as it is (Phi-3, GLM)."""
+    """The function by a device's operator; heads wider than the cosines keep the rest as it is (Phi-3, GLM).
+
+    All layers are given the same angles: they are cast once and remembered until there are others.
+    """
+    last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    def angles(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        nonlocal last
+        if cos.dtype == dtype:
+            return cos, sin
+        if last is None or last[0] is not cos or last[1] is not sin or last[2].dtype != dtype:
+            last = (cos, sin, cos.to(dtype), sin.to(dtype))
+        return last[2:]
 
     def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         size = cos.shape[-1]
@@ -29,7 +43,7 @@ def halves(ops: Ops) -> Callable[..., tuple[Tensor, Tensor]]:
         return torch.cat((ops.rotary(x[..., :size], cos, sin), x[..., size:]), dim=-1)
 
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
-        cos, sin = (x.to(q.dtype).unsqueeze(unsqueeze_dim) for x in (cos, sin))
+        cos, sin = (x.unsqueeze(unsqueeze_dim) for x in angles(cos, sin, q.dtype))
         return turn(q, cos, sin), turn(k, cos, sin)
 
     return apply_rotary_pos_emb

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from anabatic.config import deepspeed
 from anabatic.config.pretrain import PretrainJob
 from anabatic.core import log
+from anabatic.data import sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.models import fuse
@@ -38,6 +39,8 @@ def run(job: PretrainJob) -> int:
         if job.model.path is not None:
             require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
+        if world.first:
+            sample.say([part for part, _ in data.train], tokenizer, job.log.samples)
 
         plan, model = _model(job, len(tokenizer), format_of(job.optim, device))
         division = settle(job.parallel, world, device)

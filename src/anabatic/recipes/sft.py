@@ -14,6 +14,7 @@ from anabatic.config.sft import SftJob
 from anabatic.config.tuner import Freeze, Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.data import padded, sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.data.pairs import longest
@@ -21,6 +22,7 @@ from anabatic.device.device import Device, pick
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
 from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.hub import Hub
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
 from anabatic.parallel import world as parallel
@@ -34,6 +36,7 @@ class TuneJob(TrainJob, Protocol):
     """The settings that every command which trains an existing model has."""
 
     model: str
+    hub: Hub | None
     tokenizer: str | None
     tuner: Literal["full", "lora", "freeze"]
     lora: Lora
@@ -103,16 +106,21 @@ def tune(
         for line in told:
             log.info(line)
         found = find_checkpoint(job, folder, world)
-        named = resolve(job.model)
-        base = base_of(named)
+        named = resolve(job.model, job.hub, world)
+        base = base_of(named, job.hub, world)
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
-        for part in [part for part, _ in data.train] + (data.valid or []):
+        parts = [part for part, _ in data.train]
+        for part in parts + (data.valid or []):
             if not part.is_chat and learning.pairs:
                 raise DataError(f"{part.name} is plain text, not pairs of answers", "name rows of chosen and rejected")
-        for part, _ in data.train:
+        if world.first:
+            sample.say(parts, tokenizer, job.log.samples)
+        if not job.batch.packing:
+            padded.require_rows(parts)
+        for part in parts:
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
@@ -126,13 +134,16 @@ def tune(
             adapter.begin(model, lora, job.seed)
         log.info(fuse.settle(model, job.fused, device.type))
         plan = Plan()
-        epoch_tokens = sum(part.num_tokens for part, _ in data.train)
+        epoch_tokens = sum(part.num_tokens for part in parts)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
         lr = full_lr if lora is None else adapter_lr
         sizes = planning.settle(
             plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world,
             longest(job.batch.seq_len) if learning.pairs else None,
         )  # fmt: skip
+        if not job.batch.packing:
+            passing = padded.one_pass(parts, job.batch.seq_len, sizes.micro_batch_tokens, job.seed)
+            sizes = planning.padded(plan, job.schedule, sizes, *passing, world)
         say_plan(plan, model, world, division)
 
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)

@@ -178,7 +178,7 @@ class Training:
         loader = Loader(
             self.corpus.train, **self._shape(), micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
-            pin_memory=self.device.row.pin_memory, stages=self._stages(),
+            pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=job.batch.packing,
         )  # fmt: skip
         self.model.train()
         with (
@@ -224,11 +224,14 @@ class Training:
         per_step = self.sizes.micro_steps * self.world.size
         return curriculum.plan(lessons, levels, self.sizes.steps * per_step, per_step)
 
-    def _lesson(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a logged row says of the curriculum: samples of each level so far, and the stage."""
+    def _of_data(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a logged row says of the data: the share of padding, samples of each level so far, and the stage."""
+        real, placed = state["tokens"]
+        has_rows = any(part.is_chat for part, _ in self.corpus.train)  # text leaves no room
+        padding = {"padding": 1.0 - real / placed} if has_rows else {}
         if self.corpus.levels is None:
-            return {}
-        return {"stage": state["stage"][0] + 1, "samples": curriculum.by_level(state, self.corpus.levels)}
+            return padding
+        return {**padding, "stage": state["stage"][0] + 1, "samples": curriculum.by_level(state, self.corpus.levels)}
 
     def _write(self, folder: Path) -> None:
         if self.lora is None:
@@ -252,6 +255,8 @@ class Training:
 
     def _compile(self) -> None:
         compiled, why = use_compile(self.job.device, self.device.row, self.sizes.steps)
+        if not self.job.batch.packing:
+            compiled, why = False, "padded batches have another shape each"
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
         if compiled:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
@@ -271,7 +276,7 @@ class Training:
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
             log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
-            describe=self._lesson, identity=run.identity(job), sizes=sizes.decisive(self.world),
+            describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world),
             evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),

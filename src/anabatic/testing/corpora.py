@@ -45,6 +45,13 @@ def write(folder: Path, kind: str, entries: Iterable[Encoded], *, dtype: str = "
     writer = ShardWriter(folder, kind, dtype, EOT, **options)
     for entry in entries:
         writer.add(entry)
-    meta = {"key": folder.name, "source": folder.name, "split": "train", "seq_len": None, "part_chars": 2**15}
+    meta: dict[str, Any] = {
+        "key": folder.name,
+        "source": folder.name,
+        "split": "train",
+        "seq_len": None,
+        "part_chars": 2**15,
+        "formats": {},
+    }
     writer.finish(meta, Counts(documents=sum(shard.docs for shard in writer.shards)))
     return ShardSet.open(folder)

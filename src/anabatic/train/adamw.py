@@ -131,15 +131,14 @@ def flat(bucket: Bucket, count: Tensor, lr: float, config: Optim, factor: Tensor
     root = (second / (1 - config.beta2**times)).sqrt_().add_(config.eps)
     change = (first / root).mul_(ok * lr / (1 - config.beta1**times))
     bucket.grads = None
-    shrink = 1 - lr * bucket.decay * ok
     parts = bucket.parts()
     if bucket.first.dtype == torch.float32:
         if bucket.decay:
-            torch._foreach_mul_(parts, shrink)
+            change.add_(torch.cat([part.reshape(-1) for part in parts]).mul_(ok * (lr * bucket.decay)))
         torch._foreach_sub_(parts, bucket.views(change))
         return
     before = torch.cat([part.reshape(-1) for part in parts]).float()
-    change.neg_().add_(before * (shrink - 1))
+    change.neg_().sub_(before * (ok * (lr * bucket.decay)))
     if bucket.lost is None:
         after = rounded(before + change)
     else:  # Kahan's summation: what rounding takes now is added the next time

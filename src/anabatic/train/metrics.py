@@ -27,6 +27,7 @@ _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("tokens_per_s", lambda value: f"{count(value)} tok/s"),
     ("mfu", lambda value: f"MFU {100 * value:.1f} %"),
     ("memory_bytes", lambda value: f"mem {size(value)}"),
+    ("padding", lambda value: f"pad {100 * value:.1f} %"),
     ("data_wait", lambda value: f"wait {100 * value:.1f} %"),
     ("eta_s", lambda value: f"ETA {duration(value)}"),
 )

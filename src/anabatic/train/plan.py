@@ -86,6 +86,22 @@ def settle(
     return Sizes(micro, micro_steps, steps, lr, matrix_lr)
 
 
+def padded(plan: Plan, schedule: Schedule, sizes: Sizes, batches: int, padding: float, world: World) -> Sizes:
+    """Return `sizes` with the steps that the epochs take when rows are padded: a micro-batch then holds fewer of them.
+
+    Args:
+        batches: micro-batches of one pass.
+        padding: share of padding in them.
+    """
+    per_step = sizes.micro_steps * world.size
+    if schedule.max_steps is None and schedule.epochs is not None:
+        sizes = replace(sizes, steps=max(1, math.ceil(schedule.epochs * batches / per_step - 1e-6)))
+        plan.values["steps"] = sizes.steps
+        plan.reasons["steps"] = f"{schedule.epochs:g} epochs of {batches:,} padded micro-batches"
+    plan.add("epochs", None, sizes.steps * per_step / batches, f"of {batches:,} micro-batches, {padding:.1%} padding")
+    return sizes
+
+
 def require_divisible(batch: Batch, world: World) -> None:
     """Make sure that the sizes that are given fit together; called before the text is tokenised, which takes longer.
 

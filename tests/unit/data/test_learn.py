@@ -62,7 +62,7 @@ def test_turns(tok: Any) -> None:
         assert said(tok, turns) == "one<|im_end|>"
         with pytest.raises(DataError, match="row 3: none of the assistant's 2 turns is learned"):
             said(tok, turns, "last")
-    with pytest.raises(DataError, match="row 3: a turn has weight 0.5"):
+    with pytest.raises(DataError, match="row 3: a turn of the assistant has weight 0.5"):
         said(tok, [*TURNS[:3], {**TURNS[3], "weight": 0.5}])
 
 

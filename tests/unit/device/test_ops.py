@@ -101,6 +101,20 @@ def test_linear_cross_entropy_equals_the_plain_loss(rows: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 100])
+def test_linear_cross_entropy_caps_logits(rows: int) -> None:
+    hidden, weight, labels = leaf(10, 6), leaf(17, 6), torch.randint(0, 17, (10,))
+    ours = ops.linear_cross_entropy(hidden, weight, labels, rows * 17 * 4, softcap=1.5)
+    capped = 1.5 * torch.tanh(hidden @ weight.t() / 1.5)
+    theirs = F.cross_entropy(capped, labels, reduction="sum")
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+    mine = torch.autograd.grad(ours, [hidden, weight])
+    for a, b in zip(mine, torch.autograd.grad(theirs, [hidden, weight], retain_graph=True), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    each = ops.token_cross_entropy(hidden.detach(), weight.detach(), labels, rows * 17 * 4, softcap=1.5)
+    torch.testing.assert_close(each.double(), F.cross_entropy(capped, labels, reduction="none"), rtol=1e-5, atol=1e-5)
+
+
 def test_linear_cross_entropy_survives_huge_logits() -> None:
     hidden = torch.full((4, 2), 1e4, requires_grad=True)
     loss = ops.linear_cross_entropy(hidden, torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([0, 1, 0, 1]), 64)

@@ -81,9 +81,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         dict(n_group=2, topk_group=1, **ROUTED, **{**LATENT, "v_head_dim": 12}),
         {NORMS: 9, GATED: 2, MOE: 1},
     ),
-    "glm4-moe": ("Glm4Moe", dict(n_group=1, topk_group=1, head_dim=8, **ROUTED),
-                 {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 1}),
-}  # fmt: skip
+    "glm4-moe": (
+        "Glm4Moe",
+        dict(n_group=1, topk_group=1, head_dim=8, **ROUTED),
+        {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 1},
+    ),
+}
 
 
 def build(name: str, settings: dict[str, Any]) -> Any:
@@ -140,6 +143,24 @@ def test_a_packed_batch_equals_row_by_row(family: str, fused: str) -> None:
     check_loss_and_gradients(ours, reference, batch_of([5, 12, 12, 1, 30]))
 
 
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "deepseek-v2", "gemma3", "glm4"])
+def test_autocast_reaches_the_fused_operators(family: str) -> None:
+    """bf16 products, fp32 weights and gradients: near the same model in fp32."""
+    name, settings, _ = FAMILIES[family]
+    plain = packed(build(name, settings)).float()
+    for parameter in plain.parameters():
+        parameter.data.mul_(0.5)
+    low = copy.deepcopy(plain)
+    fuse.install(low, for_device("cpu"))
+    rows = forward.pack(batch_of([5, 12, 30]), CPU)
+    expected = forward.summed_loss(plain, rows, 1 << 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = forward.summed_loss(low, rows, 1 << 12)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
+    assert {p.grad.dtype for p in low.parameters() if p.grad is not None} == {torch.float32}
+
+
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3-moe"])
 def test_prefill_and_decode_equal_one_long_forward_pass(family: str) -> None:
     name, settings, _ = FAMILIES[family]
@@ -162,9 +183,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "other mixers": (
         "Qwen3Next",
         dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=32, **EXPERTS),
-        "linear_attention, in which rows of a batch would mix",
+        "mixes tokens in its own way",
     ),
-    "no attention": ("Mamba", dict(state_size=4), "0 of 2 layers of MambaForCausalLM use packed attention"),
+    "own attention": ("Bloom", {}, "BloomForCausalLM mixes tokens in its own way"),
+    "other layers": ("Lfm2", dict(layer_types=["conv", "full_attention"]), "layers of the kind conv"),
     "dropout": ("Llama", dict(attention_dropout=0.1), "drops 0.1 of its attention weights"),
     "both ways": ("Gemma3Text", dict(use_bidirectional_attention=True, **WINDOW), "looks forward and backward"),
 }
@@ -174,9 +196,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_packing_would_get_wrong_is_refused(case: str) -> None:
     name, settings, message = REFUSED[case]
     torch.manual_seed(0)
-    mamba = ("vocab_size", "hidden_size", "num_hidden_layers")
-    known = {key: value for key, value in SIZES.items() if name != "Mamba" or key in mamba}
-    config = getattr(transformers, f"{name}Config")(**{**known, **settings})
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.config._attn_implementation = attention.NAME
     with pytest.raises(DataError, match=message):

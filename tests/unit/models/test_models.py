@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from anabatic.config.pretrain import Model
+from anabatic.config.tuner import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import IGNORE, Batch
-from anabatic.device.ops import REFERENCE
 from anabatic.device.segments import Segments
-from anabatic.models import build, forward, fuse, hf
+from anabatic.models import adapter, build, forward, hf
 from anabatic.models.attention import KVCache
 from anabatic.testing.corpora import byte_tokenizer
 from anabatic.testing.tiny import tiny_model
@@ -58,14 +58,21 @@ def test_packed_loss_and_gradients_equal_row_by_row_training(tmp_path: Path, ign
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_recompute_changes_no_gradient() -> None:
+@pytest.mark.parametrize("lora", [False, True])
+def test_recompute_changes_no_gradient(lora: bool) -> None:
     gradients = []
     batch = batch_of([20, 30])
     for recompute in ("none", "selective", "full"):
         model = tiny_model().train()
+        if lora:
+            settings = Lora(r=4)
+            adapter.insert(model, settings)
+            adapter.begin(model, settings, 0)
+            for layer in adapter.layers(model).values():
+                torch.nn.init.normal_(layer.lora_B, generator=torch.Generator().manual_seed(1))
         hf.recompute(model, recompute)
         forward.summed_loss(model, forward.pack(batch, CPU), 1 << 12).backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.requires_grad])
     for a, b, c in zip(*gradients, strict=True):
         assert torch.equal(a, b) and torch.equal(a, c)
 
@@ -93,22 +100,6 @@ def test_prefill_and_decode_equal_one_long_forward_pass(tmp_path: Path) -> None:
         if back:
             logits = forward.decode(model, [text[-back] for text in texts], slots, cache)
     assert [cache.lengths[slot] for slot in slots] == [6, 13, 9]
-
-
-def test_fused_operators_are_found_and_other_norms_are_left_alone() -> None:
-    model = tiny_model()
-    assert fuse.install(model, REFERENCE) == {"rms_norm": 9, "swiglu": 2, "rotary": 1}
-
-    class PlusOne(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(8))
-            self.variance_epsilon = 1e-6
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return REFERENCE.rms_norm(x, 1 + self.weight, self.variance_epsilon)
-
-    assert fuse.install(torch.nn.Sequential(PlusOne()), REFERENCE)["rms_norm"] == 0
 
 
 def test_every_segment_plan_gives_the_same_hidden_state() -> None:
@@ -218,3 +209,12 @@ def test_a_damaged_model_folder_is_named(tmp_path: Path, damage: str) -> None:
     with pytest.raises(DataError, match=str(folder)) as caught:
         hf.load_model(folder, CPU)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_new_model_has_a_head_that_learns_and_ties_that_hold(tied: bool) -> None:
+    config = Model(depth=1, width=32, tie_embeddings=tied)
+    model = build.build(build.shape(config, 320), config, 320, 64, CPU, 0)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert (head is embedding) == tied
+    assert bool(head.any()) == tied and bool(embedding.any())

@@ -1,0 +1,244 @@
+"""How fast is fine-tuning, and how much memory does it take, beside transformers' Trainer with PEFT?
+
+    python benchmarks/sft.py [--rounds N] [--seconds S] [--threads N] [--only lora,full,lora-151k]
+
+All sides train the same Qwen2 (4 layers, width 256, 4.0 M parameters; rank 16 in every linear layer) on the same 2,000
+alpaca rows made from the standard library's docstrings, answers alone learned, with as many real tokens a step (about
+500). The Trainer runs as its documentation shows, padding to the longest row of a batch, and once more with rows of
+like length put together (`train_sampling_strategy="group_by_length"`), the best way that any peer offers. Ours: shards,
+`Loader`, `TrainStep`, packed; and `padded`, the mode that is there for comparison.
+
+Tokens: real tokens that went through the model, no padding. Process start to first step: wall time from a fresh
+process to the end of the first optimizer step, imports included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import inspect
+import json
+import os
+import random
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paired import Turns, alternate, in_own_process, table
+
+ROWS = 2000
+CUTOFF = 512
+MICRO_ROWS = 4
+BATCH_TOKENS = 512
+PEER = "Trainer + PEFT"
+CASES = {"lora": (4096, True), "full": (4096, False), "lora-151k": (151_936, True)}
+"""Name -> (size of the vocabulary, LoRA)."""
+MODULES = (
+    "argparse", "ast", "asyncio.base_events", "bdb", "calendar", "cmd", "codecs", "collections", "concurrent.futures",
+    "configparser", "contextlib", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "doctest",
+    "enum", "fileinput", "fractions", "ftplib", "functools", "gettext", "glob", "gzip", "heapq", "html.parser",
+    "http.client", "http.cookiejar", "imaplib", "importlib.metadata", "inspect", "ipaddress", "json", "linecache",
+    "locale", "logging", "lzma", "mailbox", "mimetypes", "multiprocessing.pool", "nntplib", "ntpath", "numbers",
+    "optparse", "os", "pathlib", "pdb", "pickle", "pickletools", "pkgutil", "platform", "plistlib", "poplib",
+    "posixpath", "pprint", "pstats", "pydoc", "queue", "random", "re", "sched", "selectors", "shelve", "shlex",
+    "smtplib", "socket", "socketserver", "sqlite3.dump", "ssl", "statistics", "string", "subprocess", "symtable",
+    "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "traceback", "tracemalloc", "types",
+    "typing", "unittest.case", "unittest.mock", "urllib.parse", "urllib.request", "uuid", "warnings", "wave", "weakref",
+    "webbrowser", "xml.dom.minidom", "xml.etree.ElementTree", "zipfile",
+)  # fmt: skip
+
+
+def documented() -> list[dict[str, str]]:
+    """Alpaca rows: what is asked for is the docstring of a function of the standard library."""
+    rows = []
+    for name in MODULES:
+        with suppress(ImportError):  # gone from newer releases
+            rows += rows_of(name)
+    return rows
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """What is asked about one module: functions, classes and their methods."""
+    module = importlib.import_module(name)
+    members = {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == name}
+    for owner, value in list(members.items()):
+        if inspect.isclass(value):
+            members |= {f"{owner}.{key}": each for key, each in vars(value).items() if inspect.isfunction(each)}
+    rows = []
+    for key, value in sorted(members.items()):
+        text = inspect.getdoc(value) if inspect.isroutine(value) or inspect.isclass(value) else None
+        if text and len(text) > 40:
+            kind = "class" if inspect.isclass(value) else "function"
+            rows.append({"instruction": f"What does the {kind} {key} of the module {name} do?", "output": text[:700]})
+    return rows
+
+
+def prepare(folder: Path, cases: list[str]) -> None:
+    """Rows, a tokenizer with a chat template, and a model folder for every size of vocabulary."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from anabatic.config.shared import Data
+    from anabatic.config.tokenizer import TokenizerTrainJob
+    from anabatic.data import tokenizer, tokenizer_train
+    from anabatic.models.hf import save_model
+
+    rows = documented()
+    random.Random(0).shuffle(rows)
+    (folder / "rows.json").write_text(json.dumps(rows[:ROWS]), encoding="utf-8")
+    tokens = folder / "tokenizer"
+    tokenizer_train.train(TokenizerTrainJob(out=str(tokens), vocab_size=4096, data=Data(train=["stdlib:docs"])))
+    for size in {CASES[case][0] for case in cases}:
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=size, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=704, tie_word_embeddings=True, max_position_embeddings=1024, eos_token_id=0,
+            bos_token_id=None, pad_token_id=None,
+        )  # fmt: skip
+        save_model(Qwen2ForCausalLM(config), folder / f"model-{size}", tokenizer.load(tokens))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a side trains."""
+
+    model: Path
+    rows: Path
+    lora: bool
+    threads: int
+
+
+def ours(turns: Turns, task: Task, packing: bool) -> None:
+    """The path of the `sft` recipe, with the loop's log at every tenth step."""
+    import torch
+
+    from anabatic.config.parallel import Parallel
+    from anabatic.config.shared import Data, Device, Optim
+    from anabatic.config.tuner import Lora
+    from anabatic.data import shards
+    from anabatic.data.learn import Learning
+    from anabatic.data.loader import Loader
+    from anabatic.device.device import pick
+    from anabatic.models import adapter, fuse
+    from anabatic.models.forward import summed_loss
+    from anabatic.models.hf import fill, skeleton
+    from anabatic.models.place import place
+    from anabatic.parallel.shard import settle
+    from anabatic.parallel.world import World
+    from anabatic.train.optim import Optimizer
+    from anabatic.train.step import TrainStep
+
+    device, world = pick(Device(type="cpu", threads=task.threads)), World()
+    data = Data(cache=str(task.rows.parent / "cache"), valid=["none"])
+    shard = shards.build(str(task.rows), task.model, data, "train", seq_len=CUTOFF, learning=Learning())
+    model, lora = skeleton(task.model, torch.float32), Lora(r=16, alpha=32)
+    if task.lora:
+        adapter.insert(model, lora)
+    root = place(model, settle(Parallel(), world, device), device, world)
+    fill(model, task.model)
+    if task.lora:
+        adapter.begin(model, lora, 0)
+    fuse.settle(model, "auto", device.type)
+    model.train()
+    optim = Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
+    optimizer = Optimizer(model, optim, 1e-4, 0.0, device, world)
+    loss = functools.partial(summed_loss, chunk_bytes=device.row.chunk_bytes)
+    step = TrainStep(root, loss, optimizer, device, world, BATCH_TOKENS)
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
+    mode = {} if packing else {"packing": False}
+    with Loader([(shard, None)], seq_len=CUTOFF, micro_batch_tokens=BATCH_TOKENS, **mode) as loader:
+        turns.begin(**facts)
+        number = 0
+        while True:
+            batch = step.run(loader, 1, 1.0)
+            number += 1
+            if number % 10 == 0:
+                step.drain()
+            turns.step(batch.num_tokens)
+
+
+def trainer(turns: Turns, task: Task, grouped: bool) -> None:
+    """A plain Trainer, PEFT's LoRA, dynamic padding."""
+    import torch
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForSeq2Seq,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    torch.set_num_threads(task.threads)
+    tokenizer = AutoTokenizer.from_pretrained(task.model)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=torch.float32)
+    if task.lora:
+        import peft
+
+        config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = peft.get_peft_model(model, config)
+    examples = []
+    for row in json.loads(task.rows.read_text(encoding="utf-8")):
+        asked = [{"role": "user", "content": row["instruction"]}]
+        whole = [*asked, {"role": "assistant", "content": row["output"]}]
+        prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(whole, return_dict=False)[:CUTOFF]
+        examples.append({"input_ids": ids, "labels": [-100] * len(prompt) + ids[len(prompt) :]})
+    collate = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
+    tokens: list[int] = []
+
+    def counted(rows: list[dict[str, Any]]) -> Any:
+        tokens.append(sum(len(row["input_ids"]) for row in rows))
+        return collate(rows)
+
+    class Taking(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            turns.begin(parameters=sum(p.numel() for p in model.parameters()), threads=torch.get_num_threads())
+
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            turns.step(tokens[state.global_step - 1])  # the loader makes its batches one step ahead
+
+    arguments = TrainingArguments(
+        output_dir=str(task.rows.parent / "trainer"), per_device_train_batch_size=MICRO_ROWS, max_steps=10**6,
+        save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True, logging_steps=10, learning_rate=1e-4,
+        **({"train_sampling_strategy": "group_by_length"} if grouped else {}),
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=examples, data_collator=counted, callbacks=[Taking()]).train()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default=",".join(CASES))
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        cases = options.only.split(",")
+        in_own_process(prepare, folder, cases)
+        for case in cases:
+            size, lora = CASES[case]
+            task = Task(folder / f"model-{size}", folder / "rows.json", lora, options.threads)
+            sides: dict[str, Any] = {
+                PEER: (trainer, (task, False)),
+                "Trainer, like lengths": (trainer, (task, True)),
+                "anabatic": (ours, (task, True)),
+                "anabatic, padded": (ours, (task, False)),
+            }
+            results = alternate(sides, options.rounds, options.seconds, warm_up=2 * options.seconds)
+            facts = results[PEER].facts
+            print(f"{case}: {facts['parameters'] / 1e6:.2f} M parameters, {facts['threads']} threads")
+            table(results, PEER)
+            best = results["Trainer, like lengths"]
+            print("  beside like lengths:")
+            table({"anabatic": results["anabatic"], "Trainer, like lengths": best}, "Trainer, like lengths")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What is said of every source: its rows, what they were taken for, and what was cut or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from anabatic.core import log
+from anabatic.core.text import count, size
+from anabatic.data.document import Document
+from anabatic.data.shard_set import ShardSet
+from anabatic.data.shard_write import Counts
+
+
+class Told:
+    """Counts the rows of each format while they are read.
+
+    Attributes:
+        formats: name of a format -> `rows` and the `columns` that some of them had.
+    """
+
+    def __init__(self) -> None:
+        self.formats: dict[str, dict[str, Any]] = {}
+
+    def listen(self, documents: Iterable[Document], counts: Counts, unread: Callable[[], int]) -> Iterator[Document]:
+        """Yield `documents`; at the end `counts` receives the rows that were passed over while reading."""
+        for document in documents:
+            name, columns = document.form
+            found = self.formats.get(name)
+            if found is None:
+                found = self.formats[name] = {"rows": 0, "columns": []}
+            found["rows"] += 1
+            found["columns"] += [column for column in columns if column not in found["columns"]]
+            yield document
+        counts.unread = unread()
+
+
+_LOST = {
+    "unread": "bad rows passed over",
+    "empty": "empty documents passed over",
+    "bad": "malformed conversations passed over",
+    "truncated": "conversations too long and cut",
+    "split": "conversations too long and parted",
+    "too_long": "conversations too long and left out",
+    "unlearned": "conversations dropped, nothing to learn in what is left",
+}
+
+
+def say(shards: ShardSet, cached: bool) -> None:
+    """Say in one line what a source holds, a warning where something was cut or left out."""
+    kept = "conversations" if shards.is_chat else "documents"
+    parts = [_rows(shards.meta["formats"], kept)]
+    if shards.is_chat:
+        parts.append(f"{count(shards.num_tokens)} tokens, {size(shards.num_bytes)} of text learned")
+    else:
+        parts.append(f"{count(shards.num_tokens)} tokens, {size(shards.num_bytes)} of text")
+    if shards.meta["split"] == "train" and (held_out := shards.counts["held_out"]):
+        parts.append(f"{held_out:,} held out")
+    read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread")))
+    lost = [f"{n:,} {words} ({n / read:.1%})" for name, words in _LOST.items() if (n := shards.counts[name])]
+    line = f"data {shards.name} ({shards.meta['split']}): {'; '.join([*parts, *lost])}"
+    (log.warn if lost else log.info)(line + (" (from the cache)" if cached else ""))
+    log.debug(f"{shards.name} lies in {shards.path}")
+
+
+def _rows(formats: dict[str, dict[str, Any]], kept: str) -> str:
+    """`1,200 rows as alpaca (instruction, input, output)`; of several formats each with its count."""
+    told = [
+        f"{one['rows']:,} rows as {name} ({', '.join(one['columns'])})" if name else f"{one['rows']:,} {kept}"
+        for name, one in sorted(formats.items(), key=lambda item: -item[1]["rows"])
+    ]
+    return " + ".join(told) or f"0 {kept}"

@@ -1,0 +1,47 @@
+"""Whole steps of LoRA on a Qwen2 of four layers and 1,024 packed tokens in bf16, clipping and update included."""
+
+import functools
+import itertools
+import warnings
+
+import torch
+import transformers
+
+from anabatic.config.shared import Device, Optim
+from anabatic.config.tuner import Lora
+from anabatic.data.batch import Batch
+from anabatic.device.device import pick
+from anabatic.models import adapter, attention, forward, fuse
+from anabatic.parallel.world import World
+from anabatic.train.optim import Optimizer
+from anabatic.train.step import TrainStep
+
+warnings.filterwarnings("ignore")
+LENGTHS = [100, 200, 300, 424]
+
+torch.manual_seed(0)
+config = transformers.Qwen2Config(
+    vocab_size=4096,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=704,
+    tie_word_embeddings=True,
+)
+model = transformers.AutoModelForCausalLM.from_config(config).to("npu:0", torch.bfloat16)
+model.config._attn_implementation = attention.NAME
+settings = Lora(r=16)
+adapter.insert(model, settings)
+adapter.begin(model, settings, 0)
+print(fuse.settle(model, "auto", "npu"))
+device, world = pick(Device(type="npu")), World()
+optimizer = Optimizer(model, Optim(name="adamw"), 1e-4, 0.0, device, world)
+loss = functools.partial(forward.summed_loss, chunk_bytes=512 << 20)
+step = TrainStep(forward.Root(model), loss, optimizer, device, world, 1024)
+borders = [sum(LENGTHS[:i]) for i in range(len(LENGTHS) + 1)]
+positions = torch.cat([torch.arange(n) for n in LENGTHS])
+ids = torch.randint(3, 4096, (borders[-1],))
+rows = Batch(ids, ids.clone(), positions, borders, borders[-1], borders[-1])
+for _ in range(4):
+    step.run(itertools.repeat(rows), 1, 1.0)

@@ -1,0 +1,66 @@
+"""Packed, fused models of many families on the device against the CPU's plain operators: prints a line for each."""
+
+import copy
+import sys
+import warnings
+
+import torch
+import transformers
+from families import FAMILIES, SIZES
+
+from anabatic.config.tuner import Lora
+from anabatic.data.batch import Batch
+from anabatic.device.ops import REFERENCE
+from anabatic.models import adapter, attention, forward, fuse
+
+warnings.filterwarnings("ignore")
+NAMES = [name for name in FAMILIES if name != "Qwen3Next"]
+LENGTHS = [5, 12, 12, 1, 30]
+
+
+def batch():
+    borders = [sum(LENGTHS[:i]) for i in range(len(LENGTHS) + 1)]
+    ids, labels = (torch.randint(3, 96, (borders[-1],)) for _ in range(2))
+    return Batch(ids, labels, torch.cat([torch.arange(n) for n in LENGTHS]), borders, borders[-1], borders[-1])
+
+
+def run(model, rows, device):
+    loss = forward.summed_loss(model, forward.pack(rows, torch.device(device)), 1 << 12)
+    loss.backward()
+    return loss.item(), {name: p.grad.cpu().double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compare(name, here, there, tolerance):
+    (loss, grads), (expected, reference) = there, here
+    worst = max(((grads[key] - reference[key]).norm() / (reference[key].norm() + 1e-6)).item() for key in reference)
+    good = grads.keys() == reference.keys() and abs(loss - expected) < tolerance * expected and worst < tolerance
+    print(name, "same" if good else f"differs {loss} {expected} {worst}", flush=True)
+
+
+def main(mode):
+    for name in NAMES:
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**{**SIZES, **FAMILIES[name]})
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.2)
+        model.config._attn_implementation = attention.NAME
+        rows = batch()
+        if mode == "lora":
+            adapter.insert(model, Lora(r=4))
+            adapter.begin(model, Lora(r=4), 0)
+            for key, parameter in model.named_parameters():
+                if key.endswith("lora_B"):
+                    torch.nn.init.normal_(parameter, std=0.1)
+        fused = copy.deepcopy(model).to("npu:0")
+        told = fuse.settle(fused, "auto", "npu")
+        fuse.install(model, REFERENCE)
+        compare(
+            f"{name} {'grouped' if 'groups' in told else 'single'}",
+            run(model, rows, "cpu"),
+            run(fused, rows, "npu:0"),
+            1e-3,
+        )
+
+
+main(sys.argv[1])

@@ -1,0 +1,25 @@
+"""Packed models with the NPU's fused operators: the CPU's losses and gradients, and few launches."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from npu_sim.conftest import Sim
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("full", "single"), ("lora", "grouped")])
+def test_families(sim: Sim, mode: str, kind: str) -> None:
+    lines = sim.program("packed.py", mode).splitlines()
+    assert [line for line in lines if not line.endswith(f" {kind} same")] == []
+    assert len(lines) == 15
+
+
+def test_a_lora_step_launches_few_operators_and_waits_for_none(sim: Sim) -> None:
+    told = sim.program("lora_step.py", flags=["--report", "sim.json"]).splitlines()[-1]
+    assert "28 adapters in 16 groups" in told
+    report = json.loads((sim.folder / "sim.json").read_text())
+    assert report["step"]["operators"] <= 335
+    assert report["step"]["syncs"] == 0
+    assert max(device["hbm_peak"] for device in report["devices"]) <= 0.6 * 251e6

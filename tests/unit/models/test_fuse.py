@@ -1,0 +1,120 @@
+"""Fused operators reach models by structure and probe, whatever their weights are, and can be taken away again."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from anabatic.config.tuner import Lora
+from anabatic.device.ops import REFERENCE, for_device
+from anabatic.models import adapter, forward, fuse
+from anabatic.testing.tiny import tiny_model
+from unit.models.test_families import FAMILIES, batch_of, build, packed
+
+CPU = torch.device("cpu")
+ALL = {"RMSNorms": 9, "gated MLPs": 2, "rotary embeddings": 2}
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    torch.manual_seed(1)
+    return forward.summed_loss(model, forward.pack(batch_of([5, 12, 30]), CPU), 1 << 12)  # type: ignore[arg-type]
+
+
+def test_what_is_found_is_counted() -> None:
+    model = tiny_model()
+    for _ in range(2):  # again changes nothing
+        found = fuse.install(model, REFERENCE)
+        assert dict(found.fused) == ALL and not found.plain
+    assert str(found) == "fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain: nothing"
+
+
+def test_what_stays_plain_is_named_with_the_reason() -> None:
+    name, settings, _ = FAMILIES["cohere"]
+    found = fuse.install(build(name, settings), REFERENCE)
+    assert found.plain == {"rotary embeddings (not by halves)": 2, "norms (CohereLayerNorm)": 3}
+    gelu = fuse.install(build(*FAMILIES["gemma2"][:2]), REFERENCE).plain
+    assert gelu == {"MLPs (GELUTanh)": 2}
+
+
+class Wrong(nn.Module):
+    """Looks like an RMSNorm and is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return REFERENCE.rms_norm(x, 2 + self.weight, self.variance_epsilon)
+
+
+def test_a_module_that_computes_something_else_is_left_alone() -> None:
+    model = nn.Sequential(Wrong())
+    assert dict(fuse.install(model, REFERENCE).plain) == {"norms (Wrong)": 1}
+    assert "forward" not in model[0].__dict__
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "phi3", "qwen3-moe", "deepseek-v3"])
+def test_a_model_on_meta_is_fused_before_it_gets_memory(family: str) -> None:
+    name, settings, expected = FAMILIES[family]
+    plain = packed(build(name, settings))
+    weights = {key: value.clone() for key, value in plain.state_dict().items()}
+    buffers = {key: value.clone() for key, value in plain.named_buffers()}
+    late = copy.deepcopy(plain).to("meta")
+    assert dict(fuse.install(late, for_device("cpu")).fused) == expected
+    late.to_empty(device="cpu")
+    late.load_state_dict(weights)
+    for key, buffer in late.named_buffers():
+        buffer.copy_(buffers[key])
+    late.tie_weights()
+    torch.testing.assert_close(loss_of(late), loss_of(plain), rtol=1e-6, atol=1e-6)
+
+
+def test_adapters_may_come_before_or_after() -> None:
+    losses = []
+    for first in (True, False):
+        model = tiny_model()
+        fuse.remove(model)
+        if first:
+            fuse.install(model, for_device("cpu"))
+        adapter.insert(model, Lora(r=4))
+        adapter.begin(model, Lora(r=4), 0)
+        if not first:
+            assert dict(fuse.install(model, for_device("cpu")).fused) == ALL
+        for name, parameter in model.named_parameters():
+            if name.endswith("lora_B"):
+                nn.init.constant_(parameter, 0.01)
+        losses.append(loss_of(model))
+    assert torch.equal(*losses)
+
+
+def test_off_gives_every_module_its_own_forward_back() -> None:
+    model = tiny_model()
+    before = loss_of(model)
+    assert fuse.settle(model, "off", "cpu") == "fused: off (asked for); attention is packed all the same"
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    torch.testing.assert_close(loss_of(model), before, rtol=1e-5, atol=1e-5)
+    assert fuse.settle(model, "auto", "cpu").startswith("fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain")
+
+
+def test_two_models_of_a_family_keep_their_own_operators() -> None:
+    fused, plain = (packed(build("Qwen2", {})) for _ in range(2))
+    calls = []
+
+    def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        calls.append(x.shape)
+        return REFERENCE.rotary(x, cos, sin)
+
+    fuse.install(fused, REFERENCE._replace(rotary=rotary))
+    loss_of(plain)
+    assert not calls
+    loss_of(fused)
+    assert len(calls) == 4
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_norms_and_gated_blocks_are_compiled() -> None:
+    assert fuse.compile_blocks(tiny_model()) == 11
