@@ -109,6 +109,7 @@ def test_bad_input(home: Home, base: Path, tmp_path: Path) -> None:
         (plain, {"data.valid-fraction": 0}, "plain.jsonl:1: one answer, where a pair has two"),
         (home.text, {}, "is plain text, not pairs of answers"),
         (plain, {"batch.micro-batch-tokens": 100}, "a pair has up to 2 x batch.seq_len = 128 tokens"),
+        (plain, {"batch.no-packing": []}, "pairs are always packed"),
         (plain, {"loss-type": "ipo", "label-smoothing": 0.1}, "--label-smoothing is 0.1 with loss_type ipo"),
     ]
     runs = [home.dpo(tmp_path / str(n), base, data, more=more) for n, (data, more, _) in enumerate(cases)]
