@@ -109,8 +109,17 @@ def test_bad_input(home: Home, base: Path, tmp_path: Path) -> None:
         (plain, {"data.valid-fraction": 0}, "plain.jsonl:1: one answer, where a pair has two"),
         (home.text, {}, "is plain text, not pairs of answers"),
         (plain, {"batch.micro-batch-tokens": 100}, "a pair has up to 2 x batch.seq_len = 128 tokens"),
+        (plain, {"batch.no-packing": []}, "pairs are always packed"),
         (plain, {"loss-type": "ipo", "label-smoothing": 0.1}, "--label-smoothing is 0.1 with loss_type ipo"),
     ]
     runs = [home.dpo(tmp_path / str(n), base, data, more=more) for n, (data, more, _) in enumerate(cases)]
     for ended, (_, _, told) in zip(home.together(*runs, code=2), cases, strict=True):
         assert told in ended.err, ended.err
+
+
+def test_a_sharded_adapter_begins_at_the_reference(home: Home, base: Path, pairs: Path, tmp_path: Path) -> None:
+    more = {**LORA, "parallel.strategy": "zero3", "schedule.max-steps": 6, "eval.sample-prompts": "the wind?"}
+    home.anabatic(*home.dpo(tmp_path / "run", base, pairs, 2, more=more))
+    losses = list(command.losses(tmp_path / "run").values())
+    assert losses[0] == pytest.approx(math.log(2), rel=1e-5) and losses[-1] < 0.95 * losses[0]
+    assert (tmp_path / "run" / "final_model" / "adapter_model.safetensors").is_file()

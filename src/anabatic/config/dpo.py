@@ -79,6 +79,7 @@ class DpoJob:
         )
         require(self.rpo_alpha is None or self.rpo_alpha >= 0, f"rpo_alpha is {self.rpo_alpha}", "use 0 or more")
         require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with rows of two answers")
+        require(self.batch.packing, "batch.packing is false, and pairs are always packed", "leave batch.packing out")
         for name in ("micro_batch_tokens", "global_batch_tokens"):
             value = getattr(self.batch, name)
             require(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anabatic.core import log
+from anabatic.data.pairs import REJECTED, parted
 from anabatic.data.part import Part
 from anabatic.data.shard_set import ShardSet
 
@@ -112,7 +113,7 @@ def _character(one: str) -> str:
 
 
 def conversations(sets: Sequence[ShardSet | Part], most: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield `(source, ids, mask)` of the first `most` conversations, of every source in turn."""
+    """Yield `(source, ids, mask)` of the first `most` conversations, of every source in turn; of a pair, both."""
     chats = [one for one in sets if one.is_chat]
     deepest = max((one.num_docs for one in chats), default=0)
     places = ((one, number) for number in range(deepest) for one in chats if number < one.num_docs)
@@ -120,7 +121,12 @@ def conversations(sets: Sequence[ShardSet | Part], most: int) -> Iterator[tuple[
         entry = one.entry(number)
         piece = one.piece(entry, 0, entry.length)
         assert piece.mask is not None  # every conversation has one
-        yield one.name, piece.ids, piece.mask
+        if not (piece.mask & REJECTED).any():
+            yield one.name, piece.ids, piece.mask
+            continue
+        for side, answer in zip(("chosen", "rejected"), parted(piece), strict=True):
+            assert answer.mask is not None
+            yield f"{one.name} ({side})", answer.ids, answer.mask
 
 
 def say(sets: Sequence[ShardSet | Part], tokenizer: Any, most: int) -> None:

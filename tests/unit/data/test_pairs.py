@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabatic.config.shared import Data
 from anabatic.core.errors import DataError
-from anabatic.data import shards, tokenizer
+from anabatic.data import sample, shards, tokenizer
 from anabatic.data.batch import IGNORE
 from anabatic.data.document import Document
 from anabatic.data.formats import BadRow, find
@@ -139,6 +139,20 @@ def test_pairs_lie_side_by_side(lengths: list[tuple[int, int]], tail: int) -> No
             assert batch.labels[at : at + length - 1].tolist() == ids[1:].tolist()
             at += length - 1
     assert all(batch.labels[at:] == IGNORE) and np.diff(batch.cu_seqlens[2 * len(pieces) :]).max(initial=0) <= 16
+
+
+def test_both_sides_are_shown(folder: Path, tmp_path: Path, tok: Any) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"prompt": "2 and 2?", "chosen": "4", "rejected": "five"}) + "\n")
+    data = Data(train=[str(path)], cache=str(tmp_path / "cache"), valid_fraction=0.0)
+    made = shards.build(str(path), folder, data, "train", seq_len=64, learning=Learning(pairs=True))
+    shown = [
+        (name.rpartition(" ")[2], sample.shown(sample.stretches(ids, mask, tok), False))
+        for name, ids, mask in sample.conversations([made], 1)
+    ]
+    assert [name for name, _ in shown] == ["(chosen)", "(rejected)"]
+    assert "[[4<|im_end|>]]" in shown[0][1] and "[[five<|im_end|>]]" in shown[1][1]
+    assert all(text.count("[[") == 1 for _, text in shown)
 
 
 def test_no_pair_is_split_and_each_comes_once(folder: Path, tmp_path: Path) -> None:
