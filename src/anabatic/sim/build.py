@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -305,6 +306,12 @@ def _run(words: list[str], what: str) -> None:
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:])
         log.debug(done.stderr)
+        if done.returncode < 0:
+            number = signal.Signals(-done.returncode).name
+            raise Failure(
+                f"the simulator does not compile ({what}): {words[0]} was ended by {number}",
+                "out of memory? `taskset -c 0 anabatic sim …` compiles on one core, for good",
+            )
         raise Failure(
             f"the simulator does not compile ({what}): {first}", "add --debug for the compiler's whole output"
         )

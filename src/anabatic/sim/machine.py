@@ -57,6 +57,8 @@ def build(
     Raises:
         ConfigError: a flag is out of range.
     """
+    if report and trace and report.resolve() == trace.resolve():
+        raise ConfigError(f"--report and --trace both name {report}", "choose a second file for the trace")
     if not 1 <= npus <= MAX_NPUS:
         raise ConfigError(f"--npus is {npus}, expected 1 to {MAX_NPUS}", "simulate one server at a time")
     row = chips.find(chip)

@@ -134,6 +134,17 @@ def _download(target: Path, torch: Torch) -> None:
     text = done.stdout + done.stderr
     if "No module named pip" in text:
         raise UserError("pip is not installed in this environment", "python -m ensurepip")
+    if re.search(r"^WARNING: Retrying .*(onnection|timed out)", text, re.M):
+        raise Failure(
+            f"torch_npu {torch.release} cannot be downloaded: pip's index does not answer",
+            "check the network, proxy and index (`pip config list`)",
+        )
+    if "No matching distribution" in text and "(from versions: none)" in text and torch.release in CANN_RELEASES:
+        # Also what pip says of a package whose wheels are all for other interpreters.
+        raise UserError(
+            f"pip's index has no torch_npu at all for Python {platform.python_version()}",
+            "check the network and the index (`pip config list`): PyPI has wheels for Python 3.10 to 3.13",
+        )
     if "No matching distribution" in text:
         raise UserError(
             f"there is no torch_npu wheel for torch {torch.version} and Python {platform.python_version()}",
