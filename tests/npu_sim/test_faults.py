@@ -89,3 +89,27 @@ torch.npu.synchronize()
     done = sim.command("torchrun", "--nproc_per_node", "2", str(file), flags=["--npus", "2", "--fault", fault])
     assert done.returncode == 1
     assert words in done.stderr
+
+
+RESTARTED = """
+import os, torch, torch.distributed as dist
+torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("hccl")
+x = torch.ones(4, device="npu")
+for _ in range(30):
+    dist.all_reduce(x)
+    x.fill_(1.0)
+    torch.npu.synchronize()
+print("attempt " + os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+"""
+
+
+def test_a_restarted_job_meets_its_fault_once(sim: Sim) -> None:
+    """Without --standalone torchrun's store keeps the first attempt's keys (torch 2.5 and newer), on gloo as well."""
+    file = sim.folder / "again.py"
+    file.write_text(RESTARTED, encoding="utf-8")
+    words = ["torchrun", "--standalone", "--max-restarts", "1", "--nproc_per_node", "2", str(file)]
+    done = sim.command(*words, flags=["--npus", "2", "--fault", "aicore@1#20"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("attempt 1") == 2
+    assert "507015" in done.stderr

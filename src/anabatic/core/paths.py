@@ -144,7 +144,7 @@ def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT) -> N
 
 
 def _regular(path: Path, remedy: str) -> Path:
-    """Return the file that `path` names, through links; a rename would put a file in the place of a device or a link."""
+    """Return the file that `path` names, through links: a rename would put a file in the place of a device."""
     real = path.resolve()
     # A link of the system, as /dev/stdout or /proc/self/fd/1, names what is open now and must stay.
     system = path.is_symlink() and path.parent.resolve().parts[:2] in (("/", "dev"), ("/", "proc"))

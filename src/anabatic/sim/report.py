@@ -122,7 +122,7 @@ def _longest(processes: Sequence[Process]) -> list[Process]:
 
 
 def _table(processes: Sequence[Process], name: str) -> list[dict[str, Any]]:
-    """Return the rows of a table added over processes; calls per step are those of one process of the longest launch."""
+    """Return the rows of a table added over processes; calls per step are those of a rank of the longest launch."""
     rows: dict[str, dict[str, float]] = {}
     stepping = _longest(processes)
     for process in processes:
