@@ -154,11 +154,15 @@ def _regular(path: Path, remedy: str) -> Path:
 
 
 @contextmanager
-def folder_atomic(path: Path) -> Iterator[Path]:
+def folder_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; when the block ends well it takes `path`'s place.
 
     Every file is synced before the rename. When the block raises, the temporary folder is removed and an older
     `path` is untouched.
+
+    Args:
+        path: the folder.
+        remedy: how the user chooses another place for it.
 
     Raises:
         Failure: the disk is full or the folder refuses writes.
@@ -176,7 +180,7 @@ def folder_atomic(path: Path) -> Iterator[Path]:
         cause = os_error(error)
         if cause is None:
             raise
-        raise cannot_write(path, cause) from error
+        raise cannot_write(path, cause, remedy) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -29,6 +29,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 OTHER_FILE = "choose another file with --report or --trace"
 """What to do when what a simulation writes cannot be written."""
+OTHER_CACHE = "choose another cache with ANABATIC_CACHE"
+"""What to do when the simulator's own folder cannot be written."""
 
 
 @dataclass(frozen=True)
