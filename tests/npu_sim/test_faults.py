@@ -89,3 +89,28 @@ torch.npu.synchronize()
     done = sim.command("torchrun", "--nproc_per_node", "2", str(file), flags=["--npus", "2", "--fault", fault])
     assert done.returncode == 1
     assert words in done.stderr
+
+
+RESTARTED = """
+import os, torch, torch.distributed as dist
+torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("hccl")
+x = torch.ones(4, device="npu")
+for _ in range(30):
+    dist.all_reduce(x)
+    x.fill_(1.0)
+    torch.npu.synchronize()
+print("attempt " + os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+"""
+
+
+def test_a_restarted_job_meets_its_fault_once(sim: Sim) -> None:
+    """Otherwise torchrun hands the second attempt the store of the first, keys included (torch 2.13, gloo as well)."""
+    file = sim.folder / "again.py"
+    file.write_text(RESTARTED, encoding="utf-8")
+    words = ["torchrun", "--standalone", "--max-restarts", "1", "--nproc_per_node", "2", str(file)]
+    flags = ["--npus", "2", "--fault", "aicore@1#20"]
+    done = sim.command(*words, flags=flags, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("attempt 1") == 2
+    assert "507015" in done.stderr

@@ -99,6 +99,33 @@ def test_killed_from_outside(sim: Sim) -> None:
     assert soon(lambda: run.machine not in segment.names())
 
 
+def _supervisor(run: Started) -> int:
+    text = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text()
+    return int(text.split()[0])
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_all_of_our_processes_are_killed(sim: Sim, both: bool) -> None:
+    """As by `pkill -9 -f "anabatic sim"`: the supervisor dies, too."""
+    run = Started(sim, "sleep 300 & echo $! $$; wait")
+    sleeper, shell = map(int, run.first.split())
+    try:
+        os.kill(_supervisor(run), signal.SIGSTOP if both else signal.SIGKILL)
+        if both:
+            supervisor = _supervisor(run)
+            run.process.kill()
+            os.kill(supervisor, signal.SIGKILL)
+        code = run.wait()
+        assert code == (-signal.SIGKILL if both else 128 + signal.SIGKILL)
+        assert gone(shell)
+        assert both or (gone(sleeper) and run.machine not in segment.names())
+    finally:
+        for pid in (sleeper, shell):
+            if segment.start_time(pid):
+                os.kill(pid, signal.SIGKILL)
+        segment.remove(run.machine)
+
+
 def test_a_signal_reaches_the_command(sim: Sim) -> None:
     run = Started(sim, "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done")
     run.process.terminate()

@@ -211,3 +211,34 @@ def test_saving_and_loading(sim: Sim) -> None:
         """
     )
     assert printed == "npu:0 [2, 3] cpu [2, 3]"
+
+
+def test_products_of_other_dtypes_and_graphs_are_refused(sim: Sim) -> None:
+    printed = sim.python(
+        """
+        import torch
+        def said(function):
+            try:
+                function()
+            except RuntimeError as error:
+                return str(error)
+            return "ran"
+        for dtype in (torch.float64, torch.int64, torch.int8, torch.complex64):
+            x = torch.ones(4, 4, device="npu").to(dtype)
+            for product in (lambda: x @ x, lambda: x[None] @ x[None], lambda: torch.addmm(x, x, x)):
+                print(dtype, "not implemented for" in said(product) and "EZ1001" in said(product))
+            assert said(lambda: x + x) == "ran"
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            x = torch.ones(4, 4, device="npu", dtype=dtype)
+            print(dtype, (x @ x)[0, 0].item())
+        graph = torch.npu.NPUGraph()
+        def capture():
+            with torch.npu.graph(graph):
+                x + x
+        print("torch.npu.graph is not simulated" in said(capture))
+        print(torch.ones(3).pin_memory().is_pinned())  # what a failed capture has left works on
+        """
+    )
+    lines = printed.splitlines()
+    assert len(lines) == 4 * 3 + 3 + 2
+    assert all(line.endswith(("True", "4.0")) for line in lines), printed

@@ -125,9 +125,11 @@ def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT) -> N
         remedy: how the user chooses another place for it.
 
     Raises:
-        Failure: the disk is full or the folder refuses writes; an older `path` is untouched.
+        Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe; an older
+            `path` is untouched.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
+    path = _regular(path, remedy)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -141,12 +143,26 @@ def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT) -> N
         raise cannot_write(path, error, remedy) from error
 
 
+def _regular(path: Path, remedy: str) -> Path:
+    """Return the file that `path` names, through links: a rename would put a file in the place of a device."""
+    real = path.resolve()
+    # A link of the system, as /dev/stdout or /proc/self/fd/1, names what is open now and must stay.
+    system = path.is_symlink() and path.parent.resolve().parts[:2] in (("/", "dev"), ("/", "proc"))
+    if system or (real.exists() and not real.is_file()):
+        raise Failure(f"cannot write {path}: it is no regular file", remedy)
+    return real
+
+
 @contextmanager
-def folder_atomic(path: Path) -> Iterator[Path]:
+def folder_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; when the block ends well it takes `path`'s place.
 
     Every file is synced before the rename. When the block raises, the temporary folder is removed and an older
     `path` is untouched.
+
+    Args:
+        path: the folder.
+        remedy: how the user chooses another place for it.
 
     Raises:
         Failure: the disk is full or the folder refuses writes.
@@ -164,7 +180,7 @@ def folder_atomic(path: Path) -> Iterator[Path]:
         cause = os_error(error)
         if cause is None:
             raise
-        raise cannot_write(path, cause) from error
+        raise cannot_write(path, cause, remedy) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

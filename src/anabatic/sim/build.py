@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import cache_root, cannot_write, folder_atomic
 from anabatic.sim import stubs
-from anabatic.sim.machine import PACKAGE
+from anabatic.sim.machine import OTHER_CACHE, PACKAGE
 from anabatic.sim.wheel import Torch, Wheel, fetch, found, installed_torch
 
 _TORCH_SECONDS, _PLAIN_SECONDS = 9, 1
@@ -78,6 +79,13 @@ class Build:
     root: Path
 
     @property
+    def whole(self) -> bool:
+        """True when all of it is there: renamed into place, and nothing was removed since."""
+        names = (*(library.name for library in LIBRARIES), *EMPTY, *SECOND_NAMES, STUBS)
+        files = [*(self.libraries / f"lib{name}.so" for name in names), *(self.programs / name for name in COMMANDS)]
+        return self.cann.is_dir() and all(file.is_file() for file in files)
+
+    @property
     def libraries(self) -> Path:
         """What goes on LD_LIBRARY_PATH."""
         return self.root / "lib"
@@ -104,7 +112,7 @@ def _locked(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
     except OSError as error:
-        raise cannot_write(root, error, "choose another cache with ANABATIC_CACHE") from error
+        raise cannot_write(root, error, OTHER_CACHE) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,14 +133,22 @@ def ready() -> Build:
     root = folder()
     compiler = _compiler()
     wheel = found(root / "wheels", torch)
-    if wheel and (build := _build(root, torch, wheel, compiler)).root.is_dir():
-        return build  # whole, because renamed: nothing to wait for
+    if wheel and (build := _build(root, torch, wheel, compiler)).whole:
+        return build  # nothing to wait for
     with _locked(root):
+        _sweep(root)
         wheel = fetch(root / "wheels", torch)
         build = _build(root, torch, wheel, compiler)
-        if not build.root.is_dir():
+        if not build.whole:
             _compile(build, compiler)
     return build
+
+
+def _sweep(root: Path) -> None:
+    """Remove what a killed first use left: with the lock held, nobody else works on these."""
+    for pattern in ("builds/.*.tmp", "builds/.*.old", "wheels/.*.tmp", "wheels/.*.old"):
+        for path in root.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _build(root: Path, torch: Torch, wheel: Wheel, compiler: str) -> Build:
@@ -173,7 +189,7 @@ def _compile(build: Build, compiler: str) -> None:
     started = time.monotonic()
     files = [(library, path) for library in LIBRARIES for path in sources(library)]
     build.root.parent.mkdir(parents=True, exist_ok=True)
-    with folder_atomic(build.root) as root:
+    with folder_atomic(build.root, OTHER_CACHE) as root:
         for name in ("lib", "bin"):
             (root / name).mkdir()
         units = {path: _unit(build, compiler, library, path) for library, path in files}
@@ -305,6 +321,12 @@ def _run(words: list[str], what: str) -> None:
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:])
         log.debug(done.stderr)
+        if done.returncode < 0:
+            number = signal.Signals(-done.returncode).name
+            raise Failure(
+                f"the simulator does not compile ({what}): {words[0]} was ended by {number}",
+                "out of memory? `taskset -c 0 anabatic sim …` compiles on one core, for good",
+            )
         raise Failure(
             f"the simulator does not compile ({what}): {first}", "add --debug for the compiler's whole output"
         )

@@ -29,6 +29,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 OTHER_FILE = "choose another file with --report or --trace"
 """What to do when what a simulation writes cannot be written."""
+OTHER_CACHE = "choose another cache with ANABATIC_CACHE"
+"""What to do when the simulator's own folder cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def build(
     Raises:
         ConfigError: a flag is out of range.
     """
+    if report and trace and report.resolve() == trace.resolve():
+        raise ConfigError(f"--report and --trace both name {report}", "choose a second file for the trace")
     if not 1 <= npus <= MAX_NPUS:
         raise ConfigError(f"--npus is {npus}, expected 1 to {MAX_NPUS}", "simulate one server at a time")
     row = chips.find(chip)

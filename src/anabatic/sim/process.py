@@ -27,6 +27,7 @@ GRACE_SECONDS = 3.0
 _ONE_INTERRUPT = 0.5
 """Seconds within which a SIGINT to us and one to the supervisor are the same one, sent to the group."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _AWAITED = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
 _INTERRUPT = signal.SIGRTMIN
@@ -51,6 +52,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str, en
     sys.stdout.flush()
     sys.stderr.flush()
     old = signal.pthread_sigmask(signal.SIG_BLOCK, (*_AWAITED, _INTERRUPT))  # none is lost before we wait for it
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # the supervisor's children come to us when it is killed
     supervisor = os.fork()
     if supervisor == 0:
         os.close(theirs)
@@ -58,6 +60,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], machine: str, en
     os.close(ours)
     try:
         status = _wait(supervisor)
+        if os.waitstatus_to_exitcode(status) < 0:
+            _end_children()  # nothing, when it was COMMAND that died of the signal
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
         os.close(theirs)
@@ -86,6 +90,12 @@ def _wait(supervisor: int) -> int:
             os.kill(supervisor, number)
 
 
+def _into_command() -> None:
+    """Runs in the child before COMMAND: signals as usual, and asked to end when the supervisor is killed with us."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)
+    _unblock()
+
+
 def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_AWAITED, _INTERRUPT))
 
@@ -111,7 +121,7 @@ def _supervise(command: Sequence[str], environment: Mapping[str, str], machine: 
     status = 1
     try:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-        child = subprocess.Popen(list(command), env=dict(environment), preexec_fn=_unblock)
+        child = subprocess.Popen(list(command), env=dict(environment), preexec_fn=_into_command)
         for number in _FORWARDED:
             signal.signal(number, lambda given, frame: child.send_signal(given))
         direct: list[float] = []

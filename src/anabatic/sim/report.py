@@ -53,6 +53,10 @@ class Process:
     steps: list[Row]
     tables: dict[str, dict[str, Row]]
     dropped_events: int
+    started_ns: int = 0
+    """On the host's clock, which processes share; `now["host_ns"]` counts from here."""
+    devices: int = 0
+    """Bit N: physical device N has computed for it."""
 
     @property
     def between(self) -> int:
@@ -84,21 +88,50 @@ def read(folder: Path) -> list[Process]:
         }
         steps = [dict(zip(_STEP, step, strict=True)) for step in data["steps"]]
         found.append(
-            Process(data["pid"], dict(zip(_STEP, data["now"], strict=True)), steps, tables, data["dropped_events"])
+            Process(
+                data["pid"],
+                dict(zip(_STEP, data["now"], strict=True)),
+                steps,
+                tables,
+                data["dropped_events"],
+                data["started_ns"],
+                data["devices"],
+            )
         )
     return [process for process in found if process.now["operators"] or process.now["collectives"]]
 
 
+def launches(processes: Sequence[Process]) -> list[list[Process]]:
+    """Return the processes that stepped, those that lived at the same time together: ranks of one launch.
+
+    A pipeline launches once per stage, a launcher again after a failure.
+    """
+    found: list[list[Process]] = []
+    ended = -1.0
+    for process in sorted((each for each in processes if each.steps), key=lambda each: each.started_ns):
+        if process.started_ns > ended:
+            found.append([])
+        found[-1].append(process)
+        ended = max(ended, process.started_ns + process.now["host_ns"])
+    return found
+
+
+def _longest(processes: Sequence[Process]) -> list[Process]:
+    """Return the launch with the most steps: the one that figures a step describe."""
+    return max(launches(processes), key=lambda launch: max(len(each.steps) for each in launch), default=[])
+
+
 def _table(processes: Sequence[Process], name: str) -> list[dict[str, Any]]:
-    """Return the rows of a table added over processes; calls per step are those of one process."""
+    """Return the rows of a table added over processes; calls per step are those of a rank of the longest launch."""
     rows: dict[str, dict[str, float]] = {}
-    stepping = sum(1 for process in processes if process.steps) or 1
+    stepping = _longest(processes)
     for process in processes:
         for key, row in process.tables[name].items():
             total = rows.setdefault(key, dict.fromkeys((*_ROW[:6], "per_step"), 0.0))
             for column in _ROW[:6]:
                 total[column] += row[column]
-            total["per_step"] += process.calls_per_step(row) / stepping
+            if process in stepping:
+                total["per_step"] += process.calls_per_step(row) / len(stepping)
     ordered = sorted(rows.items(), key=lambda item: (-item[1]["paper_ns"], -item[1]["calls"], item[0]))
     return [{"name": key, **row} for key, row in ordered]
 
@@ -147,8 +180,8 @@ def _unfused(processes: Sequence[Process]) -> list[dict[str, Any]]:
 
 
 def _step(processes: Sequence[Process]) -> dict[str, Any]:
-    """Return the counters of one step of one process, the mean over processes and steps after the first."""
-    stepping = [process for process in processes if process.steps]
+    """Return the counters of one step of one process, the mean over ranks and steps after the first."""
+    stepping = _longest(processes)
     columns = [name for name in _STEP if not name.endswith("_ns")]
     mean = (
         {name: sum(process.per_step(name) for process in stepping) / len(stepping) for name in columns}
@@ -156,17 +189,22 @@ def _step(processes: Sequence[Process]) -> dict[str, Any]:
         else {}
     )
     return {
-        "count": max((len(process.steps) for process in processes), default=0),
+        "count": max((len(process.steps) for process in stepping), default=0),
         "processes": len(stepping),
+        "launches": len(launches(processes)),
         **{name: round(value, 3) for name, value in mean.items()},
     }
 
 
 def _paper(processes: Sequence[Process], machine: Machine) -> dict[str, Any] | None:
     """Return the predicted step: the slowest process decides. None when no step was seen."""
-    stepping = [process for process in processes if process.steps]
+    stepping = _longest(processes)
     if not stepping:
         return None
+    used = 0
+    for process in stepping:
+        used |= process.devices
+    devices = used.bit_count()
     # Of the ranks that meet in every step, the one that waits least is the one that the others wait for.
     slowest = max(stepping, key=lambda process: process.per_step("paper_ns") - process.per_step("waited_ns"))
     step, alone = slowest.per_step("paper_ns"), slowest.per_step("alone_ns")
@@ -183,10 +221,10 @@ def _paper(processes: Sequence[Process], machine: Machine) -> dict[str, Any] | N
         "mfu": round(flops / (step / 1e9 * peak), 6) if step else 0.0,
         "bound": _bound(slowest, step, alone, waited),
         "scaling": {
-            "devices": len(stepping),
+            "devices": devices,
             "alone_ms": _milliseconds(alone),
             "efficiency": round(alone / step, 4) if step else 0.0,
-            "speedup": round(len(stepping) * alone / step, 3) if step else 0.0,
+            "speedup": round(devices * alone / step, 3) if step else 0.0,
         },
     }
 
@@ -220,7 +258,7 @@ def build(
             name: round(b[name] - (a[name] if a else 0), 3)
             for name in ("operators", "syncs", "paper_ns", "host_ns", "flops")
         }
-        for process in processes[:1]
+        for process in _longest(processes)[:1]
         for a, b in zip([None, *process.steps], process.steps, strict=False)
     ]
     return {

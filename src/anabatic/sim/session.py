@@ -14,7 +14,7 @@ from typing import Any
 
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
-from anabatic.core.paths import write_atomic
+from anabatic.core.paths import cannot_write, write_atomic
 from anabatic.core.text import size
 from anabatic.sim import build, environment, faults, machine, process, segment
 from anabatic.sim.machine import OTHER_FILE, Machine
@@ -55,7 +55,7 @@ def run(
     try:
         variables = environment.variables(os.environ, built, name)
         if report or trace:
-            folder.mkdir(parents=True)
+            _make(folder)
             variables[machine.REPORT] = str(folder)
         if trace:
             variables[machine.TRACE] = "1"
@@ -71,6 +71,13 @@ def run(
     finally:
         segment.remove(name)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(folder, error, machine.OTHER_CACHE) from error
 
 
 def _reports() -> Path:

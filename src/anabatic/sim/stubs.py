@@ -7,11 +7,12 @@ supported" (ACL_ERROR_API_NOT_SUPPORT in acl_base_rt.h) and says its name once.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from anabatic.core.errors import Failure
+from anabatic.core.errors import Failure, UserError
 
 _OURS = re.compile(r"(acl|Acl|Hccl|Msprof|rt[A-Z]|hal[A-Z]|drv[A-Z]|_ZNK?2ge)\w*")
 """Names of CANN: everything else that is undefined belongs to Python, torch or the C library."""
@@ -27,6 +28,8 @@ static int refuse(const char* name, int* told) {
 
 
 def _symbols(library: Path, kind: str) -> set[str]:
+    if shutil.which("nm") is None:
+        raise UserError("nm is not on the PATH", "install binutils, as with the compiler: apt install g++")
     done = subprocess.run(["nm", "-D", f"--{kind}-only", str(library)], capture_output=True, text=True)
     if done.returncode:
         raise Failure(f"nm cannot read {library}: {done.stderr.strip()}", "install binutils")

@@ -22,9 +22,11 @@ def _head(report: dict[str, Any]) -> list[str]:
         f"  device to host   {copies[2]} copies, {size(copies[3])}",
     ]
     if step["count"]:
+        others = f", the longest of {step['launches']} launches" if step["launches"] > 1 else ""
         lines.append(
             f"  a step           {step['operators']:.0f} operators, {step['syncs']:.1f} synchronisations, "
-            f"{step['collectives']:.1f} collectives of {size(step['collective_bytes'])} (mean of {step['count']} steps)"
+            f"{step['collectives']:.1f} collectives of {size(step['collective_bytes'])} "
+            f"(mean of {step['count']} steps{others})"
         )
     return lines
 

@@ -5,8 +5,10 @@ torch loads every installed torch_npu by itself and fails without CANN, so the w
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -18,7 +20,8 @@ from pathlib import Path
 
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
-from anabatic.core.paths import folder_atomic
+from anabatic.core.paths import cannot_write, folder_atomic
+from anabatic.sim.machine import OTHER_CACHE
 
 MACHINES = ("x86_64", "aarch64")
 """What wheels exist for (PyPI)."""
@@ -78,13 +81,16 @@ def installed_torch() -> Torch:
     return Torch(importlib.metadata.version("torch"), folder)
 
 
+_PARTS = ("torch_npu/__init__.py", "torch_npu/lib/libtorch_npu.so")
+"""Without these something has removed parts of an unpacked wheel: it is fetched again."""
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
 def found(root: Path, torch: Torch) -> Wheel | None:
     """Return the newest matching wheel that is already unpacked below `root`."""
     folders = [*root.glob(f"torch_npu-{torch.release}-{TAG}"), *root.glob(f"torch_npu-{torch.release}.post*-{TAG}")]
-    return max(map(_wheel, folders), key=_post, default=None)
+    whole = [folder for folder in folders if all((folder / part).is_file() for part in _PARTS)]
+    return max(map(_wheel, whole), key=_post, default=None)
 
 
 def _post(wheel: Wheel) -> int:
@@ -107,17 +113,18 @@ def fetch(root: Path, torch: Torch) -> Wheel:
         )
     root.mkdir(parents=True, exist_ok=True)
     log.info(f"fetching torch_npu for torch {torch.release} into {root} (about 45 MB, once)")
-    with folder_atomic(root / "download") as download:
+    with folder_atomic(root / "download", OTHER_CACHE) as download:
         _download(download, torch)
         file = next(download.glob("torch_npu-*.whl"))
         version = file.name.split("-")[1]
-        with folder_atomic(root / f"torch_npu-{version}-{TAG}") as unpacked, zipfile.ZipFile(file) as archive:
+        target = root / f"torch_npu-{version}-{TAG}"
+        with folder_atomic(target, OTHER_CACHE) as unpacked, zipfile.ZipFile(file) as archive:
             archive.extractall(unpacked)
             # Every start would compile some of it otherwise, and show the warnings of its old escape sequences.
             words = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(unpacked / "torch_npu")]
             subprocess.run(words, capture_output=True)
     shutil.rmtree(root / "download", ignore_errors=True)
-    return _wheel(root / f"torch_npu-{version}-{TAG}")
+    return _wheel(target)
 
 
 def _wheel(folder: Path) -> Wheel:
@@ -134,6 +141,19 @@ def _download(target: Path, torch: Torch) -> None:
     text = done.stdout + done.stderr
     if "No module named pip" in text:
         raise UserError("pip is not installed in this environment", "python -m ensurepip")
+    if os.strerror(errno.ENOSPC) in text:
+        raise cannot_write(target, OSError(errno.ENOSPC, ""), OTHER_CACHE)
+    if re.search(r"^WARNING: Retrying .*(onnection|timed out)", text, re.M):
+        raise Failure(
+            f"torch_npu {torch.release} cannot be downloaded: pip's index does not answer",
+            "check the network, proxy and index (`pip config list`)",
+        )
+    if "No matching distribution" in text and "(from versions: none)" in text and torch.release in CANN_RELEASES:
+        # Also what pip says of a package whose wheels are all for other interpreters.
+        raise UserError(
+            f"pip's index has no torch_npu at all for Python {platform.python_version()}",
+            "check the network and the index (`pip config list`): PyPI has wheels for Python 3.10 to 3.13",
+        )
     if "No matching distribution" in text:
         raise UserError(
             f"there is no torch_npu wheel for torch {torch.version} and Python {platform.python_version()}",

@@ -327,8 +327,10 @@ std::unique_ptr<Mesh> join(const Root& root, int rank, int ranks, const Member& 
   if (fd < 0)
     throw Failure{0, HCCL_E_TIMEOUT,
                   format("EI0015: %s Ranktable_Detect_Failed(EI0015): topo exchange agent get socket timeout: rank %d could not connect to "
-                         "the root (pid %d at %s:%d) within %g s.\n        Possible Cause: 1. The root has ended. 2. HCCL_SOCKET_IFNAME or "
-                         "HCCL_IF_IP names a network on which it cannot be reached.",
+                         "the root (pid %d at %s:%d) within %g s.\n        Possible Cause: 1. The root has ended. 2. The launcher has "
+                         "started the job again and its store still holds the root of the attempt before: torchrun --max-restarts needs "
+                         "--standalone and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. 3. HCCL_SOCKET_IFNAME or HCCL_IF_IP names a network on which it cannot be "
+                         "reached.",
                          stamp().c_str(), rank, root.member.pid, root.member.address[0], root.member.port, connect_timeout())};
   remember(fd);
   Answer reply{};

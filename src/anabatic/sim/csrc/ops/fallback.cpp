@@ -25,6 +25,9 @@ constexpr std::array<std::string_view, 10> kSynchronising = {
     "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_consecutive",
     "aten::unique_dim", "aten::equal", "aten::is_nonzero", "aten::repeat_interleave", "aten::bincount"};
 
+// The cube cores' products (aclnnMm, aclnnBatchMatMul, aclnnAddmm, aclnnBaddbmm, aclnnDot: hiascend.com, CANN 8.0 reference).
+constexpr std::array<std::string_view, 5> kProducts = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::dot"};
+
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
   for (auto known : names)
@@ -42,6 +45,28 @@ bool is_optional_tensor_list(const c10::TypePtr& type) {
 c10::TypePtr strip_optional(const c10::TypePtr& type) {
   auto optional = type->cast<c10::OptionalType>();
   return optional ? optional->getElementType() : type;
+}
+
+const char* acl_name(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return "DT_DOUBLE";
+    case at::kLong: return "DT_INT64";
+    case at::kInt: return "DT_INT32";
+    case at::kShort: return "DT_INT16";
+    case at::kChar: return "DT_INT8";
+    case at::kByte: return "DT_UINT8";
+    case at::kBool: return "DT_BOOL";
+    default: return at::toString(type);
+  }
+}
+
+// The CPU multiplies every dtype, an NPU three of them: torch_npu's text for the others.
+void check_product(const c10::OperatorName& name, c10::ArrayRef<at::Tensor> inputs) {
+  const auto type = inputs.empty() ? at::kFloat : inputs.front().scalar_type();
+  if (type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || !contains(kProducts, name.name)) return;
+  TORCH_CHECK(false, "call aclnn for ", name.name, " failed, error code is 161002\n[ERROR] ERR00100 PTA call acl api failed.\n"
+              "AclNN_Parameter_Error(EZ1001): Tensor self not implemented for ", acl_name(type),
+              ", should be in dtype support list [DT_FLOAT,DT_FLOAT16,DT_BFLOAT16,].");
 }
 
 c10::Device with_index(c10::Device device) {
@@ -146,6 +171,7 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
               call.device(), " and cpu!");
   TORCH_CHECK(call.has_device(), op.schema().name(), " was called for the NPU without a tensor or a device of it");
   check_dtype(op.operator_name(), call.inputs());
+  check_product(op.operator_name(), call.inputs());
   if (random_) {
     for (size_t i = 0; i < count; i++) {
       if (arguments_[i].kind != Kind::Generator) continue;

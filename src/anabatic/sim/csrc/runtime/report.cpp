@@ -64,6 +64,7 @@ struct Report {
   std::vector<Event> events;
   size_t event_count = 0;
   uint64_t started_ns = 0, flushed_ns = 0;
+  uint64_t devices = 0;  // bit N: physical device N has computed
 };
 
 Report* report() {
@@ -142,7 +143,9 @@ void write(Report& all) {
   FILE* file = fopen(draft.c_str(), "w");
   if (file == nullptr) return;
   const Step now{all.totals, sim::paper_now(), sim_clock_ns() - all.started_ns};
-  fprintf(file, "{\"pid\": %d, \"dropped_events\": %zu,\n\"now\": ", all.pid, all.event_count > kEvents ? all.event_count - kEvents : 0);
+  fprintf(file, "{\"pid\": %d, \"dropped_events\": %zu, \"started_ns\": %llu, \"devices\": %llu,\n\"now\": ", all.pid,
+          all.event_count > kEvents ? all.event_count - kEvents : 0, static_cast<unsigned long long>(all.started_ns),
+          static_cast<unsigned long long>(all.devices));
   write_step(file, now);
   fprintf(file, ",\n");
   write_table(file, "operators", all.operators);
@@ -213,6 +216,7 @@ void report_op(const SimOp& op, int physical, int stream, uint64_t start_ns, uin
   const int name = all->operators.at(full);
   add(all->operators.rows[name], {op.flops, op.bytes, paper_ns, op.host_ns});
   all->totals.operators++;
+  all->devices |= 1ULL << physical;
   all->totals.device_ns += paper_ns;
   all->totals.flops += op.flops;
   trace(*all, "operator", name, physical, stream, start_ns, paper_ns);
@@ -226,6 +230,7 @@ void report_collective(SimCollective kind, int physical, int stream, const Measu
   const int name = all->collectives.at(kCollectives[kind]);
   add(all->collectives.rows[name], what, waited_ns);
   all->totals.collectives++;
+  all->devices |= 1ULL << physical;
   all->totals.collective_bytes += what.bytes;
   all->totals.collective_ns += what.paper_ns;
   all->totals.waited_ns += waited_ns;

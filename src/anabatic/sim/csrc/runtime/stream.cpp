@@ -228,6 +228,21 @@ aclError aclrtLaunchCallback(aclrtCallback function, void* data, aclrtCallbackBl
   function(data);
   return ACL_SUCCESS;
 }
+// Graphs would need operators that wait: torch.npu.graph is told, and no stream ever captures.
+aclError aclmdlRICaptureBegin(aclrtStream, aclmdlRICaptureMode) {
+  return sim::fail(ACL_ERROR_FEATURE_UNSUPPORTED, "aclmdlRICaptureBegin", "torch.npu.graph is not simulated; run the program without graphs");
+}
+aclError aclmdlRICaptureGetInfo(aclrtStream, aclmdlRICaptureStatus* status, aclmdlRI* graph) {
+  if (status != nullptr) *status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+  if (graph != nullptr) *graph = nullptr;
+  return ACL_SUCCESS;
+}
+aclError aclmdlRICaptureEnd(aclrtStream, aclmdlRI* graph) {
+  if (graph != nullptr) *graph = nullptr;
+  return sim::fail(ACL_ERROR_FEATURE_UNSUPPORTED, "aclmdlRICaptureEnd", "torch.npu.graph is not simulated");
+}
+aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode*) { return ACL_SUCCESS; }
+
 aclError aclrtSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtUnSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtProcessReport(int32_t timeout) {
