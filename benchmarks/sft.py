@@ -70,9 +70,9 @@ def rows_of(name: str) -> list[dict[str, str]]:
     rows = []
     for key, value in sorted(members.items()):
         text = inspect.getdoc(value) if inspect.isroutine(value) or inspect.isclass(value) else None
-        if text and len(text) > 40:
+        if text and len(text) > 100:
             kind = "class" if inspect.isclass(value) else "function"
-            rows.append({"instruction": f"What does the {kind} {key} of the module {name} do?", "output": text[:700]})
+            rows.append({"instruction": f"What does the {kind} {key} of the module {name} do?", "output": text[:1000]})
     return rows
 
 
