@@ -16,6 +16,8 @@ from anabatic.device.transfer import send
 
 _SLACK = 0.8
 """A segment joins a group when it is at least this share of the group's longest: at most a fifth is padding."""
+_APART = 2
+"""With at most so many segments for each group, each gets a call of its own, and nothing is moved."""
 _SHORT = 16
 """Segments up to this length form one group: a call costs more than their padding."""
 
@@ -42,6 +44,9 @@ class Segments:
             self.groups.append((0, len(lengths), int(lengths[0])))
             return
         self._plan, self._device = _plan(borders, lengths, order, self.groups), device
+        if len(lengths) <= _APART * len(self.groups):
+            self.identity = True
+            self.groups = [(int(start), 1, int(length)) for start, length in zip(borders[:-1], lengths, strict=True)]
 
     @functools.cached_property
     def _spread(self) -> Tensor:
