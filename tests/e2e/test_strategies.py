@@ -45,14 +45,22 @@ def test_two_divided_processes_train_as_one_does(home: Home, base: Path, tmp_pat
         torch.testing.assert_close(found[key], value, rtol=1e-2, atol=2e-4, msg=key)
 
 
-def test_pretraining_divided_is_killed_and_goes_on_undivided(home: Home, base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "zero3"
-    words = home.pretrain(out, 2, more={"parallel.strategy": "zero3", "eval.sample-prompts": "The"})
-    command.interrupt(home.start(*words), out, 7, signal.SIGKILL, -9)
-    more: Options = {"parallel.strategy": "zero2", "eval.sample-prompts": "The", "schedule.max-steps": 40}
-    home.anabatic(*home.pretrain(out, 2, more=more))
-    close(command.losses(base), command.losses(out))
-    home.anabatic("chat", "-m", out, "-p", "The", "--sampling.max-new-tokens", 3)
+def test_pretraining_divided_is_killed_and_goes_on_otherwise(home: Home, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    odd: Options = {"model.intermediate": 191, "schedule.max-steps": 20, "eval.sample-prompts": "The"}
+    words = home.pretrain(two, 2, more={**odd, "parallel.strategy": "zero3"})
+    command.interrupt(home.start(*words), two, 7, signal.SIGKILL, -9)
+    going = home.pretrain(two, 2, more={**odd, "parallel.strategy": "zero2"})
+    home.together(home.pretrain(one, more=odd), going)
+    close(command.losses(one), command.losses(two))
+
+
+def test_an_offloaded_run_is_killed_and_goes_on(home: Home, base: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more: Options = {"optim.lr": 0.003, "parallel.strategy": "zero3", "parallel.offload": "cpu"}
+    command.interrupt(home.start(*home.sft(killed, base, 2, more=more)), killed, 7, signal.SIGKILL, -9)
+    home.together(*(home.sft(folder, base, 2, more=more) for folder in (whole, killed)))
+    assert command.losses(whole) == command.losses(killed)
 
 
 def test_a_run_of_two_divided_processes_goes_on_in_one(home: Home, base: Path, tmp_path: Path) -> None:

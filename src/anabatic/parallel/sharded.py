@@ -41,12 +41,13 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like(part: Tensor, tensor: Tensor) -> Tensor:
-    """Return `part`, this rank's, as sharded as `tensor` is; memory is shared."""
+    """Return `part`, this rank's, as sharded as `tensor` is; memory is shared.
+
+    `DTensor.from_local` would copy a part on the host to the mesh's device.
+    """
     if not isinstance(tensor, DTensor):
         return part
-    return DTensor.from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return DTensor(part, tensor._spec, requires_grad=False)  # type: ignore[call-arg, no-any-return]
 
 
 def part_of(tensor: Tensor) -> Part:

@@ -170,10 +170,10 @@ class Training:
             self.sizes.micro_batch_tokens,
             **counted,
         )
-        tensors = run.tensors_of(self.model, optimizer, step)
+        tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
         self._require_same_sizes()
         before = adapter.starts(self.model)
-        progress = run.restore(self.found, tensors, self.device, self.world)
+        progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
         loader = Loader(
             self.corpus.train, **self._shape(), micro_batch_tokens=self.sizes.micro_batch_tokens,
@@ -261,7 +261,7 @@ class Training:
         if compiled:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
 
-    def _fit(self, step: TrainStep, loader: Loader, tensors: dict[str, Any], metrics: Metrics) -> Fit:
+    def _fit(self, step: TrainStep, loader: Loader, tensors: Callable[[], dict[str, Any]], metrics: Metrics) -> Fit:
         job = self.job
         self._valid = None
         if self.corpus.valid is not None:

@@ -8,7 +8,7 @@ a copy in fp32; plain rounding would lose such updates.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch import Tensor
 from anabatic.config.shared import Optim
 from anabatic.parallel.sharded import like, local
 
-BUCKET = 1 << 26
-"""Elements of a bucket at most, unless one parameter has more: what the flat kernel needs at a time."""
+BUCKET = 1 << 24
+"""Elements of a bucket at most, unless one parameter has more. While the flat kernel updates one, it needs four times
+as many fp32 numbers: 256 MiB."""
 
 
 @dataclass
@@ -28,7 +29,6 @@ class Bucket:
         params: name -> parameter; this rank's part of it has elements.
         first, second: flat moments.
         lost: flat; what rounding took from bf16 weights (Kahan), else None.
-        grads: flat gradients between `collect` and the update.
     """
 
     params: dict[str, Tensor]
@@ -36,7 +36,6 @@ class Bucket:
     first: Tensor
     second: Tensor
     lost: Tensor | None = None
-    grads: Tensor | None = field(default=None, repr=False)
 
     def parts(self) -> list[Tensor]:
         """This rank's parts, in order."""
@@ -48,15 +47,14 @@ class Bucket:
         pieces = flat.split([part.numel() for part in parts])
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
-    def collect(self) -> Tensor:
-        """Take the gradients into one flat fp32 tensor; the parameters' own are dropped."""
+    def take_grads(self) -> Tensor:
+        """Return the gradients as one flat fp32 tensor; the parameters' own are dropped."""
         pieces = []
         for param, part in zip(self.params.values(), self.parts(), strict=True):
             grad = param.grad
             pieces.append(part.new_zeros(part.numel()) if grad is None else local(grad).reshape(-1))
             param.grad = None
-        self.grads = torch.cat(pieces).float()
-        return self.grads
+        return torch.cat(pieces).float()
 
 
 def buckets(params: dict[str, Tensor], config: Optim, device: torch.device) -> list[Bucket]:
@@ -117,20 +115,19 @@ def _grad(param: Tensor) -> Tensor:
 
 
 def flat(bucket: Bucket, count: Tensor, lr: float, config: Optim, factor: Tensor, ok: Tensor) -> None:
-    """The same on flat tensors, after `collect`.
+    """The same on flat tensors; the parameters' gradients are dropped.
 
     Args:
         factor: what the gradients are multiplied by first.
         ok: 0 leaves parameters and moments as they are, whatever the gradients hold; 1 updates.
     """
-    assert bucket.grads is not None
-    grad = bucket.grads.mul_(factor).masked_fill_(ok == 0, 0.0)
+    grad = bucket.take_grads().mul_(factor).masked_fill_(ok == 0, 0.0)
     times = count.clamp(min=1)  # a first update that is refused must not divide by 0
     first = _towards(bucket.first, grad, (1 - config.beta1) * ok)
     second = _towards(bucket.second, grad.square_(), (1 - config.beta2) * ok)
     root = (second / (1 - config.beta2**times)).sqrt_().add_(config.eps)
-    change = (first / root).mul_(ok * lr / (1 - config.beta1**times))
-    bucket.grads = None
+    change = torch.div(first, root, out=root).mul_(ok * lr / (1 - config.beta1**times))
+    del grad
     parts = bucket.parts()
     if bucket.first.dtype == torch.float32:
         if bucket.decay:

@@ -52,7 +52,8 @@ class Fit:
     """What the loop needs.
 
     Attributes:
-        tensors: all that a checkpoint holds: model, optimizer, step counters.
+        tensors: returns all that a checkpoint holds: model, optimizer, step counters. Asked for at every save: FSDP2
+            gives uneven and offloaded parts new memory in the first forward pass.
         describe: what a logged row also says, from the loader's state.
         evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
         keep_best: write best_model; every rank calls it after the best evaluation so far.
@@ -74,7 +75,7 @@ class Fit:
     log: Log
     peak_lr: float
     peak_matrix_lr: float | None
-    tensors: dict[str, Tensor]
+    tensors: Callable[[], dict[str, Tensor]]
     identity: dict[str, Any]
     sizes: dict[str, float]
     evaluate: Callable[[int], dict[str, Any]]
@@ -149,7 +150,7 @@ def _save(job: Fit, progress: Progress, saved: int) -> int:
         return saved
     start = time.perf_counter()
     host = {"progress": vars(progress), "identity": job.identity, "sizes": job.sizes, "world_size": job.world.size}
-    path = checkpoint.save(job.folder, progress.step, job.tensors, host, job.device, job.world)
+    path = checkpoint.save(job.folder, progress.step, job.tensors(), host, job.device, job.world)
     if job.world.first:
         checkpoint.prune(job.folder, job.save.keep_last, progress.step)
     seconds = time.perf_counter() - start

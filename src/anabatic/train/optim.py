@@ -112,8 +112,6 @@ class Optimizer:
     def collect(self) -> list[Tensor]:
         """Return this rank's gradients; called once before `step`, which uses what lies here then."""
         found = [stack.collect() for stack in self.stacks]
-        if not self.fused:
-            return found + [bucket.collect() for bucket in self.buckets]
         params = [param for bucket in self.buckets for param in bucket.params.values()]
         return found + [local(param.grad) for param in params if param.grad is not None]
 
@@ -153,8 +151,6 @@ class Optimizer:
             param.grad = None
         for stack in self.stacks:
             stack.grads = None
-        for bucket in self.buckets:
-            bucket.grads = None
 
     def _muon(self, stack: Stack, lr: float, factor: Tensor, ok: Tensor) -> None:
         assert stack.grads is not None

@@ -65,7 +65,6 @@ def test_adamw_equals_torch_step_by_step(kernel: str) -> None:
                 if kernel == "fused":
                     adamw.fused(bucket, count, 1e-2, config, None)
                 else:
-                    bucket.collect()
                     adamw.flat(bucket, count, 1e-2, config, torch.tensor(0.25), ONE)
         peer.step()
         for name in start:
@@ -81,7 +80,6 @@ def test_the_flat_kernel_refuses_whatever_the_gradients_hold(weights: str) -> No
     before = param.detach().clone()
     for count, value in ((0.0, float("nan")), (0.0, float("inf"))):
         param.grad = torch.full((6, 4), value, dtype=dtype)
-        bucket.collect()
         with torch.no_grad():
             adamw.flat(bucket, torch.tensor(count), 1e-2, config, ONE, torch.tensor(0.0))
         assert torch.equal(param, before) and not bucket.first.any() and not bucket.second.any()
@@ -109,7 +107,6 @@ def test_bf16_weights_follow_fp32_where_plain_rounding_stands_still(weights: str
         (bucket,) = adamw.buckets({"p": param}, config, torch.device("cpu"))
         for step in range(1, 101):
             param.grad = torch.ones(64, 64, dtype=dtype)
-            bucket.collect()
             with torch.no_grad():
                 adamw.flat(bucket, torch.tensor(float(step)), 1e-4, config, ONE, ONE)
         ends[kind] = param.detach().float().mean().item()
