@@ -8,6 +8,8 @@ say) goes through its own converters, one converted tensor at a time.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -69,6 +71,12 @@ class Stored:
         return value
 
 
+@functools.cache
+def _reading() -> dict[str, str]:
+    """Read parts instead of mapping files, whose pages would count as memory of every rank (safetensors from 0.7 on)."""
+    return {"backend": "pread"} if "backend" in inspect.signature(safe_open).parameters else {}
+
+
 @contextmanager
 def opened(folder: Path) -> Iterator[Stored]:
     """Open the weight files of a model folder.
@@ -89,7 +97,7 @@ def opened(folder: Path) -> Iterator[Stored]:
         files = {}
         for name in names:
             try:
-                files[name] = stack.enter_context(safe_open(str(folder / name), framework="pt"))
+                files[name] = stack.enter_context(safe_open(str(folder / name), framework="pt", **_reading()))
             except Exception as error:  # safetensors raises its own class, straight from Rust
                 raise DataError(f"{folder / name} is torn: {error}", "copy it again") from error
         yield Stored(folder, files)

@@ -1,0 +1,99 @@
+"""Two ranks read their halves of a model; none ever holds much more."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from anabatic.config.parallel import Parallel
+from anabatic.config.shared import Device
+from anabatic.device.device import pick
+from anabatic.models import stored
+from anabatic.models.hf import fill, skeleton
+from anabatic.models.place import place
+from anabatic.parallel import world as parallel
+from anabatic.parallel.shard import settle
+from anabatic.parallel.sharded import local, whole
+from anabatic.testing.spawn import spawn
+
+MIB = 2**20
+
+
+def status(name: str) -> int:
+    """A line of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+
+def sharded(folder: Path, dtype: torch.dtype) -> tuple[torch.nn.Module, parallel.World]:
+    device = pick(Device(type="cpu", threads=1))
+    world = parallel.start(device)
+    model = skeleton(folder, dtype)
+    place(model, settle(Parallel(strategy="zero3"), world, device), device, world)
+    return model, world
+
+
+def read_half(folder: Path, out: Path) -> None:
+    model, world = sharded(folder, torch.bfloat16)
+    own = sum(local(parameter).nbytes for parameter in model.parameters())
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again (proc(5))
+    before = status("VmRSS")
+    fill(model, folder)  # type: ignore[arg-type]
+    grown = status("VmHWM") - before
+    (out / f"{os.environ['RANK']}.json").write_text(json.dumps([own, largest, grown]))
+    parallel.stop(world)
+
+
+def test_no_rank_holds_much_more_than_its_part(tmp_path: Path) -> None:
+    config = Qwen2Config(
+        vocab_size=16384, hidden_size=512, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=2,
+        intermediate_size=2048, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model", max_shard_size="30MB")
+    assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2
+    spawn(read_half, 2, tmp_path / "model", tmp_path)
+    for rank in range(2):
+        own, largest, grown = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert own > 50 * MIB
+        assert grown < 1.2 * own + largest, f"{grown / MIB:.0f} MiB for a part of {own / MIB:.0f}"
+
+
+def read_all(folder: Path, out: Path) -> None:
+    model, world = sharded(folder, torch.float32)
+    fill(model, folder)  # type: ignore[arg-type]
+    found = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
+    stored.save(model, out / "again" if world.first else None)  # type: ignore[arg-type]
+    if world.first:
+        save_file(found, out / "found.safetensors")
+    parallel.stop(world)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_weight_arrives_and_is_written_again_as_it_was_published(tmp_path: Path, tied: bool) -> None:
+    """Experts are stored one by one and held in one tensor; sizes do not divide by the ranks."""
+    config = MixtralConfig(
+        vocab_size=33, hidden_size=20, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=5,
+        intermediate_size=7, num_local_experts=3, tie_word_embeddings=tied,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "again").mkdir()
+    spawn(read_all, 2, tmp_path / "model", tmp_path)
+    from safetensors.torch import load_file
+
+    found = load_file(tmp_path / "found.safetensors")
+    expected = dict(model.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    published, again = (load_file(tmp_path / each / "model.safetensors") for each in ("model", "again"))
+    assert published.keys() == again.keys() and any("experts.0." in name for name in again)
+    assert all(torch.equal(again[name], value) for name, value in published.items())
