@@ -73,7 +73,7 @@ class Stored:
 
 @functools.cache
 def _reading() -> dict[str, str]:
-    """Read parts instead of mapping files, whose pages would count as memory of every rank (safetensors from 0.7 on)."""
+    """Read parts instead of mapping files, whose pages would count as every rank's memory (newer safetensors can)."""
     return {"backend": "pread"} if "backend" in inspect.signature(safe_open).parameters else {}
 
 
