@@ -89,8 +89,10 @@ def _parted(params: dict[str, Tensor]) -> Iterator[list[str]]:
         yield names
 
 
-def fused(bucket: Bucket, count: Tensor, lr: float, config: Optim, found_inf: Tensor | None) -> None:
-    """torch's fused kernel; gradients are the parameters' own, already scaled. With `found_inf` = 1 nothing changes."""
+def fused(
+    bucket: Bucket, count: Tensor, lr: float, config: Optim, factor: Tensor, found_inf: Tensor | None = None
+) -> None:
+    """torch's fused kernel, which multiplies the gradients by `factor` too. With `found_inf` = 1 nothing changes."""
     grads = [_grad(param) for param in bucket.params.values()]
     torch._fused_adamw_(
         bucket.parts(),
@@ -106,6 +108,7 @@ def fused(bucket: Bucket, count: Tensor, lr: float, config: Optim, found_inf: Te
         eps=config.eps,
         amsgrad=False,
         maximize=False,
+        grad_scale=1 / factor,
         found_inf=found_inf,
     )
 

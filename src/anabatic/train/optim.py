@@ -131,19 +131,12 @@ class Optimizer:
         self.count.add_(ok)
         for stack in self.stacks:
             self._muon(stack, self.matrix_lr * scale, factor, ok)
-        if self.fused:
-            self._fused(self.lr * scale, factor, ok)
-        else:
-            for bucket in self.buckets:
-                adamw.flat(bucket, self.count, self.lr * scale, self.config, factor, ok)
-
-    def _fused(self, lr: float, factor: Tensor, ok: Tensor) -> None:
-        on_host = self.home.type == "cpu"
-        params = [param for bucket in self.buckets for param in bucket.params.values()]
-        if grads := [local(param.grad) for param in params if param.grad is not None]:
-            torch._foreach_mul_(grads, float(factor) if on_host else factor)
+        lr = self.lr * scale
         for bucket in self.buckets:
-            adamw.fused(bucket, self.count, lr, self.config, None if on_host else 1 - ok)
+            if self.fused:
+                adamw.fused(bucket, self.count, lr, self.config, factor, None if self.home.type == "cpu" else 1 - ok)
+            else:
+                adamw.flat(bucket, self.count, lr, self.config, factor, ok)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
