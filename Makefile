@@ -5,6 +5,7 @@ SHELL := bash
 
 BIN := .venv/bin
 PYTEST_ARGS ?=
+JOBS ?= 2
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | while IFS=$$'\t' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
@@ -21,8 +22,8 @@ check: setup ## lint, format, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check ## everything in `check`, then all tests; PYTEST_ARGS="-k loader -x" narrows them
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: check ## everything in `check`, then all tests; PYTEST_ARGS="-k loader -x" narrows them, JOBS=4 is how many at a time
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 format: setup ## mend format and lint where ruff can
 	$(BIN)/ruff check --fix

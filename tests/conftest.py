@@ -23,6 +23,15 @@ os.environ.update(
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares something stays in one process: simulated machines a list, commands their models."""
+    for item in items:
+        parts = item.path.relative_to(ROOT / "tests").parts
+        group = "sim" if "npu_sim" in parts or parts[:2] == ("unit", "sim") else "e2e" if parts[0] == "e2e" else None
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path) -> Iterator[None]:
     """Give the test a cache of its own and restore the environment and the folder afterwards."""
