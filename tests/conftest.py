@@ -23,15 +23,6 @@ os.environ.update(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares something stays in one process: simulated machines a list, commands their models."""
-    for item in items:
-        parts = item.path.relative_to(ROOT / "tests").parts
-        group = "sim" if "npu_sim" in parts or parts[:2] == ("unit", "sim") else "e2e" if parts[0] == "e2e" else None
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path) -> Iterator[None]:
     """Give the test a cache of its own and restore the environment and the folder afterwards."""
@@ -90,8 +81,19 @@ def shared_data() -> Path:
     return folder
 
 
+def _group(item: pytest.Item) -> str:
+    """Name what a test shares: simulated machines stand in one list, and commands share their models."""
+    parts = item.path.relative_to(ROOT / "tests").parts
+    if "npu_sim" in parts or parts[:2] == ("unit", "sim"):
+        return "sim"
+    return "e2e" if parts[0] == "e2e" else ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an accelerator that this machine does not have, with the reason."""
+    """Skip what needs an accelerator that this machine does not have, with the reason; tell who shares a process."""
+    for item in items:
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
     for kind in ("npu", "cuda"):
         marked = [item for item in items if item.get_closest_marker(kind)]
         if marked and not _has(kind):
