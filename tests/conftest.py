@@ -89,6 +89,7 @@ def _group(item: pytest.Item) -> str:
     return "e2e" if parts[0] == "e2e" else ""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs an accelerator that this machine does not have, with the reason; tell who shares a process."""
     for item in items:
