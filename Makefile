@@ -23,7 +23,7 @@ check: setup ## lint, format, types, layers
 	$(BIN)/lint-imports
 
 test: check ## everything in `check`, then all tests; PYTEST_ARGS="-k loader -x" narrows them, JOBS=4 is how many at a time
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(PYTEST_ARGS)
 
 format: setup ## mend format and lint where ruff can
 	$(BIN)/ruff check --fix

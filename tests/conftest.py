@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,20 +82,25 @@ def shared_data() -> Path:
     return folder
 
 
-def _group(item: pytest.Item) -> str:
-    """Name what a test shares: simulated machines stand in one list, and commands share their models."""
-    parts = item.path.relative_to(ROOT / "tests").parts
-    if "npu_sim" in parts or parts[:2] == ("unit", "sim"):
-        return "sim"
-    return "e2e" if parts[0] == "e2e" else ""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep together what shares something: simulated machines stand in one list, commands share their models.
+
+    `--dist loadgroup` of pytest-xdist 3.8 finds no groups under pytest 9.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(("tests/npu_sim", "tests/unit/sim")):
+                return "sim"
+            return "e2e" if nodeid.startswith("tests/e2e") else nodeid.split("::")[0]
+
+    return Groups(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an accelerator that this machine does not have, with the reason; tell who shares a process."""
-    for item in items:
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
+    """Skip what needs an accelerator that this machine does not have, with the reason."""
     for kind in ("npu", "cuda"):
         marked = [item for item in items if item.get_closest_marker(kind)]
         if marked and not _has(kind):
