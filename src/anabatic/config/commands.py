@@ -28,7 +28,7 @@ class Command:
     makes: tuple[str, ...] = ()
     """Files under its `out` that later jobs read."""
     short: dict[str, str] = field(default_factory=dict)
-    """Dotted key -> one-letter option."""
+    """Dotted key -> a shorter name of its option."""
 
     def job_class(self) -> type:
         """Import and return the dataclass of the command's settings."""
@@ -46,6 +46,8 @@ def _attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+_SHORT = {"data.train": "--data", "device.nproc": "--nproc"}
+"""Of commands that train."""
 _MODELS = ("best_model/tokenizer.json", "final_model/tokenizer.json")
 
 _ROWS = (
@@ -69,6 +71,7 @@ _ROWS = (
         "Train a language model on text, or continue one on a mixture.",
         trains=True,
         makes=_MODELS,
+        short=_SHORT,
     ),
     Command(
         "sft",
@@ -77,6 +80,7 @@ _ROWS = (
         "Fine-tune a language model on conversations.",
         trains=True,
         makes=_MODELS,
+        short=_SHORT,
     ),
     Command(
         "dpo",
@@ -85,6 +89,7 @@ _ROWS = (
         "Train a language model on preferences: pairs of a better and a worse answer.",
         trains=True,
         makes=_MODELS,
+        short=_SHORT,
     ),
     Command(
         "merge",

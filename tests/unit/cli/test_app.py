@@ -154,6 +154,7 @@ GIVEN: list[tuple[str, dict[str, object]]] = [
     ("--data.train a b --seed 3", {"data": {"train": ["a", "b"]}, "seed": "3"}),
     ("--data.train a --seed 3 --data.train b", {"data": {"train": ["a", "b"]}, "seed": "3"}),
     ("--data.train=a", {"data": {"train": ["a"]}}),
+    ("--data a b --nproc 2", {"data": {"train": ["a", "b"]}, "device": {"nproc": "2"}}),
     ("--data.train=[]", {"data": {"train": []}}),
     ("--train-on-inputs", {"train_on_inputs": True}),
     ("--no-train-on-inputs", {"train_on_inputs": False}),
