@@ -6,12 +6,13 @@ import json
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
 from anabatic.core import jsonl
 from e2e import command
-from e2e.home import SHORT, Home
+from e2e.home import SHORT, Home, Options
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +57,27 @@ def test_a_curriculum_in_two_processes(home: Home, base: Path, tmp_path: Path) -
     assert drawn[0] == drawn[1]
     early = drawn[0][5]
     assert early["topology"] == 0 and early["explain"] == pytest.approx(4 * early["reasoning"], abs=4)
+
+
+def test_a_curriculum_by_loss_is_killed_and_goes_on(home: Home, base: Path, tmp_path: Path) -> None:
+    rows = [
+        {"query": f"{n}?", "response": "the wind moves upward" if n % 2 else f"{n * 7919 % 997}"} for n in range(120)
+    ]
+    data = tmp_path / "rows.json"
+    data.write_text(json.dumps(rows))
+    stages = (
+        "{use: true, by: loss, stages: [{until: 0.5, mix: {easy: 1, hard: 0}}, {until: 1, mix: {easy: 0, hard: 1}}]}"
+    )
+    recipe = tmp_path / "loss.yaml"
+    recipe.write_text(f"curriculum: {stages}\n")
+    more: Options = {"data.train": data, "config": recipe, "data.valid-fraction": 0}
+    one, two, killed = (tmp_path / name for name in ("one", "two", "killed"))
+    command.interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
+    home.together(home.sft(one, base, more=more), home.sft(two, base, 2, more=more), home.sft(killed, base, more=more))
+    assert command.losses(one) == command.losses(killed)
+    assert np.allclose(np.load(one / "difficulty.npy"), np.load(two / "difficulty.npy"), rtol=1e-5)
+    hard = np.load(one / "difficulty.npy") > np.median(np.load(one / "difficulty.npy"))
+    said = np.array([number % 2 == 0 for number in range(120)])
+    assert (hard == said).mean() > 0.9  # what the base model was trained on is easier than numbers
+    found = [row for row in jsonl.read(one / "metrics.jsonl") if row["kind"] == "train"]
+    assert found[7]["samples"]["hard"] == 0 and found[-1]["samples"]["hard"] > 0

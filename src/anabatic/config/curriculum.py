@@ -33,8 +33,9 @@ class Curriculum:
 
     use: bool = False
     """Switch it on. Without the field in the data the training is an ordinary one, with a warning."""
-    by: Literal["field", "length"] = "field"
-    """field: a column of the rows names the level; length: the levels are parts of equal size, shortest first."""
+    by: Literal["field", "length", "loss"] = "field"
+    """field: a column of the rows names the level; length, loss: levels of equal size, shortest rows first, or those
+    first that the model finds easiest before the training."""
     field: str = "difficulty"
     """Column with the level."""
     stages: list[CurriculumStage] = setting(default_factory=_stages)

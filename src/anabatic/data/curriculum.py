@@ -81,10 +81,15 @@ def _told(found: Counter[str]) -> str:
 def by_length(parts: Sequence[ShardSet], names: Sequence[str]) -> Levels:
     """Part every source by length into levels of equal size, shortest first."""
     lengths = [np.concatenate([part.lengths(shard) for shard in range(len(part.meta["shards"]))]) for part in parts]
-    order = np.sort(np.concatenate(lengths))
+    return by_values(parts, lengths, names)
+
+
+def by_values(parts: Sequence[ShardSet], values: Sequence[np.ndarray], names: Sequence[str]) -> Levels:
+    """Part every source by a number of each of its entries into levels of equal size, smallest first."""
+    order = np.sort(np.concatenate(values))
     borders = [order[len(order) * level // len(names)] for level in range(1, len(names))]
     sets: list[tuple[ShardSet | Part, int]] = []
-    for part, own in zip(parts, lengths, strict=True):
+    for part, own in zip(parts, values, strict=True):
         level = np.searchsorted(borders, own, side="right")
         for number in range(len(names)):
             chosen = np.flatnonzero(level == number)

@@ -14,20 +14,25 @@ from anabatic.config.sft import SftJob
 from anabatic.config.tuner import Freeze, Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import padded, sample
+from anabatic.core.paths import RunFolder
+from anabatic.data import curriculum, padded, sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.data.pairs import longest
+from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device, pick
+from anabatic.evals import difficulty
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
+from anabatic.models.forward import Root
 from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.hub import Hub
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
-from anabatic.recipes.training import Training, corpus, say_plan
+from anabatic.parallel.world import World
+from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.run import TrainJob, find_checkpoint, open_folder
 
@@ -76,6 +81,18 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
             parameter.data = parameter.data.to(trained)
     recompute(model, job.recompute)
     return model, lora
+
+
+def _by_loss(
+    data: Corpus, lessons: Curriculum, root: Root, job: TuneJob, micro_batch_tokens: int, device: Device, world: World,
+    folder: RunFolder, continues: bool,
+) -> Corpus:  # fmt: skip
+    """Part the rows into levels by what the model, as it is before the training, makes of them."""
+    parts = [part for part, _ in data.train if isinstance(part, ShardSet)]
+    require_chats(parts, lessons.by)
+    found = difficulty.losses(root, parts, job.batch.seq_len, micro_batch_tokens, device, world, folder.root, continues)
+    levels = curriculum.by_values(parts, found, lessons.levels())
+    return Corpus([(part, None) for part, _ in levels.sets], data.valid, levels)
 
 
 def run(job: SftJob) -> int:
@@ -146,6 +163,10 @@ def tune(
             sizes = planning.padded(plan, job.schedule, sizes, *passing, world)
         say_plan(plan, model, world, division)
 
+        if lessons is not None and lessons.use and lessons.by == "loss":
+            data = _by_loss(
+                data, lessons, root, job, sizes.micro_batch_tokens, device, world, folder, found is not None
+            )
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.chat = bool(tokenizer.chat_template)
         training.lora, training.base, training.lessons, training.objective = lora, base, lessons, objective

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,9 @@ def corpus(
     if not world.first:
         barrier(world)
     options: dict[str, Any] = {"seq_len": seq_len, "learning": learning}
-    levels = None if lessons is None or not lessons.use else _levels(lessons, data, tokenizer_folder, options)
+    levels = None
+    if lessons is not None and lessons.use and lessons.by != "loss":  # that one needs the model: `tune`
+        levels = _levels(lessons, data, tokenizer_folder, options)
     if levels is None:
         train: Sources = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
     else:
@@ -96,8 +98,7 @@ def _levels(lessons: Curriculum, data: Data, tokenizer_folder: Path, options: di
     names = lessons.levels()
     if lessons.by == "length":
         parts = [part for part, _ in shards.build_all(data.train, tokenizer_folder, data, "train", **options)]
-        if not all(part.is_chat for part in parts):
-            raise ConfigError("a curriculum by length needs conversations, and a source is plain text", "leave it out")
+        require_chats(parts, lessons.by)
         return curriculum.by_length(parts, names)
     by_source = [curriculum.found_levels([spec], data, lessons.field) for spec in data.train]
     if not curriculum.check_levels(sum(by_source, Counter()), lessons):
@@ -109,6 +110,17 @@ def _levels(lessons: Curriculum, data: Data, tokenizer_folder: Path, options: di
                 level = (lessons.field, name)
                 sets.append((shards.build(spec, tokenizer_folder, data, "train", level=level, **options), number))
     return Levels(names, [(part, number) for part, number in sets if part.num_docs])
+
+
+def require_chats(parts: Sequence[ShardSet], by: str) -> None:
+    """Make sure that rows can be told apart.
+
+    Raises:
+        ConfigError: a source is text, whose documents flow into one another.
+    """
+    text = [part.name for part in parts if not part.is_chat]
+    if text:
+        raise ConfigError(f"a curriculum by {by} needs conversations, {text[0]} is plain text", "leave it out")
 
 
 @dataclass
