@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 from pyarrow import parquet
+from safetensors.torch import load_file, save_file
 
 from e2e import command
 from e2e.home import Home
@@ -217,3 +218,14 @@ def test_a_recipe_names_its_own_mistakes(home: Home, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps({"tokenizer": "t", "data": {"train": ["x"]}, "schedule": {"max_steps": 1.5}}))
     check(home.anabatic("pretrain", "-c", recipe, code=2), 2, "recipe.yaml", "schedule.max_steps", "1.5")
+
+
+def test_a_model_that_is_broken_already_is_told_at_the_first_step(home: Home, base: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(base / "final_model", broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(weights, broken / "model.safetensors")
+    told = home.anabatic(*home.sft(tmp_path / "out", broken), code=1)
+    assert "error: the loss or the gradient of the first step is not finite, before anything was updated" in told.err
+    assert not (tmp_path / "out" / "checkpoint-5").exists()

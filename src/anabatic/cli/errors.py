@@ -102,6 +102,8 @@ def usage(error: CycloptsError, app: App) -> ConfigError:
     """Return the CLI library's error in our words."""
     words = " ".join(("anabatic", *(error.command_chain or ())))
     hint = f"see `{words} --help`"
+    if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in ("true", "false"):
+        hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
     if words == "anabatic sim":
         hint = f"the command to run and its options stand after --; {hint}"
     for kind, describe in _USAGE:

@@ -129,6 +129,8 @@ def _zero(made: Translation, section: dict[str, Any]) -> None:
 def _half(name: str) -> Callable[[Translation, dict[str, Any]], None]:
     def handle(made: Translation, section: dict[str, Any]) -> None:
         if section.get("enabled") is True:
+            if made.settings.get("device.dtype", name) != name:
+                raise ConfigError("fp16 and bf16 are both enabled", "enable one of them")
             made.settings["device.dtype"] = name
         if name == "fp16" and section.get("loss_scale"):
             made.unknown.append("fp16.loss_scale")  # ours is dynamic, always

@@ -40,8 +40,9 @@ class DpoJob:
     """Share of the pairs that are assumed to be labelled the wrong way round; sigmoid alone."""
     rpo_alpha: float | None = None
     """Weight of the better answer's cross-entropy per token, added to the loss (arXiv 2404.19733)."""
-    tuner: Literal["full", "lora", "freeze"] = "full"
-    """full: train all weights; lora: adapters; freeze: the last blocks. A model that is an adapter goes on as one."""
+    tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
+    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
+    as one."""
     lora: Lora = field(default_factory=Lora)
     freeze: Freeze = field(default_factory=Freeze)
     truncation_strategy: Literal["right", "left", "delete"] = "right"

@@ -33,8 +33,9 @@ class SftJob:
     """Folder with tokenizer.json; default: the one of the model."""
     seed: int = 0
     """Seed of the data order."""
-    tuner: Literal["full", "lora", "freeze"] = "full"
-    """full: train all weights; lora: adapters; freeze: the last blocks. A model that is an adapter goes on as one."""
+    tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
+    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
+    as one."""
     lora: Lora = field(default_factory=Lora)
     freeze: Freeze = field(default_factory=Freeze)
     train_on_inputs: bool = False

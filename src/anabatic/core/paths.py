@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from anabatic.core.errors import Failure
+from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.text import size
 
 
@@ -43,6 +43,8 @@ class RunFolder:
         Raises:
             Failure: the folder cannot be made or written.
         """
+        if self.root.is_file():
+            raise ConfigError(f"out is {self.root}, which is a file", "choose a folder with --out")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".write-test-{uuid.uuid4().hex}"

@@ -210,6 +210,9 @@ def _choose_dtype(asked: str, row: DeviceRow, chip: Chip | None) -> tuple[str, s
 
 
 def _default_threads() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked):
+        return int(asked)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // local)
 

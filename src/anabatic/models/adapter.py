@@ -152,7 +152,10 @@ def _whole(model: nn.Module, end: str) -> list[str]:
     ]
     if not names:
         known = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
-        raise ConfigError(f'lora.modules_to_save: no module is called "{end}".{did_you_mean(end, known)}', "name one")
+        raise ConfigError(
+            f'lora.modules_to_save: no module is called "{end}".{did_you_mean(end, known)}',
+            f"modules of this model: {', '.join(name for name in known if not name.isdigit())}",
+        )
     return names
 
 
@@ -170,10 +173,11 @@ def state(model: PreTrainedModel) -> dict[str, Tensor]:
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = b
         if layer.lora_magnitude is not None:
             tensors[f"{_PREFIX}{name}.lora_magnitude_vector"] = whole(layer.lora_magnitude)
-    for name, parameter in model.named_parameters():
+    # A matrix that is embedding and head is written under both names: PEFT asks for both.
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and "lora_" not in name:
             tensors[_PREFIX + name] = whole(parameter)
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path, writes: bool = True) -> None:
@@ -196,7 +200,9 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base:
         "use_rslora": lora.use_rslora,
         "use_dora": lora.use_dora,
         "target_modules": sorted({name.rsplit(".", 1)[-1] for name in found}),
-        "modules_to_save": lora.modules_to_save or None,
+        "modules_to_save": _saved_modules(model, lora) or None,
+        # PEFT from 0.18 on: without it a tied head would stay the base model's
+        **({"ensure_weight_tying": True} if _ties_saved(model, lora) else {}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -209,6 +215,24 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base:
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tokenizer.save_pretrained(temporary)
+
+
+def _ties_saved(model: PreTrainedModel, lora: Lora) -> bool:
+    """True when an embedding that is the head's matrix too is trained whole."""
+    names = {name for end in lora.modules_to_save for name in _whole(model, end)}
+    both = (model.get_input_embeddings(), model.get_output_embeddings())
+    tied = both[0].weight is both[1].weight
+    return tied and any(model.get_submodule(name) in both for name in names)
+
+
+def _saved_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """Names for adapter_config.json: a matrix that is embedding and head goes by the embedding's name alone."""
+    if not _ties_saved(model, lora):
+        return lora.modules_to_save
+    embedding = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
+    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    kept = [end for end in lora.modules_to_save if not _ends(head, end) and not _ends(embedding, end)]
+    return [*kept, embedding.rsplit(".", 1)[-1]]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -274,7 +298,7 @@ def load(model: PreTrainedModel, folder: Path) -> None:
 
 @torch.no_grad()
 def _fill(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> None:
-    own = dict(model.named_parameters())
+    own = dict(model.named_parameters(remove_duplicate=False))
     left = {name for name in own if "lora_" in name}
     for name, tensor in saved.items():
         ours = re.sub(r"\.(lora_[AB])\.weight$", r".\1", name.removeprefix(_PREFIX))

@@ -114,8 +114,8 @@ def _huggingface(name: str, cached: bool) -> Path:
         raise DataError(what, f"try again later; or {elsewhere}") from error
     except errors.LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if offline else f"{endpoint} cannot be reached"
-        unset = "unset HF_HUB_OFFLINE, or " if offline else ""
-        raise DataError(f"{name}: no such folder, not (wholly) in the cache, and {why}", unset + elsewhere) from error
+        unset = "unset HF_HUB_OFFLINE, or give the model's folder" if offline else ""
+        raise DataError(f"{name}: no such folder, not (wholly) in the cache, and {why}", unset or elsewhere) from error
     except Exception as error:  # the HTTP library changes with the versions of huggingface_hub
         if isinstance(error, errors.HFValidationError) or not _is_transfer(error):
             raise

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from anabatic.core import log
@@ -147,6 +147,7 @@ def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
                 put(targets[name], made[name])
                 filled.add(name)
     _require_whole(folder, wrong, sorted(wanted - filled), plan.surplus)
+    _require_known(model, folder, plan.surplus)
 
 
 def _fill(target: Tensor, stored: Stored, source: str) -> None:
@@ -227,6 +228,18 @@ def _require_whole(
         )
     if surplus:
         log.warn(f"{folder}: {len(surplus)} weights are not part of the model and not used: {', '.join(surplus[:3])}")
+
+
+def _require_known(model: PreTrainedModel, folder: Path, surplus: list[str]) -> None:
+    """A weight of a module that the model has, such as a norm inside its attention, belongs to another architecture."""
+    modules = {name for name, module in model.named_modules() if not isinstance(module, nn.ModuleList)}
+    inside = [name for name in surplus if name.endswith((".weight", ".bias")) and name.rsplit(".", 2)[0] in modules]
+    inside = [name for name in inside if name.count(".") > 1]
+    if inside:
+        raise DataError(
+            f"{folder}: {len(inside)} weights have no place in {type(model).__name__}: {', '.join(inside[:3])}",
+            "config.json (model_type, architectures) is not that of these weights: copy the folder again",
+        )
 
 
 def save(model: PreTrainedModel, folder: Path | None) -> None:

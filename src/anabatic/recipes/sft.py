@@ -43,7 +43,7 @@ class TuneJob(TrainJob, Protocol):
     model: str
     hub: Hub | None
     tokenizer: str | None
-    tuner: Literal["full", "lora", "freeze"]
+    tuner: Literal["auto", "full", "lora", "freeze"]
     lora: Lora
     freeze: Freeze
     recompute: Recompute
@@ -62,19 +62,24 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
     What is frozen is kept in the format of the matrix products, what is trained as `optim.weights` says.
     """
     trained = format_of(job.optim, device)
-    model = skeleton(base, trained if job.tuner == "full" else device.dtype)
+    tuner = job.tuner
+    if tuner == "auto":
+        tuner = "full" if named == base else "lora"
+    if tuner != "lora" and job.lora != Lora():
+        log.warn(f"tuner is {tuner}: the settings of lora are not used")
+    model = skeleton(base, trained if tuner == "full" else device.dtype)
     lora = None
     if named != base:
-        if job.tuner != "lora":
+        if tuner != "lora":
             what = f"{named} is an adapter, and tuner is {job.tuner}"
             raise ConfigError(what, "go on with --tuner lora, or merge it first with `anabatic merge`")
         lora = adapter.prepare(model, named)
         log.info(f"going on with the adapter {named} of rank {lora.r}; the section lora is not used")
-    elif job.tuner == "lora":
+    elif tuner == "lora":
         lora = job.lora
         targets = adapter.insert(model, lora)
         log.info(f"LoRA of rank {lora.r} in {len(targets)} layers, scaled by {adapter.scale_of(lora):g}")
-    elif job.tuner == "freeze":
+    elif tuner == "freeze":
         adapter.freeze(model, job.freeze)
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -85,6 +85,11 @@ def corpus(
         valid = [part for part, _ in shards.build_all(held_out, tokenizer_folder, data, "valid", **options)]
     if world.first:
         barrier(world)
+    if valid is not None and not any(part.num_tokens for part in valid) and not data.valid:
+        log.warn(
+            f"no row is held out at data.valid_fraction {data.valid_fraction:g}: the training has no held-out loss"
+        )
+        valid = None
     if valid is not None and not any(part.num_tokens for part in valid):
         raise DataError(
             f"0 tokens of held-out data in {', '.join(part.name for part in valid)}",

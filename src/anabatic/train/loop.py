@@ -219,6 +219,11 @@ class _Clock:
         steps = progress.step - self.marked_step
         self.marked_step = progress.step
         self._count(drained, steps)
+        if progress.step == 1 and drained.skipped and not job.step.scale.on:
+            raise Failure(
+                "the loss or the gradient of the first step is not finite, before anything was updated",
+                "the weights of the model are broken (nan or inf): copy its folder again, or take an older checkpoint",
+            )
         rate = drained.tokens / span
         row = {
             "loss": drained.loss,

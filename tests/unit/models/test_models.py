@@ -192,7 +192,7 @@ def test_resolve_finds_the_model_of_a_run(tmp_path: Path) -> None:
     assert hf.resolve(tmp_path) == best
 
 
-@pytest.mark.parametrize("damage", ["truncate", "missing", "json", "architecture"])
+@pytest.mark.parametrize("damage", ["truncate", "missing", "json", "architecture", "norms"])
 def test_a_damaged_model_folder_is_named(tmp_path: Path, damage: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(byte_tokenizer(tmp_path / "tok"))
     folder = tmp_path / "model"
@@ -204,6 +204,9 @@ def test_a_damaged_model_folder_is_named(tmp_path: Path, damage: str) -> None:
         weights.unlink()
     elif damage == "json":
         config.write_text("{")
+    elif damage == "norms":  # weights of Qwen3, whose attention has norms that Llama's has not
+        changed = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+        config.write_text(json.dumps({**json.loads(config.read_text()), **changed}))
     else:
         config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "nothing-like-it"}))
     with pytest.raises(DataError, match=str(folder)) as caught:
