@@ -106,9 +106,9 @@ def fit(job: Fit, progress: Progress) -> bool:
             progress.step += 1
             progress.loader = batch.state
             last = progress.step == job.total_steps
-            # One process stops here without writing a row, so that the rows to come are those of a run left alone;
-            # several agree on it where they log.
-            stop = not last and job.world.size == 1 and job.step.stop_signal > 0
+            # One process, or several on a CPU, stop here without writing a row, so that the rows to come are those of a
+            # run left alone; devices agree on it where they log, because their queues are not emptied for it.
+            stop = not last and job.step.stops()
             if last or progress.step == 1 or progress.step % job.log.every == 0:
                 stop = (clock.log(scale) and not last) or stop
             if last or stop or (job.save.every and progress.step % job.save.every == 0):
@@ -270,7 +270,8 @@ def _signals(step: TrainStep) -> Iterator[None]:
         if step.stop_signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         step.stop_signal = number
-        log.info(f"{signal.Signals(number).name}: saving at the end of this step")
+        when = "at the end of this step" if step.stops_at_once else "at the next logged step"
+        log.info(f"{signal.Signals(number).name}: saving {when}")
 
     before = {number: signal.signal(number, wish) for number in _SIGNALS}
     try:

@@ -173,6 +173,17 @@ class TrainStep:
         squares = norms.square_().sum().to(self.device.torch)
         return squares if self.optimizer.sharded else squares / self.world.size
 
+    @property
+    def stops_at_once(self) -> bool:
+        """True when a wish to stop is known to all ranks after every step."""
+        return self.world.size == 1 or self.device.type == "cpu"
+
+    def stops(self) -> bool:
+        """True when this is known, and some rank wishes to stop."""
+        if self.world.size == 1:
+            return self.stop_signal > 0
+        return self.stops_at_once and bool(self.totals[4] > 0)
+
     def drain(self) -> Drained:
         """Wait for the device and return what happened since the last call."""
         loss, targets, tokens, skipped, stop, *sums = self.totals.tolist()
