@@ -38,12 +38,13 @@ def run(job: PretrainJob) -> int:
         tokenizer = tokenizers.load(tokenizer_folder)
         if job.model.path is not None:
             require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
+        # Before the text is read, which may take long: what is wrong with the settings is told here.
+        plan, model = _model(job, len(tokenizer), format_of(job.optim, device))
+        division = settle(job.parallel, world, device)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
         if world.first:
             sample.say([part for part, _ in data.train], tokenizer, job.log.samples)
 
-        plan, model = _model(job, len(tokenizer), format_of(job.optim, device))
-        division = settle(job.parallel, world, device)
         root = place(model, division, device, world)
         if job.model.path is not None:
             fill(model, resolve(job.model.path))

@@ -133,6 +133,9 @@ def tune(
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
+        # Before the rows are read, which may take long: what is wrong with the settings is told here.
+        model, lora = _skeleton(job, named, base, device)
+        division = settle(job.parallel, world, device)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = [part for part, _ in data.train]
         for part in parts + (data.valid or []):
@@ -146,8 +149,6 @@ def tune(
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
-        model, lora = _skeleton(job, named, base, device)
-        division = settle(job.parallel, world, device)
         root = place(model, division, device, world)
         fill(model, base)
         if named != base:
