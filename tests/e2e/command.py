@@ -101,8 +101,8 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
-    """Wait until this process, not one before it, has logged `step`."""
-    since = psutil.Process(process.pid).create_time()
+    """Wait until this process, which has just been started, and not one before it, has logged `step`."""
+    since = time.time()  # psutil's create_time may be a second too early: the boot time has whole seconds
     rows = folder / "metrics.jsonl"
     wait_for(process, lambda: any(row["step"] >= step and row["time"] > since for row in jsonl.read(rows)))
 
