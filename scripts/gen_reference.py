@@ -70,7 +70,7 @@ def kind(hint: Any, words: dict[str, str]) -> str:
 def row(cls: type, name: str, hint: Any, value: Any, key: str, language: English) -> str:
     """Return one line of a table of settings."""
     default = "" if value in ("", None, [], {}) else f"`{yaml_file.scalar(value)}`"
-    meaning = language.meaning(f"{cls.__name__}.{name}", template.field_docs(cls).get(name, ""))
+    meaning = language.meaning(f"{template.owner(cls, name).__name__}.{name}", template.field_docs(cls).get(name, ""))
     cells = (f"`{key}`", kind(hint, language.texts["types"]), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

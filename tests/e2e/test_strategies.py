@@ -23,6 +23,7 @@ CASES: dict[str, Options] = {
 
 
 def close(one: dict[int, float], two: dict[int, float]) -> None:
+    """Assert that two runs have the same losses but for rounding."""
     assert one.keys() == two.keys()
     assert all(two[step] == pytest.approx(loss, rel=2e-4) for step, loss in one.items())
 
@@ -53,6 +54,7 @@ def test_pretraining_divided_is_killed_and_goes_on_otherwise(home: Home, tmp_pat
     going = home.pretrain(two, 2, more={**odd, "parallel.strategy": "zero2"})
     home.together(home.pretrain(one, more=odd), going)
     close(command.losses(one), command.losses(two))
+    assert list(command.losses(two)) == list(range(1, 21)) and "resume" in command.events(two)
 
 
 def test_an_offloaded_run_is_killed_and_goes_on(home: Home, base: Path, tmp_path: Path) -> None:

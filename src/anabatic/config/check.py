@@ -59,9 +59,10 @@ def dotted(path: Path) -> str:
 
 @functools.cache
 def hints(cls: type) -> dict[str, Any]:
-    """Field name -> type of a dataclass."""
+    """Field name -> type of a dataclass; sections stand behind the other settings, whichever class declares them."""
     resolved = typing.get_type_hints(cls)
-    return {field.name: resolved[field.name] for field in dataclasses.fields(cls)}
+    names = sorted((each.name for each in dataclasses.fields(cls)), key=lambda n: dataclasses.is_dataclass(resolved[n]))
+    return {name: resolved[name] for name in names}
 
 
 def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,33 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anabatic.config.parallel import Parallel, Recompute
-from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
-from anabatic.config.tuner import Freeze, Lora
+from anabatic.config.shared import Schedule, require
+from anabatic.config.train import TuneJob
 
 
-def _dpo_optim() -> Optim:
-    return Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
-
-
-def _dpo_schedule() -> Schedule:
+def _schedule() -> Schedule:
     return Schedule(epochs=1.0, warmup_ratio=0.1, decay_ratio=0.9)
 
 
 @dataclass(kw_only=True)
-class DpoJob:
+class DpoJob(TuneJob):
     """Train on pairs of a better and a worse answer: direct preference optimisation and its relatives."""
 
     out: str = "runs/dpo"
     """Run folder."""
     model: str = ""
-    """Hugging Face folder of the model, with its tokenizer and chat template; it is also the reference."""
-    hub: Literal["huggingface", "modelscope"] | None = None
-    """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
-    tokenizer: str | None = None
-    """Folder with tokenizer.json; default: the one of the model."""
-    seed: int = 0
-    """Seed of the data order."""
+    """Hugging Face folder of the model, with tokenizer and chat template, or OWNER/NAME; it is also the reference."""
     beta: float = 0.1
     """How strongly the model is held to the reference; for ipo the paper's tau."""
     loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
@@ -40,33 +29,13 @@ class DpoJob:
     """Share of the pairs that are assumed to be labelled the wrong way round; sigmoid alone."""
     rpo_alpha: float | None = None
     """Weight of the better answer's cross-entropy per token, added to the loss (arXiv 2404.19733)."""
-    tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
-    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
-    as one."""
-    lora: Lora = field(default_factory=Lora)
-    freeze: Freeze = field(default_factory=Freeze)
     truncation_strategy: Literal["right", "left", "delete"] = "right"
     """An answer with its question of more than batch.seq_len tokens loses its end or its beginning; delete: the pair is
     left out."""
-    recompute: Recompute = "none"
-    """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
-    fused: Literal["auto", "off"] = "auto"
-    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
-    parallel: Parallel = field(default_factory=Parallel)
-    data: Data = field(default_factory=Data)
-    batch: Batch = field(default_factory=Batch)
-    optim: Optim = field(default_factory=_dpo_optim)
-    schedule: Schedule = field(default_factory=_dpo_schedule)
-    eval: Evaluate = field(default_factory=Evaluate)
-    save: Save = field(default_factory=Save)
-    log: Log = field(default_factory=Log)
-    device: Device = field(default_factory=Device)
+    schedule: Schedule = field(default_factory=_schedule)
 
     def __post_init__(self) -> None:
-        require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
-        require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
-        require(bool(self.model), "model is not given", "give --model FOLDER, a fine-tuned model")
-        require(self.batch.packing, "batch.packing is false, and pairs are always packed", "leave it out")
+        super().__post_init__()
         require(self.beta > 0, f"beta is {self.beta}", "use a positive number; 0.1 is common")
         require(
             0.0 <= self.label_smoothing < 0.5,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-from anabatic.config.parallel import Parallel, Recompute
-from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
+from anabatic.config.parallel import Recompute
+from anabatic.config.shared import require
+from anabatic.config.train import TrainJob
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class Model:
 
 
 @dataclass(kw_only=True)
-class PretrainJob:
+class PretrainJob(TrainJob):
     """Train a language model on text, or continue one on a mixture."""
 
     out: str = "runs/pretrain"
@@ -51,22 +51,10 @@ class PretrainJob:
     """Folder with tokenizer.json; default: the one in model.path."""
     seed: int = 0
     """Seed of weights and data order."""
-    fused: Literal["auto", "off"] = "auto"
-    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     model: Model = field(default_factory=Model)
-    parallel: Parallel = field(default_factory=Parallel)
-    data: Data = field(default_factory=Data)
-    batch: Batch = field(default_factory=Batch)
-    optim: Optim = field(default_factory=Optim)
-    schedule: Schedule = field(default_factory=Schedule)
-    eval: Evaluate = field(default_factory=Evaluate)
-    save: Save = field(default_factory=Save)
-    log: Log = field(default_factory=Log)
-    device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
-        require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
+        super().__post_init__()
         require(
             self.tokenizer is not None or self.model.path is not None,
             "neither tokenizer nor model.path is given",

@@ -18,7 +18,20 @@ WIDTH = 100
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Field name -> the string literal that stands below it in the source of `cls`."""
+    """Field name -> the string literal that stands below it in the source of `cls`, or of the class it extends."""
+    return {name: doc for owner in reversed(_extended(cls)) for name, doc in _own_docs(owner).items()}
+
+
+def owner(cls: type, name: str) -> type:
+    """Return the class that explains the field `name` of `cls`: itself, or one that it extends."""
+    return next((each for each in _extended(cls) if name in _own_docs(each)), cls)
+
+
+def _extended(cls: type) -> list[type]:
+    return [each for each in cls.__mro__ if dataclasses.is_dataclass(each)]
+
+
+def _own_docs(cls: type) -> dict[str, str]:
     return _docs_of_file(str(sys.modules[cls.__module__].__file__))[cls.__name__]
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Protocol
 
 from transformers import PreTrainedModel
 
 from anabatic.config import deepspeed
 from anabatic.config.curriculum import Curriculum
-from anabatic.config.parallel import Parallel, Recompute
 from anabatic.config.sft import SftJob
-from anabatic.config.tuner import Freeze, Lora
+from anabatic.config.train import TuneJob
+from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
@@ -26,7 +25,6 @@ from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
-from anabatic.models.hub import Hub
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
 from anabatic.parallel import world as parallel
@@ -34,21 +32,7 @@ from anabatic.parallel.shard import settle
 from anabatic.parallel.world import World
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
 from anabatic.train import plan as planning
-from anabatic.train.run import TrainJob, find_checkpoint, open_folder
-
-
-class TuneJob(TrainJob, Protocol):
-    """The settings that every command which trains an existing model has."""
-
-    model: str
-    hub: Hub | None
-    tokenizer: str | None
-    tuner: Literal["auto", "full", "lora", "freeze"]
-    lora: Lora
-    freeze: Freeze
-    recompute: Recompute
-    fused: Literal["auto", "off"]
-    parallel: Parallel
+from anabatic.train.run import find_checkpoint, open_folder
 
 
 def _learning(job: SftJob) -> Learning:

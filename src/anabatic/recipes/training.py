@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
+from anabatic.config.train import TrainJob
 from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
@@ -132,7 +133,7 @@ def require_chats(parts: Sequence[ShardSet], by: str) -> None:
 class Training:
     """A model on its device with everything that training it needs; `go` trains it."""
 
-    job: run.TrainJob
+    job: TrainJob
     folder: RunFolder
     device: Device
     world: World

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from anabatic import __version__
 from anabatic.config import load
-from anabatic.config.shared import Batch, Data, Evaluate, Log, Optim, Save, Schedule
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.train import TrainJob
 from anabatic.core import log
 from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.paths import RunFolder, alone, cannot_write, fsync_folder, replace_folder, write_atomic
@@ -37,21 +36,6 @@ from anabatic.train.step import TrainStep
 _FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
          "parallel")  # fmt: skip
 """Settings that may change between a checkpoint and the run that continues it."""
-
-
-class TrainJob(Protocol):
-    """The sections that every training command has."""
-
-    out: str
-    seed: int
-    data: Data
-    batch: Batch
-    optim: Optim
-    schedule: Schedule
-    eval: Evaluate
-    save: Save
-    log: Log
-    device: DeviceConfig
 
 
 @contextmanager
@@ -135,7 +119,7 @@ def identity(job: TrainJob) -> dict[str, Any]:
         elif not any(prefix == free or prefix.startswith(free + ".") for free in _FREE):
             flat[prefix] = value
 
-    walk("", asdict(job))  # type: ignore[call-overload]
+    walk("", asdict(job))
     return flat
 
 
@@ -194,7 +178,7 @@ def open_metrics(
     if found is None:
         folder.summary.unlink(missing_ok=True)  # it told of another run
     metrics = Metrics(
-        folder, job.log, asdict(job), max_steps=steps, resumed_step=found.step if found else 0,  # type: ignore[call-overload]
+        folder, job.log, asdict(job), max_steps=steps, resumed_step=found.step if found else 0,
         evaluated_step=found.host["progress"]["evaluated"] if found else 0,
     )  # fmt: skip
     metrics.event(

@@ -1,0 +1,63 @@
+"""What the commands that train have in common: settings, and the checks of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from anabatic.config.parallel import Parallel, Recompute
+from anabatic.config.shared import Batch, Data, Device, Evaluate, Log, Optim, Save, Schedule, require
+from anabatic.config.tuner import Freeze, Lora
+
+
+@dataclass(kw_only=True)
+class TrainJob:
+    """A training."""
+
+    out: str = "runs/train"
+    """Run folder."""
+    tokenizer: str | None = None
+    """Folder with tokenizer.json; default: the one of the model."""
+    seed: int = 0
+    """Seed of the data order."""
+    fused: Literal["auto", "off"] = "auto"
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
+    parallel: Parallel = field(default_factory=Parallel)
+    data: Data = field(default_factory=Data)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    eval: Evaluate = field(default_factory=Evaluate)
+    save: Save = field(default_factory=Save)
+    log: Log = field(default_factory=Log)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
+
+
+def _gentle() -> Optim:
+    return Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
+
+
+@dataclass(kw_only=True)
+class TuneJob(TrainJob):
+    """The training of a model that is there."""
+
+    model: str = ""
+    """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
+    hub: Literal["huggingface", "modelscope"] | None = None
+    """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
+    tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
+    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
+    as one."""
+    lora: Lora = field(default_factory=Lora)
+    freeze: Freeze = field(default_factory=Freeze)
+    recompute: Recompute = "none"
+    """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
+    optim: Optim = field(default_factory=_gentle)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder, or OWNER/NAME")
