@@ -105,9 +105,13 @@ def test_a_signal_lets_every_rank_save(tmp_path: Path, number: signal.Signals) -
 def test_workers_leave_when_the_launcher_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path, "wait")
     wait_for(tmp_path / "waiting-0", tmp_path / "waiting-1")
+    agent = psutil.Process(process.pid).children()
+    everybody = [*agent, *agent[0].children(recursive=True)]
     process.kill()
     wait_for(tmp_path / "saved-0", tmp_path / "saved-1")
     process.communicate(timeout=60)
+    gone, alive = psutil.wait_procs(everybody, timeout=30)
+    assert len(gone) >= 3 and not alive
 
 
 def test_workers_end_with_the_agent_that_watches_them(tmp_path: Path) -> None:
