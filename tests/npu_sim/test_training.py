@@ -1,9 +1,8 @@
-"""Models train on the simulated device with the CPU's numbers, at a cost near the CPU's."""
+"""Models train on the simulated device with the CPU's numbers."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,9 @@ from npu_sim.conftest import Sim
     ],
 )
 def test_losses_are_the_cpu_s(sim: Sim, kind: str, mode: str, attention: str) -> None:
-    printed = sim.program("train.py", "losses", kind, mode, attention)
+    printed = sim.program("train.py", kind, mode, attention)
     cpu, npu = json.loads(printed.splitlines()[-1])
     assert npu == cpu
-
-
-def test_a_step_costs_at_most_half_more(sim: Sim) -> None:
-    printed = sim.program("train.py", "cost", "qwen2", "foreach", "sdpa")
-    rounds = json.loads(printed.splitlines()[-1])
-    ratios = [statistics.median(npu) / statistics.median(cpu) for cpu, npu in rounds]
-    print("step on the simulated NPU over step on the CPU, CPU time:", [round(ratio, 2) for ratio in ratios])
-    assert statistics.median(ratios) <= 1.5
 
 
 def test_muon(sim: Sim) -> None:

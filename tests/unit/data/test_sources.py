@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import logging
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -346,10 +345,8 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
         pytest.skip("this user may read everything")
 
 
-def test_the_standard_library_is_real_text_read_fast() -> None:
-    started = time.monotonic()
+def test_the_standard_library_is_real_text() -> None:
     found = read("stdlib:")
-    assert time.monotonic() - started < 5
     assert sum(len(document.text or "") for document in found) > 4_000_000
     ids = [document.id for document in found]
     assert ids == sorted(ids, key=lambda name: Path(name).parts)
