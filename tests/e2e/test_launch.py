@@ -12,7 +12,7 @@ import psutil
 from e2e import command
 from e2e.home import STEPS, Home
 
-HANG = 8
+HANG = 10
 
 
 def launch(*words: object) -> list[object]:
@@ -40,7 +40,7 @@ def worker(process: subprocess.Popen[str], rank: int) -> psutil.Process:
 
 def test_ranks_and_their_agent_fail_and_the_losses_are_the_same(home: Home, base2: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = launch("--max-restarts", 4, "--hang-seconds", HANG)
+    options = launch("--max-restarts", 6, "--hang-seconds", HANG)
     process = home.start(*options, *home.pretrain(out, 2))
     command.wait_for_step(process, out, 7)
     worker(process, 1).kill()
@@ -53,7 +53,7 @@ def test_ranks_and_their_agent_fail_and_the_losses_are_the_same(home: Home, base
     command.wait_for(process, lambda: max(command.losses(out)) > reached + 4)
     agent(psutil.Process(process.pid)).kill()
     said = command.end(process).err
-    assert "rank 1 ended without a message (killed by SIGKILL): all processes start again, restart 1 of 4" in said
+    assert "rank 1 ended without a message (killed by SIGKILL): all processes start again, restart 1 of 6" in said
     assert f"no process has moved for {HANG} s" in said and "the process is stopped (SIGSTOP)" in said
     assert "the launcher's agent has ended (killed by SIGKILL): starting again" in said
     assert "stands_here" not in said and len(list(out.glob("stacks-*.txt"))) == 1

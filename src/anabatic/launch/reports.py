@@ -78,8 +78,14 @@ def read(folder: Path) -> Told:
             told.codes[rank] = int(ended.read_text(encoding="utf-8"))
     named = folder / child.FAILED
     if named.is_file():
-        told.failed = {int(rank): code for rank, code in json.loads(named.read_text(encoding="utf-8")).items()}
+        told.failed = _first({int(rank): code for rank, code in json.loads(named.read_text(encoding="utf-8")).items()})
     return told
+
+
+def _first(codes: dict[int, int]) -> dict[int, int]:
+    """Leave those out that the agent has ended because of the others: it lists them, too, by its SIGTERM."""
+    own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
+    return own or codes
 
 
 def who(ranks: list[int]) -> str:

@@ -156,6 +156,8 @@ class _Supervisor:
         threads = max(1, len(os.sched_getaffinity(0)) // self.launch.nproc)
         variables.setdefault("OMP_NUM_THREADS", str(threads))
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
+        # torch 2.13 would hand the workers of the next start the store of those before, whose keys tell old addresses.
+        variables.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its stores warn of every connection that ends
         for name, value in cluster.variables(self.launch).items():
             variables.setdefault(name, value)

@@ -128,6 +128,11 @@ def test_what_a_start_has_left(tmp_path: Path) -> None:
         "[rank 3] error: out of memory",
         "[rank 2] error: connection lost",
     ]
+    (second / child.FAILED).write_text(json.dumps({"2": -15, "3": 1}))
+    assert reports.read(second).failed == {3: 1}, "the agent has ended rank 2 because of it"
+    (second / child.FAILED).write_text(json.dumps({"2": -15}))
+    assert reports.read(second).failed == {2: -15}
+    (second / child.FAILED).unlink()
     assert reports.read(second).brief() == "a process on another machine failed"
 
 
