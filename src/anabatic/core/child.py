@@ -23,6 +23,8 @@ PREEMPTED = 143
 Kubernetes never starts a pod again that ends with 0; Kubeflow's `restartPolicy: ExitCode` takes 128 to 255 as worth
 another try (kubeflow.org, "PyTorchJob"), Slurm what its `RequeueExit` lists (slurm.conf(5)).
 """
+MISTAKE = 2
+"""Exit code for what the user has to mend."""
 LOST = 3
 """Exit code of an agent that has lost the others or the rendezvous: worth another try."""
 

@@ -84,6 +84,8 @@ def _report_into(root: Path) -> None:
             if result.is_failed():
                 codes = {str(rank): failure.exitcode for rank, failure in result.failures.items()}
                 Path(os.environ[child.REPORTS], child.FAILED).write_text(json.dumps(codes), encoding="utf-8")
+                if child.MISTAKE in codes.values():
+                    self._remaining_restarts = 0  # another start would end in the same way
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]

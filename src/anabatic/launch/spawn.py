@@ -185,7 +185,9 @@ class _Supervisor:
         first = [told.codes[rank] for rank in told.failed if told.codes.get(rank)]
         failed = first or [ended for ended in told.codes.values() if ended]
         if failed and not told.silent:
-            return max(failed, key=lambda ended: ended == 2)  # the user's mistake, which others follow with a failure
+            return max(
+                failed, key=lambda ended: ended == child.MISTAKE
+            )  # the user's mistake, which others follow with a failure
         if len(told.codes) == len(told.ranks):
             return 0  # the agent, too, was told to end
         if not code:
