@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -11,7 +12,8 @@ from anabatic.config import check, commands, load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 
-_USAGE = "Usage: anabatic launch [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]"
+_USAGE = """Usage: anabatic launch [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]
+       anabatic launch slurm [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]"""
 app = App(
     name="launch",
     help="Run a training command in several processes, on one machine or many, and keep it alive.",
@@ -81,6 +83,71 @@ def run(
     return jobs.spread(row, job, launch)
 
 
+@app.command
+def slurm(
+    *command: str,
+    nnodes: Annotated[str, Parameter(name=("--nnodes", "--nodes"), negative=())] = "1",
+    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node"), negative=())] = None,
+    name: Annotated[str, Parameter(negative=())] = "anabatic",
+    gres: Annotated[str, Parameter(negative=())] = "npu",
+    grace: Annotated[str, Parameter(negative=())] = "120",
+    max_restarts: Annotated[str, Parameter(negative=())] = "3",
+    option: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, allow_leading_hyphen=True)] = (),
+    setup: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    submit: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Print a batch script for Slurm that runs COMMAND on the machines of an allocation, or submit it.
+
+    Parameters
+    ----------
+    command
+        The command and its options, after `--`: sft -c recipe.yaml
+    nnodes
+        Machines.
+    nproc
+        Processes on each, one per device; default: the command's device.nproc.
+    name
+        Name of the job.
+    gres
+        Kind of the devices as the site names it (npu, gpu); an empty text asks for none.
+    grace
+        Seconds before the end of the time limit at which the job is told to save itself.
+    max_restarts
+        How often processes that fail are started again within the job.
+    option
+        Another option of sbatch, several times: --option=--partition=train --option=--time=24:00:00
+    setup
+        A line of the shell before the command, several times: "source /opt/venv/bin/activate"
+    submit
+        Hand the script to sbatch.
+    """
+    if not command:
+        raise ConfigError("which command?", "for example: anabatic launch slurm --nnodes 2 -- sft -c recipe.yaml")
+    _, job = _job(list(command))  # what is wrong with it is told here, not after a night in the queue
+    from anabatic.launch import slurm as scripts
+
+    batch = scripts.Batch(
+        name=name,
+        nodes=_positive("nnodes", nnodes),
+        nproc=_positive("nproc", nproc) if nproc else load.tree_of(job)["device"]["nproc"],
+        gres=gres,
+        grace=_positive("grace", grace),
+        options=option,
+        restarts=_whole("max-restarts", max_restarts) or 0,
+        setup=setup,
+    )
+    text = scripts.script(batch, list(command))
+    sys.stdout.write(f"{scripts.submit(text)}\n" if submit else text)
+    return 0
+
+
+def _positive(name: str, text: str) -> int:
+    number = _whole(name, text) or 0
+    if number < 1:
+        raise ConfigError(f"--{name} is {number}", "use 1 or more")
+    return number
+
+
 def _job(words: list[str]) -> tuple[commands.Command, Any]:
     """Return the command's row and its resolved settings.
 
@@ -91,9 +158,10 @@ def _job(words: list[str]) -> tuple[commands.Command, Any]:
     from anabatic.cli import job as jobs
 
     training = [name for name, row in commands.COMMANDS.items() if row.trains]
-    row = commands.COMMANDS.get(words[0])
-    if row is None or not row.trains:
+    fitting = [name for name in training if words[: len(name.split())] == name.split()]
+    if not fitting:
         raise ConfigError(f"{words[0]} is not a command that trains", f"these are: {', '.join(training)}")
+    row = commands.get(fitting[0])
     _, bound, _ = program.build().parse_args(words, exit_on_error=False, print_error=False)
     files = bound.arguments.pop("config", None) or []
     return row, load.load(row.name, files, jobs.tree(dict(bound.arguments)))
