@@ -89,7 +89,7 @@ def slurm(
     nnodes: Annotated[str, Parameter(name=("--nnodes", "--nodes"), negative=())] = "1",
     nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node"), negative=())] = None,
     name: Annotated[str, Parameter(negative=())] = "anabatic",
-    gres: Annotated[str, Parameter(negative=())] = "npu",
+    gres: _Word = None,
     grace: Annotated[str, Parameter(negative=())] = "120",
     max_restarts: Annotated[str, Parameter(negative=())] = "3",
     option: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, allow_leading_hyphen=True)] = (),
@@ -109,7 +109,7 @@ def slurm(
     name
         Name of the job.
     gres
-        Kind of the devices as the site names it (npu, gpu); an empty text asks for none.
+        Kind of the devices as the site names it, gpu for one; an empty text asks for none; default: npu.
     grace
         Seconds before the end of the time limit at which the job is told to save itself.
     max_restarts
@@ -130,7 +130,7 @@ def slurm(
         name=name,
         nodes=_positive("nnodes", nnodes),
         nproc=_positive("nproc", nproc) if nproc else load.tree_of(job)["device"]["nproc"],
-        gres=gres,
+        gres=scripts.DEVICES if gres is None else gres,
         grace=_positive("grace", grace),
         options=option,
         restarts=_whole("max-restarts", max_restarts) or 0,

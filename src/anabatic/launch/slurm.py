@@ -14,6 +14,10 @@ from anabatic.core import child
 from anabatic.core.errors import ConfigError, Failure
 
 
+DEVICES = "npu"
+"""Kind of devices that is asked for unless another is named."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """What the scheduler is asked for.
@@ -32,7 +36,7 @@ class Batch:
     name: str
     nodes: int
     nproc: int
-    gres: str = "npu"
+    gres: str = DEVICES
     grace: int = 120
     options: tuple[str, ...] = ()
     restarts: int = 3
