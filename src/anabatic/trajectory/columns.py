@@ -1,0 +1,77 @@
+"""Column names of AIS tables: whose layout a heading is, and where our columns are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anabatic.core.errors import DataError
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "vessel": ("mmsi", "vessel_id", "ship_id", "vessel"),
+    "time": (
+        "timestamp",
+        "base_date_time",
+        "basedatetime",
+        "date",
+        "datetime",
+        "date_time_utc",
+        "time",
+        "t",
+        "postime",
+    ),
+    "lat": ("lat", "latitude", "y"),
+    "lon": ("lon", "long", "longitude", "lng", "x"),
+    "sog": ("sog", "speed", "speed_over_ground"),
+    "cog": ("cog", "course", "course_over_ground"),
+    "heading": ("heading", "true_heading", "hdg"),
+    "label": ("class", "label", "class_name"),
+    "type": ("vessel_type", "vesseltype", "ship_type", "shiptype", "ship_and_cargo_type"),
+    "length": ("length",),
+    "width": ("width", "beam"),
+}
+"""Our column -> names in files, lower case, spaces and dashes as `_`: NOAA MarineCadastre (2015 to 2024 and from 2025), Danish
+Maritime Authority, Finnish Digitraffic, and the source project's per-vessel files."""
+REQUIRED = ("time", "lat", "lon")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where our columns are in a file: our name -> the file's name; `days_first` for dates like 31/12/2020."""
+
+    names: dict[str, str]
+
+
+def layout(heading: Sequence[str], place: str, renamed: dict[str, str]) -> Layout:
+    """Find our columns in a heading.
+
+    Args:
+        heading: the file's column names.
+        place: the file, for messages.
+        renamed: our name -> the file's name, as the user gave it.
+
+    Raises:
+        DataError: a column that must be there is not, or a name given by the user is in neither.
+    """
+    folded = {_fold(name): name for name in reversed(heading)}
+    found: dict[str, str] = {}
+    for ours, known in NAMES.items():
+        if ours in renamed:
+            if renamed[ours] not in heading:
+                raise DataError(f'{place}: no column "{renamed[ours]}"', f"the file has {', '.join(heading)}")
+            found[ours] = renamed[ours]
+            continue
+        hit = next((folded[name] for name in known if name in folded), None)
+        if hit is not None:
+            found[ours] = hit
+    missing = [name for name in REQUIRED if name not in found]
+    if missing:
+        raise DataError(
+            f"{place}: no AIS table: no column for {', '.join(missing)}; the file has {', '.join(heading[:12])}",
+            "name the columns with --ais.columns time=NAME lat=NAME lon=NAME",
+        )
+    return Layout(found)
+
+
+def _fold(name: str) -> str:
+    return name.strip().strip("#").strip().lower().replace(" ", "_").replace("-", "_")

@@ -1,0 +1,191 @@
+"""Points to words: the two formats of the source, and ours.
+
+All are closed under slicing a vessel's track: a segment's text depends on its own points only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from anabatic.core.errors import Failure
+from anabatic.trajectory.track import Floats, Ints, Track, metres
+from anabatic.trajectory.words import COURSE_STEP, COURSES, END, SPEED_EDGES, SPEEDS, STEP_EDGES, TURN_STEP, WordSpec
+
+KNOT = 1852 / 3600
+"""Metres per second."""
+
+
+def encode(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str = "") -> list[str]:
+    """Return the text of each segment.
+
+    Args:
+        track: points of one vessel.
+        cuts: first point and end (exclusive) of each segment.
+        spec: the words.
+        class_word: stands before each POINT_END in the formats `char` and `cell`; the others ignore it.
+
+    Raises:
+        Failure: h3 is not installed.
+    """
+    if not cuts:
+        return []
+    return _FORMATS[spec.format](track, cuts, spec, class_word)
+
+
+def cells(track: Track, resolution: int) -> list[int]:
+    """Return the H3 cell of each point.
+
+    Raises:
+        Failure: h3 is not installed.
+    """
+    try:
+        from h3.api.basic_int import latlng_to_cell
+    except ImportError as error:
+        raise Failure("h3 is not installed", "pip install 'anabatic[trajectory]'") from error
+    found: Any = [latlng_to_cell(*point, resolution) for point in zip(track.lat.tolist(), track.lon.tolist())]
+    return list(found)
+
+
+def _source(position: Callable[[int], str]) -> Callable[..., list[str]]:
+    def encoded(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
+        ends = _motion_ends(f" {class_word} {END}" if class_word else f" {END}")
+        speed = np.searchsorted([2.0, 5.0, 10.0, 15.0], track.sog, side="right")  # NaN sorts last: SPD_HIGH, as there
+        sector = np.where(np.isnan(track.cog), 8, (track.cog % 360 + 22.5) // 45 % 8).astype(np.int64)
+        minutes, seconds = np.divmod(track.time, 60)
+        points = [
+            f"{_minute(minute)} SECOND_{second} {position(cell)} {ends[motion]}"
+            for minute, second, cell, motion in zip(
+                minutes.tolist(), seconds.tolist(), cells(track, spec.resolution), (speed * 9 + sector).tolist()
+            )
+        ]
+        return [" ".join(points[start:end]) for start, end in cuts]
+
+    return encoded
+
+
+def _motion_ends(tail: str) -> list[str]:
+    return [f"{speed} {course}{tail}" for speed in SPEEDS for course in (*COURSES, "COG_UNKNOWN")]
+
+
+@cache
+def _day(day: int) -> str:
+    year, month, date = str(np.datetime64(day, "D")).split("-")
+    return f"YEAR_{int(year)} MONTH_{int(month)} DAY_{int(date)}"
+
+
+@cache
+def _minute(minute: int) -> str:
+    day, minute = divmod(minute, 1440)
+    return f"{_day(day)} HOUR_{minute // 60} MINUTE_{minute % 60}"
+
+
+def _char(cell: int) -> str:
+    return f"{_characters(0, cell >> 40)} {_characters(5, cell >> 20 & 0xFFFFF)} {_characters(10, cell & 0xFFFFF)}"
+
+
+@cache
+def _characters(first: int, part: int) -> str:
+    return " ".join(f"H3_CHAR_{place}_{digit}" for place, digit in enumerate(f"{part:05x}", first))
+
+
+def _cell(cell: int) -> str:
+    return f"{_cell_head(cell >> 36)} {_digits(5, cell >> 27 & 511)} {_digits(8, cell >> 18 & 511)}"
+
+
+@cache
+def _cell_head(part: int) -> str:
+    """Resolution, base cell and four digits; they start three bits early, as in the source's code."""
+    res, base = part >> 16 & 15, part >> 9 & 127
+    digits = " ".join(f"H3_cell_{level}_{part >> 3 * (4 - level) & 7}" for level in (1, 2, 3, 4))
+    return f"H3_res_{res} H3_base_{base} {digits}"
+
+
+@cache
+def _digits(first: int, part: int) -> str:
+    return " ".join(f"H3_cell_{first + place}_{part >> 3 * (2 - place) & 7}" for place in range(3))
+
+
+def speed_bins(knots: Floats) -> Ints:
+    """Index into `SPEED_EDGES` of each speed; past the end for one that is not available."""
+    bins = np.searchsorted(SPEED_EDGES, np.round(knots * 10), side="right") - 1
+    return np.where(np.isnan(knots), len(SPEED_EDGES), np.maximum(bins, 0))
+
+
+def _fine(prefix: str) -> list[str]:
+    return [*(f"{prefix}_{edge}" for edge in SPEED_EDGES), f"{prefix}_NONE"]
+
+
+def step_middle(index: int) -> int:
+    """Seconds that the time-step word of this index stands for."""
+    upper = STEP_EDGES[index + 1] if index + 1 < len(STEP_EDGES) else STEP_EDGES[index] + 1
+    return (STEP_EDGES[index] + upper - 1) // 2
+
+
+def _steps(times: list[int]) -> list[str]:
+    """Time-step words: each tells the time since the decoded clock, so that what is rounded does not add up."""
+    clock, words = times[0], []
+    for index in range(1, len(times)):
+        place = int(np.searchsorted(STEP_EDGES, max(times[index] - clock, 0), side="right")) - 1
+        clock += step_middle(place)
+        words.append(f"DT_{STEP_EDGES[place]}")
+    return words
+
+
+def _compact(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
+    speeds, places = _fine("SPD"), speed_bins(track.sog).tolist()
+    courses = np.where(np.isnan(track.cog), -1, np.round(track.cog / COURSE_STEP) * COURSE_STEP % 360).astype(np.int64)
+    motion = [
+        f"{speeds[place]} {f'COG_{course}' if course >= 0 else 'COG_NONE'} {END}"
+        for place, course in zip(places, courses.tolist())
+    ]
+    found, times, texts = cells(track, spec.resolution), track.time.tolist(), []
+    for start, end in cuts:
+        minute, second = divmod(times[start], 60)
+        parts = [f"{_minute(minute)} SECOND_{second} {_position(found[start], 0, spec.resolution)} {motion[start]}"]
+        steps = _steps(times[start:end])
+        for step, index in zip(steps, range(start + 1, end)):
+            moved = _moved(found[index - 1], found[index], spec.resolution)
+            parts.append(f"{step} {moved}{motion[index]}")
+        texts.append(" ".join(parts))
+    return texts
+
+
+@cache
+def _position(cell: int, since: int, resolution: int) -> str:
+    """Words of the base cell (level 0) and the digits from level `since` on."""
+    base = [f"H3_base_{cell >> 45 & 127}"] if since == 0 else []
+    digits = [f"H3_{level}_{cell >> 3 * (15 - level) & 7}" for level in range(max(since, 1), resolution + 1)]
+    return " ".join([*base, *digits])
+
+
+def _moved(before: int, after: int, resolution: int) -> str:
+    """What changed: the digits from the first that differs; empty within a cell."""
+    differ = before ^ after
+    if not differ:
+        return ""
+    level = max(0, 15 - (differ.bit_length() - 1) // 3)
+    return _position(after, level, resolution) + " "
+
+
+def _motion(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
+    speeds, moves = _fine("SPD"), _fine("MOVE")
+    places = speed_bins(track.sog).tolist()
+    turn = (np.diff(track.cog) + 180) % 360 - 180
+    turns = np.where(np.isnan(turn), 999, (np.round(turn / TURN_STEP) * TURN_STEP + 180) % 360 - 180).astype(np.int64)
+    seconds = np.maximum(np.diff(track.time), 1)
+    implied = speed_bins(metres(track.lat, track.lon) / seconds / KNOT).tolist()
+    names = [f"TURN_{degrees}" if degrees != 999 else "TURN_NONE" for degrees in turns.tolist()]
+    times, texts = track.time.tolist(), []
+    for start, end in cuts:
+        parts = [f"DT_NONE {speeds[places[start]]} TURN_NONE MOVE_NONE {END}"]
+        for step, index in zip(_steps(times[start:end]), range(start + 1, end)):
+            parts.append(f"{step} {speeds[places[index]]} {names[index - 1]} {moves[implied[index - 1]]} {END}")
+        texts.append(" ".join(parts))
+    return texts
+
+
+_FORMATS = {"char": _source(_char), "cell": _source(_cell), "compact": _compact, "motion": _motion}
