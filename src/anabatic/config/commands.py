@@ -114,6 +114,14 @@ _ROWS = (
         short={"model": "-m", "prompt": "-p"},
     ),
     Command(
+        "classify eval",
+        "anabatic.config.classify_eval:ClassifyEvalJob",
+        "anabatic.recipes.classify_eval:run",
+        "Score a classifier per segment and per vessel, beside what it must beat.",
+        makes=("eval.json",),
+        short={"model": "-m"},
+    ),
+    Command(
         "run",
         "anabatic.config.pipeline:PipelineJob",
         "anabatic.recipes.pipeline:run",
