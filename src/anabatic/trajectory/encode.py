@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """Kinematic numbers of a segment: how it moves, how its transponder reports, where it points, where it is.
 
-Groups can be chosen: `motion` alone generalises to regions never seen, `place` does not.
+Groups can be chosen: `motion` alone generalises to regions never seen, `location` does not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def values(points: Floats) -> NDArray[np.float32]:
     with np.errstate(invalid="ignore", divide="ignore"):
         steps = _Steps(points)
         found = {**_speed(steps), **_turns(steps), **_shape(steps), **_stops(steps), **_reports(steps)}
-        found |= {**_bow(steps), **_place(steps)}
+        found |= {**_bow(steps), **_location(steps)}
     return np.stack([found[name] for name in NAMES], axis=1).astype(np.float32)
 
 
@@ -234,7 +234,7 @@ def _bow(steps: _Steps) -> dict[str, Floats]:
     return found | {"bow_q50": swing_half, "bow_q90": swing_most, "bow_stop": _mean(_where(steps.rests, swing))}
 
 
-def _place(steps: _Steps) -> dict[str, Floats]:
+def _location(steps: _Steps) -> dict[str, Floats]:
     angle = np.where(np.isfinite(steps.time), steps.time % 86400, np.nan) / 86400 * 2 * np.pi
     hour = _mean(angle)
     return {"lat": steps.mean_lat, "lon": steps.mean_lon, "hour_sin": np.sin(hour), "hour_cos": np.cos(hour)}
@@ -247,13 +247,13 @@ def _groups() -> dict[str, str]:
         "motion": (_speed, _turns, _shape, _stops),
         "transponder": (_reports,),
         "heading": (_bow,),
-        "place": (_place,),
+        "location": (_location,),
     }
     with np.errstate(invalid="ignore", divide="ignore"):
         return {name: group for group, parts in made.items() for part in parts for name in part(steps)}
 
 
 GROUPS: dict[str, str] = _groups()
-"""Name of each number -> `motion`, `transponder`, `heading` or `place` (where and when: remembers fleets)."""
+"""Name of each number -> `motion`, `transponder`, `heading` or `location` (where and when: remembers fleets)."""
 NAMES: tuple[str, ...] = tuple(GROUPS)
 """Order of the numbers in a row."""
