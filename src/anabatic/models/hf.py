@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ def fill(model: PreTrainedModel, folder: Path) -> None:
         DataError: a file is missing or torn, or the weights are another model's.
     """
     known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    stored.load(model, folder, {name for name in model.state_dict() if name in known and "lora_" not in name})
+    stored.load(model, folder, {name for name in model.state_dict() if name in known and not stored.is_apart(name)})
 
 
 def _first_line(error: Exception) -> str:
@@ -200,9 +200,18 @@ def recompute(model: PreTrainedModel, what: Recompute) -> None:
     enable(options)
 
 
-def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = True) -> None:
+def save_model(
+    model: PreTrainedModel,
+    folder: Path,
+    tokenizer: Any,
+    writes: bool = True,
+    also: Callable[[Path], None] | None = None,
+) -> None:
     """Write a Hugging Face folder that plain transformers loads: whole or not at all. All ranks call it, the one that
     `writes` writes; weights are gathered one by one and kept until a file is full.
+
+    Args:
+        also: writes what else belongs into the folder.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -219,6 +228,8 @@ def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: boo
         config.save_pretrained(temporary)
         GenerationConfig(**_chat_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        if also is not None:
+            also(temporary)
 
 
 def _chat_ids(tokenizer: Any) -> dict[str, Any]:

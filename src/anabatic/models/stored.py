@@ -33,6 +33,11 @@ FILE_BYTES = 4 << 30
 """A weight file is closed when the next tensor would make it larger than this."""
 
 
+def is_apart(name: str) -> bool:
+    """True for what is stored in files of its own: adapters, and the head of a classifier."""
+    return "lora_" in name or name.startswith("classifier.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
@@ -249,7 +254,7 @@ def save(model: PreTrainedModel, folder: Path | None) -> None:
     index: dict[str, int] = {}
     room = FILE_BYTES
     for name, tensor in model.state_dict().items():
-        if name not in names:  # tied: kept once
+        if name not in names or is_apart(name):  # tied ones are kept once
             continue
         value = whole(tensor.detach())
         if folder is None:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from anabatic.data.batch import Batch
 from anabatic.data.loader import ValidPass
 from anabatic.device.device import Device
-from anabatic.models.forward import Root, pack, token_scores
+from anabatic.models.forward import Packed, Root, pack, token_scores
 from anabatic.models.preference import NAMES, PreferenceLoss
 from anabatic.parallel.shard import part_again
 from anabatic.parallel.world import World, all_sum
 
 
 @torch.no_grad()
-def validate(root: Root, batches: ValidPass, device: Device, world: World) -> dict[str, Any]:
+def validate(
+    root: Root,
+    batches: ValidPass,
+    device: Device,
+    world: World,
+    pack: Callable[[Batch, torch.device], Packed] = pack,
+) -> dict[str, Any]:
     """Return `valid_loss` (nats per target), `valid_perplexity` (its exponential), `valid_accuracy` (share of the
     targets that are the likeliest token), `valid_bpb` (bits per UTF-8 byte) and `tokens` (targets)."""
     was_training = root.training
