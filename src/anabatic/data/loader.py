@@ -119,7 +119,9 @@ class _Reader:
     collected.
     """
 
-    def __init__(self, sets: list[ShardSet | Part | Sequences], seq_len: int, capacity: int, pin_memory: bool, lay: Lay) -> None:
+    def __init__(
+        self, sets: list[ShardSet | Part | Sequences], seq_len: int, capacity: int, pin_memory: bool, lay: Lay
+    ) -> None:
         self._sets = sets
         self._seq_len = seq_len
         self._capacity = capacity

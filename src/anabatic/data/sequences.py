@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from anabatic.data.batch import IGNORE, Batch
 from anabatic.data.pack import Piece, flatten
@@ -86,6 +88,11 @@ class Sequences:
         """Classes, int64 `[n]`."""
         return self._labels
 
+    @property
+    def features(self) -> Tensor | None:
+        """Numbers beside the words, fp32 `[n, F]`."""
+        return None if self._features is None else torch.from_numpy(self._features)
+
     def entry(self, i: int) -> Entry:
         """Return where sequence `i` lies; the shard is its number."""
         return Entry(i, int(self._offsets[i]), int(self._lengths[i]))
@@ -110,39 +117,42 @@ class Sequences:
 
 
 def flatten_classes(
-    pieces: Sequence[Sample], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+    pieces: Sequence[Piece], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
 ) -> Batch:
     """Lay sequences side by side; the label of a sequence's last token is its class, nothing else has one.
 
     `extra` has `number` int64 `[n]`, and `features` fp32 `[n, F]` where the set has them. Arguments as for `flatten`.
     """
-    batch = _laid(pieces, capacity, pad_id, seq_len, state)
-    for piece, stop in zip(pieces, batch.cu_seqlens[1:], strict=False):
+    samples = _samples(pieces)
+    batch = _laid(samples, capacity, pad_id, seq_len, state)
+    for piece, stop in zip(samples, batch.cu_seqlens[1:], strict=False):
         batch.labels[stop - 1] = piece.label
-    batch.num_targets = sum(piece.label != IGNORE for piece in pieces)
+    batch.num_targets = sum(piece.label != IGNORE for piece in samples)
     return batch
 
 
 def flatten_words(
-    pieces: Sequence[Sample], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+    pieces: Sequence[Piece], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
 ) -> Batch:
     """Lay sequences side by side with the targets that were drawn for them. Arguments as for `flatten`."""
-    import torch
-
-    batch = _laid(pieces, capacity, pad_id, seq_len, state)
-    for piece, start in zip(pieces, batch.cu_seqlens, strict=False):
+    samples = _samples(pieces)
+    batch = _laid(samples, capacity, pad_id, seq_len, state)
+    for piece, start in zip(samples, batch.cu_seqlens, strict=False):
         assert piece.targets is not None
         batch.labels[start : start + piece.length] = torch.from_numpy(piece.targets.astype(np.int64))
         batch.num_targets += int(np.count_nonzero(piece.targets != IGNORE))
     return batch
 
 
-def _laid(
-    pieces: Sequence[Sample], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None
-) -> Batch:
-    """The sequences without any label."""
-    import torch
+def _samples(pieces: Sequence[Piece]) -> list[Sample]:
+    """The pieces of `Sequences`, as what they are."""
+    found = [piece for piece in pieces if isinstance(piece, Sample)]
+    assert len(found) == len(pieces)
+    return found
 
+
+def _laid(pieces: Sequence[Sample], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None) -> Batch:
+    """The sequences without any label."""
     nothing = [Piece(np.append(piece.ids, pad_id), np.zeros(piece.length + 1, np.uint8)) for piece in pieces]
     batch = flatten(nothing, capacity, pad_id, seq_len, state)
     batch.extra["number"] = torch.tensor([piece.number for piece in pieces], dtype=torch.int64)

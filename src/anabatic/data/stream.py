@@ -57,7 +57,9 @@ class _Cursor:
     Conversations wait in a short line, from which the oldest that fits, or the best fit, is taken.
     """
 
-    def __init__(self, number: int, shards: ShardSet | Part | Sequences, seq_len: int, key: int, lookahead: int) -> None:
+    def __init__(
+        self, number: int, shards: ShardSet | Part | Sequences, seq_len: int, key: int, lookahead: int
+    ) -> None:
         self.number = number
         self._shards = shards
         self._seq_len = seq_len

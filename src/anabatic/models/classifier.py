@@ -7,8 +7,8 @@ Shapes: `T` tokens, `n` sequences, `H` hidden size, `F` numbers, `C` classes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,8 +46,6 @@ class Description:
         features: names of the numbers beside the words.
         width: of the layer that reads them.
         seq_len: longest sequence; a longer one is cut.
-        split: vessels of each side, as `trajectory.split` writes it.
-        metrics: of the held-out vessels, when the model was saved.
     """
 
     classes: tuple[str, ...]
@@ -58,8 +56,6 @@ class Description:
     features: tuple[str, ...] = ()
     width: int = 64
     seq_len: int = 1024
-    split: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
     def causal(self) -> bool:
@@ -217,8 +213,18 @@ def head_of(model: PreTrainedModel) -> ClassHead:
     return head
 
 
-def save(model: PreTrainedModel, folder: Path, tokenizer: Any, description: Description, writes: bool = True) -> None:
+def save(
+    model: PreTrainedModel,
+    folder: Path,
+    tokenizer: Any,
+    description: Description,
+    files: Mapping[str, str],
+    writes: bool = True,
+) -> None:
     """Write a Hugging Face folder of the model with the head beside it: whole or not at all. All ranks call it.
+
+    Args:
+        files: name -> content of what else belongs into the folder.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -228,7 +234,8 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any, description: Desc
     def also(temporary: Path) -> None:
         save_file(head, temporary / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(asdict(description), ensure_ascii=False, indent=1)
-        write_atomic(temporary / DESCRIPTION, text + "\n")
+        for name, content in {DESCRIPTION: text + "\n", **files}.items():
+            write_atomic(temporary / name, content)
 
     hf.save_model(model, folder, tokenizer, writes, also)
 

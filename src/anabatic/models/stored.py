@@ -119,12 +119,15 @@ class _Plan:
     surplus: list[str] = field(default_factory=list)
 
 
-def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
+def load(
+    model: PreTrainedModel, folder: Path, wanted: set[str], new: Mapping[str, range] | None = None, seed: int = 0
+) -> None:
     """Fill the parameters and persistent buffers `wanted` of a model, each rank its part.
 
     Args:
         model: has memory already; sharded or not.
         wanted: names as in `named_parameters()` and `named_buffers()`, tied ones once.
+        new: name of an embedding -> its rows that are drawn anew, with `seed`; the folder may lack the last of them.
 
     Raises:
         DataError: a tensor is missing, has another shape, or cannot be read.
@@ -136,6 +139,14 @@ def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
         filled: set[str] = set()
         wrong: list[tuple[str, list[int], list[int]]] = []
         for name, source in plan.plain.items():
+            if name in (new or {}):
+                assert new is not None
+                with _readable(folder, source):
+                    value = _widened(stored.read(source), targets[name].shape[0], new[name], seed)
+                if value.shape == targets[name].shape:
+                    put(targets[name], value)
+                    filled.add(name)
+                    continue
             if stored.shape(source) != list(targets[name].shape):
                 wrong.append((name, stored.shape(source), list(targets[name].shape)))
                 continue
@@ -153,6 +164,16 @@ def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
                 filled.add(name)
     _require_whole(folder, wrong, sorted(wanted - filled), plan.surplus)
     _require_known(model, folder, plan.surplus)
+
+
+def _widened(value: Tensor, rows: int, new: range, seed: int) -> Tensor:
+    """Return an embedding of `rows` rows, those of `new` with the mean and deviation of the rows before them."""
+    known = value[: new.start].float()
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.empty(len(new), value.shape[1]).normal_(generator=generator)
+    wide = torch.cat((value.float(), value.new_zeros(max(0, rows - len(value)), value.shape[1]).float()))
+    wide[new.start : new.stop] = known.mean(0) + drawn * known.std(0)
+    return wide
 
 
 def _fill(target: Tensor, stored: Stored, source: str) -> None:
