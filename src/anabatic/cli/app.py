@@ -54,6 +54,10 @@ def build() -> App:
     ):
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
+    classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
+    for verb in ("pretrain", "train"):
+        classify.command(f"anabatic.cli.classify:{verb}", name=verb, help=commands.get(f"classify {verb}").help)
+    app.command(classify)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")
