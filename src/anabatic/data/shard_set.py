@@ -37,11 +37,12 @@ _DAMAGED = "delete the folder; it is built again from the sources"
 
 
 class Entry(NamedTuple):
-    """Where an entry lies: its shard, its first token there and its number of inputs."""
+    """Where an entry lies: its shard, its first token there and its number of inputs; and in which pass it is read."""
 
     shard: int
     offset: int
     length: int
+    turn: int = 0
 
 
 class _Files:

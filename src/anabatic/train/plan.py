@@ -26,9 +26,14 @@ REFERENCE_TOKENS = 1.3e9
 class Sizable(Protocol):
     """The sections that decide a run's sizes."""
 
-    batch: Batch
-    optim: Optim
-    schedule: Schedule
+    @property
+    def batch(self) -> Batch: ...
+
+    @property
+    def optim(self) -> Optim: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
 
 
 @dataclass(frozen=True)

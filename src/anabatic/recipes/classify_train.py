@@ -1,0 +1,138 @@
+"""`anabatic classify train`: a classifier of vessel trajectories, from scratch or on top of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from anabatic.config import deepspeed
+from anabatic.config.classify_train import ClassifyTrainJob
+from anabatic.core import log
+from anabatic.data.sequences import Sequences
+from anabatic.data.word_ids import WordIds
+from anabatic.device.device import pick
+from anabatic.models import classifier, fuse
+from anabatic.models.classifier import ClassLoss, Description, head_of
+from anabatic.models.place import format_of, place
+from anabatic.parallel import world as parallel
+from anabatic.parallel.shard import settle
+from anabatic.parallel.world import barrier
+from anabatic.recipes import classify_data, classify_model
+from anabatic.recipes.classify_data import Vessels
+from anabatic.recipes.training import Corpus, Training, say_plan
+from anabatic.train import goal
+from anabatic.train import plan as planning
+from anabatic.train.optim import Rates
+from anabatic.train.run import find_checkpoint, open_folder
+
+
+def run(job: ClassifyTrainJob) -> int:
+    """Train as the job says; return the exit code."""
+    job, told = deepspeed.apply(job, parallel.size())
+    device = pick(job.device)
+    world = parallel.start(device)
+    planning.require_divisible(job.batch, world)
+    with open_folder(job, device, world) as folder:
+        for line in told:
+            log.info(line)
+        found = find_checkpoint(job, folder, world)
+        base = classify_data.base_of(job.model.path)
+        vessels = classify_data.read(job, base)
+        description = describe(job, vessels)
+        tokenizer, known = classify_data.tokenizer_of(base, vessels.spec)
+        words = WordIds.of(tokenizer)
+        columns = classify_data.columns(job.head.features)
+        options: dict[str, Any] = {"seq_len": job.batch.seq_len, "pad": 0, "features": columns}
+        train = classify_data.sequences("training vessels", vessels.train, words, **options)
+        valid = classify_data.sequences("held-out vessels", vessels.valid, words, **options)
+        ships = [row.vessel for row in vessels.valid if row.label is not None]
+
+        plan, model = classify_model.skeleton(job, base, len(tokenizer), format_of(job.optim, device))
+        classifier.attach(model, description)
+        division = settle(job.parallel, world, device)
+        root = place(model, division, device, world)
+        classify_model.fill(model, job, base, known, len(tokenizer))
+        if base.description == description and base.folder is not None:
+            classifier.fill_head(model, base.folder)
+        else:
+            head_of(model).begin(job.seed, train.features)
+        log.info(fuse.settle(model, job.fused, device.type))
+        sizes, per_pass = classify_model.sizes(plan, job, model, train, base, device, world)
+        say_plan(plan, model, world, division)
+
+        loss = ClassLoss(description, device, class_weights(job, train, description), job.head.label_smoothing)
+        training = Training(
+            replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)), folder, device, world, root,
+            division, tokenizer, Corpus([(train, None)], [valid]), plan, sizes, found,
+        )  # fmt: skip
+        training.goal = goal.classes(
+            root, device, world, job.batch.seq_len, loss, valid.num_docs,
+            lambda probabilities: scores(probabilities, valid.labels, ships),
+        )  # fmt: skip
+        training.rates = Rates(classifier.PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
+        beside = classify_data.files(vessels, description.attention)
+
+        def write(path: Any) -> None:
+            classifier.save(model, path, tokenizer, description, beside, world.first)
+            barrier(world)
+
+        training.writes = write
+        code = training.go()
+    parallel.stop(world)
+    return code
+
+
+def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
+    """Return what the classifier is."""
+    head = job.head
+    return Description(
+        vessels.classes, vessels.spec.name, head.pooling, head.attention, head.dropout,
+        classify_data.feature_names(head.features), head.width, job.batch.seq_len,
+    )  # fmt: skip
+
+
+def class_weights(job: ClassifyTrainJob, train: Sequences, description: Description) -> list[float] | None:
+    """Return the weight of each class, 1 on average over the training segments; None: all weigh the same."""
+    count = np.bincount(train.labels, minlength=len(description.classes))
+    for name, number in zip(description.classes, count, strict=True):
+        log.info(f"  {name}: {number:,} segments")
+    if job.head.class_weights == "none":
+        return None
+    there = count > 0
+    weights: list[float] = np.where(there, count.sum() / (there.sum() * np.maximum(count, 1)), 0.0).tolist()
+    return weights
+
+
+def scores(probabilities: np.ndarray, labels: np.ndarray, ships: list[str]) -> dict[str, Any]:
+    """Return accuracy and macro-F1 of segments, and of vessels by the mean of their segments' probabilities.
+
+    Args:
+        probabilities: `[n, C]`, nan where a segment was not asked; labels: `[n]`; ships: the vessel of each.
+    """
+    asked = ~np.isnan(probabilities[:, 0])
+    numbers = {name: place for place, name in enumerate(dict.fromkeys(ships))}
+    owner = np.asarray([numbers[name] for name in ships])[asked]
+    probabilities, labels = probabilities[asked], labels[asked]
+    sums = np.zeros((len(numbers), probabilities.shape[1]))
+    np.add.at(sums, owner, probabilities)
+    votes = np.zeros_like(sums)
+    np.add.at(votes, (owner, labels), 1.0)
+    there = votes.sum(1) > 0
+    accuracy, macro_f1 = agreement(probabilities.argmax(1), labels)
+    of_vessels = agreement(sums[there].argmax(1), votes[there].argmax(1))
+    return {
+        "valid_accuracy": accuracy, "valid_macro_f1": macro_f1, "valid_vessel_accuracy": of_vessels[0],
+        "valid_vessel_macro_f1": of_vessels[1], "segments": len(labels), "vessels": int(there.sum()),
+    }  # fmt: skip
+
+
+def agreement(said: np.ndarray, true: np.ndarray) -> tuple[float, float]:
+    """Return accuracy, and F1 averaged over the classes that are there or were said (scikit-learn's macro average)."""
+    each = []
+    for one in np.union1d(said, true):
+        both = np.count_nonzero((said == one) & (true == one))
+        each.append(2 * both / (np.count_nonzero(said == one) + np.count_nonzero(true == one)))
+    return float(np.mean(said == true)), float(np.mean(each))
