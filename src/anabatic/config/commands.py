@@ -110,6 +110,13 @@ _ROWS = (
         short={**_SHORT, "model.depth": "--depth"},
     ),
     Command(
+        "classify predict",
+        "anabatic.config.classify_predict:ClassifyPredictJob",
+        "anabatic.recipes.classify_predict:run",
+        "Say which class segments and vessels belong to.",
+        short={"model": "-m", "data": "--data", "output": "-o"},
+    ),
+    Command(
         "merge",
         "anabatic.config.merge:MergeJob",
         "anabatic.recipes.merge:run",
@@ -130,6 +137,14 @@ _ROWS = (
         "anabatic.recipes.chat:run",
         "Talk to a model in the terminal.",
         short={"model": "-m", "prompt": "-p"},
+    ),
+    Command(
+        "classify eval",
+        "anabatic.config.classify_eval:ClassifyEvalJob",
+        "anabatic.recipes.classify_eval:run",
+        "Score a classifier per segment and per vessel, beside what it must beat.",
+        makes=("eval.json",),
+        short={"model": "-m"},
     ),
     Command(
         "run",

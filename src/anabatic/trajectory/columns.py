@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.text import did_you_mean
 
 NAMES: dict[str, tuple[str, ...]] = {
     "vessel": ("mmsi", "vessel_id", "ship_id", "vessel"),
@@ -27,23 +27,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "heading": ("heading", "true_heading", "hdg"),
     "label": ("class", "label", "class_name"),
     "type": ("vessel_type", "vesseltype", "ship_type", "shiptype", "ship_and_cargo_type"),
-    "length": ("length",),
-    "width": ("width", "beam"),
 }
-"""Our column -> names in files, lower case, spaces and dashes as `_`: NOAA MarineCadastre (2015 to 2024 and from 2025), Danish
-Maritime Authority, Finnish Digitraffic, and the source project's per-vessel files."""
+"""Our column -> names in files, in lower case, spaces and dashes as `_`: NOAA MarineCadastre (2015 to 2024, and since
+2025), the Danish Maritime Authority, Finnish Digitraffic, and the source project's per-vessel files."""
 REQUIRED = ("time", "lat", "lon")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where our columns are in a file: our name -> the file's name; `days_first` for dates like 31/12/2020."""
-
-    names: dict[str, str]
-
-
-def layout(heading: Sequence[str], place: str, renamed: dict[str, str]) -> Layout:
-    """Find our columns in a heading.
+def layout(heading: Sequence[str], place: str, renamed: dict[str, str]) -> dict[str, str]:
+    """Find our columns in a heading: our name -> the file's.
 
     Args:
         heading: the file's column names.
@@ -51,8 +42,12 @@ def layout(heading: Sequence[str], place: str, renamed: dict[str, str]) -> Layou
         renamed: our name -> the file's name, as the user gave it.
 
     Raises:
-        DataError: a column that must be there is not, or a name given by the user is in neither.
+        DataError: a column that must be there is not.
     """
+    unknown = [ours for ours in renamed if ours not in NAMES]
+    if unknown:
+        known = ", ".join(NAMES)
+        raise ConfigError(f'tracks.columns names "{unknown[0]}".{did_you_mean(unknown[0], NAMES)}', f"ours: {known}")
     folded = {_fold(name): name for name in reversed(heading)}
     found: dict[str, str] = {}
     for ours, known in NAMES.items():
@@ -68,9 +63,9 @@ def layout(heading: Sequence[str], place: str, renamed: dict[str, str]) -> Layou
     if missing:
         raise DataError(
             f"{place}: no AIS table: no column for {', '.join(missing)}; the file has {', '.join(heading[:12])}",
-            "name the columns with --ais.columns time=NAME lat=NAME lon=NAME",
+            "name the columns with --tracks.columns time=NAME lat=NAME lon=NAME",
         )
-    return Layout(found)
+    return found
 
 
 def _fold(name: str) -> str:
