@@ -5,9 +5,10 @@ All are closed under slicing a vessel's track: a segment's text depends on its o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,8 +47,8 @@ def cells(track: Track, resolution: int) -> list[int]:
         from h3.api.basic_int import latlng_to_cell
     except ImportError as error:
         raise Failure("h3 is not installed", "pip install 'anabatic[trajectory]'") from error
-    found: Any = [latlng_to_cell(*point, resolution) for point in zip(track.lat.tolist(), track.lon.tolist())]
-    return list(found)
+    points = zip(track.lat.tolist(), track.lon.tolist(), strict=True)
+    return [latlng_to_cell(lat, lon, resolution) for lat, lon in points]
 
 
 def _source(position: Callable[[int], str]) -> Callable[..., list[str]]:
@@ -55,11 +56,12 @@ def _source(position: Callable[[int], str]) -> Callable[..., list[str]]:
         ends = _motion_ends(f" {class_word} {END}" if class_word else f" {END}")
         speed = np.searchsorted([2.0, 5.0, 10.0, 15.0], track.sog, side="right")  # NaN sorts last: SPD_HIGH, as there
         sector = np.where(np.isnan(track.cog), 8, (track.cog % 360 + 22.5) // 45 % 8).astype(np.int64)
+        motions = (speed * 9 + sector).tolist()
         minutes, seconds = np.divmod(track.time, 60)
         points = [
             f"{_minute(minute)} SECOND_{second} {position(cell)} {ends[motion]}"
             for minute, second, cell, motion in zip(
-                minutes.tolist(), seconds.tolist(), cells(track, spec.resolution), (speed * 9 + sector).tolist()
+                minutes.tolist(), seconds.tolist(), cells(track, spec.resolution), motions, strict=True
             )
         ]
         return [" ".join(points[start:end]) for start, end in cuts]
@@ -71,13 +73,13 @@ def _motion_ends(tail: str) -> list[str]:
     return [f"{speed} {course}{tail}" for speed in SPEEDS for course in (*COURSES, "COG_UNKNOWN")]
 
 
-@cache
+@lru_cache(2**12)
 def _day(day: int) -> str:
     year, month, date = str(np.datetime64(day, "D")).split("-")
     return f"YEAR_{int(year)} MONTH_{int(month)} DAY_{int(date)}"
 
 
-@cache
+@lru_cache(2**16)
 def _minute(minute: int) -> str:
     day, minute = divmod(minute, 1440)
     return f"{_day(day)} HOUR_{minute // 60} MINUTE_{minute % 60}"
@@ -87,7 +89,7 @@ def _char(cell: int) -> str:
     return f"{_characters(0, cell >> 40)} {_characters(5, cell >> 20 & 0xFFFFF)} {_characters(10, cell & 0xFFFFF)}"
 
 
-@cache
+@lru_cache(2**16)
 def _characters(first: int, part: int) -> str:
     return " ".join(f"H3_CHAR_{place}_{digit}" for place, digit in enumerate(f"{part:05x}", first))
 
@@ -96,7 +98,7 @@ def _cell(cell: int) -> str:
     return f"{_cell_head(cell >> 36)} {_digits(5, cell >> 27 & 511)} {_digits(8, cell >> 18 & 511)}"
 
 
-@cache
+@lru_cache(2**16)
 def _cell_head(part: int) -> str:
     """Resolution, base cell and four digits; they start three bits early, as in the source's code."""
     res, base = part >> 16 & 15, part >> 9 & 127
@@ -119,19 +121,18 @@ def _fine(prefix: str) -> list[str]:
     return [*(f"{prefix}_{edge}" for edge in SPEED_EDGES), f"{prefix}_NONE"]
 
 
-def step_middle(index: int) -> int:
-    """Seconds that the time-step word of this index stands for."""
-    upper = STEP_EDGES[index + 1] if index + 1 < len(STEP_EDGES) else STEP_EDGES[index] + 1
-    return (STEP_EDGES[index] + upper - 1) // 2
+_STEP_WORDS = [f"DT_{edge}" for edge in STEP_EDGES]
+_MIDDLES = [(low + high - 1) // 2 for low, high in pairwise((*STEP_EDGES, STEP_EDGES[-1] + 1))]
+"""Seconds that each time-step word stands for."""
 
 
 def _steps(times: list[int]) -> list[str]:
     """Time-step words: each tells the time since the decoded clock, so that what is rounded does not add up."""
     clock, words = times[0], []
-    for index in range(1, len(times)):
-        place = int(np.searchsorted(STEP_EDGES, max(times[index] - clock, 0), side="right")) - 1
-        clock += step_middle(place)
-        words.append(f"DT_{STEP_EDGES[place]}")
+    for time in times[1:]:
+        place = bisect_right(STEP_EDGES, time - clock) - 1 if time > clock else 0
+        clock += _MIDDLES[place]
+        words.append(_STEP_WORDS[place])
     return words
 
 
@@ -140,35 +141,43 @@ def _compact(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, clas
     courses = np.where(np.isnan(track.cog), -1, np.round(track.cog / COURSE_STEP) * COURSE_STEP % 360).astype(np.int64)
     motion = [
         f"{speeds[place]} {f'COG_{course}' if course >= 0 else 'COG_NONE'} {END}"
-        for place, course in zip(places, courses.tolist())
+        for place, course in zip(places, courses.tolist(), strict=True)
     ]
     found, times, texts = cells(track, spec.resolution), track.time.tolist(), []
     for start, end in cuts:
         minute, second = divmod(times[start], 60)
         parts = [f"{_minute(minute)} SECOND_{second} {_position(found[start], 0, spec.resolution)} {motion[start]}"]
         steps = _steps(times[start:end])
-        for step, index in zip(steps, range(start + 1, end)):
+        for step, index in zip(steps, range(start + 1, end), strict=True):
             moved = _moved(found[index - 1], found[index], spec.resolution)
             parts.append(f"{step} {moved}{motion[index]}")
         texts.append(" ".join(parts))
     return texts
 
 
+def _position(cell: int, level: int, resolution: int) -> str:
+    """Words of the base cell (level 0) and of the digits from `level` on."""
+    if resolution == 10 and level > 6:
+        return _last(cell >> 15 & 0xFFF, level)
+    return _from(cell >> 3 * (15 - resolution), level, resolution)
+
+
 @cache
-def _position(cell: int, since: int, resolution: int) -> str:
-    """Words of the base cell (level 0) and the digits from level `since` on."""
-    base = [f"H3_base_{cell >> 45 & 127}"] if since == 0 else []
-    digits = [f"H3_{level}_{cell >> 3 * (15 - level) & 7}" for level in range(max(since, 1), resolution + 1)]
-    return " ".join([*base, *digits])
+def _last(digits: int, level: int) -> str:
+    return " ".join(f"H3_{one}_{digits >> 3 * (10 - one) & 7}" for one in range(level, 11))
+
+
+@lru_cache(2**16)
+def _from(digits: int, level: int, resolution: int) -> str:
+    base = [f"H3_base_{digits >> 3 * resolution & 127}"] if level == 0 else []
+    words = [f"H3_{one}_{digits >> 3 * (resolution - one) & 7}" for one in range(max(level, 1), resolution + 1)]
+    return " ".join([*base, *words])
 
 
 def _moved(before: int, after: int, resolution: int) -> str:
     """What changed: the digits from the first that differs; empty within a cell."""
     differ = before ^ after
-    if not differ:
-        return ""
-    level = max(0, 15 - (differ.bit_length() - 1) // 3)
-    return _position(after, level, resolution) + " "
+    return _position(after, max(0, 15 - (differ.bit_length() - 1) // 3), resolution) + " " if differ else ""
 
 
 def _motion(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
@@ -182,7 +191,7 @@ def _motion(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class
     times, texts = track.time.tolist(), []
     for start, end in cuts:
         parts = [f"DT_NONE {speeds[places[start]]} TURN_NONE MOVE_NONE {END}"]
-        for step, index in zip(_steps(times[start:end]), range(start + 1, end)):
+        for step, index in zip(_steps(times[start:end]), range(start + 1, end), strict=True):
             parts.append(f"{step} {speeds[places[index]]} {names[index - 1]} {moves[implied[index - 1]]} {END}")
         texts.append(" ".join(parts))
     return texts

@@ -49,7 +49,10 @@ NO_TYPE = ("undefined", "unknown", "reserved", "not party to conflict", "not ava
 
 
 def ais_class(code: int) -> str:
-    """Return the class of an AIS ship type (ITU-R M.1371-5, table 53; groups as MarineCadastre has them); empty: none."""
+    """Return the class of an AIS ship type (ITU-R M.1371-5, table 53); empty: it names none.
+
+    The groups are those of MarineCadastre's list of vessel types.
+    """
     if code in (31, 32, 52):
         return "Tug_Tow"
     single = {30: "Fishing", 36: "Sailing", 37: "Pleasure_Craft"}.get(code)

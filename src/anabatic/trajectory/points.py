@@ -150,7 +150,7 @@ class Converter:
         if extent.rows >= 10 and extent.lon_small * 2 > extent.rows:
             line = int(rows["line"][np.flatnonzero(outside)[0]])
             raise DataError(
-                f"{path}: line {line}: {extent.lat_out} of {extent.rows} latitudes are over 90: latitude and longitude are swapped",
+                f"{path}: line {line}: {extent.lat_out} of {extent.rows} latitudes are over 90: swapped with longitude",
                 "name the columns the other way round: --tracks.columns lat=LON_COLUMN lon=LAT_COLUMN",
             )
         counts["points with position not available (91, 181)"] += int(absent.sum())

@@ -13,6 +13,7 @@ from anabatic.config.reading import Reading
 from anabatic.core.errors import DataError
 from anabatic.trajectory import nmea, tables
 from anabatic.trajectory.encode import encode
+from anabatic.trajectory.features import features
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.track import Track
 from anabatic.trajectory.tracks import Tracks, open_tracks
@@ -35,6 +36,7 @@ class Segment:
         points: how many points it has.
         features: kinematic numbers in the order of `features.NAMES`; None: the row has none.
         line: line of the row of words, or of the track's first point in its table.
+        place: mean latitude and longitude of its points; None: the row does not say.
     """
 
     text: str
@@ -45,6 +47,7 @@ class Segment:
     points: int
     features: tuple[float, ...] | None
     line: int
+    place: tuple[float, float] | None = None
 
 
 @dataclass
@@ -133,18 +136,40 @@ def spec_of(reading: Reading, classes: tuple[str, ...]) -> WordSpec:
     return WordSpec(reading.format, reading.resolution, classes=classes)
 
 
+BLOCK = 512
+"""Segments whose kinematic numbers are computed together."""
+
+
 def segments(tracks: Tracks, reading: Reading, spec: WordSpec, bad: BadRows) -> Iterator[Segment]:
-    """Cut tracks and write their words, one vessel at a time."""
-    place = {name: index for index, name in enumerate(tracks.classes)}
+    """Cut tracks and write their words and numbers, a block of segments at a time."""
+    held: list[Segment] = []
+    parts: list[Track] = []
+    positions = {name: index for index, name in enumerate(tracks.classes)}
     for track in tracks:
         cuts = cut(track, reading, bad)
         bad.counts["segments"] += len(cuts)
         word = (track.label or UNKNOWN_CLASS) if reading.keep_class_word and spec.format in WITH_CLASS else ""
-        texts = encode(track, cuts, spec, word)
-        label = place.get(track.label)
-        for (start, end), text in zip(cuts, texts, strict=True):
+        label = positions.get(track.label)
+        for (start, end), text in zip(cuts, encode(track, cuts, spec, word), strict=True):
+            place = (round(float(track.lat[start:end].mean()), 4), round(float(track.lon[start:end].mean()), 4))
             when = int(track.time[start])
-            yield Segment(text, label, track.vessel, track.source_file, when, end - start, None, track.line)
+            held.append(
+                Segment(text, label, track.vessel, track.source_file, when, end - start, None, track.line, place)
+            )
+            if reading.features:
+                parts.append(track.part(start, end))
+        if len(held) >= BLOCK:
+            yield from _with_features(held, parts)
+            held, parts = [], []
+    yield from _with_features(held, parts)
+
+
+def _with_features(held: list[Segment], parts: list[Track]) -> Iterator[Segment]:
+    if not parts:
+        yield from held
+        return
+    for segment, numbers in zip(held, features(parts).tolist(), strict=True):
+        yield replace(segment, features=tuple(numbers))
 
 
 def cut(track: Track, reading: Reading, bad: BadRows) -> list[tuple[int, int]]:
@@ -179,6 +204,8 @@ def as_row(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> 
         return row
     name = spec.classes[segment.label] if segment.label is not None else None
     row |= {"class": name, "vessel": segment.vessel, "start": segment.start, "words": spec.name}
+    if segment.place is not None:
+        row["place"] = list(segment.place)
     if segment.features is not None:
-        row["features"] = list(segment.features)
+        row["features"] = [float(f"{number:.5g}") if number == number else None for number in segment.features]
     return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,6 +15,7 @@ from anabatic.config.reading import Reading
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.data.readers import numbered_lines, open_lines
+from anabatic.trajectory.features import NAMES
 from anabatic.trajectory.labels import check_label, resolve
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.segment import Segment, Segments
@@ -118,13 +120,24 @@ def _segment(row: dict[str, Any], path: Path, number: int, reading: Reading, bad
         bad.counts["rows that name no vessel (each is taken for one of its own)"] += 1
         vessel = f"{path.name}:{number}"
     label, name = _label(row)
-    features = row.get("features")
-    if features is not None and not (isinstance(features, list) and all(isinstance(x, (int, float)) for x in features)):
-        raise Rejected("features are no list of numbers", "make the rows anew with `anabatic classify words`")
     points = text.split().count(END)
-    numbers = tuple(map(float, features)) if features else None
+    features, place = _numbers(row, "features", len(NAMES)), _numbers(row, "place", 2)
     start = row.get("start") if isinstance(row.get("start"), int) else None
-    return Segment(" ".join(text.split()), label, vessel, source, start, points, numbers, number), name
+    return Segment(
+        " ".join(text.split()), label, vessel, source, start, points, features, number, place and (place[0], place[1])
+    ), name
+
+
+def _numbers(row: dict[str, Any], key: str, count: int) -> tuple[float, ...] | None:
+    """Return a list of numbers of a row; null stands for one that is not known."""
+    found = row.get(key)
+    if found is None:
+        return None
+    numbers = isinstance(found, list) and all(one is None or type(one) in (int, float) for one in found)
+    if not numbers or len(found) != count:
+        what = f"{len(found)} numbers" if numbers else "no list of numbers"
+        raise Rejected(f"{key}: {what}, expected {count}", "make the rows anew with `anabatic classify words`")
+    return tuple(math.nan if one is None else float(one) for one in found)
 
 
 def _label(row: dict[str, Any]) -> tuple[int | None, str]:

@@ -1,7 +1,7 @@
 """The words of a trajectory: formats, vocabulary, groups, and the class word that must not be learned from.
 
-`char` and `cell` are the formats of PGeogre/traj_token (prepare_dataset.py at ad0fb45 and e13d158), word for word, class
-word included. `compact` and `motion` are ours and never hold a class word.
+`char` and `cell` are the formats of PGeogre/traj_token (prepare_dataset.py at ad0fb45 and e13d158), word for word.
+`compact` and `motion` are ours and never hold a class word.
 """
 
 from __future__ import annotations
