@@ -110,6 +110,13 @@ _ROWS = (
         short={**_SHORT, "model.depth": "--depth"},
     ),
     Command(
+        "classify predict",
+        "anabatic.config.classify_predict:ClassifyPredictJob",
+        "anabatic.recipes.classify_predict:run",
+        "Say which class segments and vessels belong to.",
+        short={"model": "-m", "data": "--data", "output": "-o"},
+    ),
+    Command(
         "merge",
         "anabatic.config.merge:MergeJob",
         "anabatic.recipes.merge:run",
