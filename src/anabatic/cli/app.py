@@ -54,11 +54,6 @@ def build() -> App:
     ):
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
-<<<<<<< HEAD
-    classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
-    for verb, name in (("pretrain", "pretrain"), ("train", "train"), ("eval", "evaluate")):
-        classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)
-=======
     classify = App(name="classify", help="Classify sequences and vessel trajectories.", group=TRAIN)
     for verb, path in (
         ("pretrain", "anabatic.cli.classify:pretrain"),
@@ -67,7 +62,6 @@ def build() -> App:
         ("eval", "anabatic.cli.classify:evaluate"),
     ):
         classify.command(path, name=verb, help=commands.get(f"classify {verb}").help)
->>>>>>> v-model
     app.command(classify)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
