@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.pretrain import Model
+from anabatic.config.reading import Reading
 from anabatic.config.shared import Batch, Evaluate, Optim, Schedule, require
 from anabatic.config.train import LoopJob
 
@@ -16,8 +17,8 @@ Features = Literal["motion", "transponder", "heading", "location"]
 class Rows:
     """Which vessels are read, and who is held out.
 
-    A source is a JSON-lines file of words, as `anabatic classify words` writes it, or an AIS table (CSV, Parquet),
-    which is cut into segments and turned into words here.
+    Sources are JSON-lines files of words, as `anabatic classify words` writes them, or AIS tables (CSV, Parquet), which
+    are cut into segments and turned into words here; not both at once.
     """
 
     train: list[str] = field(default_factory=list)
@@ -28,28 +29,12 @@ class Rows:
     """JSON file that says which vessel is on which side; default: the split of model.path, else one is made."""
     valid_fraction: float = 0.15
     """Share of each class's vessels that is held out when neither `valid` nor a split is given."""
-    words: Literal["compact", "motion", "cell", "char"] = "compact"
-    """Words that tables are turned into; rows say which words they are."""
-    resolution: int = 10
-    """H3 resolution of positions in words of tables."""
-    points: int = 30
-    """Points of a segment of a table."""
-    min_points: int = 10
-    """Shortest rest of a track that is a segment."""
-    gap_minutes: float = 60.0
-    """A longer silence ends a segment of a table; 0: never."""
-    classes: list[str] = field(default_factory=list)
-    """Names of the classes, in the order of the labels; default: the model's, else those of the files."""
-    on_bad_row: Literal["fail", "skip"] = "fail"
-    """A broken row stops the job, or is skipped, counted and reported."""
 
     def __post_init__(self) -> None:
         require(
             0.0 < self.valid_fraction < 1.0, f"data.valid_fraction is {self.valid_fraction}", "use a share such as 0.15"
         )
         require(not (self.valid and self.split), "data.valid and data.split are both given", "use one of them")
-        require(self.points >= 2, f"data.points is {self.points}", "use 2 or more; 30 is common")
-        require(len(set(self.classes)) == len(self.classes), "data.classes names a class twice", "name each once")
 
 
 @dataclass(kw_only=True)
@@ -164,6 +149,7 @@ class WordsJob(LoopJob):
     seed: int = 0
     """Seed of new weights, of the data order, of masks and of a split that is made."""
     data: Rows = field(default_factory=Rows)
+    tracks: Reading = field(default_factory=Reading)
     model: Model = field(default_factory=_small)
     batch: RowBatch = field(default_factory=RowBatch)
     optim: Optim = field(default_factory=_adamw)
@@ -183,8 +169,6 @@ class ClassifyPretrainJob(WordsJob):
     objective: Literal["masked", "next", "source"] = "masked"
     """masked: guess hidden words from both sides; next: the next word; source: hidden words from what comes before
     them, hidden as rarely as in the scripts of "token_for_nj"."""
-    keep_class_word: bool = False
-    """Leave class words in the text of the training vessels; held-out ones never keep theirs."""
     mask: Masks = field(default_factory=Masks)
     eval: WordEvaluate = field(default_factory=WordEvaluate)
 
@@ -197,3 +181,11 @@ class ClassifyTrainJob(WordsJob):
     """Run folder."""
     head: Head = field(default_factory=Head)
     eval: RowEvaluate = field(default_factory=RowEvaluate)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.tracks.keep_class_word,
+            "tracks.keep_class_word is on: the class word is the answer",
+            "only `anabatic classify pretrain` may keep it, on vessels it trains on",
+        )

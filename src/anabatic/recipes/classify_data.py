@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anabatic.config.classify_train import Rows, WordsJob
+from anabatic.config.classify_train import WordsJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
@@ -22,7 +21,7 @@ from anabatic.data.word_ids import WordIds
 from anabatic.models import classifier, stored
 from anabatic.models.hf import resolve
 from anabatic.trajectory import split as splits
-from anabatic.trajectory.segment import Reading, Segment, Segments, read_segments
+from anabatic.trajectory.segment import Segment, Segments, read_segments
 from anabatic.trajectory.split import Split
 from anabatic.trajectory.words import WordSpec, group, vocabulary
 
@@ -87,52 +86,30 @@ class Vessels:
     split: Split
 
 
-def read(job: WordsJob, base: Base, keep_class_word: bool = False) -> Vessels:
+def read(job: WordsJob, base: Base) -> Vessels:
     """Read the segments and part them by vessel.
 
     Raises:
         ConfigError, DataError: a file or a row cannot be used; classes or words that are not the model's; a vessel on
             both sides.
     """
-    rows = job.data
-    classes = tuple(rows.classes) or (base.description.classes if base.description else None)
-    train = _read(rows.train, rows, classes, keep_class_word)
+    rows, reading = job.data, job.tracks
+    if base.description is not None and not reading.classes:
+        reading = replace(reading, classes=list(base.description.classes))
+    expect = None if base.words is None else WordSpec.parse(base.words)
+    train = read_segments(rows.train, reading, expect)
     _require_classes(train.classes, base)
-    valid = _read(rows.valid, rows, train.classes, False) if rows.valid else None
-    spec = _spec(train, base)
+    # Class words of held-out vessels would be part of what they are tested on.
+    plain = replace(reading, keep_class_word=False, classes=list(train.classes))
+    valid = read_segments(rows.valid, plain, train.spec) if rows.valid else None
     split = _split(job, train, valid, base)
     known = [row for row in train.rows if split.side(row.vessel) in ("train", "")]
-    held_out = [row for row in (train if valid is None else valid).rows if split.side(row.vessel) == "valid"]
-    if keep_class_word and valid is None:
-        held_out = [row for row in _read(rows.train, rows, train.classes, False) if split.side(row.vessel) == "valid"]
-    vessels = Vessels(known, held_out, train.classes, spec, split)
-    _tell(vessels, train)
+    if valid is None:
+        valid = read_segments(rows.train, plain, train.spec) if reading.keep_class_word else train
+    held_out = [row for row in valid.rows if split.side(row.vessel) == "valid"]
+    vessels = Vessels(known, held_out, train.classes, train.spec, split)
+    _tell(vessels)
     return vessels
-
-
-def _read(specs: Sequence[str], rows: Rows, classes: tuple[str, ...] | None, keep_class_word: bool) -> Segments:
-    paths = []
-    for name in specs:
-        found = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))
-        if not found:
-            raise DataError(f"{name}: no such file", "give JSON lines of words, or an AIS table (CSV, Parquet)")
-        paths += [Path(one) for one in found]
-    spec = WordSpec(rows.words, rows.resolution)
-    reading = Reading(spec, rows.points, rows.min_points, rows.gap_minutes, keep_class_word, classes, rows.on_bad_row)
-    segments = read_segments(paths, reading)
-    if not segments.rows:
-        raise DataError(f"{', '.join(map(str, paths[:3]))}: no segment", "give rows with words, or longer tracks")
-    return segments
-
-
-def _spec(segments: Segments, base: Base) -> WordSpec:
-    spec = segments.spec or WordSpec()
-    if base.words is not None and base.words != spec.name:
-        raise DataError(
-            f"the rows are written in {spec.name}, {base.folder} reads {base.words}",
-            "write the words again with `anabatic classify words`, or choose the model that knows them",
-        )
-    return WordSpec(spec.format, spec.resolution, spec.version, segments.classes)
 
 
 def _require_classes(classes: tuple[str, ...], base: Base) -> None:
@@ -140,7 +117,7 @@ def _require_classes(classes: tuple[str, ...], base: Base) -> None:
         raise DataError(
             f"the rows have {len(classes)} classes ({', '.join(classes[:3])}, ...), {base.folder} has"
             f" {len(base.description.classes)} ({', '.join(base.description.classes[:3])}, ...)",
-            "give the model's in data.classes, or train from the model that `classify pretrain` left",
+            "give the model's in tracks.classes, or train from the model that `classify pretrain` left",
         )
 
 
@@ -171,7 +148,7 @@ def _split(job: WordsJob, train: Segments, valid: Segments | None, base: Base) -
     return split
 
 
-def _tell(vessels: Vessels, train: Segments) -> None:
+def _tell(vessels: Vessels) -> None:
     if not vessels.train or not vessels.valid:
         raise DataError(
             f"{len(vessels.train):,} segments to train on, {len(vessels.valid):,} held out",
@@ -183,9 +160,6 @@ def _tell(vessels: Vessels, train: Segments) -> None:
         f"{rows:,} segments of {ships:,} vessels to train on, {held_rows:,} of {held_ships:,} held out;"
         f" words {vessels.spec.name}"
     )
-    for what, number in sorted(train.counts.items()):
-        if number:
-            log.info(f"{what}: {number:,}")
 
 
 def tokenizer_of(base: Base, spec: WordSpec) -> tuple[Any, int]:

@@ -41,7 +41,7 @@ def run(job: ClassifyPretrainJob) -> int:
             log.info(line)
         found = find_checkpoint(job, folder, world)
         base = classify_data.base_of(job.model.path)
-        vessels = classify_data.read(job, base, job.keep_class_word)
+        vessels = classify_data.read(job, base)
         tokenizer, known = classify_data.tokenizer_of(base, vessels.spec)
         words = WordIds.of(tokenizer)
         draws = [draw(job, words, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from anabatic.config import deepspeed
 from anabatic.config.classify_train import ClassifyTrainJob
@@ -27,6 +26,7 @@ from anabatic.train import goal
 from anabatic.train import plan as planning
 from anabatic.train.optim import Rates
 from anabatic.train.run import find_checkpoint, open_folder
+from anabatic.trajectory import metrics
 
 
 def run(job: ClassifyTrainJob) -> int:
@@ -70,7 +70,7 @@ def run(job: ClassifyTrainJob) -> int:
         )  # fmt: skip
         training.goal = goal.classes(
             root, device, world, job.batch.seq_len, loss, valid.num_docs,
-            lambda probabilities: scores(probabilities, valid.labels, ships),
+            lambda probabilities: scores(probabilities, valid.labels, ships, vessels.classes),
         )  # fmt: skip
         training.rates = Rates(classifier.PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
         beside = classify_data.files(vessels, description.attention)
@@ -106,33 +106,20 @@ def class_weights(job: ClassifyTrainJob, train: Sequences, description: Descript
     return weights
 
 
-def scores(probabilities: np.ndarray, labels: np.ndarray, ships: list[str]) -> dict[str, Any]:
+def scores(probabilities: np.ndarray, labels: np.ndarray, ships: list[str], classes: tuple[str, ...]) -> dict[str, Any]:
     """Return accuracy and macro-F1 of segments, and of vessels by the mean of their segments' probabilities.
 
     Args:
         probabilities: `[n, C]`, nan where a segment was not asked; labels: `[n]`; ships: the vessel of each.
     """
     asked = ~np.isnan(probabilities[:, 0])
-    numbers = {name: place for place, name in enumerate(dict.fromkeys(ships))}
-    owner = np.asarray([numbers[name] for name in ships])[asked]
-    probabilities, labels = probabilities[asked], labels[asked]
-    sums = np.zeros((len(numbers), probabilities.shape[1]))
-    np.add.at(sums, owner, probabilities)
-    votes = np.zeros_like(sums)
-    np.add.at(votes, (owner, labels), 1.0)
-    there = votes.sum(1) > 0
-    accuracy, macro_f1 = agreement(probabilities.argmax(1), labels)
-    of_vessels = agreement(sums[there].argmax(1), votes[there].argmax(1))
+    told, labels = probabilities[asked], labels[asked]
+    ships = [name for name, there in zip(ships, asked.tolist(), strict=True) if there]
+    segments = metrics.score(labels, told.argmax(1), classes)
+    truth, _ = metrics.vessel_truth(labels, ships)
+    vessels = metrics.score(truth, metrics.by_vessel(told, ships)[1].argmax(1), classes)
     return {
-        "valid_accuracy": accuracy, "valid_macro_f1": macro_f1, "valid_vessel_accuracy": of_vessels[0],
-        "valid_vessel_macro_f1": of_vessels[1], "segments": len(labels), "vessels": int(there.sum()),
+        "valid_accuracy": segments.accuracy, "valid_macro_f1": segments.macro_f1,
+        "valid_vessel_accuracy": vessels.accuracy, "valid_vessel_macro_f1": vessels.macro_f1,
+        "segments": segments.rows, "vessels": vessels.rows,
     }  # fmt: skip
-
-
-def agreement(said: np.ndarray, true: np.ndarray) -> tuple[float, float]:
-    """Return accuracy, and F1 averaged over the classes that are there or were said (scikit-learn's macro average)."""
-    each = []
-    for one in np.union1d(said, true):
-        both = np.count_nonzero((said == one) & (true == one))
-        each.append(2 * both / (np.count_nonzero(said == one) + np.count_nonzero(true == one)))
-    return float(np.mean(said == true)), float(np.mean(each))
