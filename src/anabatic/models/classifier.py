@@ -46,6 +46,7 @@ class Description:
         features: names of the numbers beside the words.
         width: of the layer that reads them.
         seq_len: longest sequence; a longer one is cut.
+        trees_share: what the trees beside the network (`models.forest`) count in the mean; 0: there are none.
     """
 
     classes: tuple[str, ...]
@@ -56,6 +57,7 @@ class Description:
     features: tuple[str, ...] = ()
     width: int = 64
     seq_len: int = 1024
+    trees_share: float = 0.0
 
     @property
     def causal(self) -> bool:
@@ -218,7 +220,7 @@ def save(
     folder: Path,
     tokenizer: Any,
     description: Description,
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     writes: bool = True,
 ) -> None:
     """Write a Hugging Face folder of the model with the head beside it: whole or not at all. All ranks call it.

@@ -6,6 +6,7 @@ the mean of both is better than either (docs/dev/LOG.md). A saved forest is plai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.core.paths import write_atomic
 
 FILE = "forest.safetensors"
 Floats = NDArray[np.float64]
@@ -66,15 +66,25 @@ class Forest:
         scores: Floats = self.base + added
         return scores
 
-    def save(self, folder: Path) -> None:
-        """Write it into a folder.
-
-        Raises:
-            Failure: the file cannot be written.
-        """
+    def as_bytes(self) -> bytes:
+        """Return the content of its file."""
         from safetensors.numpy import save
 
-        write_atomic(folder / FILE, save({name: np.ascontiguousarray(one) for name, one in vars(self).items()}))
+        content: bytes = save({name: np.ascontiguousarray(one) for name, one in vars(self).items()})
+        return content
+
+
+def mixed(network: Floats, trees: Floats, share: float) -> Floats:
+    """Return the mean of `n x C` probabilities in which the trees count `share`; NaN stays NaN."""
+    return (1 - share) * network + share * trees
+
+
+def even(groups: Sequence[str]) -> Floats:
+    """Return weights of mean one under which every group (vessel) counts the same, however many rows it has."""
+    place: dict[str, int] = {}
+    group = np.array([place.setdefault(one, len(place)) for one in groups], dtype=np.int64)
+    weights: Floats = 1.0 / np.bincount(group)[group]
+    return weights / weights.mean()
 
 
 def load(folder: Path) -> Forest:
@@ -140,18 +150,13 @@ def fit(
 
 
 def _export(model: Any, there: NDArray[np.int64], classes: int) -> Forest:
-    """Copy the trees; a class that is not `there` never wins. Two classes share one tree a round."""
-    if len(there) == 2:
-        signs = {int(there[0]): 0.0, int(there[1]): 1.0}
-    else:
-        signs = dict.fromkeys(there.tolist(), 1.0)
+    """Copy the trees; a class that is not `there` never wins. Of two classes only the second has trees."""
     base = np.full(classes, -1e9)
     base[there] = 0.0
     start = np.ravel(model._baseline_prediction)
     base[there[-len(start) :]] = start
     nodes: list[NDArray[Any]] = []
     roots: list[int] = []
-    signed: list[NDArray[np.float64]] = []
     size = 0
     for trees in model._predictors:
         by_class = dict(zip(there[-len(trees) :].tolist(), trees, strict=True))
@@ -164,7 +169,6 @@ def _export(model: Any, there: NDArray[np.int64], classes: int) -> Forest:
             copied["right"] += size
             roots.append(size)
             nodes.append(copied)
-            signed.append(copied["value"] * signs.get(label, 0.0))
             size += len(copied)
     every = np.concatenate(nodes)
     leaf = every["is_leaf"].astype(bool)
@@ -176,5 +180,5 @@ def _export(model: Any, there: NDArray[np.int64], classes: int) -> Forest:
         left=every["left"].astype(np.int64),
         right=every["right"].astype(np.int64),
         missing_left=every["missing_go_to_left"].astype(bool),
-        value=np.where(leaf, np.concatenate(signed), 0.0),
+        value=np.where(leaf, every["value"], 0.0),
     )
