@@ -17,7 +17,10 @@ from anabatic.config.classify_eval import ClassifyEvalJob, bounds
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.recipes import classify_data, classify_predict
 from anabatic.trajectory import baseline, evaluate, figures, predictions, report
+from anabatic.trajectory import split as splits
 from anabatic.trajectory.evaluate import Measured
 from anabatic.trajectory.predictions import Predictions
 from anabatic.trajectory.segment import Segment, read_segments
@@ -54,8 +57,17 @@ def _out(job: ClassifyEvalJob) -> Path:
 
 def _predictions(job: ClassifyEvalJob) -> tuple[Predictions, Split | None, list[Segment]]:
     """Return the rows to score, the split of the model, and the segments behind the rows where data is given."""
-    segments = read_segments(job.data, job.tracks).rows if job.data else []
-    return predictions.read(job.predictions, job.classes), None, segments
+    if job.predictions:
+        segments = read_segments(job.data, job.tracks).rows if job.data else []
+        return predictions.read(job.predictions, job.classes), None, segments
+    classifier = TrajectoryClassifier(job.model, job.device, job.batch_tokens)
+    found = classify_predict.segments_of(job.data, job.tracks, classifier)
+    labelled = [one for one in found if one.label is not None]
+    if not labelled:
+        raise DataError(f"none of {len(found):,} segments has a class", "a score needs to know the right answers")
+    rows = _of(labelled, classify_predict.ask(classifier, labelled), classifier.classes)
+    rows.counts["segments without a class"] = len(found) - len(labelled)
+    return rows, splits.load(classifier.folder / classify_data.SPLIT), labelled
 
 
 def _parts(rows: Predictions, split: Split | None, job: ClassifyEvalJob) -> dict[str, Predictions]:
@@ -119,7 +131,7 @@ def _instead(rows: Predictions, probabilities: NDArray[np.float64]) -> Predictio
 
 def _of(rows: list[Segment], probabilities: NDArray[np.float64], classes: tuple[str, ...]) -> Predictions:
     truth = np.array([one.label for one in rows], dtype=np.int64)
-    places = np.full((len(rows), 2), np.nan)
+    places = np.array([one.place or (np.nan, np.nan) for one in rows], dtype=np.float64).reshape(len(rows), 2)
     return Predictions(classes, truth, probabilities, tuple(one.vessel for one in rows), places)
 
 

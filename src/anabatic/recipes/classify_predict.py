@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anabatic.config.classify_predict import ClassifyPredictJob
+from anabatic.config.reading import Reading
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import write_atomic
@@ -73,11 +74,19 @@ def numbers(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.nda
 
 
 def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:
-    """Read what is to be classified; labels that the rows have are kept for `true_label`."""
     if job.text:
         return [_segment(text, number) for number, text in enumerate(job.text, start=1)]
+    return segments_of(job.data, job.tracks, classifier)
+
+
+def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifier) -> list[Segment]:
+    """Read what is to be classified, in the classifier's words; labels that the rows have are kept for `true_label`.
+
+    Raises:
+        DataError: rows of other words, or of other classes than the classifier's.
+    """
     expect = WordSpec.parse(classifier.description.words, classifier.classes)
-    found = read_segments(job.data, job.tracks, expect)
+    found = read_segments(data, tracks, expect)
     known = any(row.label is not None for row in found)
     if known and found.classes != classifier.classes:
         raise DataError(
