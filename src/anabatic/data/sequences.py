@@ -32,12 +32,14 @@ class Sample(Piece):
         label: class, `IGNORE` without one.
         number: of the sequence in its set.
         features: numbers beside the words, fp32 `[F]`.
+        weight: how much it counts, 1 on average.
     """
 
     targets: np.ndarray | None = None
     label: int = IGNORE
     number: int = 0
     features: np.ndarray | None = None
+    weight: float | None = None
 
     @property
     def length(self) -> int:
@@ -55,6 +57,7 @@ class Sequences:
         features: fp32 `[n, F]`, or None.
         pad: id that fills the tail of a batch.
         draw: what is read and what is learned; None: all is read, and the class is learned.
+        weights: how much each counts, 1 on average; None: all the same.
     """
 
     is_chat = True
@@ -68,6 +71,7 @@ class Sequences:
         features: np.ndarray | None = None,
         pad: int = 0,
         draw: Draw | None = None,
+        weights: np.ndarray | None = None,
     ) -> None:
         self.name, self.eot, self.draw = name, pad, draw
         self.num_docs = len(ids)
@@ -75,7 +79,7 @@ class Sequences:
         self._offsets = np.concatenate(([0], np.cumsum(self._lengths)))
         self._ids = np.concatenate([*ids, np.empty(0, np.int32)]).astype(np.int32)
         self._labels = np.asarray(labels, dtype=np.int64)
-        self._features = features
+        self._features, self._weights = features, weights
         self.num_tokens = int(self._offsets[-1])
         self.counts: dict[str, int] = {"rows": self.num_docs}
         longest = int(self._lengths.max()) if self.num_docs else 0
@@ -110,10 +114,9 @@ class Sequences:
         number = entry.shard
         ids = self._ids[entry.offset + start : entry.offset + start + n]
         features = None if self._features is None else self._features[number]
-        if self.draw is None:
-            return Sample(ids, None, None, int(self._labels[number]), number, features)
-        read, targets = self.draw(ids, number, entry.turn)
-        return Sample(read, None, targets, int(self._labels[number]), number, features)
+        read, targets = (ids, None) if self.draw is None else self.draw(ids, number, entry.turn)
+        weight = None if self._weights is None else float(self._weights[number])
+        return Sample(read, None, targets, int(self._labels[number]), number, features, weight)
 
 
 def flatten_classes(
@@ -121,7 +124,7 @@ def flatten_classes(
 ) -> Batch:
     """Lay sequences side by side; the label of a sequence's last token is its class, nothing else has one.
 
-    `extra` has `number` int64 `[n]`, and `features` fp32 `[n, F]` where the set has them. Arguments as for `flatten`.
+    `extra` has `number` int64 `[n]`, and `features` fp32 `[n, F]` and `weight` fp32 `[n]` where the set has them. Arguments as for `flatten`.
     """
     samples = _samples(pieces)
     batch = _laid(samples, capacity, pad_id, seq_len, state)
@@ -158,4 +161,6 @@ def _laid(pieces: Sequence[Sample], capacity: int, pad_id: int, seq_len: int, st
     batch.extra["number"] = torch.tensor([piece.number for piece in pieces], dtype=torch.int64)
     if pieces and pieces[0].features is not None:
         batch.extra["features"] = torch.from_numpy(np.stack([piece.features for piece in pieces]))  # type: ignore[misc]
+    if pieces and pieces[0].weight is not None:
+        batch.extra["weight"] = torch.tensor([piece.weight for piece in pieces])
     return batch
