@@ -115,6 +115,10 @@ class Head:
     """How many numbers the layers that read these make of them; the first one is four times as wide."""
     features_dropout: float = 0.4
     """Inside of these layers, in training."""
+    trees: int = 0
+    """Rounds of boosted trees on these numbers beside the network; what both say is averaged. 0: none; 250 is good."""
+    trees_share: float = 0.5
+    """What the trees count in the mean; the network counts the rest."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more, by the inverse of their share of the training segments."""
     vessel_weights: Literal["none", "sqrt", "equal"] = "sqrt"
@@ -133,6 +137,10 @@ class Head:
         require(self.backbone_lr >= 0, f"head.backbone_lr is {self.backbone_lr}", "use 0 or more; 0.1 is common")
         require(self.freeze_epochs >= 0, f"head.freeze_epochs is {self.freeze_epochs}", "use 0 or more")
         require(self.width >= 1, f"head.width is {self.width}", "use 1 or more")
+        require(self.trees >= 0, f"head.trees is {self.trees}", "use 0 or more rounds; 250 is good")
+        require(0 < self.trees_share < 1, f"head.trees_share is {self.trees_share}", "use a share such as 0.5")
+        need = "trees read numbers: give head.features, such as [motion, transponder, heading]"
+        require(not self.trees or bool(self.features), f"head.trees is {self.trees}, head.features is empty", need)
 
 
 def _small() -> Model:

@@ -16,7 +16,7 @@ from anabatic.data import tokenizer as tokenizers
 from anabatic.data.sequences import Sample, flatten_classes
 from anabatic.data.word_ids import WordIds
 from anabatic.device.device import pick
-from anabatic.models import classifier, fuse
+from anabatic.models import classifier, forest, fuse
 from anabatic.models.classifier import Description, logits, pack_rows
 from anabatic.models.hf import resolve
 
@@ -69,6 +69,7 @@ class TrajectoryClassifier:
         self._device = pick(device or DeviceConfig())
         self._model, self.description = classifier.load(folder, self._device.torch)
         fuse.settle(self._model, "auto", self._device.type)
+        self._trees = forest.load(folder) if self.description.trees_share else None
         self.folder = folder
         self._words = WordIds.of(tokenizers.load(folder))
         self._batch_tokens = max(batch_tokens, self.description.seq_len)
@@ -127,7 +128,14 @@ class TrajectoryClassifier:
             numbers = order[start:stop]
             found[numbers] = self._ask([samples[number] for number in numbers])
             start = stop
-        return found
+        return self._with_trees(found, samples)
+
+    def _with_trees(self, found: np.ndarray, samples: list[Sample]) -> np.ndarray:
+        """Return the mean of what the network found and what the trees say."""
+        if self._trees is None or not samples:
+            return found
+        told = self._trees.probabilities(np.stack([sample.features for sample in samples]))  # type: ignore[misc]
+        return forest.mixed(found, told, self.description.trees_share)
 
     def _ask(self, samples: list[Sample]) -> np.ndarray:
         size = sum(sample.length for sample in samples)

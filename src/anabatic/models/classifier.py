@@ -50,6 +50,7 @@ class Description:
         width: what is made of them.
         features_dropout: inside of the layers that read them, in training.
         seq_len: longest sequence; a longer one is cut.
+        trees_share: what the trees beside the network (`models.forest`) count in the mean; 0: there are none.
     """
 
     classes: tuple[str, ...]
@@ -61,6 +62,7 @@ class Description:
     width: int = 64
     features_dropout: float = 0.0
     seq_len: int = 1024
+    trees_share: float = 0.0
 
     @property
     def causal(self) -> bool:
@@ -257,7 +259,7 @@ def save(
     folder: Path,
     tokenizer: Any,
     description: Description,
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     writes: bool = True,
 ) -> None:
     """Write a Hugging Face folder of the model with the head beside it: whole or not at all. All ranks call it.

@@ -13,13 +13,13 @@ from anabatic.core import log
 from anabatic.data.sequences import Sequences
 from anabatic.data.word_ids import WordIds
 from anabatic.device.device import pick
-from anabatic.models import classifier, fuse
+from anabatic.models import classifier, forest, fuse
 from anabatic.models.classifier import ClassLoss, Description, head_of
 from anabatic.models.place import format_of, place
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import barrier
-from anabatic.recipes import classify_data, classify_model, classify_rows
+from anabatic.recipes import classify_data, classify_model, classify_rows, classify_trees
 from anabatic.recipes.classify_data import Vessels
 from anabatic.recipes.training import Corpus, Training, say_plan
 from anabatic.train import goal
@@ -63,6 +63,9 @@ def run(job: ClassifyTrainJob) -> int:
         sizes, per_pass = classify_model.sizes(plan, job, model, train, base, device, world)
         say_plan(plan, model, world, division)
 
+        owners = [row.vessel for row in vessels.train]
+        trees = classify_trees.grow(job, train, owners, description)
+        mixed = classify_trees.mixer(trees, valid, description)
         loss = ClassLoss(description, device, class_weights(job, train, description), job.head.label_smoothing)
         training = Training(
             replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)), folder, device, world, root,
@@ -70,10 +73,12 @@ def run(job: ClassifyTrainJob) -> int:
         )  # fmt: skip
         training.goal = goal.classes(
             root, device, world, job.batch.seq_len, loss, valid.num_docs,
-            lambda probabilities: scores(probabilities, valid.labels, ships, vessels.classes),
+            lambda probabilities: scores(mixed(probabilities), valid.labels, ships, vessels.classes),
         )  # fmt: skip
         training.rates = Rates(classifier.PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
-        beside = classify_data.files(vessels, description.attention)
+        beside: dict[str, str | bytes] = {**classify_data.files(vessels, description.attention)}
+        if trees is not None:
+            beside[forest.FILE] = trees.as_bytes()
 
         def write(path: Any) -> None:
             classifier.save(model, path, tokenizer, description, beside, world.first)
@@ -89,9 +94,17 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
     """Return what the classifier is."""
     head = job.head
     return Description(
-        vessels.classes, vessels.spec.name, head.pooling, head.attention, head.dropout,
-        classify_rows.feature_names(head.features), head.width, head.features_dropout, job.batch.seq_len,
-    )  # fmt: skip
+        classes=vessels.classes,
+        words=vessels.spec.name,
+        pooling=head.pooling,
+        attention=head.attention,
+        dropout=head.dropout,
+        features=classify_rows.feature_names(head.features),
+        width=head.width,
+        features_dropout=head.features_dropout,
+        seq_len=job.batch.seq_len,
+        trees_share=head.trees_share if head.trees else 0.0,
+    )
 
 
 def class_weights(job: ClassifyTrainJob, train: Sequences, description: Description) -> list[float] | None:
