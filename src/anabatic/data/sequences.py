@@ -124,7 +124,8 @@ def flatten_classes(
 ) -> Batch:
     """Lay sequences side by side; the label of a sequence's last token is its class, nothing else has one.
 
-    `extra` has `number` int64 `[n]`, and `features` fp32 `[n, F]` and `weight` fp32 `[n]` where the set has them. Arguments as for `flatten`.
+    `extra` has `number` int64 `[n]`, and `features` fp32 `[n, F]` and `weight` fp32 `[n]` where the set has them.
+    Arguments as for `flatten`.
     """
     samples = _samples(pieces)
     batch = _laid(samples, capacity, pad_id, seq_len, state)
