@@ -2,5 +2,8 @@
 
 from anabatic.cli.job import job_command
 
+words = job_command("classify words")
 pretrain = job_command("classify pretrain")
 train = job_command("classify train")
+evaluate = job_command("classify eval")
+draw = job_command("classify map")

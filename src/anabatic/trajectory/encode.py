@@ -122,7 +122,7 @@ def _fine(prefix: str) -> list[str]:
 
 
 _STEP_WORDS = [f"DT_{edge}" for edge in STEP_EDGES]
-_MIDDLES = [(low + high - 1) // 2 for low, high in pairwise((*STEP_EDGES, STEP_EDGES[-1] + 1))]
+STEP_MIDDLES = [(low + high - 1) // 2 for low, high in pairwise((*STEP_EDGES, STEP_EDGES[-1] + 1))]
 """Seconds that each time-step word stands for."""
 
 
@@ -131,7 +131,7 @@ def _steps(times: list[int]) -> list[str]:
     clock, words = times[0], []
     for time in times[1:]:
         place = bisect_right(STEP_EDGES, time - clock) - 1 if time > clock else 0
-        clock += _MIDDLES[place]
+        clock += STEP_MIDDLES[place]
         words.append(_STEP_WORDS[place])
     return words
 
