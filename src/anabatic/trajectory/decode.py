@@ -63,7 +63,10 @@ def decode(text: str, spec: WordSpec, vessel: str = "") -> Track:
         Failure: h3 is not installed.
     """
     if spec.format == "motion":
-        raise DataError("words of the format motion hold no position", "use compact, cell or char")
+        raise DataError(
+            "words of the format motion hold no position",
+            "name the AIS files beside them, or use compact, cell or char",
+        )
     try:
         from h3.api.basic_int import cell_to_latlng, is_valid_cell
     except ImportError as error:

@@ -19,7 +19,7 @@ from anabatic.trajectory.features import NAMES
 from anabatic.trajectory.labels import check_label, resolve
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.segment import Segment, Segments
-from anabatic.trajectory.words import END, SOURCE_CLASSES, WordSpec, strip_class_words, vocabulary
+from anabatic.trajectory.words import SOURCE_CLASSES, WordSpec, points_of, strip_class_words, vocabulary
 
 _MARKS = (("H3_CHAR_", "char"), ("H3_cell_", "cell"), ("TURN_", "motion"), ("DT_", "compact"))
 """Words that tell the format of a row that does not name it."""
@@ -138,7 +138,8 @@ def _segment(row: dict[str, Any], path: Path, number: int, reading: Reading, bad
         bad.counts["rows that name no vessel (each is taken for one of its own)"] += 1
         vessel = f"{path.name}:{number}"
     label, name = _label(row)
-    points = text.split().count(END)
+    words = text.split()
+    points = points_of(words)
     features, place = _numbers(row, "features", len(NAMES)), _numbers(row, "place", 2)
     start = row.get("start") if isinstance(row.get("start"), int) else None
     return Segment(
