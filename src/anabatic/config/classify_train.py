@@ -121,6 +121,8 @@ class Head:
     """What the trees count in the mean; the network counts the rest."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more, by the inverse of their share of the training segments."""
+    crop: float = 1.0
+    """In every pass a segment is read from a random run of its points, at least this share of them; 1: whole."""
     vessel_weights: Literal["none", "sqrt", "equal"] = "sqrt"
     """How much a segment counts: the same; 1 / sqrt of the segments of its vessel; or all vessels the same."""
     label_smoothing: float = 0.05
@@ -132,6 +134,7 @@ class Head:
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, f"head.dropout is {self.dropout}", "use a share from 0 up to, not including, 1")
+        require(0 < self.crop <= 1, f"head.crop is {self.crop}", "use a share above 0; 0.5 helps with few vessels")
         require(0 <= self.features_dropout < 1, f"head.features_dropout is {self.features_dropout}", "use 0 up to 1")
         require(0 <= self.label_smoothing < 1, f"head.label_smoothing is {self.label_smoothing}", "0.1 is common")
         require(self.backbone_lr >= 0, f"head.backbone_lr is {self.backbone_lr}", "use 0 or more; 0.1 is common")

@@ -124,7 +124,8 @@ _ROWS = (
         "anabatic.config.classify_predict:ClassifyPredictJob",
         "anabatic.recipes.classify_predict:run",
         "Say which class segments and vessels belong to.",
-        short={"model": "-m", "data": "--data", "output": "-o"},
+        short={"model": "-m", "out": "-o"},
+        words="inputs",
     ),
     Command(
         "classify eval",

@@ -29,11 +29,11 @@ def run(job: ClassifyPredictJob) -> int:
     rows = _vessel_rows if job.level == "vessel" else _segment_rows
     lines = [json.dumps(row, ensure_ascii=False) for row in rows(job, classifier, segments, found)]
     text = "\n".join(lines) + "\n"
-    if job.output is None:
+    if job.out is None:
         sys.stdout.write(text)
     else:
-        write_atomic(Path(job.output), text)
-        log.info(f"{len(lines):,} rows in {job.output}")
+        write_atomic(Path(job.out), text)
+        log.info(f"{len(lines):,} rows in {job.out}")
     return 0
 
 
@@ -51,7 +51,7 @@ def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Seg
     if job.text:
         return [_segment(text, number) for number, text in enumerate(job.text, start=1)]
     expect = WordSpec.parse(classifier.description.words, classifier.classes)
-    found = read_segments(job.data, job.tracks, expect)
+    found = read_segments(job.inputs, job.tracks, expect)
     known = any(row.label is not None for row in found)
     if known and found.classes != classifier.classes:
         raise DataError(

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from anabatic.core import log
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data import word_ids
 from anabatic.data.batch import IGNORE
+from anabatic.data.crop import Crop
 from anabatic.data.sequences import Draw, Sequences
 from anabatic.data.word_ids import WordIds
 from anabatic.recipes.classify_data import Base
@@ -46,6 +47,7 @@ def sequences(
     draw: Draw | None = None,
     features: Sequence[str] = (),
     weights: np.ndarray | None = None,
+    crop: Crop | None = None,
 ) -> Sequences:
     """Turn segments into ids; what is longer than `seq_len` loses its end, with a warning.
 
@@ -62,7 +64,7 @@ def sequences(
         )
     words.report(name)
     labels = [IGNORE if row.label is None else row.label for row in rows]
-    return Sequences(name, [one[:seq_len] for one in ids], labels, numbers(rows, features), 0, draw, weights)
+    return Sequences(name, [one[:seq_len] for one in ids], labels, numbers(rows, features), 0, draw, weights, crop)
 
 
 def feature_names(groups: Sequence[str]) -> tuple[str, ...]:
@@ -113,3 +115,22 @@ def groups_of(words: WordIds, spec: WordSpec) -> np.ndarray:
         name = group(word, spec.classes)
         found[words.known[word]] = GROUPS.index(name) if name in GROUPS else -1
     return found
+
+
+def crop_of(least: float, words: WordIds, spec: WordSpec, seed: int) -> Crop | None:
+    """Return what chooses a run of points in every pass; None: segments are read whole.
+
+    Raises:
+        ConfigError: words whose points say nothing without those before them.
+    """
+    if least == 1.0:
+        return None
+    if spec.format == "compact":
+        raise ConfigError(
+            f"head.crop is {least:g}, and the positions of {spec.name} are told from the point before",
+            "use words of the format motion, cell or char, or --head.crop 1",
+        )
+    starts = np.zeros(max(words.known.values()) + 1, dtype=bool)
+    first = "DT_" if spec.format == "motion" else "YEAR_"
+    starts[[place for word, place in words.known.items() if word.startswith(first)]] = True
+    return Crop(starts, least, seed)

@@ -46,7 +46,8 @@ def run(job: ClassifyTrainJob) -> int:
         words = WordIds.of(tokenizer)
         weights = classify_rows.vessel_weights(vessels.train, job.head.vessel_weights)
         options: dict[str, Any] = {"seq_len": job.batch.seq_len, "features": description.features}
-        train = classify_rows.sequences("training vessels", vessels.train, words, weights=weights, **options)
+        crop = classify_rows.crop_of(job.head.crop, words, vessels.spec, job.seed)
+        train = classify_rows.sequences("training vessels", vessels.train, words, weights=weights, crop=crop, **options)
         valid = classify_rows.sequences("held-out vessels", vessels.valid, words, **options)
         ships = [row.vessel for row in vessels.valid]
 

@@ -11,6 +11,7 @@ import torch
 from anabatic.core.errors import DataError
 from anabatic.data import word_ids
 from anabatic.data.batch import IGNORE
+from anabatic.data.crop import Crop
 from anabatic.data.loader import Loader, ValidPass
 from anabatic.data.sequences import Sequences, flatten_classes, flatten_words
 from anabatic.data.word_ids import WordIds
@@ -93,3 +94,20 @@ def test_labels_of_an_empty_batch() -> None:
     batch = flatten_classes([], 16, 0, 8)
     assert batch.num_targets == 0 and batch.extra["number"].numel() == 0
     assert torch.equal(batch.labels, torch.full((16,), IGNORE))
+
+
+def test_a_crop_is_a_run_of_points_and_another_one_in_every_pass() -> None:
+    starts = np.zeros(10, bool)
+    starts[0] = True
+    rows = [np.asarray([0, 1, 2, 0, 3, 0, 4, 5, 6, 0, 7], np.int32), np.asarray([0, 8], np.int32)]
+    made = Sequences("x", rows, [0, 1], crop=Crop(starts, 0.5, seed=3))
+    runs = set()
+    for turn in range(60):
+        entry = made.entry(0, turn)
+        read = made.piece(entry, 0, entry.length).ids.tolist()
+        assert entry == made.entry(0, turn) and read[0] == 0 and 2 <= read.count(0) <= 4
+        assert any(rows[0][first : first + len(read)].tolist() == read for first in range(11))
+        runs.add(tuple(read))
+        assert made.piece(made.entry(1, turn), 0, 2).ids.tolist() == [0, 8]
+    assert len(runs) == 6  # 3 runs of two points, 2 of three, the whole
+    assert made.num_tokens == made.entry(0).length + 2
