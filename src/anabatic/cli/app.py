@@ -31,6 +31,16 @@ _LAZY = (
     ("chat", "anabatic.cli.chat:chat", USE),
 )
 
+_CLASSIFY = (
+    ("words", "words"),
+    ("pretrain", "pretrain"),
+    ("train", "train"),
+    ("predict", "predict"),
+    ("eval", "evaluate"),
+    ("map", "draw"),
+)
+"""Verb, and its name in `cli/classify.py`."""
+
 EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
 
@@ -54,14 +64,9 @@ def build() -> App:
     ):
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
-    classify = App(name="classify", help="Classify sequences and vessel trajectories.", group=TRAIN)
-    for verb, path in (
-        ("pretrain", "anabatic.cli.classify:pretrain"),
-        ("train", "anabatic.cli.classify:train"),
-        ("predict", "anabatic.cli.classify:predict"),
-        ("eval", "anabatic.cli.classify:evaluate"),
-    ):
-        classify.command(path, name=verb, help=commands.get(f"classify {verb}").help)
+    classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
+    for verb, name in _CLASSIFY:
+        classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)
     app.command(classify)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)

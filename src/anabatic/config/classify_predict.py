@@ -15,12 +15,12 @@ class ClassifyPredictJob:
 
     model: str = ""
     """Folder of the classifier, or of the run that trained it."""
-    data: list[str] = field(default_factory=list)
-    """Rows of words (JSONL) or AIS tables (CSV, Parquet); classes in them are copied, not read."""
+    inputs: list[str] = field(default_factory=list)
+    """Rows of words (.jsonl) or AIS files; their classes are copied, not read. Words without an option are inputs."""
     text: list[str] = field(default_factory=list)
     """Words of one segment, quoted, instead of files; more are more segments."""
-    output: str | None = None
-    """JSON-lines file to write; default: to the screen."""
+    out: str | None = None
+    """File NAME.jsonl to write; default: to the screen."""
     level: Literal["segment", "vessel"] = "segment"
     """One row for each segment, or one for each vessel: the mean of its segments' probabilities."""
     abstain: float = 0.0
@@ -34,7 +34,12 @@ class ClassifyPredictJob:
 
     def __post_init__(self) -> None:
         require(bool(self.model), "model is not given", "give --model FOLDER, such as runs/classify")
-        require(bool(self.data) != bool(self.text), "give either data or text", '--data FILE, or --text "SPD_..."')
+        require(
+            bool(self.inputs) != bool(self.text),
+            "give either files or text",
+            'anabatic classify predict -m FOLDER FILE ... -o rows.jsonl, or --text "DT_NONE SPD_95 ..."',
+        )
+        require(self.out is None or self.out.endswith(".jsonl"), f"out is {self.out}", "rows go to a file NAME.jsonl")
         require(0 <= self.abstain <= 1, f"abstain is {self.abstain}", "use a confidence from 0 to 1")
         require(self.batch_tokens >= 1, f"batch_tokens is {self.batch_tokens}", "use 1 or more")
         require(self.device.nproc == 1, f"device.nproc is {self.device.nproc}", "predict runs in one process")

@@ -107,19 +107,25 @@ class Head:
     """mean: of the states of all words; last: the state of the last word."""
     attention: Literal["both", "causal"] = "both"
     """both: every word sees the whole segment; causal: what comes before it, as the model was trained."""
-    dropout: float = 0.1
+    dropout: float = 0.3
     """Of what the head reads, in training."""
     features: list[Features] = field(default_factory=list)
     """Groups of numbers of a segment that the head reads beside the words; empty: words alone."""
     width: int = 64
-    """Of the layer that reads these numbers."""
+    """How many numbers the layers that read these make of them; the first one is four times as wide."""
+    features_dropout: float = 0.4
+    """Inside of these layers, in training."""
     trees: int = 0
     """Rounds of boosted trees on these numbers beside the network; what both say is averaged. 0: none; 250 is good."""
     trees_share: float = 0.5
     """What the trees count in the mean; the network counts the rest."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more, by the inverse of their share of the training segments."""
-    label_smoothing: float = 0.0
+    crop: float = 1.0
+    """In every pass a segment is read from a random run of its points, at least this share of them; 1: whole."""
+    vessel_weights: Literal["none", "sqrt", "equal"] = "sqrt"
+    """How much a segment counts: the same; 1 / sqrt of the segments of its vessel; or all vessels the same."""
+    label_smoothing: float = 0.05
     """Share of the target that is spread over all classes."""
     backbone_lr: float = 1.0
     """Learning rate of the model as a share of the head's."""
@@ -128,6 +134,8 @@ class Head:
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, f"head.dropout is {self.dropout}", "use a share from 0 up to, not including, 1")
+        require(0 < self.crop <= 1, f"head.crop is {self.crop}", "use a share above 0; 0.5 helps with few vessels")
+        require(0 <= self.features_dropout < 1, f"head.features_dropout is {self.features_dropout}", "use 0 up to 1")
         require(0 <= self.label_smoothing < 1, f"head.label_smoothing is {self.label_smoothing}", "0.1 is common")
         require(self.backbone_lr >= 0, f"head.backbone_lr is {self.backbone_lr}", "use 0 or more; 0.1 is common")
         require(self.freeze_epochs >= 0, f"head.freeze_epochs is {self.freeze_epochs}", "use 0 or more")
@@ -139,7 +147,7 @@ class Head:
 
 
 def _small() -> Model:
-    return Model(depth=4)
+    return Model(depth=2)
 
 
 def _adamw() -> Optim:
@@ -147,7 +155,7 @@ def _adamw() -> Optim:
 
 
 def _schedule() -> Schedule:
-    return Schedule(epochs=20.0, warmup_ratio=0.05, decay_ratio=0.95, final_lr_ratio=0.0)
+    return Schedule(epochs=12.0, warmup_ratio=0.1, decay_ratio=0.9, decay="cosine", final_lr_ratio=0.0)
 
 
 @dataclass(kw_only=True)

@@ -29,6 +29,8 @@ class Command:
     """Files under its `out` that later jobs read."""
     short: dict[str, str] = field(default_factory=dict)
     """Dotted key -> a shorter name of its option."""
+    words: str = ""
+    """The list that words without an option fill: `classify words FILE FILE`."""
 
     def job_class(self) -> type:
         """Import and return the dataclass of the command's settings."""
@@ -92,6 +94,14 @@ _ROWS = (
         short=_SHORT,
     ),
     Command(
+        "classify words",
+        "anabatic.config.classify_words:ClassifyWordsJob",
+        "anabatic.recipes.classify_words:run",
+        "Turn AIS files into rows of words.",
+        short={"out": "-o"},
+        words="inputs",
+    ),
+    Command(
         "classify pretrain",
         "anabatic.config.classify_train:ClassifyPretrainJob",
         "anabatic.recipes.classify_pretrain:run",
@@ -114,7 +124,24 @@ _ROWS = (
         "anabatic.config.classify_predict:ClassifyPredictJob",
         "anabatic.recipes.classify_predict:run",
         "Say which class segments and vessels belong to.",
-        short={"model": "-m", "data": "--data", "output": "-o"},
+        short={"model": "-m", "out": "-o"},
+        words="inputs",
+    ),
+    Command(
+        "classify eval",
+        "anabatic.config.classify_eval:ClassifyEvalJob",
+        "anabatic.recipes.classify_eval:run",
+        "Score a classifier per segment and per vessel, beside what it must beat.",
+        makes=("eval.json",),
+        short={"model": "-m"},
+    ),
+    Command(
+        "classify map",
+        "anabatic.config.classify_map:ClassifyMapJob",
+        "anabatic.recipes.classify_map:run",
+        "Draw vessels on a map, coloured by their class, errors marked.",
+        short={"out": "-o"},
+        words="inputs",
     ),
     Command(
         "merge",
@@ -137,14 +164,6 @@ _ROWS = (
         "anabatic.recipes.chat:run",
         "Talk to a model in the terminal.",
         short={"model": "-m", "prompt": "-p"},
-    ),
-    Command(
-        "classify eval",
-        "anabatic.config.classify_eval:ClassifyEvalJob",
-        "anabatic.recipes.classify_eval:run",
-        "Score a classifier per segment and per vessel, beside what it must beat.",
-        makes=("eval.json",),
-        short={"model": "-m"},
     ),
     Command(
         "run",

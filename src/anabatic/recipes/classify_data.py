@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from anabatic.config.classify_train import WordsJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
-from anabatic.data import word_ids
-from anabatic.data.batch import IGNORE
-from anabatic.data.sequences import Draw, Sequences
-from anabatic.data.word_ids import WordIds
 from anabatic.models import classifier, stored
 from anabatic.models.hf import resolve
 from anabatic.trajectory import split as splits
 from anabatic.trajectory.segment import Segment, Segments, read_segments
 from anabatic.trajectory.split import Split
-from anabatic.trajectory.words import WordSpec, group, vocabulary
+from anabatic.trajectory.words import WordSpec
 
 WORDS, SPLIT = "words.json", "split.json"
 """In the folder of every model of words: the word spec and the way it was trained; which vessel is on which side."""
-GROUPS = ("h3", "class", "motion", "other")
-"""Of words that may be hidden, in the order of their shares."""
 
 
 @dataclass
@@ -112,6 +102,21 @@ def read(job: WordsJob, base: Base) -> Vessels:
     return vessels
 
 
+def labelled(vessels: Vessels) -> Vessels:
+    """Leave out the segments without a class.
+
+    Raises:
+        DataError: none is left on a side.
+    """
+    sides = [[row for row in side if row.label is not None] for side in (vessels.train, vessels.valid)]
+    lost = len(vessels.train) + len(vessels.valid) - sum(map(len, sides))
+    if lost:
+        log.warn(f"{lost:,} segments have no class and are left out")
+    if not all(sides):
+        raise DataError(f"{lost:,} segments have no class, and none is left", 'rows need a "label", tables a type')
+    return replace(vessels, train=sides[0], valid=sides[1])
+
+
 def _require_classes(classes: tuple[str, ...], base: Base) -> None:
     if base.description is not None and base.description.classes != classes:
         raise DataError(
@@ -160,96 +165,6 @@ def _tell(vessels: Vessels) -> None:
         f"{rows:,} segments of {ships:,} vessels to train on, {held_rows:,} of {held_ships:,} held out;"
         f" words {vessels.spec.name}"
     )
-
-
-def tokenizer_of(base: Base, spec: WordSpec) -> tuple[Any, int]:
-    """Return the tokenizer with every word of `spec` as one entry, and how many entries it had before."""
-    from anabatic.data import tokenizer as tokenizers
-
-    if base.folder is None:
-        made = word_ids.make(vocabulary(spec))
-        return made, len(made)
-    tokenizer = tokenizers.load(base.folder)
-    before = len(tokenizer)
-    new = word_ids.extended(tokenizer, vocabulary(spec))
-    if new:
-        log.info(f"{new:,} words are new to the tokenizer of {base.folder}: one id each")
-    return tokenizer, before
-
-
-def sequences(
-    name: str, rows: Sequence[Segment], words: WordIds, seq_len: int, pad: int, draw: Draw | None = None,
-    features: Sequence[int] = (), labelled: bool = True,
-) -> Sequences:  # fmt: skip
-    """Turn segments into ids; what is longer than `seq_len` loses its end, with a warning.
-
-    Args:
-        features: columns of the numbers of a segment that are taken.
-        labelled: segments without a class are left out.
-    """
-    ids, labels, kept = [], [], []
-    cut = points = 0
-    for row in rows:
-        if labelled and row.label is None:
-            continue
-        found = words(row.text)
-        if len(found) > seq_len:
-            cut += 1
-            points += row.points * (len(found) - seq_len) // len(found)
-            found = found[:seq_len]
-        ids.append(found)
-        labels.append(IGNORE if row.label is None else row.label)
-        kept.append(row)
-    if cut:
-        log.warn(
-            f"{name}: {cut:,} of {len(ids):,} segments are cut to {seq_len} words, {points / cut:.1f} points each;"
-            " raise batch.seq_len"
-        )
-    if len(kept) < len(rows):
-        log.warn(f"{name}: {len(rows) - len(kept):,} segments have no class and are left out")
-    if not kept:
-        raise DataError(f"{name}: no segment has a class", 'rows need a "label"')
-    words.report(name)
-    return Sequences(name, ids, labels, _numbers(kept, features), pad, draw)
-
-
-def columns(groups: Sequence[str]) -> list[int]:
-    """Return the places of the numbers of these groups among a segment's."""
-    if not groups:
-        return []
-    from anabatic.trajectory import features
-
-    return [place for place, name in enumerate(features.NAMES) if features.GROUPS[name] in groups]
-
-
-def feature_names(groups: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the numbers of these groups."""
-    if not groups:
-        return ()
-    from anabatic.trajectory import features
-
-    return tuple(features.NAMES[place] for place in columns(groups))
-
-
-def _numbers(rows: Sequence[Segment], columns: Sequence[int]) -> np.ndarray | None:
-    if not columns:
-        return None
-    bare = next((row for row in rows if row.features is None), None)
-    if bare is not None:
-        raise DataError(
-            f"{bare.source_file}: line {bare.line}: the row has no `features`, which head.features needs",
-            "write the rows with `anabatic classify words`, give the table itself, or leave head.features out",
-        )
-    return np.asarray([[row.features[column] for column in columns] for row in rows], dtype=np.float32)  # type: ignore[index]
-
-
-def groups_of(words: WordIds, spec: WordSpec) -> np.ndarray:
-    """Return the group of every id, its place in `GROUPS`; -1 for what is never hidden."""
-    found = np.full(max(words.known.values()) + 1, -1, dtype=np.int64)
-    for word in vocabulary(spec):
-        name = group(word, spec.classes)
-        found[words.known[word]] = GROUPS.index(name) if name in GROUPS else -1
-    return found
 
 
 def files(vessels: Vessels, attention: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import write_atomic
 from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
 from anabatic.trajectory.segment import Segment, read_segments
 from anabatic.trajectory.words import WordSpec, strip_class_words
@@ -29,11 +30,11 @@ def run(job: ClassifyPredictJob) -> int:
     rows = _vessel_rows if job.level == "vessel" else _segment_rows
     lines = [json.dumps(row, ensure_ascii=False) for row in rows(job, classifier, segments, found)]
     text = "\n".join(lines) + "\n"
-    if job.output is None:
+    if job.out is None:
         sys.stdout.write(text)
     else:
-        write_atomic(Path(job.output), text)
-        log.info(f"{len(lines):,} rows in {job.output}")
+        write_atomic(Path(job.out), text)
+        log.info(f"{len(lines):,} rows in {job.out}")
     return 0
 
 
@@ -43,40 +44,13 @@ def ask(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray
     Raises:
         DataError: a row without the numbers that the classifier reads.
     """
-    return classifier.probabilities([row.text for row in segments], numbers(classifier, segments))
-
-
-def numbers(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray | None:
-    """Return the numbers that a classifier reads of each segment, fp32 `[n, F]`; None: it reads words alone.
-
-    Raises:
-        DataError: a row does not have them.
-    """
-    names = classifier.description.features
-    if not names:
-        return None
-    from anabatic.trajectory import features
-
-    place = {name: number for number, name in enumerate(features.NAMES)}
-    missing = [name for name in names if name not in place]
-    if missing:
-        raise DataError(
-            f"{classifier.folder} reads {missing[0]}, which is not made any more", "train the classifier again"
-        )
-    columns = [place[name] for name in names]
-    bare = next((row for row in segments if row.features is None), None)
-    if bare is not None:
-        raise DataError(
-            f"{bare.source_file}: line {bare.line}: the row has no `features`, and the classifier reads {len(names)}",
-            "write the rows with `anabatic classify words`, or give the AIS table itself",
-        )
-    return np.asarray([row.features for row in segments], dtype=np.float32)[:, columns]
+    return classifier.probabilities([row.text for row in segments], numbers(segments, classifier.description.features))
 
 
 def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:
     if job.text:
         return [_segment(text, number) for number, text in enumerate(job.text, start=1)]
-    return segments_of(job.data, job.tracks, classifier)
+    return segments_of(job.inputs, job.tracks, classifier)
 
 
 def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifier) -> list[Segment]:

@@ -19,7 +19,7 @@ from anabatic.models.place import format_of, place
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import barrier
-from anabatic.recipes import classify_data, classify_model, classify_trees
+from anabatic.recipes import classify_data, classify_model, classify_rows, classify_trees
 from anabatic.recipes.classify_data import Vessels
 from anabatic.recipes.training import Corpus, Training, say_plan
 from anabatic.train import goal
@@ -40,15 +40,16 @@ def run(job: ClassifyTrainJob) -> int:
             log.info(line)
         found = find_checkpoint(job, folder, world)
         base = classify_data.base_of(job.model.path)
-        vessels = classify_data.read(job, base)
+        vessels = classify_data.labelled(classify_data.read(job, base))
         description = describe(job, vessels)
-        tokenizer, known = classify_data.tokenizer_of(base, vessels.spec)
+        tokenizer, known = classify_rows.tokenizer_of(base, vessels.spec)
         words = WordIds.of(tokenizer)
-        columns = classify_data.columns(job.head.features)
-        options: dict[str, Any] = {"seq_len": job.batch.seq_len, "pad": 0, "features": columns}
-        train = classify_data.sequences("training vessels", vessels.train, words, **options)
-        valid = classify_data.sequences("held-out vessels", vessels.valid, words, **options)
-        ships = [row.vessel for row in vessels.valid if row.label is not None]
+        weights = classify_rows.vessel_weights(vessels.train, job.head.vessel_weights)
+        options: dict[str, Any] = {"seq_len": job.batch.seq_len, "features": description.features}
+        crop = classify_rows.crop_of(job.head.crop, words, vessels.spec, job.seed)
+        train = classify_rows.sequences("training vessels", vessels.train, words, weights=weights, crop=crop, **options)
+        valid = classify_rows.sequences("held-out vessels", vessels.valid, words, **options)
+        ships = [row.vessel for row in vessels.valid]
 
         plan, model = classify_model.skeleton(job, base, len(tokenizer), format_of(job.optim, device))
         classifier.attach(model, description)
@@ -63,7 +64,7 @@ def run(job: ClassifyTrainJob) -> int:
         sizes, per_pass = classify_model.sizes(plan, job, model, train, base, device, world)
         say_plan(plan, model, world, division)
 
-        owners = [row.vessel for row in vessels.train if row.label is not None]
+        owners = [row.vessel for row in vessels.train]
         trees = classify_trees.grow(job, train, owners, description)
         mixed = classify_trees.mixer(trees, valid, description)
         loss = ClassLoss(description, device, class_weights(job, train, description), job.head.label_smoothing)
@@ -94,10 +95,17 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
     """Return what the classifier is."""
     head = job.head
     return Description(
-        vessels.classes, vessels.spec.name, head.pooling, head.attention, head.dropout,
-        classify_data.feature_names(head.features), head.width, job.batch.seq_len,
-        head.trees_share if head.trees else 0.0,
-    )  # fmt: skip
+        classes=vessels.classes,
+        words=vessels.spec.name,
+        pooling=head.pooling,
+        attention=head.attention,
+        dropout=head.dropout,
+        features=classify_rows.feature_names(head.features),
+        width=head.width,
+        features_dropout=head.features_dropout,
+        seq_len=job.batch.seq_len,
+        trees_share=head.trees_share if head.trees else 0.0,
+    )
 
 
 def class_weights(job: ClassifyTrainJob, train: Sequences, description: Description) -> list[float] | None:

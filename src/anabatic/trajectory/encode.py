@@ -14,10 +14,17 @@ import numpy as np
 
 from anabatic.core.errors import Failure
 from anabatic.trajectory.track import Floats, Ints, Track, metres
-from anabatic.trajectory.words import COURSE_STEP, COURSES, END, SPEED_EDGES, SPEEDS, STEP_EDGES, TURN_STEP, WordSpec
-
-KNOT = 1852 / 3600
-"""Metres per second."""
+from anabatic.trajectory.words import (
+    COURSE_STEP,
+    COURSES,
+    END,
+    MOVE_EDGES,
+    SPEED_EDGES,
+    SPEEDS,
+    STEP_EDGES,
+    TURN_EDGES,
+    WordSpec,
+)
 
 
 def encode(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str = "") -> list[str]:
@@ -122,7 +129,7 @@ def _fine(prefix: str) -> list[str]:
 
 
 _STEP_WORDS = [f"DT_{edge}" for edge in STEP_EDGES]
-_MIDDLES = [(low + high - 1) // 2 for low, high in pairwise((*STEP_EDGES, STEP_EDGES[-1] + 1))]
+STEP_MIDDLES = [(low + high - 1) // 2 for low, high in pairwise((*STEP_EDGES, STEP_EDGES[-1] + 1))]
 """Seconds that each time-step word stands for."""
 
 
@@ -131,7 +138,7 @@ def _steps(times: list[int]) -> list[str]:
     clock, words = times[0], []
     for time in times[1:]:
         place = bisect_right(STEP_EDGES, time - clock) - 1 if time > clock else 0
-        clock += _MIDDLES[place]
+        clock += STEP_MIDDLES[place]
         words.append(_STEP_WORDS[place])
     return words
 
@@ -181,20 +188,28 @@ def _moved(before: int, after: int, resolution: int) -> str:
 
 
 def _motion(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
-    speeds, moves = _fine("SPD"), _fine("MOVE")
-    places = speed_bins(track.sog).tolist()
-    turn = (np.diff(track.cog) + 180) % 360 - 180
-    turns = np.where(np.isnan(turn), 999, (np.round(turn / TURN_STEP) * TURN_STEP + 180) % 360 - 180).astype(np.int64)
-    seconds = np.maximum(np.diff(track.time), 1)
-    implied = speed_bins(metres(track.lat, track.lon) / seconds / KNOT).tolist()
-    names = [f"TURN_{degrees}" if degrees != 999 else "TURN_NONE" for degrees in turns.tolist()]
+    speeds, places = _fine("SPD"), speed_bins(track.sog).tolist()
+    turn = np.round(((np.diff(track.cog) + 180) % 360 - 180) * 10)  # tenths, so that 0.5 is not a little less
+    size = np.searchsorted(TURN_EDGES, np.abs(turn), side="right") - 1
+    turns = np.where(np.isnan(turn), 0, np.where(turn < 0, -size, size)).tolist()
+    minutes = np.maximum(np.diff(track.time), 1) / 60
+    moves = (np.searchsorted(MOVE_EDGES, metres(track.lat, track.lon) / minutes, side="right") - 1).tolist()
+    parts = [
+        f"{_TURNS[turned] if known else 'TURN_NONE'} MOVE_{MOVE_EDGES[moved]}"
+        for turned, known, moved in zip(turns, (~np.isnan(turn)).tolist(), moves, strict=True)
+    ]
     times, texts = track.time.tolist(), []
     for start, end in cuts:
-        parts = [f"DT_NONE {speeds[places[start]]} TURN_NONE MOVE_NONE {END}"]
+        words = [f"DT_NONE {speeds[places[start]]} TURN_NONE MOVE_NONE"]
         for step, index in zip(_steps(times[start:end]), range(start + 1, end), strict=True):
-            parts.append(f"{step} {speeds[places[index]]} {names[index - 1]} {moves[implied[index - 1]]} {END}")
-        texts.append(" ".join(parts))
+            words.append(f"{step} {speeds[places[index]]} {parts[index - 1]}")
+        texts.append(" ".join(words))
     return texts
 
 
+_TURNS = {0: "TURN_0"} | {
+    sign * place: f"TURN_{side}{edge}"
+    for side, sign in (("P", -1), ("S", 1))
+    for place, edge in enumerate(TURN_EDGES[1:], start=1)
+}
 _FORMATS = {"char": _source(_char), "cell": _source(_cell), "compact": _compact, "motion": _motion}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,14 +75,14 @@ class Segments:
 
 
 def files(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the files that paths name: a folder stands for the files in it that can be read, sorted.
+    """Return the files that paths and globs name: a folder stands for the files in it that can be read, sorted.
 
     Raises:
         DataError: a path does not exist, is of a kind that is not read, or a folder holds none.
     """
     known = (*WORDS, *tables.TABLES, *nmea.NAMES)
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in _named(paths):
         if path.is_dir():
             inside = sorted(one for one in path.rglob("*") if one.is_file() and one.name.lower().endswith(known))
             if not inside:
@@ -96,6 +97,13 @@ def files(paths: Sequence[str | Path]) -> list[Path]:
     if not found:
         raise DataError("no file is given", "name AIS tables (.csv, .parquet) or rows of words (.jsonl)")
     return list(dict.fromkeys(found))
+
+
+def _named(paths: Sequence[str | Path]) -> Iterator[Path]:
+    for one in paths:
+        path = Path(one).expanduser()
+        matches = [] if path.exists() else sorted(glob.glob(str(path), recursive=True))
+        yield from map(Path, matches) if matches else [path]
 
 
 def read_segments(

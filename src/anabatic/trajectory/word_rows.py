@@ -19,7 +19,7 @@ from anabatic.trajectory.features import NAMES
 from anabatic.trajectory.labels import check_label, resolve
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.segment import Segment, Segments
-from anabatic.trajectory.words import END, SOURCE_CLASSES, WordSpec, strip_class_words, vocabulary
+from anabatic.trajectory.words import SOURCE_CLASSES, WordSpec, points_of, strip_class_words, vocabulary
 
 _MARKS = (("H3_CHAR_", "char"), ("H3_cell_", "cell"), ("TURN_", "motion"), ("DT_", "compact"))
 """Words that tell the format of a row that does not name it."""
@@ -44,7 +44,7 @@ def read_rows(paths: Sequence[Path], reading: Reading, expect: WordSpec | None, 
     held: list[tuple[Segment, str, str]] = []
     spec = expect
     for path in paths:
-        for number, row in _objects(path, bad):
+        for number, row in objects(path, bad):
             place = f"{path}: line {number}"
             try:
                 spec = _spec(row, spec, place)
@@ -59,7 +59,12 @@ def read_rows(paths: Sequence[Path], reading: Reading, expect: WordSpec | None, 
     return Segments(rows, classes, replace(spec, classes=classes), bad)
 
 
-def _objects(path: Path, bad: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
+def objects(path: Path, bad: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line number and the object of each line of a JSONL file.
+
+    Raises:
+        DataError: a line is broken, or the file cannot be read.
+    """
     try:
         with closing(open_lines(path)) as stream:
             for number, _, line in numbered_lines(stream):
@@ -73,6 +78,19 @@ def _objects(path: Path, bad: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
                         bad.row(f"{path}: line {number}: {row}", "write one JSON object a line")
     except (OSError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {error}", "the file is cut short or damaged") from error
+
+
+def prediction_rows(path: Path, bad: BadRows) -> Iterator[dict[str, Any]]:
+    """Yield the rows of predictions.
+
+    Raises:
+        DataError: a row has no predicted class.
+    """
+    for number, row in objects(path, bad):
+        if isinstance(row.get("predicted_class"), int):
+            yield row
+        else:
+            bad.row(f"{path}: line {number}: no predicted_class", "give rows that `anabatic classify predict` wrote")
 
 
 def _object(line: bytes) -> dict[str, Any] | str:
@@ -120,7 +138,8 @@ def _segment(row: dict[str, Any], path: Path, number: int, reading: Reading, bad
         bad.counts["rows that name no vessel (each is taken for one of its own)"] += 1
         vessel = f"{path.name}:{number}"
     label, name = _label(row)
-    points = text.split().count(END)
+    words = text.split()
+    points = points_of(words)
     features, place = _numbers(row, "features", len(NAMES)), _numbers(row, "place", 2)
     start = row.get("start") if isinstance(row.get("start"), int) else None
     return Segment(
@@ -141,7 +160,7 @@ def _numbers(row: dict[str, Any], key: str, count: int) -> tuple[float, ...] | N
 
 
 def _label(row: dict[str, Any]) -> tuple[int | None, str]:
-    label = row.get("label", row.get("original_label"))
+    label = row.get("label", row.get("original_label", row.get("true_label")))
     name = row.get("class")
     if isinstance(label, str):
         return None, f"label:{label}"

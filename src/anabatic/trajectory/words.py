@@ -54,8 +54,10 @@ STEP_EDGES = (0, 2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 105
 """Lower edges of the time-step words, in seconds; the last word holds all above."""
 COURSE_STEP = 10
 """Width of a fine course word, in degrees."""
-TURN_STEP = 15
-"""Width of a turn word, in degrees."""
+TURN_EDGES = (0, 5, 10, 20, 30, 50, 80, 120, 200, 300, 450, 600, 900, 1200, 1500)
+"""Lower edges of the turn words, in tenths of a degree: fine near zero, where an autopilot differs from a hand."""
+MOVE_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1000, 2000)
+"""Lower edges of the words of what the positions moved, in metres a minute: fine where anchored hulls swing."""
 YEARS = range(2000, 2050)
 
 
@@ -148,9 +150,14 @@ def _compact_words(spec: WordSpec) -> list[str]:
 
 
 def _motion_words(spec: WordSpec) -> list[str]:
-    turns = [f"TURN_{degrees}" for degrees in range(-180, 180, TURN_STEP)]
-    moves = [f"MOVE_{edge}" for edge in SPEED_EDGES]
-    return ["DT_NONE", *_fine_words(), *turns, "TURN_NONE", *moves, "MOVE_NONE", END]
+    turns = [f"TURN_{side}{edge}" for side in ("P", "S") for edge in TURN_EDGES[1:]]
+    moves = [f"MOVE_{edge}" for edge in MOVE_EDGES]
+    return ["DT_NONE", *_fine_words(), "TURN_0", *turns, "TURN_NONE", *moves, "MOVE_NONE"]
+
+
+def points_of(words: list[str]) -> int:
+    """Return how many points a segment's words tell; `motion` has no POINT_END, but a step for each."""
+    return words.count(END) or sum(word.startswith("DT_") for word in words)
 
 
 _GROUPS = {
