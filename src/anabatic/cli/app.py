@@ -35,6 +35,7 @@ _CLASSIFY = (
     ("words", "words"),
     ("pretrain", "pretrain"),
     ("train", "train"),
+    ("predict", "predict"),
     ("eval", "evaluate"),
     ("map", "draw"),
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.pretrain import Model
+from anabatic.config.reading import Reading
 from anabatic.config.shared import Batch, Evaluate, Optim, Schedule, require
 from anabatic.config.train import LoopJob
 
@@ -16,8 +17,8 @@ Features = Literal["motion", "transponder", "heading", "location"]
 class Rows:
     """Which vessels are read, and who is held out.
 
-    A source is a JSON-lines file of words, as `anabatic classify words` writes it, or an AIS table (CSV, Parquet),
-    which is cut into segments and turned into words here.
+    Sources are JSON-lines files of words, as `anabatic classify words` writes them, or AIS tables (CSV, Parquet), which
+    are cut into segments and turned into words here; not both at once.
     """
 
     train: list[str] = field(default_factory=list)
@@ -28,28 +29,12 @@ class Rows:
     """JSON file that says which vessel is on which side; default: the split of model.path, else one is made."""
     valid_fraction: float = 0.15
     """Share of each class's vessels that is held out when neither `valid` nor a split is given."""
-    words: Literal["compact", "motion", "cell", "char"] = "compact"
-    """Words that tables are turned into; rows say which words they are."""
-    resolution: int = 10
-    """H3 resolution of positions in words of tables."""
-    points: int = 30
-    """Points of a segment of a table."""
-    min_points: int = 10
-    """Shortest rest of a track that is a segment."""
-    gap_minutes: float = 60.0
-    """A longer silence ends a segment of a table; 0: never."""
-    classes: list[str] = field(default_factory=list)
-    """Names of the classes, in the order of the labels; default: the model's, else those of the files."""
-    on_bad_row: Literal["fail", "skip"] = "fail"
-    """A broken row stops the job, or is skipped, counted and reported."""
 
     def __post_init__(self) -> None:
         require(
             0.0 < self.valid_fraction < 1.0, f"data.valid_fraction is {self.valid_fraction}", "use a share such as 0.15"
         )
         require(not (self.valid and self.split), "data.valid and data.split are both given", "use one of them")
-        require(self.points >= 2, f"data.points is {self.points}", "use 2 or more; 30 is common")
-        require(len(set(self.classes)) == len(self.classes), "data.classes names a class twice", "name each once")
 
 
 @dataclass(kw_only=True)
@@ -122,15 +107,25 @@ class Head:
     """mean: of the states of all words; last: the state of the last word."""
     attention: Literal["both", "causal"] = "both"
     """both: every word sees the whole segment; causal: what comes before it, as the model was trained."""
-    dropout: float = 0.1
+    dropout: float = 0.3
     """Of what the head reads, in training."""
     features: list[Features] = field(default_factory=list)
     """Groups of numbers of a segment that the head reads beside the words; empty: words alone."""
     width: int = 64
-    """Of the layer that reads these numbers."""
+    """How many numbers the layers that read these make of them; the first one is four times as wide."""
+    features_dropout: float = 0.4
+    """Inside of these layers, in training."""
+    trees: int = 0
+    """Rounds of boosted trees on these numbers beside the network; what both say is averaged. 0: none; 250 is good."""
+    trees_share: float = 0.5
+    """What the trees count in the mean; the network counts the rest."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more, by the inverse of their share of the training segments."""
-    label_smoothing: float = 0.0
+    crop: float = 1.0
+    """In every pass a segment is read from a random run of its points, at least this share of them; 1: whole."""
+    vessel_weights: Literal["none", "sqrt", "equal"] = "sqrt"
+    """How much a segment counts: the same; 1 / sqrt of the segments of its vessel; or all vessels the same."""
+    label_smoothing: float = 0.05
     """Share of the target that is spread over all classes."""
     backbone_lr: float = 1.0
     """Learning rate of the model as a share of the head's."""
@@ -139,14 +134,20 @@ class Head:
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, f"head.dropout is {self.dropout}", "use a share from 0 up to, not including, 1")
+        require(0 < self.crop <= 1, f"head.crop is {self.crop}", "use a share above 0; 0.5 helps with few vessels")
+        require(0 <= self.features_dropout < 1, f"head.features_dropout is {self.features_dropout}", "use 0 up to 1")
         require(0 <= self.label_smoothing < 1, f"head.label_smoothing is {self.label_smoothing}", "0.1 is common")
         require(self.backbone_lr >= 0, f"head.backbone_lr is {self.backbone_lr}", "use 0 or more; 0.1 is common")
         require(self.freeze_epochs >= 0, f"head.freeze_epochs is {self.freeze_epochs}", "use 0 or more")
         require(self.width >= 1, f"head.width is {self.width}", "use 1 or more")
+        require(self.trees >= 0, f"head.trees is {self.trees}", "use 0 or more rounds; 250 is good")
+        require(0 < self.trees_share < 1, f"head.trees_share is {self.trees_share}", "use a share such as 0.5")
+        need = "trees read numbers: give head.features, such as [motion, transponder, heading]"
+        require(not self.trees or bool(self.features), f"head.trees is {self.trees}, head.features is empty", need)
 
 
 def _small() -> Model:
-    return Model(depth=4)
+    return Model(depth=2)
 
 
 def _adamw() -> Optim:
@@ -154,7 +155,7 @@ def _adamw() -> Optim:
 
 
 def _schedule() -> Schedule:
-    return Schedule(epochs=20.0, warmup_ratio=0.05, decay_ratio=0.95, final_lr_ratio=0.0)
+    return Schedule(epochs=12.0, warmup_ratio=0.1, decay_ratio=0.9, decay="cosine", final_lr_ratio=0.0)
 
 
 @dataclass(kw_only=True)
@@ -164,6 +165,7 @@ class WordsJob(LoopJob):
     seed: int = 0
     """Seed of new weights, of the data order, of masks and of a split that is made."""
     data: Rows = field(default_factory=Rows)
+    tracks: Reading = field(default_factory=Reading)
     model: Model = field(default_factory=_small)
     batch: RowBatch = field(default_factory=RowBatch)
     optim: Optim = field(default_factory=_adamw)
@@ -183,8 +185,6 @@ class ClassifyPretrainJob(WordsJob):
     objective: Literal["masked", "next", "source"] = "masked"
     """masked: guess hidden words from both sides; next: the next word; source: hidden words from what comes before
     them, hidden as rarely as in the scripts of "token_for_nj"."""
-    keep_class_word: bool = False
-    """Leave class words in the text of the training vessels; held-out ones never keep theirs."""
     mask: Masks = field(default_factory=Masks)
     eval: WordEvaluate = field(default_factory=WordEvaluate)
 
@@ -197,3 +197,11 @@ class ClassifyTrainJob(WordsJob):
     """Run folder."""
     head: Head = field(default_factory=Head)
     eval: RowEvaluate = field(default_factory=RowEvaluate)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.tracks.keep_class_word,
+            "tracks.keep_class_word is on: the class word is the answer",
+            "only `anabatic classify pretrain` may keep it, on vessels it trains on",
+        )

@@ -120,6 +120,14 @@ _ROWS = (
         short={**_SHORT, "model.depth": "--depth"},
     ),
     Command(
+        "classify predict",
+        "anabatic.config.classify_predict:ClassifyPredictJob",
+        "anabatic.recipes.classify_predict:run",
+        "Say which class segments and vessels belong to.",
+        short={"model": "-m", "out": "-o"},
+        words="inputs",
+    ),
+    Command(
         "classify eval",
         "anabatic.config.classify_eval:ClassifyEvalJob",
         "anabatic.recipes.classify_eval:run",

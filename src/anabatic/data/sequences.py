@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from anabatic.data.batch import IGNORE, Batch
+from anabatic.data.crop import Crop
 from anabatic.data.pack import Piece, flatten
 from anabatic.data.shard_set import Entry
 
@@ -32,12 +33,14 @@ class Sample(Piece):
         label: class, `IGNORE` without one.
         number: of the sequence in its set.
         features: numbers beside the words, fp32 `[F]`.
+        weight: how much it counts, 1 on average.
     """
 
     targets: np.ndarray | None = None
     label: int = IGNORE
     number: int = 0
     features: np.ndarray | None = None
+    weight: float | None = None
 
     @property
     def length(self) -> int:
@@ -55,6 +58,11 @@ class Sequences:
         features: fp32 `[n, F]`, or None.
         pad: id that fills the tail of a batch.
         draw: what is read and what is learned; None: all is read, and the class is learned.
+        weights: how much each counts, 1 on average; None: all the same.
+        crop: which run of a sequence is read in a pass; None: all of it.
+
+    Attributes:
+        num_tokens: of one pass, as it is read.
     """
 
     is_chat = True
@@ -68,19 +76,21 @@ class Sequences:
         features: np.ndarray | None = None,
         pad: int = 0,
         draw: Draw | None = None,
+        weights: np.ndarray | None = None,
+        crop: Crop | None = None,
     ) -> None:
-        self.name, self.eot, self.draw = name, pad, draw
+        self.name, self.eot, self.draw, self.crop = name, pad, draw, crop
         self.num_docs = len(ids)
         self._lengths = np.asarray([len(one) for one in ids], dtype=np.int64)
         self._offsets = np.concatenate(([0], np.cumsum(self._lengths)))
         self._ids = np.concatenate([*ids, np.empty(0, np.int32)]).astype(np.int32)
         self._labels = np.asarray(labels, dtype=np.int64)
-        self._features = features
-        self.num_tokens = int(self._offsets[-1])
+        self._features, self._weights = features, weights
         self.counts: dict[str, int] = {"rows": self.num_docs}
         longest = int(self._lengths.max()) if self.num_docs else 0
         self.meta: dict[str, Any] = {"seq_len": longest, "shards": [{"docs": self.num_docs}], "counts": self.counts}
         content = (self._ids, self._offsets, self._labels, np.empty(0) if features is None else features)
+        self.num_tokens = sum(self.entry(number).length for number in range(self.num_docs))
         self.key = hashlib.sha256(b"".join(part.tobytes() for part in content)).hexdigest()
 
     @property
@@ -93,9 +103,13 @@ class Sequences:
         """Numbers beside the words, fp32 `[n, F]`."""
         return None if self._features is None else torch.from_numpy(self._features)
 
-    def entry(self, i: int) -> Entry:
-        """Return where sequence `i` lies; the shard is its number."""
-        return Entry(i, int(self._offsets[i]), int(self._lengths[i]))
+    def entry(self, i: int, turn: int = 0) -> Entry:
+        """Return where that of sequence `i` lies which is read in a pass; the shard is its number."""
+        start, length = int(self._offsets[i]), int(self._lengths[i])
+        if self.crop is None:
+            return Entry(i, start, length, turn)
+        first, count = self.crop(self._ids[start : start + length], i, turn)
+        return Entry(i, start + first, count, turn)
 
     def lengths(self, shard: int) -> np.ndarray:
         """Return the inputs of every sequence, int64."""
@@ -110,10 +124,9 @@ class Sequences:
         number = entry.shard
         ids = self._ids[entry.offset + start : entry.offset + start + n]
         features = None if self._features is None else self._features[number]
-        if self.draw is None:
-            return Sample(ids, None, None, int(self._labels[number]), number, features)
-        read, targets = self.draw(ids, number, entry.turn)
-        return Sample(read, None, targets, int(self._labels[number]), number, features)
+        read, targets = (ids, None) if self.draw is None else self.draw(ids, number, entry.turn)
+        weight = None if self._weights is None else float(self._weights[number])
+        return Sample(read, None, targets, int(self._labels[number]), number, features, weight)
 
 
 def flatten_classes(
@@ -121,7 +134,8 @@ def flatten_classes(
 ) -> Batch:
     """Lay sequences side by side; the label of a sequence's last token is its class, nothing else has one.
 
-    `extra` has `number` int64 `[n]`, and `features` fp32 `[n, F]` where the set has them. Arguments as for `flatten`.
+    `extra` has `number` int64 `[n]`, and `features` fp32 `[n, F]` and `weight` fp32 `[n]` where the set has them.
+    Arguments as for `flatten`.
     """
     samples = _samples(pieces)
     batch = _laid(samples, capacity, pad_id, seq_len, state)
@@ -158,4 +172,6 @@ def _laid(pieces: Sequence[Sample], capacity: int, pad_id: int, seq_len: int, st
     batch.extra["number"] = torch.tensor([piece.number for piece in pieces], dtype=torch.int64)
     if pieces and pieces[0].features is not None:
         batch.extra["features"] = torch.from_numpy(np.stack([piece.features for piece in pieces]))  # type: ignore[misc]
+    if pieces and pieces[0].weight is not None:
+        batch.extra["weight"] = torch.tensor([piece.weight for piece in pieces])
     return batch

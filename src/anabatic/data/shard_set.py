@@ -150,13 +150,13 @@ class ShardSet:
         """Close the files; reading opens them again."""
         self._files.close()
 
-    def entry(self, i: int) -> Entry:
-        """Return where entry `i` lies."""
+    def entry(self, i: int, turn: int = 0) -> Entry:
+        """Return where entry `i` lies, read in pass `turn`."""
         shard, local = self._locate(i)
         data = self._files.read(f"{shard:05d}.idx", local * 8, 16)
         start = int.from_bytes(data[:8], "little")
         length = int.from_bytes(data[8:], "little") - start
-        return Entry(shard, start, length - int(self.is_chat))
+        return Entry(shard, start, length - int(self.is_chat), turn)
 
     def length(self, i: int) -> int:
         """Return the inputs of entry `i`."""

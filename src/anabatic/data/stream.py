@@ -100,7 +100,7 @@ class _Cursor:
         return Slot(self.number, entry, 0, n)
 
     def _draw(self, draw: int) -> _Waiting:
-        entry = self._shards.entry(self._order[draw])._replace(turn=draw // self._shards.num_docs)
+        entry = self._shards.entry(self._order[draw], draw // self._shards.num_docs)
         return _Waiting(draw, entry, min(entry.length, self._seq_len))
 
     def state(self) -> dict[str, Any]:

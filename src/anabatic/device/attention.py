@@ -1,4 +1,5 @@
-"""Attention over packed segments in plain torch: causal or both ways, with a window, capped scores and sinks where models have them.
+"""Attention over packed segments in plain torch: causal or both ways, with a window, capped scores and sinks where
+models have them.
 
 Shapes: `T` tokens, `R` segments side by side, `N` query heads, `K` key/value heads (N a multiple of K), `D` head size
 of queries and keys, `E` head size of values.

@@ -30,6 +30,9 @@ from anabatic.parallel.sharded import put, whole
 PREFIX = "classifier."
 """Of the names of the head's parameters."""
 DESCRIPTION, WEIGHTS = "classifier.json", "classifier.safetensors"
+QUANTILES = 33
+REACH = 1.7
+"""Largest value of a scaled number: uniform in -1.7 to 1.7 has the deviation 1."""
 Pooling = Literal["mean", "last"]
 
 
@@ -44,8 +47,10 @@ class Description:
         attention: both: every word sees the whole sequence; causal: what comes before it.
         dropout: of the pooled state, in training.
         features: names of the numbers beside the words.
-        width: of the layer that reads them.
+        width: what is made of them.
+        features_dropout: inside of the layers that read them, in training.
         seq_len: longest sequence; a longer one is cut.
+        trees_share: what the trees beside the network (`models.forest`) count in the mean; 0: there are none.
     """
 
     classes: tuple[str, ...]
@@ -55,7 +60,9 @@ class Description:
     dropout: float = 0.0
     features: tuple[str, ...] = ()
     width: int = 64
+    features_dropout: float = 0.0
     seq_len: int = 1024
+    trees_share: float = 0.0
 
     @property
     def causal(self) -> bool:
@@ -63,35 +70,62 @@ class Description:
         return self.attention == "causal"
 
 
-class ClassHead(nn.Module):
-    """Logits of sequences. The numbers are standardised, read by a layer of their own, and put beside the pooled state.
+class Numbers(nn.Module):
+    """Reads numbers of a sequence: each is brought to a scale by the quantiles that it has in the training data, with a
+    flag where it is not known, and two layers make `description.width` of them.
 
-    Buffers: mean and scale of the numbers in the training data, fp32 `[F]`.
+    Buffer: quantiles, fp32 `[Q, F]`.
     """
 
-    mean: Tensor
-    scale: Tensor
+    quantiles: Tensor
+
+    def __init__(self, description: Description) -> None:
+        super().__init__()
+        numbers, width = len(description.features), description.width
+        self.dropout = description.features_dropout
+        self.register_buffer("quantiles", torch.zeros(QUANTILES, numbers))
+        self.wide = nn.Linear(2 * numbers, 4 * width)
+        self.norm = nn.LayerNorm(4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[n, F]`, nan: not known -> `[n, width]`."""
+        unknown = features.isnan()
+        scaled = self.scaled(features.nan_to_num(0.0)).masked_fill(unknown, 0.0)
+        both = torch.cat((scaled, unknown.float()), dim=-1).to(self.wide.weight.dtype)
+        inner = F.dropout(F.gelu(self.norm(self.wide(both))), self.dropout, self.training)
+        return F.gelu(self.narrow(inner))
+
+    def scaled(self, features: Tensor) -> Tensor:
+        """Return each number's place among its quantiles, from -REACH to REACH, straight between two of them.
+
+        A sum over the spans between quantiles; where several are equal, a number like them lies in their middle.
+        """
+        low, high = self.quantiles[:-1], self.quantiles[1:]
+        beyond = features[:, None, :] - low
+        share = (beyond / (high - low).clamp(min=1e-30)).clamp(0.0, 1.0)
+        share = torch.where(high > low, share, (beyond.sign() + 1.0) / 2.0)
+        return (share.mean(1) * 2.0 - 1.0) * REACH
+
+
+class ClassHead(nn.Module):
+    """Logits of sequences: the pooled state, and beside it what is made of the numbers."""
 
     def __init__(self, hidden: int, description: Description) -> None:
         super().__init__()
-        numbers = len(description.features)
         self.pooling, self.dropout = description.pooling, description.dropout
         self.norm = nn.LayerNorm(hidden)
-        self.register_buffer("mean", torch.zeros(numbers))
-        self.register_buffer("scale", torch.ones(numbers))
-        self.numbers = nn.Linear(numbers, description.width) if numbers else None
-        self.out = nn.Linear(hidden + (description.width if numbers else 0), len(description.classes))
+        self.numbers = Numbers(description) if description.features else None
+        self.out = nn.Linear(hidden + (description.width if description.features else 0), len(description.classes))
 
     def forward(self, states: Tensor, rows: PackedRows) -> Tensor:
         """Return the logits, fp32 `[n, C]`. `states`: `[T, H]`."""
         with torch.autocast(states.device.type, enabled=False):
             pooled = self.norm(self.pool(states, rows).to(self.norm.weight.dtype))
+            pooled = F.dropout(pooled, self.dropout, self.training)
             if self.numbers is not None:
                 assert rows.features is not None
-                known = ((rows.features - self.mean) / self.scale).clamp(-8.0, 8.0)  # outliers must not decide
-                told = F.gelu(self.numbers(known.nan_to_num(0.0).to(pooled.dtype)))
-                pooled = torch.cat((pooled, told), dim=-1)
-            pooled = F.dropout(pooled, self.dropout, self.training)
+                pooled = torch.cat((pooled, self.numbers(rows.features)), dim=-1)
             out: Tensor = self.out(pooled).float()
         return out
 
@@ -105,19 +139,22 @@ class ClassHead(nn.Module):
 
     @torch.no_grad()
     def begin(self, seed: int, features: Tensor | None = None) -> None:
-        """First weights, drawn on the CPU; mean and scale of the training data's numbers `[n, F]`, nan: not known."""
+        """First weights, drawn on the CPU; quantiles of the training data's numbers `[n, F]`, nan: not known."""
         generator = torch.Generator().manual_seed(seed)
-        for layer in (self.numbers, self.out):
-            if layer is not None:
-                put(layer.weight, torch.empty(layer.weight.shape).normal_(0.0, 0.02, generator=generator))
-                put(layer.bias, torch.zeros(layer.bias.shape))
-        put(self.norm.weight, torch.ones(self.norm.weight.shape))
-        put(self.norm.bias, torch.zeros(self.norm.bias.shape))
-        if features is not None:
-            mean = features.nanmean(0).nan_to_num(0.0)
-            scale = (features - mean).square().nanmean(0).sqrt().nan_to_num(1.0)
-            self.mean.copy_(mean)
-            self.scale.copy_(torch.where(scale > 1e-6, scale, 1.0))
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                deviation = 0.02 if module is self.out else module.in_features**-0.5
+                put(module.weight, torch.empty(module.weight.shape).normal_(0.0, deviation, generator=generator))
+                put(module.bias, torch.zeros(module.bias.shape))
+            elif isinstance(module, nn.LayerNorm):
+                put(module.weight, torch.ones(module.weight.shape))
+                put(module.bias, torch.zeros(module.bias.shape))
+        if self.numbers is not None:
+            assert features is not None
+            at = torch.linspace(0.0, 1.0, QUANTILES, dtype=torch.float64)
+            columns = [column[~column.isnan()].double() for column in features.t()]
+            found = [one.quantile(at) if len(one) else torch.zeros(QUANTILES, dtype=torch.float64) for one in columns]
+            self.numbers.quantiles.copy_(torch.stack(found, dim=1))
 
 
 @dataclass
@@ -132,6 +169,7 @@ class PackedRows:
         labels: int64 `[n]`, `IGNORE` without one.
         numbers: int64 `[n]`, which sequence of its set each is.
         features: fp32 `[n, F]`, or None.
+        weights: fp32 `[n]`, how much each counts; None: all the same.
     """
 
     packed: Packed
@@ -141,6 +179,7 @@ class PackedRows:
     labels: Tensor
     numbers: Tensor
     features: Tensor | None
+    weights: Tensor | None
 
 
 def pack_rows(batch: Batch, device: torch.device, causal: bool) -> PackedRows:
@@ -151,7 +190,7 @@ def pack_rows(batch: Batch, device: torch.device, causal: bool) -> PackedRows:
     lengths = borders[1 : count + 1] - borders[:count]
     owner = torch.repeat_interleave(torch.arange(count), lengths)
     owner = torch.cat((owner, torch.full((batch.input_ids.numel() - len(owner),), count)))
-    features = batch.extra.get("features")
+    features, weights = (batch.extra.get(name) for name in ("features", "weight"))
     return PackedRows(
         pack(batch, device, causal),
         send(last, device),
@@ -160,6 +199,7 @@ def pack_rows(batch: Batch, device: torch.device, causal: bool) -> PackedRows:
         send(batch.labels[last], device),
         send(batch.extra["number"], device),
         None if features is None else send(features, device),
+        None if weights is None else send(weights, device),
     )
 
 
@@ -193,11 +233,12 @@ class ClassLoss:
         return pack_rows(batch, device, self.description.causal)
 
     def __call__(self, model: PreTrainedModel, rows: PackedRows) -> Tensor:
-        """Return the summed cross-entropy of the sequences that have a label, fp32; each times its class's weight."""
+        """Return the summed cross-entropy of the sequences that have a label, fp32, each times its weights."""
         found = logits(model, rows)
         with torch.no_grad():
             self.sums += (found.argmax(-1) == rows.labels).sum()
-        return F.cross_entropy(found, rows.labels, self.weights, reduction="sum", label_smoothing=self.smoothing)
+        losses = F.cross_entropy(found, rows.labels, self.weights, reduction="none", label_smoothing=self.smoothing)
+        return (losses if rows.weights is None else losses * rows.weights).sum()
 
 
 def logits(model: PreTrainedModel, rows: PackedRows) -> Tensor:
@@ -218,7 +259,7 @@ def save(
     folder: Path,
     tokenizer: Any,
     description: Description,
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     writes: bool = True,
 ) -> None:
     """Write a Hugging Face folder of the model with the head beside it: whole or not at all. All ranks call it.

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import glob
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from anabatic.config.classify_train import Rows, WordsJob
+from anabatic.config.classify_train import WordsJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
-from anabatic.data import word_ids
-from anabatic.data.batch import IGNORE
-from anabatic.data.sequences import Draw, Sequences
-from anabatic.data.word_ids import WordIds
 from anabatic.models import classifier, stored
 from anabatic.models.hf import resolve
 from anabatic.trajectory import split as splits
-from anabatic.trajectory.segment import Reading, Segment, Segments, read_segments
+from anabatic.trajectory.segment import Segment, Segments, read_segments
 from anabatic.trajectory.split import Split
-from anabatic.trajectory.words import WordSpec, group, vocabulary
+from anabatic.trajectory.words import WordSpec
 
 WORDS, SPLIT = "words.json", "split.json"
 """In the folder of every model of words: the word spec and the way it was trained; which vessel is on which side."""
-GROUPS = ("h3", "class", "motion", "other")
-"""Of words that may be hidden, in the order of their shares."""
 
 
 @dataclass
@@ -87,52 +76,45 @@ class Vessels:
     split: Split
 
 
-def read(job: WordsJob, base: Base, keep_class_word: bool = False) -> Vessels:
+def read(job: WordsJob, base: Base) -> Vessels:
     """Read the segments and part them by vessel.
 
     Raises:
         ConfigError, DataError: a file or a row cannot be used; classes or words that are not the model's; a vessel on
             both sides.
     """
-    rows = job.data
-    classes = tuple(rows.classes) or (base.description.classes if base.description else None)
-    train = _read(rows.train, rows, classes, keep_class_word)
+    rows, reading = job.data, job.tracks
+    if base.description is not None and not reading.classes:
+        reading = replace(reading, classes=list(base.description.classes))
+    expect = None if base.words is None else WordSpec.parse(base.words)
+    train = read_segments(rows.train, reading, expect)
     _require_classes(train.classes, base)
-    valid = _read(rows.valid, rows, train.classes, False) if rows.valid else None
-    spec = _spec(train, base)
+    # Class words of held-out vessels would be part of what they are tested on.
+    plain = replace(reading, keep_class_word=False, classes=list(train.classes))
+    valid = read_segments(rows.valid, plain, train.spec) if rows.valid else None
     split = _split(job, train, valid, base)
     known = [row for row in train.rows if split.side(row.vessel) in ("train", "")]
-    held_out = [row for row in (train if valid is None else valid).rows if split.side(row.vessel) == "valid"]
-    if keep_class_word and valid is None:
-        held_out = [row for row in _read(rows.train, rows, train.classes, False) if split.side(row.vessel) == "valid"]
-    vessels = Vessels(known, held_out, train.classes, spec, split)
-    _tell(vessels, train)
+    if valid is None:
+        valid = read_segments(rows.train, plain, train.spec) if reading.keep_class_word else train
+    held_out = [row for row in valid.rows if split.side(row.vessel) == "valid"]
+    vessels = Vessels(known, held_out, train.classes, train.spec, split)
+    _tell(vessels)
     return vessels
 
 
-def _read(specs: Sequence[str], rows: Rows, classes: tuple[str, ...] | None, keep_class_word: bool) -> Segments:
-    paths = []
-    for name in specs:
-        found = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))
-        if not found:
-            raise DataError(f"{name}: no such file", "give JSON lines of words, or an AIS table (CSV, Parquet)")
-        paths += [Path(one) for one in found]
-    spec = WordSpec(rows.words, rows.resolution)
-    reading = Reading(spec, rows.points, rows.min_points, rows.gap_minutes, keep_class_word, classes, rows.on_bad_row)
-    segments = read_segments(paths, reading)
-    if not segments.rows:
-        raise DataError(f"{', '.join(map(str, paths[:3]))}: no segment", "give rows with words, or longer tracks")
-    return segments
+def labelled(vessels: Vessels) -> Vessels:
+    """Leave out the segments without a class.
 
-
-def _spec(segments: Segments, base: Base) -> WordSpec:
-    spec = segments.spec or WordSpec()
-    if base.words is not None and base.words != spec.name:
-        raise DataError(
-            f"the rows are written in {spec.name}, {base.folder} reads {base.words}",
-            "write the words again with `anabatic classify words`, or choose the model that knows them",
-        )
-    return WordSpec(spec.format, spec.resolution, spec.version, segments.classes)
+    Raises:
+        DataError: none is left on a side.
+    """
+    sides = [[row for row in side if row.label is not None] for side in (vessels.train, vessels.valid)]
+    lost = len(vessels.train) + len(vessels.valid) - sum(map(len, sides))
+    if lost:
+        log.warn(f"{lost:,} segments have no class and are left out")
+    if not all(sides):
+        raise DataError(f"{lost:,} segments have no class, and none is left", 'rows need a "label", tables a type')
+    return replace(vessels, train=sides[0], valid=sides[1])
 
 
 def _require_classes(classes: tuple[str, ...], base: Base) -> None:
@@ -140,7 +122,7 @@ def _require_classes(classes: tuple[str, ...], base: Base) -> None:
         raise DataError(
             f"the rows have {len(classes)} classes ({', '.join(classes[:3])}, ...), {base.folder} has"
             f" {len(base.description.classes)} ({', '.join(base.description.classes[:3])}, ...)",
-            "give the model's in data.classes, or train from the model that `classify pretrain` left",
+            "give the model's in tracks.classes, or train from the model that `classify pretrain` left",
         )
 
 
@@ -171,7 +153,7 @@ def _split(job: WordsJob, train: Segments, valid: Segments | None, base: Base) -
     return split
 
 
-def _tell(vessels: Vessels, train: Segments) -> None:
+def _tell(vessels: Vessels) -> None:
     if not vessels.train or not vessels.valid:
         raise DataError(
             f"{len(vessels.train):,} segments to train on, {len(vessels.valid):,} held out",
@@ -183,99 +165,6 @@ def _tell(vessels: Vessels, train: Segments) -> None:
         f"{rows:,} segments of {ships:,} vessels to train on, {held_rows:,} of {held_ships:,} held out;"
         f" words {vessels.spec.name}"
     )
-    for what, number in sorted(train.counts.items()):
-        if number:
-            log.info(f"{what}: {number:,}")
-
-
-def tokenizer_of(base: Base, spec: WordSpec) -> tuple[Any, int]:
-    """Return the tokenizer with every word of `spec` as one entry, and how many entries it had before."""
-    from anabatic.data import tokenizer as tokenizers
-
-    if base.folder is None:
-        made = word_ids.make(vocabulary(spec))
-        return made, len(made)
-    tokenizer = tokenizers.load(base.folder)
-    before = len(tokenizer)
-    new = word_ids.extended(tokenizer, vocabulary(spec))
-    if new:
-        log.info(f"{new:,} words are new to the tokenizer of {base.folder}: one id each")
-    return tokenizer, before
-
-
-def sequences(
-    name: str, rows: Sequence[Segment], words: WordIds, seq_len: int, pad: int, draw: Draw | None = None,
-    features: Sequence[int] = (), labelled: bool = True,
-) -> Sequences:  # fmt: skip
-    """Turn segments into ids; what is longer than `seq_len` loses its end, with a warning.
-
-    Args:
-        features: columns of the numbers of a segment that are taken.
-        labelled: segments without a class are left out.
-    """
-    ids, labels, kept = [], [], []
-    cut = points = 0
-    for row in rows:
-        if labelled and row.label is None:
-            continue
-        found = words(row.text)
-        if len(found) > seq_len:
-            cut += 1
-            points += row.points * (len(found) - seq_len) // len(found)
-            found = found[:seq_len]
-        ids.append(found)
-        labels.append(IGNORE if row.label is None else row.label)
-        kept.append(row)
-    if cut:
-        log.warn(
-            f"{name}: {cut:,} of {len(ids):,} segments are cut to {seq_len} words, {points / cut:.1f} points each;"
-            " raise batch.seq_len"
-        )
-    if len(kept) < len(rows):
-        log.warn(f"{name}: {len(rows) - len(kept):,} segments have no class and are left out")
-    if not kept:
-        raise DataError(f"{name}: no segment has a class", 'rows need a "label"')
-    words.report(name)
-    return Sequences(name, ids, labels, _numbers(kept, features), pad, draw)
-
-
-def columns(groups: Sequence[str]) -> list[int]:
-    """Return the places of the numbers of these groups among a segment's."""
-    if not groups:
-        return []
-    from anabatic.trajectory import features
-
-    return [place for place, name in enumerate(features.NAMES) if features.GROUPS[name] in groups]
-
-
-def feature_names(groups: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the numbers of these groups."""
-    if not groups:
-        return ()
-    from anabatic.trajectory import features
-
-    return tuple(features.NAMES[place] for place in columns(groups))
-
-
-def _numbers(rows: Sequence[Segment], columns: Sequence[int]) -> np.ndarray | None:
-    if not columns:
-        return None
-    bare = next((row for row in rows if row.features is None), None)
-    if bare is not None:
-        raise DataError(
-            f"{bare.source_file}: line {bare.line}: the row has no `features`, which head.features needs",
-            "write the rows with `anabatic classify words`, give the table itself, or leave head.features out",
-        )
-    return np.asarray([[row.features[column] for column in columns] for row in rows], dtype=np.float32)  # type: ignore[index]
-
-
-def groups_of(words: WordIds, spec: WordSpec) -> np.ndarray:
-    """Return the group of every id, its place in `GROUPS`; -1 for what is never hidden."""
-    found = np.full(max(words.known.values()) + 1, -1, dtype=np.int64)
-    for word in vocabulary(spec):
-        name = group(word, spec.classes)
-        found[words.known[word]] = GROUPS.index(name) if name in GROUPS else -1
-    return found
 
 
 def files(vessels: Vessels, attention: str) -> dict[str, str]:

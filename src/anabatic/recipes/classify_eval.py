@@ -17,7 +17,10 @@ from anabatic.config.classify_eval import ClassifyEvalJob, bounds
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.recipes import classify_data, classify_predict
 from anabatic.trajectory import baseline, evaluate, figures, predictions, report
+from anabatic.trajectory import split as splits
 from anabatic.trajectory.evaluate import Measured
 from anabatic.trajectory.predictions import Predictions
 from anabatic.trajectory.segment import Segment, read_segments
@@ -38,9 +41,9 @@ def run(job: ClassifyEvalJob) -> None:
     for reason, count in rows.counts.items():
         if count:
             log.info(f"{count:,} {reason}")
-    parts = _parts(rows, split, job)
-    measured = {name: evaluate.measure(part, job.bootstrap, job.seed) for name, part in parts.items()}
-    main = parts[next(iter(parts))]
+    divided = parts(rows, split, job)
+    measured = {name: evaluate.measure(part, job.bootstrap, job.seed) for name, part in divided.items()}
+    main = divided[next(iter(divided))]
     others = _baselines(job, main, split, segments)
     sys.stdout.write(report.text(measured, others))
     _write(job, out, measured, others)
@@ -54,31 +57,50 @@ def _out(job: ClassifyEvalJob) -> Path:
 
 def _predictions(job: ClassifyEvalJob) -> tuple[Predictions, Split | None, list[Segment]]:
     """Return the rows to score, the split of the model, and the segments behind the rows where data is given."""
-    segments = read_segments(job.data, job.tracks).rows if job.data else []
-    return predictions.read(job.predictions, job.classes), None, segments
+    if job.predictions:
+        segments = read_segments(job.data, job.tracks).rows if job.data else []
+        return predictions.read(job.predictions, job.classes), None, segments
+    classifier = TrajectoryClassifier(job.model, job.device, job.batch_tokens)
+    found = classify_predict.segments_of(job.data, job.tracks, classifier)
+    labelled = [one for one in found if one.label is not None]
+    if not labelled:
+        raise DataError(f"none of {len(found):,} segments has a class", "a score needs to know the right answers")
+    rows = _of(labelled, classify_predict.ask(classifier, labelled), classifier.classes)
+    rows.counts["segments without a class"] = len(found) - len(labelled)
+    return rows, splits.load(classifier.folder / classify_data.SPLIT), labelled
 
 
-def _parts(rows: Predictions, split: Split | None, job: ClassifyEvalJob) -> dict[str, Predictions]:
-    """Divide the rows: unseen vessels first, then each region, then the vessels seen in training."""
-    seen = np.array([bool(split and split.side(vessel) in ("train", "valid")) for vessel in rows.vessels])
-    used = len({vessel for vessel, one in zip(rows.vessels, seen.tolist(), strict=True) if one})
-    total = len(set(rows.vessels))
+def parts(rows: Predictions, split: Split | None, job: ClassifyEvalJob) -> dict[str, Predictions]:
+    """Divide the rows: new vessels, those the model was chosen on, regions of both, those it was trained on.
+
+    Raises:
+        DataError: vessels were trained on and may not be left out, or nothing else is there.
+    """
+    if split is None:
+        return {"all": rows, **_regions(rows, job.regions)}
+    sides = np.array([split.side(vessel) for vessel in rows.vessels])
+    trained, chosen = sides == "train", sides == "valid"
+    used, total = len(set(rows.keep(trained).vessels)), len(set(rows.vessels))
     if used and job.seen == "refuse":
         raise DataError(
-            f"{used:,} of {total:,} vessels were seen in training: a score on them would only show what was learned "
-            "by heart",
+            f"the model was trained on {used:,} of {total:,} vessels: a score on them shows what it knows by heart",
             "give other vessels; --seen skip leaves these out, --seen mark scores them apart",
         )
     if used == total:
-        raise DataError(f"all {total:,} vessels were seen in training", "give vessels that the model does not know")
+        raise DataError(f"the model was trained on all {total:,} vessels", "give vessels that it does not know")
     if used:
-        log.info(f"{used:,} vessels were seen in training: {'left out' if job.seen == 'skip' else 'scored apart'}")
-    unseen = rows.keep(~seen)
-    parts = {"all" if split is None else "unseen vessels": unseen}
-    parts |= _regions(unseen, job.regions)
+        log.info(f"trained on {used:,} of the vessels: {'left out' if job.seen == 'skip' else 'scored apart'}")
+    if chosen.any():
+        log.warn(
+            f"{len(set(rows.keep(chosen).vessels)):,} vessels chose the model in training (early stopping, best_model):"
+            " their score flatters a little"
+        )
+    named = {"new vessels": ~trained & ~chosen, "validation vessels": chosen}
+    divided = {name: rows.keep(which) for name, which in named.items() if which.any()}
+    divided |= _regions(rows.keep(~trained), job.regions)
     if used and job.seen == "mark":
-        parts["SEEN IN TRAINING"] = rows.keep(seen)
-    return parts
+        divided["TRAINED ON"] = rows.keep(trained)
+    return divided
 
 
 def _regions(rows: Predictions, regions: Mapping[str, str]) -> dict[str, Predictions]:
@@ -119,7 +141,7 @@ def _instead(rows: Predictions, probabilities: NDArray[np.float64]) -> Predictio
 
 def _of(rows: list[Segment], probabilities: NDArray[np.float64], classes: tuple[str, ...]) -> Predictions:
     truth = np.array([one.label for one in rows], dtype=np.int64)
-    places = np.full((len(rows), 2), np.nan)
+    places = np.array([one.place or (np.nan, np.nan) for one in rows], dtype=np.float64).reshape(len(rows), 2)
     return Predictions(classes, truth, probabilities, tuple(one.vessel for one in rows), places)
 
 

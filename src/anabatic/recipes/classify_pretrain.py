@@ -21,8 +21,8 @@ from anabatic.models.place import format_of, place
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import barrier
-from anabatic.recipes import classify_data, classify_model
-from anabatic.recipes.classify_data import GROUPS
+from anabatic.recipes import classify_data, classify_model, classify_rows
+from anabatic.recipes.classify_rows import GROUPS
 from anabatic.recipes.training import Corpus, Training, say_plan
 from anabatic.train import goal
 from anabatic.train import plan as planning
@@ -41,13 +41,13 @@ def run(job: ClassifyPretrainJob) -> int:
             log.info(line)
         found = find_checkpoint(job, folder, world)
         base = classify_data.base_of(job.model.path)
-        vessels = classify_data.read(job, base, job.keep_class_word)
-        tokenizer, known = classify_data.tokenizer_of(base, vessels.spec)
+        vessels = classify_data.read(job, base)
+        tokenizer, known = classify_rows.tokenizer_of(base, vessels.spec)
         words = WordIds.of(tokenizer)
         draws = [draw(job, words, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
-        options: dict[str, Any] = {"seq_len": job.batch.seq_len, "pad": 0, "labelled": False}
-        train = classify_data.sequences("training vessels", vessels.train, words, draw=draws[0], **options)
-        valid = classify_data.sequences("held-out vessels", vessels.valid, words, draw=draws[1], **options)
+        options: dict[str, Any] = {"seq_len": job.batch.seq_len}
+        train = classify_rows.sequences("training vessels", vessels.train, words, draw=draws[0], **options)
+        valid = classify_rows.sequences("held-out vessels", vessels.valid, words, draw=draws[1], **options)
         say_masks(draws[0], train)
 
         plan, model = classify_model.skeleton(job, base, len(tokenizer), format_of(job.optim, device))
@@ -81,7 +81,7 @@ def draw(job: ClassifyPretrainJob, words: WordIds, spec: WordSpec, seed: int) ->
     if job.objective == "next":
         return NextWord()
     mask = job.mask
-    groups = classify_data.groups_of(words, spec)
+    groups = classify_rows.groups_of(words, spec)
     shares = np.asarray([mask.h3, mask.class_word, mask.motion, mask.other])
     if not (groups >= 0).any():
         raise ConfigError(f"words {spec.name} have none that may be hidden", "use --objective next")

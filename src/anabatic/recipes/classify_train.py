@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from anabatic.config import deepspeed
 from anabatic.config.classify_train import ClassifyTrainJob
@@ -14,19 +13,20 @@ from anabatic.core import log
 from anabatic.data.sequences import Sequences
 from anabatic.data.word_ids import WordIds
 from anabatic.device.device import pick
-from anabatic.models import classifier, fuse
+from anabatic.models import classifier, forest, fuse
 from anabatic.models.classifier import ClassLoss, Description, head_of
 from anabatic.models.place import format_of, place
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import barrier
-from anabatic.recipes import classify_data, classify_model
+from anabatic.recipes import classify_data, classify_model, classify_rows, classify_trees
 from anabatic.recipes.classify_data import Vessels
 from anabatic.recipes.training import Corpus, Training, say_plan
 from anabatic.train import goal
 from anabatic.train import plan as planning
 from anabatic.train.optim import Rates
 from anabatic.train.run import find_checkpoint, open_folder
+from anabatic.trajectory import metrics
 
 
 def run(job: ClassifyTrainJob) -> int:
@@ -40,15 +40,16 @@ def run(job: ClassifyTrainJob) -> int:
             log.info(line)
         found = find_checkpoint(job, folder, world)
         base = classify_data.base_of(job.model.path)
-        vessels = classify_data.read(job, base)
+        vessels = classify_data.labelled(classify_data.read(job, base))
         description = describe(job, vessels)
-        tokenizer, known = classify_data.tokenizer_of(base, vessels.spec)
+        tokenizer, known = classify_rows.tokenizer_of(base, vessels.spec)
         words = WordIds.of(tokenizer)
-        columns = classify_data.columns(job.head.features)
-        options: dict[str, Any] = {"seq_len": job.batch.seq_len, "pad": 0, "features": columns}
-        train = classify_data.sequences("training vessels", vessels.train, words, **options)
-        valid = classify_data.sequences("held-out vessels", vessels.valid, words, **options)
-        ships = [row.vessel for row in vessels.valid if row.label is not None]
+        weights = classify_rows.vessel_weights(vessels.train, job.head.vessel_weights)
+        options: dict[str, Any] = {"seq_len": job.batch.seq_len, "features": description.features}
+        crop = classify_rows.crop_of(job.head.crop, words, vessels.spec, job.seed)
+        train = classify_rows.sequences("training vessels", vessels.train, words, weights=weights, crop=crop, **options)
+        valid = classify_rows.sequences("held-out vessels", vessels.valid, words, **options)
+        ships = [row.vessel for row in vessels.valid]
 
         plan, model = classify_model.skeleton(job, base, len(tokenizer), format_of(job.optim, device))
         classifier.attach(model, description)
@@ -63,6 +64,9 @@ def run(job: ClassifyTrainJob) -> int:
         sizes, per_pass = classify_model.sizes(plan, job, model, train, base, device, world)
         say_plan(plan, model, world, division)
 
+        owners = [row.vessel for row in vessels.train]
+        trees = classify_trees.grow(job, train, owners, description)
+        mixed = classify_trees.mixer(trees, valid, description)
         loss = ClassLoss(description, device, class_weights(job, train, description), job.head.label_smoothing)
         training = Training(
             replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)), folder, device, world, root,
@@ -70,10 +74,12 @@ def run(job: ClassifyTrainJob) -> int:
         )  # fmt: skip
         training.goal = goal.classes(
             root, device, world, job.batch.seq_len, loss, valid.num_docs,
-            lambda probabilities: scores(probabilities, valid.labels, ships),
+            lambda probabilities: scores(mixed(probabilities), valid.labels, ships, vessels.classes),
         )  # fmt: skip
         training.rates = Rates(classifier.PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
-        beside = classify_data.files(vessels, description.attention)
+        beside: dict[str, str | bytes] = {**classify_data.files(vessels, description.attention)}
+        if trees is not None:
+            beside[forest.FILE] = trees.as_bytes()
 
         def write(path: Any) -> None:
             classifier.save(model, path, tokenizer, description, beside, world.first)
@@ -89,9 +95,17 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
     """Return what the classifier is."""
     head = job.head
     return Description(
-        vessels.classes, vessels.spec.name, head.pooling, head.attention, head.dropout,
-        classify_data.feature_names(head.features), head.width, job.batch.seq_len,
-    )  # fmt: skip
+        classes=vessels.classes,
+        words=vessels.spec.name,
+        pooling=head.pooling,
+        attention=head.attention,
+        dropout=head.dropout,
+        features=classify_rows.feature_names(head.features),
+        width=head.width,
+        features_dropout=head.features_dropout,
+        seq_len=job.batch.seq_len,
+        trees_share=head.trees_share if head.trees else 0.0,
+    )
 
 
 def class_weights(job: ClassifyTrainJob, train: Sequences, description: Description) -> list[float] | None:
@@ -106,33 +120,20 @@ def class_weights(job: ClassifyTrainJob, train: Sequences, description: Descript
     return weights
 
 
-def scores(probabilities: np.ndarray, labels: np.ndarray, ships: list[str]) -> dict[str, Any]:
+def scores(probabilities: np.ndarray, labels: np.ndarray, ships: list[str], classes: tuple[str, ...]) -> dict[str, Any]:
     """Return accuracy and macro-F1 of segments, and of vessels by the mean of their segments' probabilities.
 
     Args:
         probabilities: `[n, C]`, nan where a segment was not asked; labels: `[n]`; ships: the vessel of each.
     """
     asked = ~np.isnan(probabilities[:, 0])
-    numbers = {name: place for place, name in enumerate(dict.fromkeys(ships))}
-    owner = np.asarray([numbers[name] for name in ships])[asked]
-    probabilities, labels = probabilities[asked], labels[asked]
-    sums = np.zeros((len(numbers), probabilities.shape[1]))
-    np.add.at(sums, owner, probabilities)
-    votes = np.zeros_like(sums)
-    np.add.at(votes, (owner, labels), 1.0)
-    there = votes.sum(1) > 0
-    accuracy, macro_f1 = agreement(probabilities.argmax(1), labels)
-    of_vessels = agreement(sums[there].argmax(1), votes[there].argmax(1))
+    told, labels = probabilities[asked], labels[asked]
+    ships = [name for name, there in zip(ships, asked.tolist(), strict=True) if there]
+    segments = metrics.score(labels, told.argmax(1), classes)
+    truth, _ = metrics.vessel_truth(labels, ships)
+    vessels = metrics.score(truth, metrics.by_vessel(told, ships)[1].argmax(1), classes)
     return {
-        "valid_accuracy": accuracy, "valid_macro_f1": macro_f1, "valid_vessel_accuracy": of_vessels[0],
-        "valid_vessel_macro_f1": of_vessels[1], "segments": len(labels), "vessels": int(there.sum()),
+        "valid_accuracy": segments.accuracy, "valid_macro_f1": segments.macro_f1,
+        "valid_vessel_accuracy": vessels.accuracy, "valid_vessel_macro_f1": vessels.macro_f1,
+        "segments": segments.rows, "vessels": vessels.rows,
     }  # fmt: skip
-
-
-def agreement(said: np.ndarray, true: np.ndarray) -> tuple[float, float]:
-    """Return accuracy, and F1 averaged over the classes that are there or were said (scikit-learn's macro average)."""
-    each = []
-    for one in np.union1d(said, true):
-        both = np.count_nonzero((said == one) & (true == one))
-        each.append(2 * both / (np.count_nonzero(said == one) + np.count_nonzero(true == one)))
-    return float(np.mean(said == true)), float(np.mean(each))

@@ -161,8 +161,7 @@ def tune(
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.chat = bool(tokenizer.chat_template)
         training.lora, training.base, training.lessons = lora, base, lessons
-        if objective is not None:
-            training.goal = preference(root, device, world, job.batch.seq_len, objective)
+        training.goal = preference(root, device, world, job.batch.seq_len, objective) if objective else None
         code = training.go()
     parallel.stop(world)
     return code

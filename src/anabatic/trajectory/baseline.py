@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.errors import DataError
+from anabatic.models import forest
 from anabatic.trajectory.segment import Segment
 
 ROUNDS = 250
-"""Boosting rounds; with the rates below the best of a 5-fold search over vessels (docs/dev/LOG.md)."""
+"""Of boosting."""
 
 
 def majority(train: NDArray[np.int64], rows: int, classes: int) -> NDArray[np.float64]:
@@ -23,17 +24,12 @@ def majority(train: NDArray[np.int64], rows: int, classes: int) -> NDArray[np.fl
 def trees(train: Sequence[Segment], test: Sequence[Segment], classes: int, seed: int = 0) -> NDArray[np.float64]:
     """Fit gradient-boosted trees on the numbers of `train` and return probabilities of `test`, `len(test) x classes`.
 
-    scikit-learn's HistGradientBoostingClassifier, which takes missing values as they are. Every vessel weighs the
-    same, however many segments it has.
+    Missing numbers are taken as they are. Every vessel weighs the same, however many segments it has.
 
     Raises:
         ConfigError: scikit-learn is missing.
         DataError: rows have no numbers, `train` has one class only, or a vessel is on both sides.
     """
-    try:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-    except ImportError as error:
-        raise ConfigError("the tree baseline needs scikit-learn", "pip install 'anabatic[trajectory]'") from error
     both = {row.vessel for row in train} & {row.vessel for row in test}
     if both:
         raise DataError(f"{len(both)} vessels both train and test the baseline, such as {min(both)}", "leave them out")
@@ -41,20 +37,8 @@ def trees(train: Sequence[Segment], test: Sequence[Segment], classes: int, seed:
     truth = np.array([row.label for row in labelled], dtype=np.int64)
     if len(set(truth.tolist())) < 2:
         raise DataError(f"{len(labelled)} rows of fewer than two classes train the baseline", "give more vessels")
-    model = HistGradientBoostingClassifier(
-        max_iter=ROUNDS,
-        learning_rate=0.05,
-        max_leaf_nodes=15,
-        min_samples_leaf=30,
-        l2_regularization=5.0,
-        max_features=0.3,
-        early_stopping=False,
-        random_state=seed,
-    )
-    model.fit(numbers(labelled), truth, sample_weight=vessel_weights([row.vessel for row in labelled]))
-    found = np.zeros((len(test), classes))
-    found[:, model.classes_] = model.predict_proba(numbers(test))
-    return found
+    weights = forest.even([row.vessel for row in labelled])
+    return forest.fit(numbers(labelled), truth, weights, classes, ROUNDS, seed).probabilities(numbers(test))
 
 
 def numbers(rows: Sequence[Segment]) -> NDArray[np.float32]:
@@ -70,11 +54,3 @@ def numbers(rows: Sequence[Segment]) -> NDArray[np.float32]:
             "give the AIS table itself, or rows of `anabatic classify words`",
         )
     return np.array([row.features for row in rows], dtype=np.float32)
-
-
-def vessel_weights(vessels: Sequence[str]) -> NDArray[np.float64]:
-    """Return weights of mean one under which every vessel counts the same."""
-    place: dict[str, int] = {}
-    group = np.array([place.setdefault(vessel, len(place)) for vessel in vessels])
-    weights: NDArray[np.float64] = 1.0 / np.bincount(group)[group]
-    return weights / weights.mean()
