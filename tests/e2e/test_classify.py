@@ -87,9 +87,6 @@ def test_it_learns_and_two_processes_equal_one(trained: tuple[Path, Path]) -> No
     assert not set(split["train"]) & set(split["valid"]) and len(split["valid"]) >= 3
 
 
-PRETRAIN: Options = {"eval.metric": "accuracy", "head.dropout": None}
-
-
 @pytest.mark.parametrize(
     ("verb", "more"),
     [
@@ -128,6 +125,20 @@ def test_pretraining_carries_over(home: Home, rows: Path, tmp_path: Path) -> Non
     before, after = (load_file(folder / "final_model" / "model.safetensors") for folder in (base, out))
     assert before.keys() == after.keys() and before["model.embed_tokens.weight"].shape[0] > 100
     assert command.summary(out)["valid_vessel_accuracy"] > 0.7
+
+
+def test_a_model_of_text_learns_words(home: Home, base: Path, rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more: Options = {"model.path": base, "optim.lr": 0.003, "head.attention": "causal", "head.pooling": "last"}
+    told = home.anabatic(*words("train", out, rows, more=more)).err
+    assert "words are new to the tokenizer of" in told
+    before, after = (load_file(folder / "final_model" / "model.safetensors") for folder in (base, out))
+    name = "model.embed_tokens.weight"
+    assert before[name].shape[0] == 320 and after[name].shape[0] > 440
+    assert (before[name] - after[name][:320]).abs().max() < 0.1 * before[name].abs().max()
+    fresh = after[name][322:]
+    assert 0.3 < fresh.std() / before[name].std() < 3 and len(set(map(tuple, fresh.tolist()))) == len(fresh)
+    assert command.losses(out)[STEPS] < 0.8 * command.losses(out)[1]
 
 
 def test_asked_again_it_says_the_same(home: Home, rows: Path, trained: tuple[Path, Path], tmp_path: Path) -> None:
