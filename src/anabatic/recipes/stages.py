@@ -80,7 +80,8 @@ def plan(job: PipelineJob, given: dict[str, str]) -> list[Plan]:
 def _files(settings: dict[str, Any]) -> dict[str, str]:
     """Names, sizes and times of the data files of a stage, as one digest a source: a changed corpus is a change."""
     data = settings.get("data") or {}
-    return {spec: _digest(spec) for spec in (*data.get("train", ()), *data.get("valid", ()))}
+    named = (*data.get("train", ()), *data.get("valid", ()), *settings.get("inputs", ()))
+    return {spec: _digest(spec) for spec in named}
 
 
 def _digest(spec: str) -> str:
