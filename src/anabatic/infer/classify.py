@@ -80,9 +80,7 @@ class TrajectoryClassifier:
         """Names of the classes; the position is the label."""
         return self.description.classes
 
-    def predict(
-        self, text: str, features: Sequence[float] | None = None, abstain: float = 0.0
-    ) -> dict[str, Any]:
+    def predict(self, text: str, features: Sequence[float] | None = None, abstain: float = 0.0) -> dict[str, Any]:
         """Return `predicted_class`, `class_name`, `confidence` and `probabilities` of one segment.
 
         Arguments and errors as for `predict_batch`.
@@ -110,9 +108,7 @@ class TrajectoryClassifier:
         best = int(probabilities.argmax())
         sure = float(probabilities[best])
         named = sure >= abstain
-        return Answer(
-            best if named else None, self.classes[best] if named else ABSTAIN, sure, probabilities.tolist()
-        )
+        return Answer(best if named else None, self.classes[best] if named else ABSTAIN, sure, probabilities.tolist())
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], features: np.ndarray | None = None) -> np.ndarray:

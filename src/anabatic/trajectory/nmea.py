@@ -39,8 +39,6 @@ def read(path: Path, bad: BadRows) -> Iterator[Batch]:
         raise Failure("pyais is not installed", "pip install 'anabatic[nmea]'") from error
     import pyarrow
 
-    import pyarrow
-
     rows: list[tuple[Any, ...]] = []
     try:
         with open(path, encoding="ascii", errors="replace") as file:

@@ -159,7 +159,7 @@ def test_the_command_writes_rows_and_a_report(tmp_path: Path, capsys: pytest.Cap
     assert run("words", str(table(tmp_path)), "-o", str(out), "--tracks.format", "cell", "--source-keys") == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [list(row) for row in rows] == [["text", "label", "segment_length", "h3_method", "source_file"]] * 8
-    report = json.loads((tmp_path / "words.jsonl.report.json").read_text())
+    report = json.loads((tmp_path / "words.report.json").read_text())
     assert (report["vessels"], report["points"], report["segments"]) == (4, 160, 8)
     assert report["segments_per_class"] == {"Cargo": 4, "Tanker": 4}
     assert "4 vessels, 160 points, 8 segments" in capsys.readouterr().err
@@ -170,14 +170,14 @@ def test_the_command_writes_rows_and_a_report(tmp_path: Path, capsys: pytest.Cap
     [
         ((), "no AIS file is given"),
         (("nothing.csv",), "error: nothing.csv: there is no such file"),
-        (("a.csv", "-o", "x.csv"), "rows of words go to a file NAME.jsonl"),
+        (("ais.csv", "-o", "x.csv"), "out is x.csv"),
         (("ais.csv", "--tracks.points", "1"), "points is 1"),
         (("ais.csv", "--tracks.format", "cell", "--tracks.resolution", "9"), "the format cell has 10 digits"),
         (
             ("ais.csv", "--tracks.min-points", "30", "--tracks.points", "30", "--tracks.gap-minutes", "0.5"),
             "no segment of 30",
         ),
-        (("ais.csv", "-o", "no/where/words.jsonl"), "cannot write no/where/words.jsonl"),
+        (("ais.csv", "-o", "ais.csv/words.jsonl"), "cannot write ais.csv/words.jsonl"),
     ],
 )
 def test_the_command_says_what_is_wrong(
