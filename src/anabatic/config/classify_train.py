@@ -29,10 +29,17 @@ class Rows:
     """JSON file that says which vessel is on which side; default: the split of model.path, else one is made."""
     valid_fraction: float = 0.15
     """Share of each class's vessels that is held out when neither `valid` nor a split is given."""
+    test_fraction: float = 0.0
+    """Share of each class's vessels that is left out altogether then, for `classify eval`."""
 
     def __post_init__(self) -> None:
         require(
             0.0 < self.valid_fraction < 1.0, f"data.valid_fraction is {self.valid_fraction}", "use a share such as 0.15"
+        )
+        require(
+            0.0 <= self.test_fraction < 1.0 - self.valid_fraction,
+            f"data.test_fraction is {self.test_fraction}, data.valid_fraction {self.valid_fraction}",
+            "use shares that leave vessels to train on",
         )
         require(not (self.valid and self.split), "data.valid and data.split are both given", "use one of them")
 

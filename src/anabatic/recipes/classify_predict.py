@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from anabatic.config.classify_predict import ClassifyPredictJob
 from anabatic.config.reading import Reading
 from anabatic.core import log
 from anabatic.core.errors import DataError
-from anabatic.core.paths import write_atomic
+from anabatic.core.paths import output_file, write_atomic
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
@@ -33,8 +32,9 @@ def run(job: ClassifyPredictJob) -> int:
     if job.out is None:
         sys.stdout.write(text)
     else:
-        write_atomic(Path(job.out), text)
-        log.info(f"{len(lines):,} rows in {job.out}")
+        out = output_file(job.out, "predictions.jsonl")
+        write_atomic(out, text)
+        log.info(f"wrote {len(lines):,} rows to {out}")
     return 0
 
 
