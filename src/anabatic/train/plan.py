@@ -27,13 +27,16 @@ class Sizable(Protocol):
     """The sections that decide a run's sizes."""
 
     @property
-    def batch(self) -> Batch: ...
+    def batch(self) -> Batch:
+        """How many tokens enter a step."""
 
     @property
-    def optim(self) -> Optim: ...
+    def optim(self) -> Optim:
+        """The optimizer."""
 
     @property
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> Schedule:
+        """How long to train."""
 
 
 @dataclass(frozen=True)
