@@ -100,7 +100,8 @@ def test_eval_writes_the_score_of_segments_and_vessels(tmp_path, capsys):
     assert everything["vessel"]["accuracy"] == pytest.approx(2 / 3, abs=1e-4)  # a and b, by the mean
     assert found["parts"]["near"]["vessel"]["rows"] == 2
     assert found["baselines"]["majority class"]["segment"]["accuracy"] == 0.4
-    table = list(csv.reader((tmp_path / "eval/confusion_segment.csv").open()))
+    with open(tmp_path / "eval/confusion_segment.csv", encoding="utf-8") as file:
+        table = list(csv.reader(file))
     assert table[0] == ["true \\ predicted", *CLASSES]
     assert [list(map(int, line[1:])) for line in table[1:]] == [[1, 1, 0], [0, 1, 1], [1, 0, 0]]
     for name in ("confusion_segment.png", "confusion_vessel.png", "reliability.png"):
