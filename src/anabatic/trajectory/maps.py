@@ -86,7 +86,11 @@ def predict(vessels: dict[str, Drawn], rows: Iterable[dict[str, Any]]) -> int:
     names: dict[int, str] = {}
     held: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        names[int(row["predicted_class"])] = str(row.get("class_name") or f"class {row['predicted_class']}")
+        place, label = row["predicted_class"], row.get("true_label")
+        if place is not None:
+            names[place] = str(row.get("class_name") or f"class {place}")
+        if isinstance(label, int) and isinstance(row.get("true_class"), str):
+            names[label] = row["true_class"]
         held[vessel_of(row)].append(row)
     missing = 0
     for vessel, own in held.items():
@@ -112,9 +116,9 @@ def _vote(rows: list[dict[str, Any]], names: dict[int, str]) -> tuple[str, float
         mean = np.mean(np.array(lists, np.float64), axis=0)
         best = int(mean.argmax())
         return names.get(best, f"class {best}"), float(mean[best])
-    tally = Counter(int(row["predicted_class"]) for row in rows)
+    tally = Counter(row["predicted_class"] for row in rows)
     best, count = tally.most_common(1)[0]
-    return names[best], count / len(rows)
+    return ("" if best is None else names[best]), count / len(rows)
 
 
 def pieces(track: Track) -> Iterator[list[list[float]]]:

@@ -18,7 +18,7 @@ from anabatic.trajectory.features import features
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.track import Track
 from anabatic.trajectory.tracks import Tracks, open_tracks
-from anabatic.trajectory.words import H3_METHOD, UNKNOWN_CLASS, WITH_CLASS, WordSpec
+from anabatic.trajectory.words import H3_METHOD, SOURCE_CLASSES, UNKNOWN_CLASS, WITH_CLASS, WordSpec
 
 WORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """File names of rows of words."""
@@ -114,7 +114,7 @@ def read_segments(
     Args:
         paths: files and folders.
         reading: how; default: the settings' defaults.
-        expect: words that a model knows: AIS files are turned into these, rows of other words are refused.
+        expect: words and classes that a model knows: AIS files are turned into these, others are refused.
 
     Raises:
         DataError: names file and line.
@@ -123,7 +123,9 @@ def read_segments(
 
     reading = reading or Reading()
     if expect is not None:
-        reading = replace(reading, format=cast(Any, expect.format), resolution=expect.resolution)
+        own = [] if expect.classes == SOURCE_CLASSES else list(expect.classes)
+        classes = reading.classes or own
+        reading = replace(reading, format=cast(Any, expect.format), resolution=expect.resolution, classes=classes)
     named = files(paths)
     rows = [path for path in named if path.name.lower().endswith(WORDS)]
     bad = BadRows(reading.on_bad_row == "skip")

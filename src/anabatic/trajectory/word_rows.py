@@ -84,10 +84,10 @@ def prediction_rows(path: Path, bad: BadRows) -> Iterator[dict[str, Any]]:
     """Yield the rows of predictions.
 
     Raises:
-        DataError: a row has no predicted class.
+        DataError: a row has no predicted class; `null` is one that the classifier abstained from.
     """
     for number, row in objects(path, bad):
-        if isinstance(row.get("predicted_class"), int):
+        if "predicted_class" in row and isinstance(row["predicted_class"], (int, type(None))):
             yield row
         else:
             bad.row(f"{path}: line {number}: no predicted_class", "give rows that `anabatic classify predict` wrote")
