@@ -20,7 +20,7 @@ class ClassifyMapJob:
     inputs: list[str] = field(default_factory=list)
     """Rows of `classify predict`, rows of words, AIS files; predictions and AIS files together give exact points."""
     out: str = "map.html"
-    """Page to write."""
+    """Page NAME.html to write, or a folder for map.html."""
     tiles: Literal["none", "osm"] = "none"
     """none: a page that needs nothing from outside; osm: folium over OpenStreetMap, which needs the internet."""
     max_vessels: int = 3000
@@ -29,5 +29,5 @@ class ClassifyMapJob:
 
     def __post_init__(self) -> None:
         require(bool(self.inputs), "nothing to draw is given", "anabatic classify map predictions.jsonl -o map.html")
-        require(self.out.endswith(".html"), f"out is {self.out}", "the map is a page: NAME.html")
+        require(bool(self.out.strip()), "out is empty", "give --out NAME.html")
         require(self.max_vessels >= 1, f"max_vessels is {self.max_vessels}", "use 1 or more")

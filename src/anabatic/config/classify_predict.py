@@ -20,7 +20,7 @@ class ClassifyPredictJob:
     text: list[str] = field(default_factory=list)
     """Words of one segment, quoted, instead of files; more are more segments."""
     out: str | None = None
-    """File NAME.jsonl to write; default: to the screen."""
+    """File NAME.jsonl to write, or a folder for predictions.jsonl; default: to the screen."""
     level: Literal["segment", "vessel"] = "segment"
     """One row for each segment, or one for each vessel: the mean of its segments' probabilities."""
     abstain: float = 0.0
@@ -39,7 +39,6 @@ class ClassifyPredictJob:
             "give either files or text",
             'anabatic classify predict -m FOLDER FILE ... -o rows.jsonl, or --text "DT_NONE SPD_95 ..."',
         )
-        require(self.out is None or self.out.endswith(".jsonl"), f"out is {self.out}", "rows go to a file NAME.jsonl")
         require(0 <= self.abstain <= 1, f"abstain is {self.abstain}", "use a confidence from 0 to 1")
         require(self.batch_tokens >= 1, f"batch_tokens is {self.batch_tokens}", "use 1 or more")
         require(self.device.nproc == 1, f"device.nproc is {self.device.nproc}", "predict runs in one process")

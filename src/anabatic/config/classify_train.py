@@ -29,10 +29,17 @@ class Rows:
     """JSON file that says which vessel is on which side; default: the split of model.path, else one is made."""
     valid_fraction: float = 0.15
     """Share of each class's vessels that is held out when neither `valid` nor a split is given."""
+    test_fraction: float = 0.0
+    """Share of each class's vessels that is left out altogether then, for `classify eval`."""
 
     def __post_init__(self) -> None:
         require(
             0.0 < self.valid_fraction < 1.0, f"data.valid_fraction is {self.valid_fraction}", "use a share such as 0.15"
+        )
+        require(
+            0.0 <= self.test_fraction < 1.0 - self.valid_fraction,
+            f"data.test_fraction is {self.test_fraction}, data.valid_fraction {self.valid_fraction}",
+            "use shares that leave vessels to train on",
         )
         require(not (self.valid and self.split), "data.valid and data.split are both given", "use one of them")
 
@@ -109,12 +116,16 @@ class Head:
     """both: every word sees the whole segment; causal: what comes before it, as the model was trained."""
     dropout: float = 0.3
     """Of what the head reads, in training."""
+    block_dropout: float = 0.0
+    """Of what attention and MLP of every block of the model add, in training."""
     features: list[Features] = field(default_factory=list)
     """Groups of numbers of a segment that the head reads beside the words; empty: words alone."""
     width: int = 64
     """How many numbers the layers that read these make of them; the first one is four times as wide."""
     features_dropout: float = 0.4
     """Inside of these layers, in training."""
+    features_hidden: float = 0.1
+    """Share of the segments whose numbers are hidden in training, so that words alone can be asked, too."""
     trees: int = 0
     """Rounds of boosted trees on these numbers beside the network; what both say is averaged. 0: none; 250 is good."""
     trees_share: float = 0.5
@@ -135,6 +146,8 @@ class Head:
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, f"head.dropout is {self.dropout}", "use a share from 0 up to, not including, 1")
         require(0 < self.crop <= 1, f"head.crop is {self.crop}", "use a share above 0; 0.5 helps with few vessels")
+        require(0 <= self.features_hidden < 1, f"head.features_hidden is {self.features_hidden}", "0.1 is common")
+        require(0 <= self.block_dropout < 1, f"head.block_dropout is {self.block_dropout}", "use a share below 1")
         require(0 <= self.features_dropout < 1, f"head.features_dropout is {self.features_dropout}", "use 0 up to 1")
         require(0 <= self.label_smoothing < 1, f"head.label_smoothing is {self.label_smoothing}", "0.1 is common")
         require(self.backbone_lr >= 0, f"head.backbone_lr is {self.backbone_lr}", "use 0 or more; 0.1 is common")

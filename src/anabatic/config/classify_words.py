@@ -19,11 +19,11 @@ class ClassifyWordsJob:
     inputs: list[str] = field(default_factory=list)
     """AIS files, folders or globs; words without an option are inputs."""
     out: str = "words.jsonl"
-    """File to write; what was read, left out and changed goes to `<out>.report.json`."""
+    """File NAME.jsonl to write, or a folder for words.jsonl; what was left out and changed goes to NAME.report.json."""
     source_keys: bool = False
     """Write only the keys of the source project's rows: text, label, segment_length, h3_method, source_file."""
     tracks: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
         require(bool(self.inputs), "no AIS file is given", "anabatic classify words FILE ... -o words.jsonl")
-        require(self.out.endswith(".jsonl"), f"out is {self.out}", "rows of words go to a file NAME.jsonl")
+        require(bool(self.out.strip()), "out is empty", "give --out NAME.jsonl")

@@ -163,6 +163,27 @@ def file_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def output_file(out: str, name: str) -> Path:
+    """Return the file that `out` names: itself when it ends as `name` does, else `name` in the folder `out`.
+
+    The folder is made.
+
+    Raises:
+        ConfigError: `out` names a file of another kind.
+        Failure: the folder cannot be made.
+    """
+    path, suffix = Path(out).expanduser(), Path(name).suffix
+    if path.suffix != suffix:
+        if path.is_file() or path.suffix in (".csv", ".json", ".jsonl", ".html", ".txt", ".parquet"):
+            raise ConfigError(f"out is {out}", f"give a file NAME{suffix} or a folder")
+        path = path / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return path
+
+
 def _regular(path: Path, remedy: str) -> Path:
     """Return the file that `path` names, through links: a rename would put a file in the place of a device."""
     real = path.resolve()

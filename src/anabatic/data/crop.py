@@ -1,4 +1,4 @@
-"""Another part of a sequence in every pass: a random run of its points; a few vessels are then harder to learn by heart."""
+"""Another run of a sequence's points in every pass, so that a few vessels are harder to learn by heart."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from anabatic.config.shared import Device as DeviceConfig
+from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.sequences import Sample, flatten_classes
@@ -79,9 +80,7 @@ class TrajectoryClassifier:
         """Names of the classes; the position is the label."""
         return self.description.classes
 
-    def predict(
-        self, text: str, features: Sequence[float] | None = None, abstain: float = 0.0
-    ) -> dict[str, Any]:
+    def predict(self, text: str, features: Sequence[float] | None = None, abstain: float = 0.0) -> dict[str, Any]:
         """Return `predicted_class`, `class_name`, `confidence` and `probabilities` of one segment.
 
         Arguments and errors as for `predict_batch`.
@@ -95,7 +94,8 @@ class TrajectoryClassifier:
 
         Args:
             texts: words, without class words.
-            features: `[n, F]`, the numbers that `description.features` names; None: the classifier reads words alone.
+            features: `[n, F]`, the numbers that `description.features` names; None: they are not known, the network
+                alone is asked, and says so.
             abstain: least confidence for which a class is named.
 
         Raises:
@@ -108,9 +108,7 @@ class TrajectoryClassifier:
         best = int(probabilities.argmax())
         sure = float(probabilities[best])
         named = sure >= abstain
-        return Answer(
-            best if named else None, self.classes[best] if named else ABSTAIN, sure, probabilities.tolist()
-        )
+        return Answer(best if named else None, self.classes[best] if named else ABSTAIN, sure, probabilities.tolist())
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], features: np.ndarray | None = None) -> np.ndarray:
@@ -128,7 +126,7 @@ class TrajectoryClassifier:
             numbers = order[start:stop]
             found[numbers] = self._ask([samples[number] for number in numbers])
             start = stop
-        return self._with_trees(found, samples)
+        return found if features is None else self._with_trees(found, samples)
 
     def _with_trees(self, found: np.ndarray, samples: list[Sample]) -> np.ndarray:
         """Return the mean of what the network found and what the trees say."""
@@ -147,24 +145,38 @@ class TrajectoryClassifier:
         return found
 
     def _samples(self, texts: Sequence[str], features: np.ndarray | None) -> list[Sample]:
-        wanted = len(self.description.features)
-        if wanted and (features is None or features.shape != (len(texts), wanted)):
-            told = "none are given" if features is None else f"they have shape {list(features.shape)}"
-            raise DataError(
-                f"the classifier reads {wanted} numbers of each of {len(texts)} segments; {told}",
-                f"give {self.description.features[0]}, ... as description.features names them, or rows or tables with"
-                " `anabatic classify predict`",
-            )
+        features = self._numbers(len(texts), features)
         words = WordIds(self._words.known, self._words.unknown)
         samples = []
         for number, text in enumerate(texts):
             ids = words(text)[: self.description.seq_len]
             if not len(ids):
                 raise DataError(f"text {number + 1} of {len(texts)} has no words", "give the words of a segment")
-            numbers = features[number].astype(np.float32) if wanted and features is not None else None
+            numbers = None if features is None else features[number]
             samples.append(Sample(ids, number=number, features=numbers))
         words.report("the segments")
         return samples
+
+
+    def _numbers(self, count: int, features: np.ndarray | None) -> np.ndarray | None:
+        """Return the numbers as the head takes them; all unknown where none are given."""
+        names = self.description.features
+        if not names:
+            return None
+        if features is None:
+            if not self.description.features_hidden:
+                raise DataError(
+                    f"the classifier reads {len(names)} numbers of each segment beside its words; none are given",
+                    "classify rows or AIS files with `anabatic classify predict`, or train with head.features_hidden",
+                )
+            log.warn(f"words alone: the {len(names)} numbers that the classifier also reads are not given")
+            return np.full((count, len(names)), np.nan, dtype=np.float32)
+        if features.shape != (count, len(names)):
+            raise DataError(
+                f"numbers of shape {list(features.shape)} for {count} segments of {len(names)} numbers each",
+                f"give {names[0]}, ... in the order of description.features",
+            )
+        return features.astype(np.float32)
 
 
 def describe(path: str | Path) -> Description:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
@@ -49,6 +49,7 @@ class Description:
         features: names of the numbers beside the words.
         width: what is made of them.
         features_dropout: inside of the layers that read them, in training.
+        features_hidden: share of the sequences whose numbers were hidden in training; 0: words alone cannot be asked.
         seq_len: longest sequence; a longer one is cut.
         trees_share: what the trees beside the network (`models.forest`) count in the mean; 0: there are none.
     """
@@ -61,6 +62,7 @@ class Description:
     features: tuple[str, ...] = ()
     width: int = 64
     features_dropout: float = 0.0
+    features_hidden: float = 0.0
     seq_len: int = 1024
     trees_share: float = 0.0
 
@@ -82,7 +84,7 @@ class Numbers(nn.Module):
     def __init__(self, description: Description) -> None:
         super().__init__()
         numbers, width = len(description.features), description.width
-        self.dropout = description.features_dropout
+        self.dropout, self.hidden = description.features_dropout, description.features_hidden
         self.register_buffer("quantiles", torch.zeros(QUANTILES, numbers))
         self.wide = nn.Linear(2 * numbers, 4 * width)
         self.norm = nn.LayerNorm(4 * width)
@@ -91,6 +93,8 @@ class Numbers(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """`[n, F]`, nan: not known -> `[n, width]`."""
         unknown = features.isnan()
+        if self.training and self.hidden:
+            unknown = unknown | (torch.rand(len(features), 1, device=features.device) < self.hidden)
         scaled = self.scaled(features.nan_to_num(0.0)).masked_fill(unknown, 0.0)
         both = torch.cat((scaled, unknown.float()), dim=-1).to(self.wide.weight.dtype)
         inner = F.dropout(F.gelu(self.norm(self.wide(both))), self.dropout, self.training)
@@ -210,6 +214,25 @@ def attach(model: PreTrainedModel, description: Description) -> None:
     output = model.get_output_embeddings()
     if output.weight is not model.get_input_embeddings().weight:
         output.weight.requires_grad_(False)
+
+
+def drop(model: PreTrainedModel, share: float) -> None:
+    """Drop this share of what the attention and the MLP of every block add, in training (residual dropout, arXiv
+    1706.03762, section 5.4).
+
+    Raises:
+        ConfigError: a model whose blocks end in layers of other names.
+    """
+    if not share:
+        return
+    layers = [module for name, module in model.named_modules() if name.endswith(("o_proj", "down_proj"))]
+    if not layers:
+        raise ConfigError(
+            f"head.block_dropout is {share:g}, and {type(model).__name__} has no o_proj or down_proj",
+            "leave head.block_dropout at 0",
+        )
+    for layer in layers:
+        layer.register_forward_hook(lambda module, _, out: F.dropout(out, share, module.training))
 
 
 class ClassLoss:

@@ -143,7 +143,7 @@ def _split(job: WordsJob, train: Segments, valid: Segments | None, base: Base) -
         split = base.split
         log.info(f"vessels are held out as {base.folder} did")
     else:
-        split = splits.make(splits.vessel_labels(train), rows.valid_fraction, seed=job.seed)
+        split = splits.make(splits.vessel_labels(train), rows.valid_fraction, rows.test_fraction, job.seed)
     seen = set(base.split.train) & {*split.valid, *split.test} if base.split else set()
     if seen:
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 from anabatic.config.classify_map import ClassifyMapJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
-from anabatic.core.paths import file_atomic, write_atomic
+from anabatic.core.paths import file_atomic, output_file, write_atomic
 from anabatic.trajectory import map_page, maps
 from anabatic.trajectory.maps import Drawn
 from anabatic.trajectory.rows import BadRows
@@ -38,7 +38,7 @@ def run(job: ClassifyMapJob) -> None:
         log.warn(f"{missing:,} predicted vessels are not among the points")
     chosen = sorted(vessels.values(), key=lambda drawn: not drawn.wrong)
     drawn, left_out = chosen[: job.max_vessels], max(0, len(chosen) - job.max_vessels)
-    out = Path(job.out)
+    out = output_file(job.out, "map.html")
     page = map_page.PAGES[job.tiles](drawn, out.stem.replace("_", " "), left_out)
     with file_atomic(out.with_suffix(".geojson"), OTHER) as file:
         file.writelines(maps.geojson(drawn))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from anabatic.config.classify_predict import ClassifyPredictJob
 from anabatic.config.reading import Reading
 from anabatic.core import log
 from anabatic.core.errors import DataError
-from anabatic.core.paths import write_atomic
+from anabatic.core.paths import output_file, write_atomic
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
@@ -33,8 +32,9 @@ def run(job: ClassifyPredictJob) -> int:
     if job.out is None:
         sys.stdout.write(text)
     else:
-        write_atomic(Path(job.out), text)
-        log.info(f"{len(lines):,} rows in {job.out}")
+        out = output_file(job.out, "predictions.jsonl")
+        write_atomic(out, text)
+        log.info(f"wrote {len(lines):,} rows to {out}")
     return 0
 
 
@@ -44,7 +44,9 @@ def ask(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray
     Raises:
         DataError: a row without the numbers that the classifier reads.
     """
-    return classifier.probabilities([row.text for row in segments], numbers(segments, classifier.description.features))
+    names = classifier.description.features
+    bare = all(row.features is None for row in segments) and classifier.description.features_hidden > 0
+    return classifier.probabilities([row.text for row in segments], None if bare else numbers(segments, names))
 
 
 def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:
@@ -75,7 +77,7 @@ def _segment(text: str, number: int) -> Segment:
     plain, words = strip_class_words(text)
     if words:
         log.warn(f"text {number}: {words} class words are not read")
-    return Segment(plain, None, f"text {number}", "", None, text.count("POINT_END"), None, number)
+    return Segment(plain, None, f"text {number}", "", None, 0, None, number)
 
 
 def _segment_rows(
@@ -84,7 +86,8 @@ def _segment_rows(
     for number, (segment, row) in enumerate(zip(segments, found, strict=True)):
         told = classifier.answer(row, job.abstain).as_json()
         text = {"original_text": segment.text} if job.original_text else {}
-        yield {"id": number, **text, "true_label": segment.label, **told, **_of_segment(segment)}
+        true = {} if segment.label is None else {"true_class": classifier.classes[segment.label]}
+        yield {"id": number, **text, "true_label": segment.label, **told, **true, **_of_segment(segment)}
 
 
 def _of_segment(segment: Segment) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def run(job: ClassifyTrainJob) -> int:
             classifier.fill_head(model, base.folder)
         else:
             head_of(model).begin(job.seed, train.features)
+        classifier.drop(model, job.head.block_dropout)
         log.info(fuse.settle(model, job.fused, device.type))
         sizes, per_pass = classify_model.sizes(plan, job, model, train, base, device, world)
         say_plan(plan, model, world, division)
@@ -103,6 +104,7 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
         features=classify_rows.feature_names(head.features),
         width=head.width,
         features_dropout=head.features_dropout,
+        features_hidden=head.features_hidden,
         seq_len=job.batch.seq_len,
         trees_share=head.trees_share if head.trees else 0.0,
     )

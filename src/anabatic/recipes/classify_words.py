@@ -11,7 +11,7 @@ from anabatic import __version__
 from anabatic.config.classify_words import ClassifyWordsJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
-from anabatic.core.paths import file_atomic, write_atomic
+from anabatic.core.paths import file_atomic, output_file, write_atomic
 from anabatic.core.text import duration
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.segment import WORDS, as_row, files, segments, spec_of
@@ -28,11 +28,12 @@ def run(job: ClassifyWordsJob) -> None:
         DataError: a file is no AIS file, a row cannot be read, or no segment is left; names file and line.
         Failure: the file or the temporary folder cannot be written, or a library is missing.
     """
-    started, reading, out = time.monotonic(), job.tracks, Path(job.out)
+    started, reading = time.monotonic(), job.tracks
     bad = BadRows(reading.on_bad_row == "skip")
     inputs = files(job.inputs)
     if words := [path for path in inputs if path.name.lower().endswith(WORDS)]:
         raise DataError(f"{words[0]} holds words already", "give AIS tables (.csv, .parquet) or sentences (.nmea)")
+    out = output_file(job.out, "words.jsonl")
     with open_tracks(inputs, reading, bad) as tracks, file_atomic(out, OTHER) as file:
         spec = spec_of(reading, tracks.classes)
         per_class: dict[str, int] = dict.fromkeys((*spec.classes, "no class"), 0)
@@ -44,12 +45,9 @@ def run(job: ClassifyWordsJob) -> None:
             per_class["no class" if segment.label is None else spec.classes[segment.label]] += 1
         if not bad.counts["segments"]:
             raise DataError(f"no segment of {reading.min_points} points or more in {len(inputs)} files", _why(bad))
-    seconds = time.monotonic() - started
     report = _report(inputs, spec, bad, per_class, number_of_words)
-    write_atomic(
-        out.with_name(out.name + ".report.json"), json.dumps(report, indent=2, ensure_ascii=False) + "\n", OTHER
-    )
-    _tell(report, out, seconds)
+    write_atomic(out.with_suffix(".report.json"), json.dumps(report, indent=2, ensure_ascii=False) + "\n", OTHER)
+    _tell(report, out, time.monotonic() - started)
 
 
 def _why(bad: BadRows) -> str:
@@ -88,6 +86,5 @@ def _tell(report: dict[str, Any], out: Path, seconds: float) -> None:
         log.info(f"  skipped: {message}")
     share = ", ".join(f"{name} {count:,}" for name, count in report["segments_per_class"].items())
     log.info(f"segments: {share}")
-    log.info(
-        f"wrote {out} in {report['words']}, {report['words_per_point']} words a point; counts in {out}.report.json"
-    )
+    counts = out.with_suffix(".report.json").name
+    log.info(f"wrote {out} in {report['words']}, {report['words_per_point']} words a point; counts in {counts}")

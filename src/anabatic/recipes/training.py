@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from anabatic.config.curriculum import Curriculum
@@ -199,6 +200,7 @@ class Training:
         )
         tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
         self._require_same_sizes()
+        torch.manual_seed(job.seed)  # of dropout and of rounding; a checkpoint brings its own state
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)

@@ -46,8 +46,8 @@ def layout(heading: Sequence[str], place: str, renamed: dict[str, str]) -> dict[
     """
     unknown = [ours for ours in renamed if ours not in NAMES]
     if unknown:
-        known = ", ".join(NAMES)
-        raise ConfigError(f'tracks.columns names "{unknown[0]}".{did_you_mean(unknown[0], NAMES)}', f"ours: {known}")
+        told = f'tracks.columns names "{unknown[0]}".{did_you_mean(unknown[0], NAMES)}'
+        raise ConfigError(told, f"ours: {', '.join(NAMES)}")
     folded = {_fold(name): name for name in reversed(heading)}
     found: dict[str, str] = {}
     for ours, known in NAMES.items():

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +71,7 @@ def decode(text: str, spec: WordSpec, vessel: str = "") -> Track:
         from h3.api.basic_int import cell_to_latlng, is_valid_cell
     except ImportError as error:
         raise Failure("h3 is not installed", "pip install 'anabatic[trajectory]'") from error
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for point in _points(text):
         cell = _cell(point, spec)
         if not is_valid_cell(cell):
@@ -80,7 +80,8 @@ def decode(text: str, spec: WordSpec, vessel: str = "") -> Track:
     if not rows:
         raise DataError(f"no {END} among the words", "the words are damaged")
     columns = np.array(rows, np.float64).T
-    return Track(vessel, "", columns[0].astype(np.int64), *columns[1:])
+    lat, lon, sog, cog, heading = columns[1:]
+    return Track(vessel, "", columns[0].astype(np.int64), lat, lon, sog, cog, heading)
 
 
 def _points(text: str) -> Iterator[_Point]:
@@ -98,14 +99,14 @@ def _points(text: str) -> Iterator[_Point]:
         elif head == "H3":
             _move(point, value, word)
         elif head == "DT":
-            point.second += _known(_STEPS, word)
+            point.second += int(_known(_STEPS, word))
         elif head == "SPD":
             point.sog = _known(_SPEEDS, word)
         elif head == "COG":
             point.cog = _COURSES[word] if word in _COURSES else float(_whole(value, word))
 
 
-def _known(table: dict[str, int] | dict[str, float], word: str) -> float | int:
+def _known(table: Mapping[str, float], word: str) -> float:
     if word not in table:
         raise DataError(f"{word} is no word of the formats", "the words are damaged, or of another version")
     return table[word]
@@ -119,7 +120,8 @@ def _whole(text: str, word: str) -> int:
 
 def _second(clock: dict[str, int]) -> int:
     try:
-        when = dt.datetime(*(clock[unit] for unit in _UNITS), tzinfo=dt.timezone.utc)  # type: ignore[arg-type]
+        year, month, day, hour, minute, second = (clock[unit] for unit in _UNITS)
+        when = dt.datetime(year, month, day, hour, minute, second, tzinfo=dt.timezone.utc)
     except (KeyError, ValueError) as error:
         raise DataError(f"time words make no time: {clock}", "the words are damaged") from error
     return int(when.timestamp())

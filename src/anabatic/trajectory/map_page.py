@@ -79,6 +79,7 @@ def folium_page(vessels: Sequence[Drawn], title: str, left_out: int) -> str:
         import folium
     except ImportError as error:
         raise Failure("folium is not installed", "pip install 'anabatic[trajectory]', or --tiles none") from error
+    shapes: Any = folium
     page, palette = folium.Map(tiles="OpenStreetMap", control_scale=True, prefer_canvas=True), colours(vessels)
     layers: dict[str, Any] = {}
     corners = []
@@ -91,18 +92,19 @@ def folium_page(vessels: Sequence[Drawn], title: str, left_out: int) -> str:
                 places = [(lat, lon) for lon, lat, _ in line]
                 corners += [places[0], places[-1]]
                 tooltip = folium.Tooltip(str(escape(told)))
-                folium.PolyLine(places, color=palette[drawn.shown], weight=2, tooltip=tooltip).add_to(layer)
+                shapes.PolyLine(places, color=palette[drawn.shown], weight=2, tooltip=tooltip).add_to(layer)
         if drawn.wrong:
             end = (float(drawn.lines[-1].lat[-1]), float(drawn.lines[-1].lon[-1]))
-            folium.CircleMarker(end, radius=6, color="#b3261e", weight=2, tooltip=str(escape(told))).add_to(layer)
+            shapes.CircleMarker(end, radius=6, color="#b3261e", weight=2, tooltip=str(escape(told))).add_to(layer)
     for layer in layers.values():
         layer.add_to(page)
     folium.LayerControl(collapsed=False).add_to(page)
     lats, lons = zip(*corners, strict=True)
     page.fit_bounds([(min(lats), min(lons)), (max(lats), max(lons))])
     heading = f"<title>{escape(title)}</title><p style='position:fixed;z-index:999;bottom:1rem;left:50%'>"
-    page.get_root().html.add_child(folium.Element(f"{heading}{escape(summary(vessels, left_out))}</p>"))
-    text: str = page.get_root().render()
+    root: Any = page.get_root()
+    root.html.add_child(folium.Element(f"{heading}{escape(summary(vessels, left_out))}</p>"))
+    text: str = root.render()
     return text
 
 

@@ -136,8 +136,9 @@ def geojson(vessels: Iterable[Drawn]) -> Iterator[bytes]:
     yield b'{"type": "FeatureCollection", "features": ['
     first = True
     for drawn in vessels:
-        properties = {"vessel": drawn.vessel, "class": drawn.truth or None, "predicted": drawn.predicted or None}
-        properties |= {"confidence": drawn.confidence and round(drawn.confidence, 4), "wrong": drawn.wrong}
+        properties: dict[str, Any] = {"vessel": drawn.vessel, "class": drawn.truth or None, "wrong": drawn.wrong}
+        if drawn.confidence is not None:
+            properties |= {"predicted": drawn.predicted, "confidence": round(drawn.confidence, 4)}
         for track in drawn.lines:
             for line in pieces(track):
                 if len(line) < 2:

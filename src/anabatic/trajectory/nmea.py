@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +39,11 @@ def read(path: Path, bad: BadRows) -> Iterator[Batch]:
         raise Failure("pyais is not installed", "pip install 'anabatic[nmea]'") from error
     import pyarrow
 
-    types: dict[int, str] = {}
-    parts: dict[tuple[Any, ...], list[Any]] = {}
     rows: list[tuple[Any, ...]] = []
-    time: float | None = None
     try:
         with open(path, encoding="ascii", errors="replace") as file:
-            for line, text in enumerate(file, start=1):
-                found = _LINE.match(text.strip())
-                if found is None:
-                    bad.counts["lines that are no sentence"] += bool(text.strip())
-                    continue
-                stamp = found[1] or found[2]
-                time = float(stamp) if stamp else time
-                try:
-                    message = _decoded(NMEAMessage.from_bytes(found[3].encode()), parts)
-                except (AISBaseException, ValueError, IndexError) as error:
-                    bad.row(f"{path}: line {line}: no AIS sentence: {error}", "mend the line")
-                    continue
-                if message is None:
-                    continue
-                row = _row(message, types)
-                if row is None:
-                    continue
-                if time is None:
-                    raise DataError(
-                        f"{path}: line {line}: no time; the sentences carry none of their own",
-                        "log them with a tag block (\\c:1577836800*hh\\!AIVDM,...) or unix seconds in front",
-                    )
-                rows.append((line, time, *row))
+            for row in _positions(path, file, NMEAMessage, (AISBaseException, ValueError, IndexError), bad):
+                rows.append(row)
                 if len(rows) == BATCH:
                     yield _batch(rows, pyarrow)
                     rows = []
@@ -75,6 +51,35 @@ def read(path: Path, bad: BadRows) -> Iterator[Batch]:
         raise unreadable(path, error) from error
     if rows:
         yield _batch(rows, pyarrow)
+
+
+def _positions(
+    path: Path, lines: Iterable[str], sentence: Any, broken: tuple[type[Exception], ...], bad: BadRows
+) -> Iterator[tuple[Any, ...]]:
+    """Yield (line, time, vessel, type, lat, lon, sog, cog, heading) of each position report."""
+    types: dict[int, str] = {}
+    parts: dict[tuple[Any, ...], list[Any]] = {}
+    time: float | None = None
+    for number, text in enumerate(lines, start=1):
+        found = _LINE.match(text.strip())
+        if found is None:
+            bad.counts["lines that are no sentence"] += bool(text.strip())
+            continue
+        stamp = found[1] or found[2]
+        time = float(stamp) if stamp else time
+        try:
+            message = _decoded(sentence.from_bytes(found[3].encode()), parts)
+        except broken as error:
+            bad.row(f"{path}: line {number}: no AIS sentence: {error}", "mend the line")
+            continue
+        row = None if message is None else _row(message, types)
+        if row is not None and time is None:
+            raise DataError(
+                f"{path}: line {number}: no time; the sentences carry none of their own",
+                "log them with a tag block (\\c:1577836800*hh\\!AIVDM,...) or unix seconds in front",
+            )
+        if row is not None:
+            yield number, time, *row
 
 
 def _decoded(sentence: Any, parts: dict[tuple[Any, ...], list[Any]]) -> Any:

@@ -89,7 +89,7 @@ class Converter:
             found = self._batch(path, columns, lines, extent)
             found["file"] = file
             yield found
-        if extent.cogs >= 100 and extent.cog_max < 90:
+        if extent.cogs >= 100 and 0 < extent.cog_max < 90:
             log.warn(f"{path}: no course is over {extent.cog_max:g}: degrees are expected; are these radians or tens?")
 
     def _batch(self, path: Path, columns: Columns, lines: Ints, extent: Extent) -> Points:

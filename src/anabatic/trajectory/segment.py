@@ -6,7 +6,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -122,8 +122,8 @@ def read_segments(
     from anabatic.trajectory.word_rows import read_rows
 
     reading = reading or Reading()
-    if expect is not None and expect.format != reading.format:
-        reading = replace(reading, format=expect.format, resolution=expect.resolution)
+    if expect is not None:
+        reading = replace(reading, format=cast(Any, expect.format), resolution=expect.resolution)
     named = files(paths)
     rows = [path for path in named if path.name.lower().endswith(WORDS)]
     bad = BadRows(reading.on_bad_row == "skip")

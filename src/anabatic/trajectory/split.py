@@ -58,7 +58,8 @@ def load(path: Path) -> Split:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        split = Split(*(tuple(map(str, found.get(name, []))) for name in ("train", "valid", "test")), found["seed"])
+        train, valid, test = (tuple(map(str, found.get(name, []))) for name in ("train", "valid", "test"))
+        split = Split(train, valid, test, int(found["seed"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: no split: {error}", "it is written by `anabatic classify train`") from error
     twice = (
@@ -118,7 +119,7 @@ def make(labels: Mapping[str, int | None], valid: float = 0.15, test: float = 0.
         raise DataError(
             f"{len(labels)} vessels are too few to hold some out", "give more vessels, or a split of your own"
         )
-    return Split(*(tuple(sorted(sides[name])) for name in ("train", "valid", "test")), seed)
+    return Split(tuple(sorted(sides["train"])), tuple(sorted(sides["valid"])), tuple(sorted(sides["test"])), seed)
 
 
 def vessel_labels(rows: Iterable[Any]) -> dict[str, int | None]:

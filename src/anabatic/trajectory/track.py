@@ -11,6 +11,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+_VALUES = ("lat", "lon", "sog", "cog", "heading")
+
+
 @dataclass(frozen=True)
 class Track:
     """Columns of `n` points of one vessel.
@@ -44,8 +47,9 @@ class Track:
 
     def part(self, start: int, end: int) -> Track:
         """Return points `start` to `end` (exclusive)."""
-        columns = (self.time, self.lat, self.lon, self.sog, self.cog, self.heading)
-        return Track(self.vessel, self.source_file, *(one[start:end] for one in columns), self.label, self.line)
+        lat, lon, sog, cog, heading = (getattr(self, name)[start:end] for name in _VALUES)
+        time = self.time[start:end]
+        return Track(self.vessel, self.source_file, time, lat, lon, sog, cog, heading, self.label, self.line)
 
 
 def metres(lat: Floats, lon: Floats) -> Floats:

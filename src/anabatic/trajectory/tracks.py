@@ -18,6 +18,8 @@ from anabatic.trajectory.points import Converter, Points
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.track import Track
 
+_VALUES = ("lat", "lon", "sog", "cog", "heading")
+
 
 class Tracks:
     """What the files hold: the classes are known, the tracks come one by one, once.
@@ -79,9 +81,10 @@ class Tracks:
         return tally.most_common(1)[0][0] if tally else ""
 
     def _track(self, vessel: str, points: Points, label: str) -> Track:
-        columns = [points[name].astype(np.float64) for name in ("lat", "lon", "sog", "cog", "heading")]
+        lat, lon, sog, cog, heading = (points[name].astype(np.float64) for name in _VALUES)
         source = self._converter.files.texts[points["file"][0]]
-        return Track(vessel, source, points["time"], *columns, label=label, line=int(points["line"][0]))
+        line = int(points["line"][0])
+        return Track(vessel, source, points["time"], lat, lon, sog, cog, heading, label, line)
 
 
 @contextmanager

@@ -140,11 +140,10 @@ def _segment(row: dict[str, Any], path: Path, number: int, reading: Reading, bad
     label, name = _label(row)
     words = text.split()
     points = points_of(words)
-    features, place = _numbers(row, "features", len(NAMES)), _numbers(row, "place", 2)
+    features, pair = _numbers(row, "features", len(NAMES)), _numbers(row, "place", 2)
+    place = None if pair is None else (pair[0], pair[1])
     start = row.get("start") if isinstance(row.get("start"), int) else None
-    return Segment(
-        " ".join(text.split()), label, vessel, source, start, points, features, number, place and (place[0], place[1])
-    ), name
+    return Segment(" ".join(text.split()), label, vessel, source, start, points, features, number, place), name
 
 
 def _numbers(row: dict[str, Any], key: str, count: int) -> tuple[float, ...] | None:
