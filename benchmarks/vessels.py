@@ -96,7 +96,7 @@ def regions(segments: Segments, boxes: list[str]) -> list[tuple[str, set[str]]]:
 
 
 def trees(job: argparse.Namespace, segments: Segments, held_out: set[str], path: Path, grown: Forest | None) -> None:
-    """Write what trees alone say of the vessels inside `held_out`: those of the model, or fitted here in the same way."""
+    """Write what trees alone say of the vessels inside `held_out`: the model's own, or fitted alike."""
     groups = job.groups.split(",")
     columns = [at for at, name in enumerate(features.NAMES) if features.GROUPS[name] in groups]
     if grown is None:
