@@ -144,47 +144,71 @@ def _steps(times: list[int]) -> list[str]:
 
 
 def _compact(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
-    speeds, places = _fine("SPD"), speed_bins(track.sog).tolist()
-    courses = np.where(np.isnan(track.cog), -1, np.round(track.cog / COURSE_STEP) * COURSE_STEP % 360).astype(np.int64)
-    motion = [
-        f"{speeds[place]} {f'COG_{course}' if course >= 0 else 'COG_NONE'} {END}"
-        for place, course in zip(places, courses.tolist(), strict=True)
-    ]
+    courses = np.where(np.isnan(track.cog), _COURSES, np.round(track.cog / COURSE_STEP) % _COURSES).astype(np.int64)
+    table = _fine_motion()
+    motion = [table[place] for place in (speed_bins(track.sog) * (_COURSES + 1) + courses).tolist()]
     found, times, texts = cells(track, spec.resolution), track.time.tolist(), []
+    moved = _moved(np.array(found, np.int64), spec.resolution)
     for start, end in cuts:
         minute, second = divmod(times[start], 60)
-        parts = [f"{_minute(minute)} SECOND_{second} {_position(found[start], 0, spec.resolution)} {motion[start]}"]
-        steps = _steps(times[start:end])
-        for step, index in zip(steps, range(start + 1, end), strict=True):
-            moved = _moved(found[index - 1], found[index], spec.resolution)
-            parts.append(f"{step} {moved}{motion[index]}")
-        texts.append(" ".join(parts))
+        head = f"{_minute(minute)} SECOND_{second} {_from(found[start], 0, spec.resolution)}{motion[start]}"
+        rest = zip(_steps(times[start:end]), moved[start : end - 1], motion[start + 1 : end], strict=True)
+        texts.append(" ".join([head, *(f"{step} {move}{tail}" for step, move, tail in rest)]))
     return texts
 
 
-def _position(cell: int, level: int, resolution: int) -> str:
-    """Words of the base cell (level 0) and of the digits from `level` on."""
-    if resolution == 10 and level > 6:
-        return _last(cell >> 15 & 0xFFF, level)
-    return _from(cell >> 3 * (15 - resolution), level, resolution)
+@cache
+def _fine_motion() -> list[str]:
+    """Speed, course and end of a point, at place `speed * (_COURSES + 1) + course`."""
+    courses = [*(f"COG_{degrees}" for degrees in range(0, 360, COURSE_STEP)), "COG_NONE"]
+    return [f"{speed} {course} {END}" for speed in _fine("SPD") for course in courses]
+
+
+_COURSES = 360 // COURSE_STEP
+
+
+def _moved(found: Ints, resolution: int) -> list[str]:
+    """What changed from cell to cell: the digits from the first that differs, a space behind; empty within a cell."""
+    differ = found[1:] ^ found[:-1]
+    bits = np.frexp(differ.astype(np.float64))[1].astype(np.int64)  # a difference has at most 52 bits: exact
+    levels = np.where(differ == 0, -1, np.maximum(0, 15 - (bits - 1) // 3))
+    near = np.where(
+        (levels > resolution - 4) & (levels > 0), levels << 12 | found[1:] >> 3 * (15 - resolution) & 0xFFF, 0
+    )
+    last = _last(resolution)
+    return [
+        last[key] if key else "" if level < 0 else _from(cell, level, resolution)
+        for key, level, cell in zip(near.tolist(), levels.tolist(), found[1:].tolist(), strict=True)
+    ]
+
+
+class _Last(dict[int, str]):
+    """Words of at most four last digits, made when they are first asked for: `level << 12 | digits`."""
+
+    def __init__(self, resolution: int) -> None:
+        super().__init__()
+        self._resolution = resolution
+
+    def __missing__(self, key: int) -> str:
+        made = self[key] = _digit_words(key & 0xFFF, key >> 12, self._resolution)
+        return made
 
 
 @cache
-def _last(digits: int, level: int) -> str:
-    return " ".join(f"H3_{one}_{digits >> 3 * (10 - one) & 7}" for one in range(level, 11))
+def _last(resolution: int) -> _Last:
+    return _Last(resolution)
+
+
+def _digit_words(digits: int, level: int, resolution: int) -> str:
+    levels = range(max(level, 1), resolution + 1)
+    return "".join(f"H3_{one}_{digits >> 3 * (resolution - one) & 7} " for one in levels)
 
 
 @lru_cache(2**16)
-def _from(digits: int, level: int, resolution: int) -> str:
-    base = [f"H3_base_{digits >> 3 * resolution & 127}"] if level == 0 else []
-    words = [f"H3_{one}_{digits >> 3 * (resolution - one) & 7}" for one in range(max(level, 1), resolution + 1)]
-    return " ".join([*base, *words])
-
-
-def _moved(before: int, after: int, resolution: int) -> str:
-    """What changed: the digits from the first that differs; empty within a cell."""
-    differ = before ^ after
-    return _position(after, max(0, 15 - (differ.bit_length() - 1) // 3), resolution) + " " if differ else ""
+def _from(cell: int, level: int, resolution: int) -> str:
+    """Words of the base cell (level 0) and of the digits from `level` on, a space behind each."""
+    base = f"H3_base_{cell >> 45 & 127} " if level == 0 else ""
+    return base + _digit_words(cell >> 3 * (15 - resolution), level, resolution)
 
 
 def _motion(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:

@@ -107,8 +107,9 @@ def _csv(path: Path, renamed: dict[str, str], bad: BadRows) -> Iterator[Batch]:
                 if row.text.strip():
                     what = f"{row.actual_columns} cells, the heading has {row.expected_columns}"
                     bad.row(f"{path}: line {row.number}: {what}", "mend the row")
-            lines = np.setdiff1d(lines, [row.number for row in broken])
-            broken.clear()
+            if broken:
+                lines = np.setdiff1d(lines, [row.number for row in broken])
+                broken.clear()
             yield {ours: batch.column(theirs) for ours, theirs in names.items()}, lines
 
 
