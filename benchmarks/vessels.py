@@ -24,7 +24,11 @@ import numpy as np
 
 from anabatic.config.classify_eval import bounds
 from anabatic.config.reading import Reading
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.models import forest
+from anabatic.models.forest import Forest
+from anabatic.recipes import classify_predict
 from anabatic.trajectory import evaluate, features, split
 from anabatic.trajectory.segment import Segment, Segments, read_segments
 
@@ -42,9 +46,8 @@ def main() -> None:
         if job.only and name not in job.only:
             continue
         began = time.monotonic()
-        trees(job, segments, held_out, job.out / f"trees-{name}.jsonl")
-        if not job.trees_only:
-            model(job, segments, held_out, name)
+        grown = None if job.trees_only else model(job, segments, held_out, name)
+        trees(job, segments, held_out, job.out / f"trees-{name}.jsonl", grown)
         print(f"{name}: {len(held_out)} vessels held out, {time.monotonic() - began:.0f} s", flush=True)
     for kind in ("trees",) if job.trees_only else ("trees", "model"):
         files = [job.out / f"{kind}-{name}.jsonl" for name in parts]
@@ -92,15 +95,16 @@ def regions(segments: Segments, boxes: list[str]) -> list[tuple[str, set[str]]]:
     return found
 
 
-def trees(job: argparse.Namespace, segments: Segments, held_out: set[str], path: Path) -> None:
-    """Fit trees alone on the vessels outside `held_out`, and write what they say of those inside."""
+def trees(job: argparse.Namespace, segments: Segments, held_out: set[str], path: Path, grown: Forest | None) -> None:
+    """Write what trees alone say of the vessels inside `held_out`: the model's own, or fitted alike."""
     groups = job.groups.split(",")
     columns = [at for at, name in enumerate(features.NAMES) if features.GROUPS[name] in groups]
-    train = [row for row in segments.rows if row.vessel not in held_out]
+    if grown is None:
+        train = [row for row in segments.rows if row.vessel not in held_out]
+        weights = forest.even([row.vessel for row in train])
+        labels = np.array([row.label for row in train])
+        grown = forest.fit(numbers(train, columns), labels, weights, len(segments.classes), 250, job.seed)
     test = [row for row in segments.rows if row.vessel in held_out]
-    weights = forest.even([row.vessel for row in train])
-    labels = np.array([row.label for row in train])
-    grown = forest.fit(numbers(train, columns), labels, weights, len(segments.classes), 250, job.seed)
     write(path, test, grown.probabilities(numbers(test, columns)), segments.classes)
 
 
@@ -119,22 +123,21 @@ def write(path: Path, rows: list[Segment], probabilities: np.ndarray, classes: t
             file.write(json.dumps(line) + "\n")
 
 
-def model(job: argparse.Namespace, segments: Segments, held_out: set[str], name: str) -> None:
-    """Train on the vessels outside `held_out` and predict those inside."""
+def model(job: argparse.Namespace, segments: Segments, held_out: set[str], name: str) -> Forest | None:
+    """Train on the vessels outside `held_out`, predict those inside, and return the trees beside the network."""
     run = job.out / f"run-{name}"
     sides = {row.vessel for row in segments.rows} - held_out
     split.Split(tuple(sorted(sides)), tuple(sorted(held_out)), (), job.seed).save(job.out / f"split-{name}.json")
     reading = ("--tracks.format", job.words, "--tracks.points", str(job.points))
-    groups = [word for group in job.groups.split(",") for word in ("--head.features", group)]
     anabatic(
-        "classify", "train", "--data", job.data, *reading, *groups, "--out", str(run), "--seed", str(job.seed),
-        "--data.split", str(job.out / f"split-{name}.json"), "--eval.every", "1000000", *job.options,
+        "classify", "train", "--data", job.data, *reading, "--head.features", *job.groups.split(","), "--out", str(run),
+        "--seed", str(job.seed), "--data.split", str(job.out / f"split-{name}.json"), "--eval.every", "1000000",
+        *job.options,
     )  # fmt: skip
-    told = job.out / f"all-{name}.jsonl"
-    anabatic("classify", "predict", "-m", str(run / "final_model"), "--data", job.data, *reading, "-o", str(told))
-    with open(told, encoding="utf-8") as file, open(job.out / f"model-{name}.jsonl", "w", encoding="utf-8") as kept:
-        kept.writelines(line for line in file if json.loads(line)["vessel"] in held_out)
-    told.unlink()
+    classifier = TrajectoryClassifier(run / "final_model", DeviceConfig(threads=1))
+    test = [row for row in segments.rows if row.vessel in held_out]
+    write(job.out / f"model-{name}.jsonl", test, classify_predict.ask(classifier, test), segments.classes)
+    return forest.load(classifier.folder) if classifier.description.trees_share else None
 
 
 def anabatic(*words: str) -> None:
