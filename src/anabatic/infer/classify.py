@@ -157,7 +157,6 @@ class TrajectoryClassifier:
         words.report("the segments")
         return samples
 
-
     def _numbers(self, count: int, features: np.ndarray | None) -> np.ndarray | None:
         """Return the numbers as the head takes them; all unknown where none are given."""
         names = self.description.features

@@ -31,8 +31,13 @@ def run(job: ClassifyMapJob) -> None:
     rows = [path for path in inputs if path.name.lower().endswith(WORDS)]
     tables = [path for path in inputs if path not in rows]
     predictions = [path for path in rows if _predicts(path, bad)]
-    vessels = _vessels(job, tables, [path for path in rows if path not in predictions], predictions, bad)
     told = [row for path in predictions for row in prediction_rows(path, bad)]
+    words = [path for path in rows if path not in predictions]
+    if not tables and not words and not all(row.get("original_text") for row in told):
+        raise DataError(
+            f"{predictions[0]}: predictions without words hold no position", "name the AIS files beside them"
+        )
+    vessels = _vessels(job, tables, words or predictions, bad)
     missing = maps.predict(vessels, told)
     if missing:
         log.warn(f"{missing:,} predicted vessels are not among the points")
@@ -53,15 +58,13 @@ def _predicts(path: Path, bad: BadRows) -> bool:
     return "predicted_class" in first
 
 
-def _vessels(
-    job: ClassifyMapJob, tables: list[Path], words: list[Path], predictions: list[Path], bad: BadRows
-) -> dict[str, Drawn]:
-    """Points from AIS files, else from rows of words, else from the words of the predictions."""
+def _vessels(job: ClassifyMapJob, tables: list[Path], words: list[Path], bad: BadRows) -> dict[str, Drawn]:
+    """Points from AIS files, else from rows with words."""
     if tables:
         with open_tracks(tables, job.tracks, bad) as tracks:
             vessels = maps.from_tracks(tracks)
     else:
-        segments = read_rows(words or predictions, job.tracks, None, bad)
+        segments = read_rows(words, job.tracks, None, bad)
         vessels = maps.from_segments(segments, segments.classes, segments.spec)
     if not vessels:
         raise DataError("no vessel to draw", "give AIS files, rows of words or predictions")

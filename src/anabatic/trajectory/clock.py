@@ -77,7 +77,7 @@ def _recognised(text: Any, ahead: int) -> Ints:
         result = _iso(text, first, ahead)
     rest = np.flatnonzero((result == NONE) & (pc.fill_null(pc.utf8_length(text), 0).to_numpy() > 0))
     if len(rest):
-        result[rest] = _each(text.take(pa.array(rest)), _SLOW, ahead)
+        result[rest] = _each(text.take(pa.array(rest)), (None, *_SLOW), ahead)
     return result
 
 
@@ -90,7 +90,7 @@ def _iso(text: Any, first: str, ahead: int) -> Ints:
     try:
         micros = text.cast(kind).cast(pa.int64())
     except pa.ArrowInvalid:
-        return _each(text, (), ahead)
+        return _each(text, (None,), ahead)
     found = _filled(micros, 0)
     good = found != NONE
     found[good] = found[good] // 1_000_000 - (0 if zoned else ahead)
@@ -117,15 +117,15 @@ def _epoch(numbers: Any) -> Ints:
     return np.where(known, np.floor(np.where(known, values, 0) / scale), NONE).astype(np.int64)
 
 
-def _each(text: Any, formats: tuple[str, ...], ahead: int) -> Ints:
-    """One by one, each format in turn, ISO first: for texts that are not all alike."""
+def _each(text: Any, formats: tuple[str | None, ...], ahead: int) -> Ints:
+    """One by one, each format in turn; None is ISO 8601."""
     return np.array([_one(value, formats, ahead) for value in text.to_pylist()], dtype=np.int64)
 
 
-def _one(value: str | None, formats: tuple[str, ...], ahead: int) -> int:
+def _one(value: str | None, formats: tuple[str | None, ...], ahead: int) -> int:
     if not value:
         return int(NONE)
-    for parse in (None, *formats):
+    for parse in formats:
         try:
             iso = value.replace("Z", "+00:00") if value.endswith("Z") else value
             when = dt.datetime.fromisoformat(iso) if parse is None else dt.datetime.strptime(value, parse)

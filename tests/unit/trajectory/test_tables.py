@@ -119,6 +119,7 @@ def test_times(text: str) -> None:
 def test_times_without_a_zone_may_be_local() -> None:
     column = pa.array(["2020-01-01 08:00:09", "2020-01-01T00:00:09Z"])
     assert seconds(column, None, 8).tolist() == [START, START]
+    assert seconds(pa.array(["2020-01-01 08:00:09"]), "%H", 0).tolist() == [NONE]
     assert seconds(pa.array(["31.12.2019 9h"]), "%d.%m.%Y %Hh", 0).tolist() == [START - 9 - 15 * 3600]
 
 
