@@ -31,6 +31,16 @@ _LAZY = (
     ("chat", "anabatic.cli.chat:chat", USE),
 )
 
+_CLASSIFY = (
+    ("words", "words"),
+    ("pretrain", "pretrain"),
+    ("train", "train"),
+    ("predict", "predict"),
+    ("eval", "evaluate"),
+    ("map", "draw"),
+)
+"""Verb, and its name in `cli/classify.py`."""
+
 EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
 
@@ -58,6 +68,10 @@ def build() -> App:
         "anabatic.cli.launch:app", name="launch", help="Run a training command in several processes or machines.",
         group=TRAIN,
     )  # fmt: skip
+    classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
+    for verb, name in _CLASSIFY:
+        classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)
+    app.command(classify)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")

@@ -28,11 +28,13 @@ def job_command(name: str) -> Callable[..., int]:
     row = commands.get(name)
     cls = row.job_class()
 
-    def command(**given: Any) -> int:
+    def command(*words: str, **given: Any) -> int:
         files = given.pop("config", None) or []
+        if words:
+            given[row.words] = [*map(check.Text, words), *(given.get(row.words) or [])]
         return run_job(row, load.load(name, files, tree(given)))
 
-    parameters = [config_parameter(), *_parameters(cls, row.short)]
+    parameters = [*_words_parameter(cls, row.words), config_parameter(), *_parameters(cls, row.short)]
     set_signature(command, parameters)
     command.__doc__ = template.class_doc(cls)
     return command
@@ -55,8 +57,17 @@ def spread(row: commands.Command, job: Any, launch: Launch) -> int:
     return spawn.run(row.name, load.dump(job), launch, Path(out) if out else None)
 
 
+def _words_parameter(cls: type, name: str) -> Iterator[inspect.Parameter]:
+    """The words without an option, where the command takes some."""
+    if name:
+        about = template.field_docs(cls).get(name, "")
+        parameter = Parameter(help=about, group=TOP, show_default=False)
+        hint = Annotated[str, parameter]
+        yield inspect.Parameter(name.upper(), inspect.Parameter.VAR_POSITIONAL, annotation=hint)
+
+
 def set_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
-    """Give a `**kwargs` function the keyword-only `parameters` that the CLI library is to see."""
+    """Give a `*words, **kwargs` function the `parameters` that the CLI library is to see."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
 

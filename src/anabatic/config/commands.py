@@ -29,6 +29,8 @@ class Command:
     """Files under its `out` that later jobs read."""
     short: dict[str, str] = field(default_factory=dict)
     """Dotted key -> a shorter name of its option."""
+    words: str = ""
+    """The list that words without an option fill: `classify words FILE FILE`."""
 
     def job_class(self) -> type:
         """Import and return the dataclass of the command's settings."""
@@ -90,6 +92,56 @@ _ROWS = (
         trains=True,
         makes=_MODELS,
         short=_SHORT,
+    ),
+    Command(
+        "classify words",
+        "anabatic.config.classify_words:ClassifyWordsJob",
+        "anabatic.recipes.classify_words:run",
+        "Turn AIS files into rows of words.",
+        short={"out": "-o"},
+        words="inputs",
+    ),
+    Command(
+        "classify pretrain",
+        "anabatic.config.classify_train:ClassifyPretrainJob",
+        "anabatic.recipes.classify_pretrain:run",
+        "Train a model on words of vessel trajectories, before it learns classes.",
+        trains=True,
+        makes=_MODELS,
+        short={**_SHORT, "model.depth": "--depth"},
+    ),
+    Command(
+        "classify train",
+        "anabatic.config.classify_train:ClassifyTrainJob",
+        "anabatic.recipes.classify_train:run",
+        "Train a classifier of vessel trajectories.",
+        trains=True,
+        makes=("best_model/classifier.json", "final_model/classifier.json"),
+        short={**_SHORT, "model.depth": "--depth"},
+    ),
+    Command(
+        "classify predict",
+        "anabatic.config.classify_predict:ClassifyPredictJob",
+        "anabatic.recipes.classify_predict:run",
+        "Say which class segments and vessels belong to.",
+        short={"model": "-m", "out": "-o"},
+        words="inputs",
+    ),
+    Command(
+        "classify eval",
+        "anabatic.config.classify_eval:ClassifyEvalJob",
+        "anabatic.recipes.classify_eval:run",
+        "Score a classifier per segment and per vessel, beside what it must beat.",
+        makes=("eval.json",),
+        short={"model": "-m"},
+    ),
+    Command(
+        "classify map",
+        "anabatic.config.classify_map:ClassifyMapJob",
+        "anabatic.recipes.classify_map:run",
+        "Draw vessels on a map, coloured by their class, errors marked.",
+        short={"out": "-o"},
+        words="inputs",
     ),
     Command(
         "merge",

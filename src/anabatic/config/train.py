@@ -11,19 +11,16 @@ from anabatic.config.tuner import Freeze, Lora
 
 
 @dataclass(kw_only=True)
-class TrainJob:
-    """A training."""
+class LoopJob:
+    """What the training loop needs, whatever is trained on."""
 
     out: str = "runs/train"
     """Run folder."""
-    tokenizer: str | None = None
-    """Folder with tokenizer.json; default: the one of the model."""
     seed: int = 0
     """Seed of the data order."""
     fused: Literal["auto", "off"] = "auto"
     """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
     parallel: Parallel = field(default_factory=Parallel)
-    data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
@@ -35,6 +32,15 @@ class TrainJob:
     def __post_init__(self) -> None:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
+
+
+@dataclass(kw_only=True)
+class TrainJob(LoopJob):
+    """A training on text or conversations."""
+
+    tokenizer: str | None = None
+    """Folder with tokenizer.json; default: the one of the model."""
+    data: Data = field(default_factory=Data)
 
 
 def _gentle() -> Optim:

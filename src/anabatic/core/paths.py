@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.text import size
@@ -130,19 +131,57 @@ def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT) -> N
         Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe; an older
             `path` is untouched.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    with file_atomic(path, remedy) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def file_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[IO[bytes]]:
+    """Yield a file under a temporary name; when the block ends well it is synced and takes `path`'s place.
+
+    When the block raises, the temporary file is removed and an older `path` is untouched.
+
+    Args:
+        path: the file.
+        remedy: how the user chooses another place for it.
+
+    Raises:
+        Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe.
+    """
     path = _regular(path, remedy)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         fsync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise cannot_write(path, error, remedy) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def output_file(out: str, name: str) -> Path:
+    """Return the file that `out` names: itself when it ends as `name` does, else `name` in the folder `out`.
+
+    The folder is made.
+
+    Raises:
+        ConfigError: `out` names a file of another kind.
+        Failure: the folder cannot be made.
+    """
+    path, suffix = Path(out).expanduser(), Path(name).suffix
+    if path.suffix != suffix:
+        if path.is_file() or path.suffix in (".csv", ".json", ".jsonl", ".html", ".txt", ".parquet"):
+            raise ConfigError(f"out is {out}", f"give a file NAME{suffix} or a folder")
+        path = path / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return path
 
 
 def _regular(path: Path, remedy: str) -> Path:

@@ -24,6 +24,7 @@ class Batch:
         num_targets: labels that are learned, counted on the host; of preference pairs, the pairs.
         num_tokens: tokens that came from the data (T less the padded tail).
         state: where the loader stands after this batch, JSON-serialisable.
+        extra: what else the data say of each segment, by name; first axis: segments that are no padding.
     """
 
     input_ids: torch.Tensor
@@ -33,6 +34,7 @@ class Batch:
     num_targets: int
     num_tokens: int
     state: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block."""
@@ -44,4 +46,5 @@ class Batch:
             self.num_targets,
             self.num_tokens,
             self.state,
+            {name: value.to(device, non_blocking=True) for name, value in self.extra.items()},
         )

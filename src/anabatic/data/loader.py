@@ -15,13 +15,14 @@ from anabatic.data.pack import Lay, flatten, pad
 from anabatic.data.padded import PaddedStream
 from anabatic.data.part import Part
 from anabatic.data.prefetch import Prefetch
+from anabatic.data.sequences import Sequences
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage, Stream, check_sizes
 from anabatic.data.valid import ValidPass, valid_batches
 
 __all__ = ["Loader", "ValidPass", "valid_batches"]
 
-Sources = Sequence[tuple[ShardSet | Part, "float | None"]]
+Sources = Sequence[tuple[ShardSet | Part | Sequences, "float | None"]]
 
 
 class Loader:
@@ -118,7 +119,9 @@ class _Reader:
     collected.
     """
 
-    def __init__(self, sets: list[ShardSet | Part], seq_len: int, capacity: int, pin_memory: bool, lay: Lay) -> None:
+    def __init__(
+        self, sets: list[ShardSet | Part | Sequences], seq_len: int, capacity: int, pin_memory: bool, lay: Lay
+    ) -> None:
         self._sets = sets
         self._seq_len = seq_len
         self._capacity = capacity
@@ -131,6 +134,7 @@ class _Reader:
         if self._pin_memory:
             for name in ("input_ids", "labels", "position_ids"):
                 setattr(batch, name, getattr(batch, name).pin_memory())
+            batch.extra = {name: value.pin_memory() for name, value in batch.extra.items()}
         return batch
 
 
@@ -174,11 +178,11 @@ def shares(sources: Sources) -> list[float]:
     return [(1.0 - given) * shards.num_tokens / free if weight is None else weight for shards, weight in sources]
 
 
-def _dropped(shards: ShardSet | Part) -> str:
+def _dropped(shards: ShardSet | Part | Sequences) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in shards.counts.items())
 
 
-def _inputs(shards: ShardSet | Part, seq_len: int) -> int:
+def _inputs(shards: ShardSet | Part | Sequences, seq_len: int) -> int:
     """Return the inputs of one pass; conversations that are cut here, not when they were tokenised, are
     reported.
     """

@@ -14,6 +14,7 @@ import numpy as np
 from anabatic.core.errors import ConfigError
 from anabatic.data.order import mix, permute
 from anabatic.data.part import Part
+from anabatic.data.sequences import Sequences
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Slot, Stage, Stream
 
@@ -35,7 +36,7 @@ def groups(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     return made
 
 
-def one_pass(sets: Sequence[ShardSet | Part], seq_len: int, capacity: int, seed: int) -> tuple[int, float]:
+def one_pass(sets: Sequence[ShardSet | Part | Sequences], seq_len: int, capacity: int, seed: int) -> tuple[int, float]:
     """Return the micro-batches of one pass over all conversations, and the share of padding in them.
 
     Of several windows another order makes slightly other numbers; one window has none but these.
@@ -51,11 +52,11 @@ def one_pass(sets: Sequence[ShardSet | Part], seq_len: int, capacity: int, seed:
     return batches, 1.0 - float(lengths.sum()) / placed
 
 
-def _shards(one: ShardSet | Part) -> int:
+def _shards(one: ShardSet | Part | Sequences) -> int:
     return len(one.meta["shards"])
 
 
-def require_rows(sets: Sequence[ShardSet | Part]) -> None:
+def require_rows(sets: Sequence[ShardSet | Part | Sequences]) -> None:
     """Make sure that there are rows to pad: a text has none, it is cut wherever a batch is full.
 
     Raises:
@@ -80,7 +81,7 @@ class PaddedStream(Stream):
 
     def __init__(
         self,
-        sources: Sequence[tuple[ShardSet | Part, float]],
+        sources: Sequence[tuple[ShardSet | Part | Sequences, float]],
         *,
         seq_len: int,
         capacity: int,

@@ -26,9 +26,9 @@ class Part:
         self.counts = whole.counts
         self.meta: dict[str, Any] = {**whole.meta, "shards": [{"docs": self.num_docs}]}
 
-    def entry(self, i: int) -> Entry:
-        """Return where entry `i` lies."""
-        return self._whole.entry(int(self._chosen[i]))
+    def entry(self, i: int, turn: int = 0) -> Entry:
+        """Return where entry `i` lies, read in pass `turn`."""
+        return self._whole.entry(int(self._chosen[i]), turn)
 
     def lengths(self, shard: int) -> np.ndarray:
         """Return the inputs of every entry, int64."""

@@ -70,7 +70,7 @@ def read_jsonl(path: Path, name: str, columns: Columns) -> Iterator[Document | P
     """Yield the rows of a JSON-lines file, plain or compressed. Blank lines hold no row."""
     number = 0
     try:
-        with closing(_open(path)) as stream:
+        with closing(open_lines(path)) as stream:
             for number, offset, line in numbered_lines(stream):
                 item = _json_row(path, name, columns, number, offset, line)
                 if item is not None:
@@ -82,7 +82,8 @@ def read_jsonl(path: Path, name: str, columns: Columns) -> Iterator[Document | P
         )
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_lines(path: Path) -> IO[bytes]:
+    """Open a file of lines, plain or compressed."""
     if path.suffix.lower() == ".gz":
         return cast("IO[bytes]", gzip.open(path, "rb"))
     if path.suffix.lower() == ".zst":

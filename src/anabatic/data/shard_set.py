@@ -37,11 +37,12 @@ _DAMAGED = "delete the folder; it is built again from the sources"
 
 
 class Entry(NamedTuple):
-    """Where an entry lies: its shard, its first token there and its number of inputs."""
+    """Where an entry lies: its shard, its first token there and its number of inputs; and in which pass it is read."""
 
     shard: int
     offset: int
     length: int
+    turn: int = 0
 
 
 class _Files:
@@ -149,13 +150,13 @@ class ShardSet:
         """Close the files; reading opens them again."""
         self._files.close()
 
-    def entry(self, i: int) -> Entry:
-        """Return where entry `i` lies."""
+    def entry(self, i: int, turn: int = 0) -> Entry:
+        """Return where entry `i` lies, read in pass `turn`."""
         shard, local = self._locate(i)
         data = self._files.read(f"{shard:05d}.idx", local * 8, 16)
         start = int.from_bytes(data[:8], "little")
         length = int.from_bytes(data[8:], "little") - start
-        return Entry(shard, start, length - int(self.is_chat))
+        return Entry(shard, start, length - int(self.is_chat), turn)
 
     def length(self, i: int) -> int:
         """Return the inputs of entry `i`."""

@@ -9,6 +9,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.order import Order, mix
 from anabatic.data.pack import choose
 from anabatic.data.part import Part
+from anabatic.data.sequences import Sequences
 from anabatic.data.shard_set import Entry, ShardSet
 
 
@@ -56,7 +57,9 @@ class _Cursor:
     Conversations wait in a short line, from which the oldest that fits, or the best fit, is taken.
     """
 
-    def __init__(self, number: int, shards: ShardSet | Part, seq_len: int, key: int, lookahead: int) -> None:
+    def __init__(
+        self, number: int, shards: ShardSet | Part | Sequences, seq_len: int, key: int, lookahead: int
+    ) -> None:
         self.number = number
         self._shards = shards
         self._seq_len = seq_len
@@ -97,7 +100,7 @@ class _Cursor:
         return Slot(self.number, entry, 0, n)
 
     def _draw(self, draw: int) -> _Waiting:
-        entry = self._shards.entry(self._order[draw])
+        entry = self._shards.entry(self._order[draw], draw // self._shards.num_docs)
         return _Waiting(draw, entry, min(entry.length, self._seq_len))
 
     def state(self) -> dict[str, Any]:
@@ -136,7 +139,7 @@ class Stream:
 
     def __init__(
         self,
-        sources: Sequence[tuple[ShardSet | Part, float]],
+        sources: Sequence[tuple[ShardSet | Part | Sequences, float]],
         *,
         seq_len: int,
         capacity: int,

@@ -9,10 +9,11 @@ from anabatic.core.errors import DataError
 from anabatic.data.batch import Batch
 from anabatic.data.order import Order
 from anabatic.data.pack import Lay, Piece, best_fit, cut, flatten
+from anabatic.data.sequences import Sequences
 from anabatic.data.shard_set import Entry, ShardSet
 from anabatic.data.stream import check_sizes
 
-_Slot = tuple[ShardSet, Entry, int, int]
+_Slot = tuple[ShardSet | Sequences, Entry, int, int]
 
 
 class ValidPass:
@@ -29,7 +30,7 @@ class ValidPass:
             `num_bytes`. The bytes of a conversation that is cut here (shards built without `seq_len`) are
             scaled by its learned tokens.
         num_tokens: inputs of all ranks together.
-        entries: what was chosen, all ranks together, conversations cut to `seq_len`.
+        entries: what was chosen of the tokenised sets, all ranks together, conversations cut to `seq_len`.
         num_batches: batches per rank, the same for every rank; a rank that has fewer gets batches without
             targets.
 
@@ -40,7 +41,7 @@ class ValidPass:
 
     def __init__(
         self,
-        shard_sets: Sequence[ShardSet],
+        shard_sets: Sequence[ShardSet | Sequences],
         seq_len: int,
         micro_batch_tokens: int,
         max_tokens: int,
@@ -71,7 +72,7 @@ class ValidPass:
         self._world_size = world_size
         self._lay = lay
 
-    def _choose(self, shards: ShardSet, budget: float, seq_len: int) -> None:
+    def _choose(self, shards: ShardSet | Sequences, budget: float, seq_len: int) -> None:
         order, taken = Order(shards.num_docs, 0), 0
         for draw in range(shards.num_docs):
             if taken >= budget:
@@ -85,7 +86,8 @@ class ValidPass:
                 num_bytes = round(num_bytes * int(mask[: seq_len + 1].sum()) / max(1, int(mask.sum())))
                 entry = entry._replace(length=seq_len)
             self.num_bytes += num_bytes
-            self.entries.append((shards, entry))
+            if isinstance(shards, ShardSet):
+                self.entries.append((shards, entry))
             self._pieces.extend((shards, entry, start, n) for start, n in cut(entry.length, seq_len))
             taken += entry.length
 
@@ -103,7 +105,7 @@ class ValidPass:
 
 
 def valid_batches(
-    shard_sets: Sequence[ShardSet],
+    shard_sets: Sequence[ShardSet | Sequences],
     seq_len: int,
     micro_batch_tokens: int,
     max_tokens: int,

@@ -1,4 +1,5 @@
-"""Attention over packed segments in plain torch: causal, with a window, capped scores and sinks where models have them.
+"""Attention over packed segments in plain torch: causal or both ways, with a window, capped scores and sinks where
+models have them.
 
 Shapes: `T` tokens, `R` segments side by side, `N` query heads, `K` key/value heads (N a multiple of K), `D` head size
 of queries and keys, `E` head size of values.
@@ -21,7 +22,8 @@ class Scores(NamedTuple):
     scale: float
     """Factor on the scores."""
     window: int | None = None
-    """A query sees this many positions, its own included (Mistral, arXiv 2310.06825); None: all before it."""
+    """A query sees this many positions, its own included (Mistral, arXiv 2310.06825), without a causal mask as many
+    after it; None: all."""
     softcap: float | None = None
     """`cap * tanh(score / cap)` (Gemma 2, arXiv 2408.00118, section 2)."""
     sinks: Tensor | None = None
@@ -34,7 +36,8 @@ class Scores(NamedTuple):
 
 
 def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Causal attention inside each segment; segments of like length share one call, so hardly anything is padded.
+    """Attention inside each segment, causal or not; segments of like length share one call, so hardly anything is
+    padded.
 
     Right padding needs no mask under a causal mask: no real query sees a later key.
 
@@ -47,10 +50,11 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, sco
     """
     q, k, v = (segments.spread(x) for x in (q, k, v))
     pieces = []
-    for start, rows, length in segments.groups:
+    for number, (start, rows, length) in enumerate(segments.groups):
         part = slice(start, start + rows * length)
         a, b, c = (x[part].unflatten(0, (rows, length)).transpose(1, 2) for x in (q, k, v))
-        pieces.append(_causal(a, b, c, scores).transpose(1, 2).flatten(0, 1))
+        out = _causal(a, b, c, scores) if segments.causal else _both_ways(a, b, c, segments.real[number], scores)
+        pieces.append(out.transpose(1, 2).flatten(0, 1))
     return segments.gather(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
 
 
@@ -71,6 +75,27 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         mask = (column <= row) & (column > row - width)
         pieces.append(attend(q[:, :, start:end], k[:, :, first:end], v[:, :, first:end], mask, scores))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+
+def _both_ways(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, scores: Scores) -> Tensor:
+    """As `_causal`, but a query also sees later keys, and no padding.
+
+    Args:
+        real: bool `[R, 1, 1, L]`, keys that are no padding; None: all are. The padding of the queries sees real keys
+            alone, too, so it has numbers, which nobody reads.
+    """
+    length = q.shape[2]
+    mask = real
+    if scores.window is not None and scores.window < length:
+        place = torch.arange(length, device=q.device)
+        near = (place[:, None] - place[None, :]).abs() < scores.window
+        own = place[:, None] == place[None, :]  # a query of the padding would else see nothing
+        mask = near if real is None else (near & real) | own
+    if mask is None and scores.plain:
+        return F.scaled_dot_product_attention(q, k, v, scale=scores.scale, enable_gqa=q.shape[1] != k.shape[1])
+    if mask is None:
+        mask = torch.ones(1, 1, 1, length, dtype=torch.bool, device=q.device)
+    return attend(q, k, v, mask, scores)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Scores) -> Tensor:

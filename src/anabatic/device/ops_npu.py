@@ -64,24 +64,26 @@ def swiglu_joint(both: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """npu_fusion_attention over packed tokens: layout TND, borders as a host list, causal inside each segment.
+    """npu_fusion_attention over packed tokens: layout TND, borders as a host list, inside each segment.
 
-    A window is sparse mode 4, `pre_tockens` keys before a query's own. The kernel has no capped scores, no gradient of
-    sinks, and no values wider than keys: those layers are composed of plain operators.
+    Causal is sparse mode 3; both ways is mode 0 without a mask. A window is sparse mode 4: `pre_tockens` keys before a
+    query's own, `next_tockens` after it. The kernel has no capped scores, no gradient of sinks, and no values wider
+    than keys: those layers are composed of plain operators.
     """
     if not scores.plain or v.shape[-1] > q.shape[-1]:
         return attention_reference(q, k, v, segments, scores)
     borders = segments.cu_seqlens[1:]
-    band: dict[str, int] = {"sparse_mode": 3}
+    band: dict[str, Any] = {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)} if segments.causal else {}
     if scores.window is not None:
-        band = {"sparse_mode": 4, "pre_tockens": scores.window - 1, "next_tockens": 0}
+        before = scores.window - 1
+        band = {"sparse_mode": 4, "atten_mask": _causal_mask(q.device), "pre_tockens": before}
+        band["next_tockens"] = 0 if segments.causal else before
     out: Tensor = _torch_npu().npu_fusion_attention(
         q,
         k,
         v,
         q.shape[1],
         "TND",
-        atten_mask=_causal_mask(q.device),
         scale=scores.scale,
         actual_seq_qlen=borders,
         actual_seq_kvlen=borders,

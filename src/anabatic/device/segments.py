@@ -30,11 +30,13 @@ class Segments:
         groups: `(start, rows, length)` of each group in the spread order.
         identity: the spread order is the packed order (all segments equally long), so nothing is moved.
         attended: layers that have used the plan; a layer that has not may have mixed segments.
+        causal: a token sees itself and what comes before it in its segment; False: its whole segment.
     """
 
-    def __init__(self, cu_seqlens: list[int], device: torch.device) -> None:
-        self.cu_seqlens = cu_seqlens
+    def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:
+        self.cu_seqlens, self.causal = cu_seqlens, causal
         self.attended = 0
+        self._lengths: list[np.ndarray] = []
         borders = np.asarray(cu_seqlens, dtype=np.int64)
         lengths = np.diff(borders)
         order = np.argsort(-lengths, kind="stable")
@@ -44,9 +46,28 @@ class Segments:
             self.groups.append((0, len(lengths), int(lengths[0])))
             return
         self._plan, self._device = _plan(borders, lengths, order, self.groups), device
+        first = 0
+        for _, rows, _ in self.groups:
+            self._lengths.append(lengths[order[first : first + rows]])
+            first += rows
         if len(lengths) <= _APART * len(self.groups):
             self.identity = True
             self.groups = [(int(start), 1, int(length)) for start, length in zip(borders[:-1], lengths, strict=True)]
+            self._lengths = []
+
+    @functools.cached_property
+    def real(self) -> list[Tensor | None]:
+        """For each group which keys are no padding, bool `[rows, 1, 1, length]`; None where all are.
+
+        Needed without a causal mask alone: under one no real query sees the padding, which comes after it.
+        """
+        found: list[Tensor | None] = [None] * len(self.groups)
+        for number, lengths in enumerate(self._lengths):
+            longest = self.groups[number][2]
+            if (lengths < longest).any():
+                mask = np.arange(longest)[None, :] < lengths[:, None]
+                found[number] = send(torch.from_numpy(mask[:, None, None, :]), self._device)
+        return found
 
     @functools.cached_property
     def _spread(self) -> Tensor:
@@ -99,7 +120,7 @@ def _plan(
 
 
 class _Move(torch.autograd.Function):
-    """Row selection whose gradient is row selection too: padded rows have no gradient under a causal mask."""
+    """Row selection whose gradient is row selection too: padded rows have no gradient, no real query sees them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, spread: Tensor, back: Tensor) -> Tensor:

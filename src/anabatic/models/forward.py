@@ -46,8 +46,12 @@ class Packed:
     target_rows: Tensor | None
 
 
-def pack(batch: Batch, device: torch.device) -> Packed:
-    """Move a batch to `device`. The rows with labels are found on the host, where the labels still are."""
+def pack(batch: Batch, device: torch.device, causal: bool = True) -> Packed:
+    """Move a batch to `device`. The rows with labels are found on the host, where the labels still are.
+
+    Args:
+        causal: tokens see what comes before them; False: their whole segment.
+    """
     rows = None
     targets = batch.labels
     if batch.num_targets != batch.labels.numel():
@@ -57,7 +61,7 @@ def pack(batch: Batch, device: torch.device) -> Packed:
     return Packed(
         send(batch.input_ids.unsqueeze(0), device),
         send(batch.position_ids.unsqueeze(0), device),
-        Segments(batch.cu_seqlens, device),
+        Segments(batch.cu_seqlens, device, causal),
         send(targets, device),
         rows,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,13 +104,17 @@ def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torc
     return model
 
 
-def skeleton(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def skeleton(folder: Path, dtype: torch.dtype, entries: int = 0) -> PreTrainedModel:
     """Return the model of a folder with its parameters on the meta device, tied where the configuration ties them.
+
+    Args:
+        entries: of a vocabulary that it must have room for.
 
     Raises:
         DataError: config.json is missing, torn, of an unknown architecture, or of a quantised model.
     """
     config = load_config(folder)
+    config.vocab_size = max(config.vocab_size, entries)
     if quantised := getattr(config, "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
         raise DataError(
@@ -147,14 +151,21 @@ def on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def fill(model: PreTrainedModel, folder: Path) -> None:
+def fill(model: PreTrainedModel, folder: Path, new: range = range(0), seed: int = 0) -> None:
     """Read the weights of a folder into a model that has memory, each rank its part; adapters stay as they are.
+
+    Args:
+        new: entries of the vocabulary that the folder's tokenizer lacks: their rows are drawn anew, with `seed`.
 
     Raises:
         DataError: a file is missing or torn, or the weights are another model's.
     """
     known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    stored.load(model, folder, {name for name in model.state_dict() if name in known and "lora_" not in name})
+    heads = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    rows = {name: new for name, weight in model.named_parameters() if id(weight) in heads} if new else {}
+    stored.load(
+        model, folder, {name for name in model.state_dict() if name in known and not stored.is_apart(name)}, rows, seed
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -172,6 +183,15 @@ def require_fit(config: PretrainedConfig, tokenizer: Any, folder: Path, seq_len:
             f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab_size}",
             "use the tokenizer that the model was trained with",
         )
+    require_positions(config, seq_len)
+
+
+def require_positions(config: PretrainedConfig, seq_len: int) -> None:
+    """Make sure that a model has room for segments of `seq_len` positions.
+
+    Raises:
+        DataError: it has not.
+    """
     if seq_len > config.max_position_embeddings:
         raise DataError(
             f"batch.seq_len is {seq_len}, the model was made for {config.max_position_embeddings} positions",
@@ -200,9 +220,18 @@ def recompute(model: PreTrainedModel, what: Recompute) -> None:
     enable(options)
 
 
-def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = True) -> None:
+def save_model(
+    model: PreTrainedModel,
+    folder: Path,
+    tokenizer: Any,
+    writes: bool = True,
+    also: Callable[[Path], None] | None = None,
+) -> None:
     """Write a Hugging Face folder that plain transformers loads: whole or not at all. All ranks call it, the one that
     `writes` writes; weights are gathered one by one and kept until a file is full.
+
+    Args:
+        also: writes what else belongs into the folder.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -219,6 +248,8 @@ def save_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: boo
         config.save_pretrained(temporary)
         GenerationConfig(**_chat_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        if also is not None:
+            also(temporary)
 
 
 def _chat_ids(tokenizer: Any) -> dict[str, Any]:

@@ -33,6 +33,11 @@ FILE_BYTES = 4 << 30
 """A weight file is closed when the next tensor would make it larger than this."""
 
 
+def is_apart(name: str) -> bool:
+    """True for what is stored in files of its own: adapters, and the head of a classifier."""
+    return "lora_" in name or name.startswith("classifier.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
@@ -114,12 +119,15 @@ class _Plan:
     surplus: list[str] = field(default_factory=list)
 
 
-def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
+def load(
+    model: PreTrainedModel, folder: Path, wanted: set[str], new: Mapping[str, range] | None = None, seed: int = 0
+) -> None:
     """Fill the parameters and persistent buffers `wanted` of a model, each rank its part.
 
     Args:
         model: has memory already; sharded or not.
         wanted: names as in `named_parameters()` and `named_buffers()`, tied ones once.
+        new: name of an embedding -> its rows that are drawn anew, with `seed`; the folder may lack the last of them.
 
     Raises:
         DataError: a tensor is missing, has another shape, or cannot be read.
@@ -131,6 +139,14 @@ def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
         filled: set[str] = set()
         wrong: list[tuple[str, list[int], list[int]]] = []
         for name, source in plan.plain.items():
+            if name in (new or {}):
+                assert new is not None
+                with _readable(folder, source):
+                    value = _widened(stored.read(source), targets[name].shape[0], new[name], seed)
+                if value.shape == targets[name].shape:
+                    put(targets[name], value)
+                    filled.add(name)
+                    continue
             if stored.shape(source) != list(targets[name].shape):
                 wrong.append((name, stored.shape(source), list(targets[name].shape)))
                 continue
@@ -148,6 +164,16 @@ def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
                 filled.add(name)
     _require_whole(folder, wrong, sorted(wanted - filled), plan.surplus)
     _require_known(model, folder, plan.surplus)
+
+
+def _widened(value: Tensor, rows: int, new: range, seed: int) -> Tensor:
+    """Return an embedding of `rows` rows, those of `new` with the mean and deviation of the rows before them."""
+    known = value[: new.start].float()
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.empty(len(new), value.shape[1]).normal_(generator=generator)
+    wide = torch.cat((value.float(), value.new_zeros(max(0, rows - len(value)), value.shape[1]).float()))
+    wide[new.start : new.stop] = known.mean(0) + drawn * known.std(0)
+    return wide
 
 
 def _fill(target: Tensor, stored: Stored, source: str) -> None:
@@ -249,7 +275,7 @@ def save(model: PreTrainedModel, folder: Path | None) -> None:
     index: dict[str, int] = {}
     room = FILE_BYTES
     for name, tensor in model.state_dict().items():
-        if name not in names:  # tied: kept once
+        if name not in names or is_apart(name):  # tied ones are kept once
             continue
         value = whole(tensor.detach())
         if folder is None:

@@ -43,7 +43,7 @@ def run(job: PretrainJob) -> int:
         division = settle(job.parallel, world, device)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
         if world.first:
-            sample.say([part for part, _ in data.train], tokenizer, job.log.samples)
+            sample.say(data.tokenised, tokenizer, job.log.samples)
 
         root = place(model, division, device, world)
         if job.model.path is not None:

@@ -32,6 +32,7 @@ from anabatic.parallel.shard import settle
 from anabatic.parallel.world import World
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
 from anabatic.train import plan as planning
+from anabatic.train.goal import preference
 from anabatic.train.run import find_checkpoint, open_folder
 
 
@@ -121,7 +122,7 @@ def tune(
         model, lora = _skeleton(job, named, base, device)
         division = settle(job.parallel, world, device)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
-        parts = [part for part, _ in data.train]
+        parts = data.tokenised
         for part in parts + (data.valid or []):
             if not part.is_chat and learning.pairs:
                 raise DataError(f"{part.name} is plain text, not pairs of answers", "name rows of chosen and rejected")
@@ -159,7 +160,8 @@ def tune(
             )
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.chat = bool(tokenizer.chat_template)
-        training.lora, training.base, training.lessons, training.objective = lora, base, lessons, objective
+        training.lora, training.base, training.lessons = lora, base, lessons
+        training.goal = preference(root, device, world, job.batch.seq_len, objective) if objective else None
         code = training.go()
     parallel.stop(world)
     return code

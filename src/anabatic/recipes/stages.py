@@ -79,8 +79,14 @@ def plan(job: PipelineJob, given: dict[str, str]) -> list[Plan]:
 
 def _files(settings: dict[str, Any]) -> dict[str, str]:
     """Names, sizes and times of the data files of a stage, as one digest a source: a changed corpus is a change."""
+    return {spec: _digest(spec) for spec in _sources(settings)}
+
+
+def _sources(settings: dict[str, Any]) -> list[str]:
+    """The files that a job reads: `data.train` and `data.valid`, or `data` and `inputs` that are lists."""
     data = settings.get("data") or {}
-    return {spec: _digest(spec) for spec in (*data.get("train", ()), *data.get("valid", ()))}
+    named = [*data.get("train", ()), *data.get("valid", ())] if isinstance(data, dict) else list(data)
+    return [*named, *settings.get("inputs", ())]
 
 
 def _digest(spec: str) -> str:
@@ -198,15 +204,23 @@ def require_data(stages: list[Plan]) -> None:
     """
     made: list[Path] = []
     for stage in stages:
-        data = load.tree_of(stage.job).get("data") or {}
-        for spec in (*data.get("train", ()), *data.get("valid", ())):
+        for spec in _sources(load.tree_of(stage.job)):
             if any(Path(os.path.expanduser(spec)).is_relative_to(folder) for folder in made):
                 continue
             try:
-                files(parse(spec))
+                _require_file(stage, spec)
             except UserError as error:
                 raise type(error)(f"stages.{stage.name}.job.data: {error}", error.hint) from error
         made.append(stage.output)
+
+
+def _require_file(stage: Plan, spec: str) -> None:
+    if stage.command.name.startswith("classify "):
+        from anabatic.trajectory import segment  # numpy, which planning does not need otherwise
+
+        segment.files([spec])
+    else:
+        files(parse(spec))
 
 
 _WHY = {

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 from transformers import PreTrainedModel
 
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
-from anabatic.config.train import TrainJob
+from anabatic.config.train import LoopJob
 from anabatic.config.tuner import Lora
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DataError
@@ -25,27 +25,26 @@ from anabatic.data import curriculum, shards
 from anabatic.data.curriculum import Levels
 from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.loader import Loader, Sources, ValidPass
-from anabatic.data.pack import flatten
-from anabatic.data.pairs import flatten_pairs, longest
+from anabatic.data.part import Part
+from anabatic.data.sequences import Sequences
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
 from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
-from anabatic.models.forward import Root, summed_loss
+from anabatic.models.forward import Root
 from anabatic.models.hf import save_model
-from anabatic.models.preference import NAMES, Objective, PreferenceLoss
 from anabatic.parallel.shard import Division, replicate
 from anabatic.parallel.world import World, barrier
 from anabatic.recipes import samples
 from anabatic.train import run
 from anabatic.train.checkpoint import Found
+from anabatic.train.goal import Goal, next_token
 from anabatic.train.loop import Fit, Progress, fit
 from anabatic.train.metrics import Metrics
-from anabatic.train.optim import Optimizer
+from anabatic.train.optim import Optimizer, Rates
 from anabatic.train.plan import Sizes
 from anabatic.train.step import TrainStep
-from anabatic.train.validate import validate, validate_pairs
 
 
 @dataclass
@@ -53,8 +52,13 @@ class Corpus:
     """Training sources with their weights, and the held-out sets; None when nothing is held out."""
 
     train: Sources
-    valid: list[ShardSet] | None
+    valid: list[ShardSet] | list[Sequences] | None
     levels: Levels | None = None
+
+    @property
+    def tokenised(self) -> list[ShardSet | Part]:
+        """The training sources that are text or conversations."""
+        return [part for part, _ in self.train if not isinstance(part, Sequences)]
 
 
 def corpus(
@@ -133,7 +137,7 @@ def require_chats(parts: Sequence[ShardSet], by: str) -> None:
 class Training:
     """A model on its device with everything that training it needs; `go` trains it."""
 
-    job: TrainJob
+    job: LoopJob
     folder: RunFolder
     device: Device
     world: World
@@ -151,8 +155,12 @@ class Training:
     lessons: Curriculum | None = None
     chat: bool = False
     """The model answers in turns: samples are answers to a user."""
-    objective: Objective | None = None
-    """Of preference pairs; None: next-token prediction."""
+    goal: Goal | None = None
+    """What is learned; None: next-token prediction."""
+    rates: Rates = Rates()
+    """Learning rates of a head of its own."""
+    writes: Callable[[Path], None] | None = None
+    """Writes a folder of the model as it is now, every rank calls it; None: a Hugging Face folder, or an adapter's."""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -172,28 +180,32 @@ class Training:
         self._samples = samples.prepare(
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
         )
-        loss, counted = self._loss()
+        goal = self.goal or next_token(self.root, self.device, self.world, job.batch.seq_len)
         self._compile()
         optimizer = Optimizer(
             self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world,
-            self.division.home(self.device),
+            self.division.home(self.device), self.rates,
         )  # fmt: skip
         step = TrainStep(
             replicate(self.root, self.division, self.device),
-            loss,
+            goal.loss,
             optimizer,
             self.device,
             self.world,
             self.sizes.micro_batch_tokens,
-            **counted,
+            goal.pack,
+            goal.sums,
+            goal.names,
         )
         tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
         self._require_same_sizes()
+        torch.manual_seed(job.seed)  # of dropout and of rounding; a checkpoint brings its own state
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
+        step.number = progress.step
         loader = Loader(
-            self.corpus.train, **self._shape(), micro_batch_tokens=self.sizes.micro_batch_tokens,
+            self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
             pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=job.batch.packing,
         )  # fmt: skip
@@ -204,7 +216,7 @@ class Training:
         ):
             params, multiplying = count_parameters(self.model)
             metrics.event("model", params=params, multiplying=multiplying, plan=self.plan.values)
-            done = fit(self._fit(step, loader, tensors, metrics), progress)
+            done = fit(self._fit(goal, step, loader, tensors, metrics), progress)
             if done:
                 run.finish(
                     self.folder,
@@ -218,21 +230,6 @@ class Training:
         if done:
             return 0
         return 130 if step.stop_signal == signal.SIGINT else child.PREEMPTED
-
-    def _loss(self) -> tuple[Callable[..., Tensor], dict[str, Any]]:
-        """Return the loss, and what the step must know of it."""
-        self._pairs = None
-        if self.objective is None:
-            return functools.partial(summed_loss, chunk_bytes=self.device.row.chunk_bytes), {}
-        self._pairs = PreferenceLoss(self.root, self.device, self.objective)
-        return self._pairs, {"pack": self._pairs.pack, "sums": self._pairs.sums, "names": NAMES}
-
-    def _shape(self) -> dict[str, Any]:
-        """The longest piece that is not split, and how pieces are laid into a batch."""
-        seq_len = self.job.batch.seq_len
-        if self.objective is None:
-            return {"seq_len": seq_len, "lay": flatten}
-        return {"seq_len": longest(seq_len), "lay": flatten_pairs}
 
     def _stages(self) -> list[Stage]:
         levels, lessons = self.corpus.levels, self.lessons
@@ -253,7 +250,9 @@ class Training:
         return {**padding, "stage": state["stage"][0] + 1, "samples": curriculum.by_level(state, self.corpus.levels)}
 
     def _write(self, folder: Path) -> None:
-        if self.lora is None:
+        if self.writes is not None:
+            self.writes(folder)
+        elif self.lora is None:
             save_model(self.model, folder, self.tokenizer, self.world.first)
         else:
             assert self.base is not None
@@ -280,15 +279,17 @@ class Training:
         if compiled:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
 
-    def _fit(self, step: TrainStep, loader: Loader, tensors: Callable[[], dict[str, Any]], metrics: Metrics) -> Fit:
+    def _fit(
+        self, goal: Goal, step: TrainStep, loader: Loader, tensors: Callable[[], dict[str, Any]], metrics: Metrics
+    ) -> Fit:
         job = self.job
         self._valid = None
         if self.corpus.valid is not None:
             self._valid = ValidPass(
                 self.corpus.valid, micro_batch_tokens=self.sizes.micro_batch_tokens, max_tokens=job.eval.tokens,
-                rank=self.world.rank, world_size=self.world.size, **self._shape(),
+                rank=self.world.rank, world_size=self.world.size, seq_len=goal.seq_len, lay=goal.lay,
             )  # fmt: skip
-        self._metrics = metrics
+        self._metrics, self._goal = metrics, goal
         sizes, context = self.sizes, job.batch.seq_len / 2
         return Fit(
             folder=self.folder, metrics=metrics, device=self.device, world=self.world, step=step, batches=loader,
@@ -302,11 +303,7 @@ class Training:
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:
-        row: dict[str, Any] = {}
-        if self._valid is not None and self._pairs is not None:
-            row = validate_pairs(self._pairs, self._valid, self.world)
-        elif self._valid is not None:
-            row = validate(self.root, self._valid, self.device, self.world)
+        row = {} if self._valid is None else self._goal.validate(self._valid)
         if self._samples is not None and (self.world.first or self.division.sharded):
             self._samples.take(self.root, self.division.sharded, step, self._metrics)
         return row
@@ -319,6 +316,7 @@ class Training:
             "tokens_per_s": progress.tokens / max(progress.seconds, 1e-9),
             "train_loss": progress.last_loss,
             **{key: progress.best.get(key) for key in ("valid_loss", "valid_perplexity", "valid_accuracy")},
+            **{key: value for key, value in progress.best.items() if key.startswith("valid_")},
             "best_step": progress.best.get("step"),
             "stopped_early": progress.step < self.sizes.steps,
             "params": params,

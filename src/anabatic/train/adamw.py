@@ -29,6 +29,7 @@ class Bucket:
         params: name -> parameter; this rank's part of it has elements.
         first, second: flat moments.
         lost: flat; what rounding took from bf16 weights (Kahan), else None.
+        body: they belong to a model that has a head of its own, which may learn faster.
     """
 
     params: dict[str, Tensor]
@@ -36,6 +37,7 @@ class Bucket:
     first: Tensor
     second: Tensor
     lost: Tensor | None = None
+    body: bool = False
 
     def parts(self) -> list[Tensor]:
         """This rank's parts, in order."""
@@ -57,7 +59,7 @@ class Bucket:
         return torch.cat(pieces).float()
 
 
-def buckets(params: dict[str, Tensor], config: Optim, device: torch.device) -> list[Bucket]:
+def buckets(params: dict[str, Tensor], config: Optim, device: torch.device, body: bool = False) -> list[Bucket]:
     """Sort parameters into buckets; matrices decay, vectors do not. `device`: where the state lies."""
     found: list[Bucket] = []
     for decays in (True, False):
@@ -72,7 +74,7 @@ def buckets(params: dict[str, Tensor], config: Optim, device: torch.device) -> l
                 zeros = [torch.zeros(size, dtype=dtype, device=device) for _ in range(3)]
                 lost = zeros[2] if config.weights == "bf16_kahan" else None
                 decay = config.weight_decay if decays else 0.0
-                found.append(Bucket({name: same[name] for name in names}, decay, zeros[0], zeros[1], lost))
+                found.append(Bucket({name: same[name] for name in names}, decay, zeros[0], zeros[1], lost, body))
     return found
 
 

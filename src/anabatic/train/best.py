@@ -49,5 +49,5 @@ class Best:
 
 def _score(row: Row, config: Evaluate) -> float:
     """The larger, the better."""
-    value: float = -row["valid_loss"] if config.metric == "loss" else row["valid_accuracy"]
+    value: float = -row["valid_loss"] if config.metric == "loss" else row[f"valid_{config.metric}"]
     return value

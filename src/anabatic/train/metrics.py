@@ -35,10 +35,14 @@ _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("valid_loss", lambda value: f"valid loss {value:.4f}"),
     ("valid_perplexity", lambda value: f"perplexity {value:.4g}"),
     ("valid_accuracy", lambda value: f"accuracy {100 * value:.2f} %"),
+    ("valid_macro_f1", lambda value: f"macro-F1 {100 * value:.2f} %"),
+    ("valid_vessel_accuracy", lambda value: f"of vessels: accuracy {100 * value:.2f} %"),
+    ("valid_vessel_macro_f1", lambda value: f"macro-F1 {100 * value:.2f} %"),
     ("valid_bpb", lambda value: f"{value:.4f} bits per byte"),
     ("valid_margin", lambda value: f"margin {value:.4f}"),
     ("tokens", lambda value: f"over {count(value)} tokens"),
     ("pairs", lambda value: f"over {count(value)} pairs"),
+    ("segments", lambda value: f"over {count(value)} segments"),
 )
 _SAMPLE_WIDTH = 160
 

@@ -64,6 +64,25 @@ class Stack:
         return self.grads
 
 
+@dataclass(frozen=True)
+class Rates:
+    """Learning rates of a model with a head of its own.
+
+    Attributes:
+        head: prefix of the names of its parameters; AdamW updates them at the full rate. Empty: there is none.
+        body: share of the rates that the other parameters learn at.
+        frozen: steps, from the first on, in which those do not move; their moments are gathered meanwhile.
+    """
+
+    head: str = ""
+    body: float = 1.0
+    frozen: int = 0
+
+    def of_body(self, step: int) -> float:
+        """Return the share at a step, from 1."""
+        return self.body if step > self.frozen else 0.0
+
+
 class Optimizer:
     """The optimizer of one model.
 
@@ -73,6 +92,7 @@ class Optimizer:
         lr: peak learning rate of AdamW; matrix_lr: of Muon.
         device, world: where, and among how many ranks Muon's work is divided.
         home: where parameters and state lie; default: on the device.
+        rates: of a head of its own.
     """
 
     def __init__(
@@ -84,8 +104,9 @@ class Optimizer:
         device: Device,
         world: World,
         home: torch.device | None = None,
+        rates: Rates = Rates(),
     ) -> None:
-        self.config, self.lr, self.matrix_lr = config, lr, matrix_lr
+        self.config, self.lr, self.matrix_lr, self.rates = config, lr, matrix_lr, rates
         self.device, self.world = device, world
         self.home = home or device.torch
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -95,8 +116,11 @@ class Optimizer:
         outside.add(id(head.weight))
         shapes: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
         rest: dict[str, Tensor] = {}
+        on_top: dict[str, Tensor] = {}
         for name, param in self.params.items():
-            if config.name == "muon" and param.dim() == 2 and id(param) not in outside:
+            if rates.head and name.startswith(rates.head):
+                on_top[name] = param
+            elif config.name == "muon" and param.dim() == 2 and id(param) not in outside:
                 shapes[tuple(param.shape)][name] = param
             else:
                 rest[name] = param
@@ -104,7 +128,7 @@ class Optimizer:
             Stack(same, torch.zeros(len(same), *local(next(iter(same.values()))).shape, device=self.home))
             for same in shapes.values()
         ]
-        self.buckets = adamw.buckets(rest, config, self.home)
+        self.buckets = adamw.buckets(rest, config, self.home, body=True) + adamw.buckets(on_top, config, self.home)
         self.count = torch.zeros((), device=self.home)
         # On the host torch's fused kernel is there whatever the device; bf16 weights need the flat one's rounding.
         self.fused = (device.row.fused_adamw or self.home.type == "cpu") and config.weights == "fp32"
@@ -116,11 +140,12 @@ class Optimizer:
         return found + [local(param.grad) for param in params if param.grad is not None]
 
     @torch.no_grad()
-    def step(self, scale: float, factor: Tensor, ok: Tensor) -> None:
+    def step(self, scale: float, factor: Tensor, ok: Tensor, number: int = 1) -> None:
         """Update the parameters, after `collect`.
 
         Args:
             scale: share of the peak learning rates.
+            number: of the step, from 1.
             factor: fp32 scalar that the gradients are multiplied by.
             ok: fp32 scalar, 0 to refuse the update whatever the gradients hold, 1 to make it.
         """
@@ -129,10 +154,11 @@ class Optimizer:
             if not ok:
                 return
         self.count.add_(ok)
+        body = self.rates.of_body(number)
         for stack in self.stacks:
-            self._muon(stack, self.matrix_lr * scale, factor, ok)
-        lr = self.lr * scale
+            self._muon(stack, self.matrix_lr * scale * body, factor, ok)
         for bucket in self.buckets:
+            lr = self.lr * scale * (body if bucket.body else 1.0)
             if self.fused:
                 adamw.fused(bucket, self.count, lr, self.config, factor, None if self.home.type == "cpu" else 1 - ok)
             else:

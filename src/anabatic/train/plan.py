@@ -26,9 +26,17 @@ REFERENCE_TOKENS = 1.3e9
 class Sizable(Protocol):
     """The sections that decide a run's sizes."""
 
-    batch: Batch
-    optim: Optim
-    schedule: Schedule
+    @property
+    def batch(self) -> Batch:
+        """How many tokens enter a step."""
+
+    @property
+    def optim(self) -> Optim:
+        """The optimizer."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """How long to train."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from anabatic import __version__
 from anabatic.config import load
-from anabatic.config.train import TrainJob
+from anabatic.config.train import LoopJob
 from anabatic.core import log
 from anabatic.core.child import RETRY
 from anabatic.core.errors import CheckpointError, ConfigError, Failure
@@ -40,7 +40,7 @@ _FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "
 
 
 @contextmanager
-def open_folder(job: TrainJob, device: Device, world: World) -> Iterator[RunFolder]:
+def open_folder(job: LoopJob, device: Device, world: World) -> Iterator[RunFolder]:
     """Make the run folder, hold it for this job alone, and start this rank's log file.
 
     Raises:
@@ -57,7 +57,7 @@ def open_folder(job: TrainJob, device: Device, world: World) -> Iterator[RunFold
         yield folder
 
 
-def find_checkpoint(job: TrainJob, folder: RunFolder, world: World) -> checkpoint.Found | None:
+def find_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> checkpoint.Found | None:
     """Return the checkpoint to continue from, or None to start at step 0.
 
     Raises:
@@ -109,7 +109,7 @@ def _set_aside(folder: RunFolder) -> None:
     log.warn(f"save.resume is never: {len(old)} files and folders of the earlier run were moved to {aside}")
 
 
-def identity(job: TrainJob) -> dict[str, Any]:
+def identity(job: LoopJob) -> dict[str, Any]:
     """The settings that decide the numbers, flat: `optim.lr` -> value."""
     flat: dict[str, Any] = {}
 
@@ -170,7 +170,7 @@ def restore(found: checkpoint.Found | None, tensors: dict[str, Tensor], device: 
 
 
 def open_metrics(
-    job: TrainJob, folder: RunFolder, device: Device, world: World, steps: int, found: checkpoint.Found | None
+    job: LoopJob, folder: RunFolder, device: Device, world: World, steps: int, found: checkpoint.Found | None
 ) -> Metrics:
     """Write config.yaml and start the metrics; silent on ranks other than 0."""
     if not world.first:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
 from anabatic.core.heart import HEART
+from anabatic.data.batch import Batch
 from anabatic.data.loader import ValidPass
 from anabatic.device.device import Device
-from anabatic.models.forward import Root, pack, token_scores
+from anabatic.models.classifier import ClassLoss
+from anabatic.models.classifier import logits as class_logits
+from anabatic.models.forward import Packed, Root, pack, token_scores
 from anabatic.models.preference import NAMES, PreferenceLoss
 from anabatic.parallel.shard import part_again
 from anabatic.parallel.world import World, all_sum
 
 
 @torch.no_grad()
-def validate(root: Root, batches: ValidPass, device: Device, world: World) -> dict[str, Any]:
+def validate(
+    root: Root,
+    batches: ValidPass,
+    device: Device,
+    world: World,
+    pack: Callable[[Batch, torch.device], Packed] = pack,
+) -> dict[str, Any]:
     """Return `valid_loss` (nats per target), `valid_perplexity` (its exponential), `valid_accuracy` (share of the
     targets that are the likeliest token), `valid_bpb` (bits per UTF-8 byte) and `tokens` (targets)."""
     was_training = root.training
@@ -64,6 +76,32 @@ def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: World) -> di
     root.train(was_training)
     means = {f"valid_{name}": value / max(count, 1) for name, value in zip(NAMES, sums, strict=True)}
     return {"valid_loss": found / max(count, 1), **means, "pairs": int(count), "tokens": int(tokens)}
+
+
+@torch.no_grad()
+def class_probabilities(
+    root: Root, loss: ClassLoss, batches: ValidPass, sequences: int, device: Device, world: World
+) -> tuple[float, np.ndarray]:
+    """Return the mean cross-entropy, unweighted, and the probabilities of each of `sequences`, fp64 `[sequences, C]`;
+    nan: `batches` leave it out. The same on every rank."""
+    was_training = root.training
+    root.eval()
+    classes = len(loss.description.classes)
+    wide = torch.float64 if device.type == "cpu" else torch.float32
+    found = torch.zeros(sequences + 1, classes + 2, dtype=wide, device=device.torch)
+    for batch in batches:
+        rows = loss.pack(batch, device.torch)
+        with device.autocast():
+            logits = root(class_logits, rows).to(wide)
+        losses = F.cross_entropy(logits, rows.labels, reduction="none")
+        told = torch.cat((torch.softmax(logits, -1), losses[:, None], torch.ones_like(losses)[:, None]), dim=1)
+        found.index_copy_(0, rows.numbers, told)
+    found = all_sum(found, world).cpu().double()
+    part_again(root)
+    root.train(was_training)
+    there = found[:sequences, -1:]
+    probabilities = found[:sequences, :classes] / there  # 0 / 0: not asked
+    return float(found[:, -2].sum() / there.sum()), probabilities.numpy()
 
 
 def perplexity(loss: float) -> float:

@@ -14,21 +14,24 @@ from unit.device.test_ops import check_same, leaf
 CPU = torch.device("cpu")
 
 
-def slow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: list[int], scores: Scores) -> torch.Tensor:
+def slow(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: list[int], scores: Scores, causal: bool = True
+) -> torch.Tensor:
     """Every query and head by itself."""
     share = q.shape[1] // k.shape[1]
     rows = []
     for start, end in zip(borders, borders[1:], strict=False):
         for t in range(start, end):
             first = start if scores.window is None else max(start, t - scores.window + 1)
+            last = t + 1 if causal else end if scores.window is None else min(end, t + scores.window)
             heads = []
             for head in range(q.shape[1]):
-                logits = (k[first : t + 1, head // share] @ q[t, head]) * scores.scale
+                logits = (k[first:last, head // share] @ q[t, head]) * scores.scale
                 if scores.softcap is not None:
                     logits = scores.softcap * torch.tanh(logits / scores.softcap)
                 mass = logits.exp()
                 total = mass.sum() + (0 if scores.sinks is None else scores.sinks[head].exp())
-                heads.append((mass / total) @ v[first : t + 1, head // share])
+                heads.append((mass / total) @ v[first:last, head // share])
             rows.append(torch.stack(heads))
     return torch.stack(rows)
 
@@ -37,22 +40,36 @@ def slow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: list[int], 
 @pytest.mark.parametrize("extra", ["plain", "softcap", "sinks", "both"])
 @pytest.mark.parametrize("lengths", [[7], [4, 4, 4], [30, 1, 18, 17, 29, 3]])
 def test_scores(lengths: list[int], extra: str, window: int | None) -> None:
+    check_scores(lengths, extra, window, causal=True)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize("extra", ["plain", "both"])
+@pytest.mark.parametrize("lengths", [[4, 4, 4], [30, 1, 18, 17, 29, 3]])
+def test_both_ways(lengths: list[int], extra: str, window: int | None) -> None:
+    check_scores(lengths, extra, window, causal=False)
+
+
+def check_scores(lengths: list[int], extra: str, window: int | None, causal: bool) -> None:
+    """Values and gradients of packed attention are those of the loop."""
     borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q, k, v = leaf(borders[-1], 4, 8), leaf(borders[-1], 2, 8), leaf(borders[-1], 2, 6)
     sinks = leaf(4) if extra in ("sinks", "both") else None
     scores = Scores(0.6, window, 2.0 if extra in ("softcap", "both") else None, sinks)
-    ours = attention_reference(q, k, v, Segments(borders, CPU), scores)
-    check_same(ours, slow(q, k, v, borders, scores), [q, k, v] + ([] if sinks is None else [sinks]))
+    ours = attention_reference(q, k, v, Segments(borders, CPU, causal), scores)
+    check_same(ours, slow(q, k, v, borders, scores, causal), [q, k, v] + ([] if sinks is None else [sinks]))
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([16, 8, 4]))
-def test_any_lengths_and_windows(lengths: list[int], window: int, value_size: int) -> None:
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([16, 8, 4]), st.booleans()
+)
+def test_any_lengths_and_windows(lengths: list[int], window: int, value_size: int, causal: bool) -> None:
     borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q, k, v = leaf(borders[-1], 2, 8), leaf(borders[-1], 1, 8), leaf(borders[-1], 1, value_size)
     scores = Scores(0.4, window)
-    ours = attention_reference(q, k, v, Segments(borders, CPU), scores)
-    torch.testing.assert_close(ours, slow(q, k, v, borders, scores))
+    ours = attention_reference(q, k, v, Segments(borders, CPU, causal), scores)
+    torch.testing.assert_close(ours, slow(q, k, v, borders, scores, causal))
 
 
 def test_a_mask_hides_keys() -> None:

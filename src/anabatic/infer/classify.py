@@ -1,0 +1,187 @@
+"""A trained classifier, ready to be asked: whole batches of words, packed without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.data import tokenizer as tokenizers
+from anabatic.data.sequences import Sample, flatten_classes
+from anabatic.data.word_ids import WordIds
+from anabatic.device.device import pick
+from anabatic.models import classifier, forest, fuse
+from anabatic.models.classifier import Description, logits, pack_rows
+from anabatic.models.hf import resolve
+
+ABSTAIN = "ABSTAIN"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a classifier says of one segment.
+
+    Attributes:
+        predicted_class: the likeliest label; None: it abstains.
+        class_name: its name.
+        confidence: its probability.
+        probabilities: of all classes, in the order of their labels.
+    """
+
+    predicted_class: int | None
+    class_name: str
+    confidence: float
+    probabilities: list[float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of the "token_for_nj" inference scripts."""
+        return {
+            "predicted_class": self.predicted_class,
+            "class_name": self.class_name,
+            "confidence": round(self.confidence, 6),
+            "probabilities": [round(one, 6) for one in self.probabilities],
+        }
+
+
+class TrajectoryClassifier:
+    """A classifier from its folder, or from the folder of the run that trained it.
+
+    >>> classifier = TrajectoryClassifier("runs/classify")
+    >>> classifier.predict("DT_NONE SPD_95 TURN_NONE MOVE_NONE POINT_END ...")["class_name"]
+
+    Args:
+        path: folder.
+        device: where it runs; default: what is there.
+        batch_tokens: words per forward pass.
+
+    Raises:
+        DataError: the folder holds no whole classifier.
+    """
+
+    def __init__(self, path: str | Path, device: DeviceConfig | None = None, batch_tokens: int = 16_384) -> None:
+        folder = resolve(path)
+        self._device = pick(device or DeviceConfig())
+        self._model, self.description = classifier.load(folder, self._device.torch)
+        fuse.settle(self._model, "auto", self._device.type)
+        self._trees = forest.load(folder) if self.description.trees_share else None
+        self.folder = folder
+        self._words = WordIds.of(tokenizers.load(folder))
+        self._batch_tokens = max(batch_tokens, self.description.seq_len)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; the position is the label."""
+        return self.description.classes
+
+    def predict(self, text: str, features: Sequence[float] | None = None, abstain: float = 0.0) -> dict[str, Any]:
+        """Return `predicted_class`, `class_name`, `confidence` and `probabilities` of one segment.
+
+        Arguments and errors as for `predict_batch`.
+        """
+        return self.predict_batch([text], None if features is None else np.asarray([features]), abstain)[0]
+
+    def predict_batch(
+        self, texts: Sequence[str], features: np.ndarray | None = None, abstain: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Return the same for each of `texts`.
+
+        Args:
+            texts: words, without class words.
+            features: `[n, F]`, the numbers that `description.features` names; None: they are not known, the network
+                alone is asked, and says so.
+            abstain: least confidence for which a class is named.
+
+        Raises:
+            DataError: an empty text, most words unknown, numbers that are missing or too many.
+        """
+        return [self.answer(row, abstain).as_json() for row in self.probabilities(texts, features)]
+
+    def answer(self, probabilities: np.ndarray, abstain: float = 0.0) -> Answer:
+        """Return what probabilities `[C]` say."""
+        best = int(probabilities.argmax())
+        sure = float(probabilities[best])
+        named = sure >= abstain
+        return Answer(best if named else None, self.classes[best] if named else ABSTAIN, sure, probabilities.tolist())
+
+    @torch.inference_mode()
+    def probabilities(self, texts: Sequence[str], features: np.ndarray | None = None) -> np.ndarray:
+        """Return the probabilities of each of `texts`, fp64 `[n, C]`. Arguments and errors as for `predict_batch`."""
+        samples = self._samples(texts, features)
+        found = np.empty((len(samples), len(self.classes)))
+        # Segments of like length lie in one batch: attention then pads nothing, and short ones need not wait.
+        order = sorted(range(len(samples)), key=lambda number: -samples[number].length)
+        start = 0
+        while start < len(order):
+            stop, room = start, self._batch_tokens
+            while stop < len(order) and samples[order[stop]].length <= room:
+                room -= samples[order[stop]].length
+                stop += 1
+            numbers = order[start:stop]
+            found[numbers] = self._ask([samples[number] for number in numbers])
+            start = stop
+        return found if features is None else self._with_trees(found, samples)
+
+    def _with_trees(self, found: np.ndarray, samples: list[Sample]) -> np.ndarray:
+        """Return the mean of what the network found and what the trees say."""
+        if self._trees is None or not samples:
+            return found
+        told = self._trees.probabilities(np.stack([sample.features for sample in samples]))  # type: ignore[misc]
+        return forest.mixed(found, told, self.description.trees_share)
+
+    def _ask(self, samples: list[Sample]) -> np.ndarray:
+        size = sum(sample.length for sample in samples)
+        batch = flatten_classes(samples, size, 0, self.description.seq_len)
+        rows = pack_rows(batch, self._device.torch, self.description.causal)
+        with self._device.autocast():
+            told = logits(self._model, rows)
+        found: np.ndarray = torch.softmax(told.double().cpu(), -1).numpy()
+        return found
+
+    def _samples(self, texts: Sequence[str], features: np.ndarray | None) -> list[Sample]:
+        features = self._numbers(len(texts), features)
+        words = WordIds(self._words.known, self._words.unknown)
+        samples = []
+        for number, text in enumerate(texts):
+            ids = words(text)[: self.description.seq_len]
+            if not len(ids):
+                raise DataError(f"text {number + 1} of {len(texts)} has no words", "give the words of a segment")
+            numbers = None if features is None else features[number]
+            samples.append(Sample(ids, number=number, features=numbers))
+        words.report("the segments")
+        return samples
+
+    def _numbers(self, count: int, features: np.ndarray | None) -> np.ndarray | None:
+        """Return the numbers as the head takes them; all unknown where none are given."""
+        names = self.description.features
+        if not names:
+            return None
+        if features is None:
+            if not self.description.features_hidden:
+                raise DataError(
+                    f"the classifier reads {len(names)} numbers of each segment beside its words; none are given",
+                    "classify rows or AIS files with `anabatic classify predict`, or train with head.features_hidden",
+                )
+            log.warn(f"words alone: the {len(names)} numbers that the classifier also reads are not given")
+            return np.full((count, len(names)), np.nan, dtype=np.float32)
+        if features.shape != (count, len(names)):
+            raise DataError(
+                f"numbers of shape {list(features.shape)} for {count} segments of {len(names)} numbers each",
+                f"give {names[0]}, ... in the order of description.features",
+            )
+        return features.astype(np.float32)
+
+
+def describe(path: str | Path) -> Description:
+    """Return what a classifier is, without loading it.
+
+    Raises:
+        DataError: the folder holds no classifier.
+    """
+    return classifier.read_description(resolve(path))

@@ -1,0 +1,115 @@
+"""`anabatic classify predict`: rows of words, AIS tables or a text in, classes out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.classify_predict import ClassifyPredictJob
+from anabatic.config.reading import Reading
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.core.paths import output_file, write_atomic
+from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.recipes.classify_rows import numbers
+from anabatic.trajectory import metrics
+from anabatic.trajectory.segment import Segment, read_segments
+from anabatic.trajectory.words import WordSpec, strip_class_words
+
+
+def run(job: ClassifyPredictJob) -> int:
+    """Classify as the job says; return the exit code."""
+    classifier = TrajectoryClassifier(job.model, job.device, job.batch_tokens)
+    segments = _read(job, classifier)
+    found = ask(classifier, segments)
+    rows = _vessel_rows if job.level == "vessel" else _segment_rows
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows(job, classifier, segments, found)]
+    text = "\n".join(lines) + "\n"
+    if job.out is None:
+        sys.stdout.write(text)
+    else:
+        out = output_file(job.out, "predictions.jsonl")
+        write_atomic(out, text)
+        log.info(f"wrote {len(lines):,} rows to {out}")
+    return 0
+
+
+def ask(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray:
+    """Return the probabilities of segments, fp64 `[n, C]`, in the order of `classifier.classes`.
+
+    Raises:
+        DataError: a row without the numbers that the classifier reads.
+    """
+    names = classifier.description.features
+    bare = all(row.features is None for row in segments) and classifier.description.features_hidden > 0
+    return classifier.probabilities([row.text for row in segments], None if bare else numbers(segments, names))
+
+
+def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:
+    if job.text:
+        return [_segment(text, number) for number, text in enumerate(job.text, start=1)]
+    return segments_of(job.inputs, job.tracks, classifier)
+
+
+def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifier) -> list[Segment]:
+    """Read what is to be classified, in the classifier's words; labels that the rows have are kept for `true_label`.
+
+    Raises:
+        DataError: rows of other words, or of other classes than the classifier's.
+    """
+    expect = WordSpec.parse(classifier.description.words, classifier.classes)
+    found = read_segments(data, tracks, expect)
+    known = any(row.label is not None for row in found)
+    if known and found.classes != classifier.classes:
+        raise DataError(
+            f"the files have {len(found.classes)} classes ({', '.join(found.classes[:3])}, ...), the classifier has"
+            f" {len(classifier.classes)} ({', '.join(classifier.classes[:3])}, ...)",
+            "name the classifier's in tracks.classes, and map the others with tracks.class_map",
+        )
+    return found.rows
+
+
+def _segment(text: str, number: int) -> Segment:
+    plain, words = strip_class_words(text)
+    if words:
+        log.warn(f"text {number}: {words} class words are not read")
+    return Segment(plain, None, f"text {number}", "", None, 0, None, number)
+
+
+def _segment_rows(
+    job: ClassifyPredictJob, classifier: TrajectoryClassifier, segments: list[Segment], found: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    for number, (segment, row) in enumerate(zip(segments, found, strict=True)):
+        told = classifier.answer(row, job.abstain).as_json()
+        text = {"original_text": segment.text} if job.original_text else {}
+        true = {} if segment.label is None else {"true_class": classifier.classes[segment.label]}
+        yield {"id": number, **text, "true_label": segment.label, **told, **true, **_of_segment(segment)}
+
+
+def _of_segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "vessel": segment.vessel,
+        "source_file": segment.source_file,
+        "start": segment.start,
+        "points": segment.points,
+        "place": segment.place,
+    }
+
+
+def _vessel_rows(
+    job: ClassifyPredictJob, classifier: TrajectoryClassifier, segments: list[Segment], found: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    ships = [segment.vessel for segment in segments]
+    names, means = metrics.by_vessel(found, ships)
+    labels: dict[str, int | None] = {}
+    count: dict[str, int] = {}
+    for segment in segments:
+        labels.setdefault(segment.vessel, segment.label)
+        count[segment.vessel] = count.get(segment.vessel, 0) + 1
+    for number, (name, row) in enumerate(zip(names, means, strict=True)):
+        told = classifier.answer(row, job.abstain).as_json()
+        yield {"id": number, "vessel": name, "true_label": labels[name], **told, "segments": count[name]}

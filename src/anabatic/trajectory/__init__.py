@@ -1,0 +1,1 @@
+"""Vessel trajectories: AIS readers, cleaning, segments, words, features, splits, maps."""

@@ -1,0 +1,207 @@
+"""Columns of an AIS table to points: one structured array a batch, what is impossible counted and taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabatic.config.reading import Reading
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.trajectory import clock
+from anabatic.trajectory.rows import BadRows
+from anabatic.trajectory.tables import Batch, Columns
+from anabatic.trajectory.track import Floats, Ints
+
+POINT = np.dtype(
+    [
+        *((name, np.int32) for name in ("vessel", "label", "file")),
+        *((name, np.int64) for name in ("line", "time")),
+        *((name, np.float64) for name in ("lat", "lon")),
+        *((name, np.float32) for name in ("sog", "cog", "heading")),
+    ]
+)
+"""56 bytes a point. Vessel, label and file are places in `Names`."""
+Points = NDArray[np.void]
+
+SOG_NONE = 102.3
+COG_NONE = 360.0
+HEADING_NONE = 511.0
+"""Not available, in knots and degrees (ITU-R M.1371-5, table 48); likewise latitude 91 and longitude 181."""
+
+
+@dataclass
+class Names:
+    """Texts that stand for themselves once: a text's place is its number."""
+
+    texts: list[str] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+
+    def place(self, text: str) -> int:
+        """Return the number of `text`, a new one if it is new."""
+        found = self.places.setdefault(text, len(self.texts))
+        if found == len(self.texts):
+            self.texts.append(text)
+        return found
+
+
+@dataclass
+class Extent:
+    """What a file's values were, for warnings about whole files.
+
+    Attributes:
+        rows: with a position.
+        lat_out: rows with a latitude over 90 that is not 91.
+        lon_small: of those, rows with a longitude within 90.
+        cogs: rows with a course.
+        cog_max: the largest course.
+    """
+
+    rows: int = 0
+    lat_out: int = 0
+    lon_small: int = 0
+    cogs: int = 0
+    cog_max: float = 0.0
+
+
+class Converter:
+    """Turns the batches of tables into points. Texts (vessels, labels, files) are kept once for all files."""
+
+    def __init__(self, reading: Reading, bad: BadRows) -> None:
+        self.vessels, self.labels, self.files = Names(), Names(), Names()
+        self.label_places: dict[str, str] = {}
+        self._reading = reading
+        self._bad = bad
+
+    def points(self, path: Path, batches: Iterator[Batch]) -> Iterator[Points]:
+        """Yield the points of one file.
+
+        Raises:
+            DataError: a row cannot be read, or the columns of the whole file are not what they should be.
+        """
+        file, extent = self.files.place(path.name), Extent()
+        for columns, lines in batches:
+            found = self._batch(path, columns, lines, extent)
+            found["file"] = file
+            yield found
+        if extent.cogs >= 100 and 0 < extent.cog_max < 90:
+            log.warn(f"{path}: no course is over {extent.cog_max:g}: degrees are expected; are these radians or tens?")
+
+    def _batch(self, path: Path, columns: Columns, lines: Ints, extent: Extent) -> Points:
+        rows = np.zeros(len(lines), POINT)
+        rows["line"] = lines
+        keep = np.ones(len(lines), bool)
+        for name in ("lat", "lon", "sog", "cog", "heading"):
+            if name in columns:
+                rows[name], wrong = numbers(columns[name], name, path, lines, self._bad)
+                keep &= ~wrong
+            else:
+                rows[name] = np.nan
+        rows["time"], wrong = self._times(path, columns["time"], lines)
+        keep &= ~wrong
+        rows["vessel"] = self._texts(columns, "vessel", self.vessels, path.name.partition(".")[0], len(lines))
+        which = "label" if "label" in columns else "type"
+        known = len(self.labels.texts)
+        rows["label"] = self._texts(columns, which, self.labels, "", len(lines), which + ":")
+        for place in range(known, len(self.labels.texts)):
+            first = lines[np.flatnonzero(rows["label"] == place)[:1]]
+            self.label_places[self.labels.texts[place]] = f"{path}: line {first[0]}" if len(first) else str(path)
+        return self._possible(path, rows, keep, extent)
+
+    def _times(self, path: Path, column: Any, lines: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        import pyarrow.compute as pc
+
+        times = clock.seconds(column, self._reading.time_format, self._reading.utc_offset)
+        wrong = (times == clock.NONE) & pc.is_valid(column).to_numpy(zero_copy_only=False)
+        for index in np.flatnonzero(wrong):
+            message = f'{path}: line {lines[index]}: time "{column[int(index)].as_py()}" cannot be read'
+            self._bad.row(message, "name its format, such as --tracks.time-format '%m/%d/%Y %H:%M:%S'")
+        return times, wrong
+
+    def _texts(self, columns: Columns, name: str, names: Names, other: str, rows: int, prefix: str = "") -> Ints:
+        """Numbers of the texts of a column; `other` where the file has no such column."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if name not in columns:
+            return np.full(rows, names.place(prefix + other if other else ""), np.int64)
+        column = columns[name]
+        text = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), "")).dictionary_encode()
+        places = [names.place(prefix + one if one else "") for one in text.dictionary.to_pylist()]
+        found: Ints = np.array(places or [0], np.int64)[text.indices.to_numpy(zero_copy_only=False)]
+        return found
+
+    def _possible(self, path: Path, rows: Points, keep: NDArray[np.bool_], extent: Extent) -> Points:
+        """Take out points without time or place; not-available values become NaN. Each is counted."""
+        counts = self._bad.counts
+        there = np.isfinite(rows["lat"]) & np.isfinite(rows["lon"]) & (rows["time"] != clock.NONE)
+        counts["points without time or position"] += int((keep & ~there).sum())
+        keep &= there
+        absent = keep & ((np.abs(rows["lat"]) == 91) | (np.abs(rows["lon"]) == 181))
+        outside = keep & ~absent & ((np.abs(rows["lat"]) > 90) | (np.abs(rows["lon"]) > 180))
+        extent.rows += int(keep.sum())
+        extent.lat_out += int((outside & (np.abs(rows["lat"]) > 90)).sum())
+        extent.lon_small += int((outside & (np.abs(rows["lon"]) <= 90)).sum())
+        if extent.rows >= 10 and extent.lon_small * 2 > extent.rows:
+            line = int(rows["line"][np.flatnonzero(outside)[0]])
+            raise DataError(
+                f"{path}: line {line}: {extent.lat_out} of {extent.rows} latitudes are over 90: swapped with longitude",
+                "name the columns the other way round: --tracks.columns lat=LON_COLUMN lon=LAT_COLUMN",
+            )
+        counts["points with position not available (91, 181)"] += int(absent.sum())
+        counts["points out of range"] += int(outside.sum())
+        keep &= ~absent & ~outside
+        rows = rows[keep]
+        if self._reading.clean:
+            rows = self._clean(rows)
+        with np.errstate(invalid="ignore"):
+            extent.cogs += int(np.isfinite(rows["cog"]).sum())
+            extent.cog_max = max(extent.cog_max, float(np.nanmax(rows["cog"], initial=0)))
+        return rows
+
+    def _clean(self, rows: Points) -> Points:
+        counts = self._bad.counts
+        zero = (rows["lat"] == 0) & (rows["lon"] == 0)
+        counts["points at 0 N 0 E"] += int(zero.sum())
+        rows = rows[~zero]
+        for name, none, least, what in (
+            ("sog", SOG_NONE, 0, "speeds not available (102.3)"),
+            ("cog", COG_NONE, 0, "courses not available (360)"),
+            ("heading", HEADING_NONE, 0, "headings not available (511)"),
+        ):
+            limit = min(none, 360)
+            gone = (rows[name] < least) | (rows[name] >= np.float32(limit))
+            counts[what] += int(gone.sum())
+            rows[name][gone] = np.nan
+        return rows
+
+
+def numbers(
+    column: Any, name: str, path: Path, lines: NDArray[np.int64], bad: BadRows
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return an Arrow column of `n` as numbers (NaN: nothing there) and which rows hold no number but a text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    wrong = np.zeros(len(column), bool)
+    try:
+        found = column.cast(pa.float64())
+    except pa.ArrowInvalid:
+        if not text:
+            raise
+        trimmed = pc.utf8_trim_whitespace(column)
+        number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+        wrong = pc.fill_null(pc.and_(pc.invert(number), pc.greater(pc.utf8_length(trimmed), 0)), False)
+        wrong = wrong.to_numpy(zero_copy_only=False)
+        for index in np.flatnonzero(wrong):
+            value = trimmed[int(index)].as_py()
+            bad.row(f'{path}: line {lines[index]}: {name} is "{value}", no number', "mend the row")
+        found = pc.if_else(number, trimmed, pa.scalar(None, trimmed.type)).cast(pa.float64())
+    values: Floats = pc.fill_null(found, float("nan")).to_numpy(zero_copy_only=False)
+    return values, wrong

@@ -1,0 +1,235 @@
+"""Segments: runs of points of one vessel as words, from rows of words and straight from AIS files."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from anabatic.config.reading import Reading
+from anabatic.core.errors import DataError
+from anabatic.trajectory import nmea, tables
+from anabatic.trajectory.encode import encode
+from anabatic.trajectory.features import features
+from anabatic.trajectory.rows import BadRows
+from anabatic.trajectory.track import Track
+from anabatic.trajectory.tracks import Tracks, open_tracks
+from anabatic.trajectory.words import H3_METHOD, SOURCE_CLASSES, UNKNOWN_CLASS, WITH_CLASS, WordSpec
+
+WORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+"""File names of rows of words."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of points of one vessel, as words.
+
+    Attributes:
+        text: the words, one space between them.
+        label: position in `Segments.classes`; None: not known.
+        vessel: group id: the MMSI, or the stem of `source_file`.
+        source_file: file name.
+        start: unix seconds of the first point; None: the row does not say.
+        points: how many points it has.
+        features: kinematic numbers in the order of `features.NAMES`; None: the row has none.
+        line: line of the row of words, or of the track's first point in its table.
+        place: mean latitude and longitude of its points; None: the row does not say.
+    """
+
+    text: str
+    label: int | None
+    vessel: str
+    source_file: str
+    start: int | None
+    points: int
+    features: tuple[float, ...] | None
+    line: int
+    place: tuple[float, float] | None = None
+
+
+@dataclass
+class Segments:
+    """What was read.
+
+    Attributes:
+        rows: the segments in the order of the files.
+        classes: names; the position is the label.
+        spec: the words that all rows are made of.
+        bad: what was left out, changed or skipped: `bad.counts`.
+    """
+
+    rows: list[Segment]
+    classes: tuple[str, ...]
+    spec: WordSpec
+    bad: BadRows = field(default_factory=BadRows)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def files(paths: Sequence[str | Path]) -> list[Path]:
+    """Return the files that paths and globs name: a folder stands for the files in it that can be read, sorted.
+
+    Raises:
+        DataError: a path does not exist, is of a kind that is not read, or a folder holds none.
+    """
+    known = (*WORDS, *tables.TABLES, *nmea.NAMES)
+    found: list[Path] = []
+    for path in _named(paths):
+        if path.is_dir():
+            inside = sorted(one for one in path.rglob("*") if one.is_file() and one.name.lower().endswith(known))
+            if not inside:
+                raise DataError(f"{path}: no file that can be read", f"kinds: {', '.join(known)}")
+            found += inside
+        elif not path.exists():
+            raise DataError(f"{path}: there is no such file", "check the path")
+        elif not path.name.lower().endswith(known):
+            raise DataError(f"{path}: not a kind of file that is read", f"kinds: {', '.join(known)}")
+        else:
+            found.append(path)
+    if not found:
+        raise DataError("no file is given", "name AIS tables (.csv, .parquet) or rows of words (.jsonl)")
+    return list(dict.fromkeys(found))
+
+
+def _named(paths: Sequence[str | Path]) -> Iterator[Path]:
+    for one in paths:
+        path = Path(one).expanduser()
+        matches = [] if path.exists() else sorted(glob.glob(str(path), recursive=True))
+        yield from map(Path, matches) if matches else [path]
+
+
+def read_segments(
+    paths: Sequence[str | Path], reading: Reading | None = None, expect: WordSpec | None = None
+) -> Segments:
+    """Read segments from rows of words (.jsonl) or from AIS files, not both at once.
+
+    Args:
+        paths: files and folders.
+        reading: how; default: the settings' defaults.
+        expect: words and classes that a model knows: AIS files are turned into these, others are refused.
+
+    Raises:
+        DataError: names file and line.
+    """
+    from anabatic.trajectory.word_rows import read_rows
+
+    reading = reading or Reading()
+    if expect is not None:
+        own = [] if expect.classes == SOURCE_CLASSES else list(expect.classes)
+        classes = reading.classes or own
+        reading = replace(reading, format=cast(Any, expect.format), resolution=expect.resolution, classes=classes)
+    named = files(paths)
+    rows = [path for path in named if path.name.lower().endswith(WORDS)]
+    bad = BadRows(reading.on_bad_row == "skip")
+    if not rows:
+        with open_tracks(named, reading, bad) as tracks:
+            spec = spec_of(reading, tracks.classes)
+            return Segments(list(segments(tracks, reading, spec, bad)), tracks.classes, spec, bad)
+    if len(rows) < len(named):
+        other = next(path for path in named if path not in rows)
+        raise DataError(
+            f"{rows[0]} holds words, {other} holds points", "turn the points into words first, or name one kind"
+        )
+    return read_rows(rows, reading, expect, bad)
+
+
+def spec_of(reading: Reading, classes: tuple[str, ...]) -> WordSpec:
+    """Return the words that the settings ask for."""
+    return WordSpec(reading.format, reading.resolution, classes=classes)
+
+
+BLOCK = 512
+"""Segments whose kinematic numbers are computed together."""
+
+
+def segments(tracks: Tracks, reading: Reading, spec: WordSpec, bad: BadRows) -> Iterator[Segment]:
+    """Cut tracks and write their words and numbers, a block of segments at a time."""
+    held: list[Segment] = []
+    parts: list[Track] = []
+    positions = {name: index for index, name in enumerate(tracks.classes)}
+    for track in tracks:
+        cuts = cut(track, reading, bad)
+        bad.counts["segments"] += len(cuts)
+        word = (track.label or UNKNOWN_CLASS) if reading.keep_class_word and spec.format in WITH_CLASS else ""
+        label = positions.get(track.label)
+        for (start, end), text in zip(cuts, encode(track, cuts, spec, word), strict=True):
+            place = (round(float(track.lat[start:end].mean()), 4), round(float(track.lon[start:end].mean()), 4))
+            when = int(track.time[start])
+            held.append(
+                Segment(text, label, track.vessel, track.source_file, when, end - start, None, track.line, place)
+            )
+            if reading.features:
+                parts.append(track.part(start, end))
+        if len(held) >= BLOCK:
+            yield from _with_features(held, parts)
+            held, parts = [], []
+    yield from _with_features(held, parts)
+
+
+def _with_features(held: list[Segment], parts: list[Track]) -> Iterator[Segment]:
+    if not parts:
+        yield from held
+        return
+    for segment, numbers in zip(held, features(parts).tolist(), strict=True):
+        yield replace(segment, features=tuple(numbers))
+
+
+def cut(track: Track, reading: Reading, bad: BadRows) -> list[tuple[int, int]]:
+    """Return `(first, end)` of each segment: runs of `points`, broken at gaps, rests of `min_points` kept."""
+    limit = reading.gap_minutes * 60
+    breaks = (np.flatnonzero(np.diff(track.time) > limit) + 1).tolist() if limit else []
+    bad.counts["gaps"] += len(breaks)
+    edges = [0, *breaks, len(track)]
+    found = []
+    for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for start in range(first, last, reading.points):
+            end = min(start + reading.points, last)
+            if end - start < reading.min_points:
+                bad.counts["points in rests that are too short"] += end - start
+            elif reading.max_still < 1 and np.mean(track.sog[start:end] < 0.5) > reading.max_still:
+                bad.counts["segments that lie still"] += 1
+            else:
+                found.append((start, end))
+    return found
+
+
+def as_row(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> dict[str, Any]:
+    """Return the JSONL row of a segment: the source's keys, then ours."""
+    row: dict[str, Any] = {
+        "text": segment.text,
+        "label": segment.label,
+        "segment_length": segment.points,
+        "h3_method": H3_METHOD[spec.format],
+        "source_file": segment.source_file,
+    }
+    if source_keys_only:
+        return row
+    name = spec.classes[segment.label] if segment.label is not None else None
+    row |= {"class": name, "vessel": segment.vessel, "start": segment.start, "words": spec.name}
+    if segment.place is not None:
+        row["place"] = list(segment.place)
+    if segment.features is not None:
+        row["features"] = json.loads(_numbers(segment.features))
+    return row
+
+
+def as_line(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> str:
+    """Return the row as a line of JSON, without a line end: `as_row` in a third of the time."""
+    line = json.dumps(as_row(replace(segment, features=None), spec, source_keys_only))
+    if segment.features is None or source_keys_only:
+        return line
+    return f'{line[:-1]}, "features": {_numbers(segment.features)}}}'
+
+
+def _numbers(numbers: tuple[float, ...]) -> str:
+    """Five digits of each; null for what is not known."""
+    return f"[{', '.join(['%.5g'] * len(numbers)) % numbers}]".replace("nan", "null")

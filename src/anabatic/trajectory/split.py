@@ -1,0 +1,138 @@
+"""Splits by vessel: no vessel on two sides, classes in the same shares, the same every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabatic.core.errors import DataError
+from anabatic.core.paths import write_atomic
+
+
+@dataclass(frozen=True)
+class Split:
+    """Vessel ids of each side; stored beside a model and enforced when it is evaluated."""
+
+    train: tuple[str, ...]
+    valid: tuple[str, ...]
+    test: tuple[str, ...] = ()
+    seed: int = 0
+
+    def side(self, vessel: str) -> str:
+        """Return `train`, `valid` or `test`; empty: the vessel is new."""
+        for name in ("train", "valid", "test"):
+            if vessel in self._sets()[name]:
+                return name
+        return ""
+
+    def _sets(self) -> dict[str, frozenset[str]]:
+        if "_cached" not in self.__dict__:
+            sides = {name: frozenset(getattr(self, name)) for name in ("train", "valid", "test")}
+            object.__setattr__(self, "_cached", sides)
+        cached: dict[str, frozenset[str]] = self.__dict__["_cached"]
+        return cached
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `save` writes."""
+        return {"seed": self.seed, "train": list(self.train), "valid": list(self.valid), "test": list(self.test)}
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON.
+
+        Raises:
+            Failure: the file cannot be written.
+        """
+        write_atomic(path, json.dumps(self.as_json(), ensure_ascii=False, indent=1) + "\n")
+
+
+def load(path: Path) -> Split:
+    """Read a split.
+
+    Raises:
+        DataError: the file is missing or holds no split, or a vessel is on two sides.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        train, valid, test = (tuple(map(str, found.get(name, []))) for name in ("train", "valid", "test"))
+        split = Split(train, valid, test, int(found["seed"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: no split: {error}", "it is written by `anabatic classify train`") from error
+    twice = (
+        set(split.train) & set(split.valid) | set(split.train) & set(split.test) | set(split.valid) & set(split.test)
+    )
+    if twice:
+        raise DataError(f"{path}: {len(twice)} vessels on two sides, such as {min(twice)}", "write the split again")
+    return split
+
+
+def folds(labels: Mapping[str, int | None], count: int, seed: int = 0) -> list[tuple[str, ...]]:
+    """Deal the vessels into `count` folds, every class evenly.
+
+    Args:
+        labels: class of each vessel; None: not known, dealt as a class of its own.
+        count: number of folds.
+        seed: another one deals otherwise.
+
+    Raises:
+        DataError: fewer vessels than folds.
+    """
+    if len(labels) < count or count < 2:
+        raise DataError(f"{len(labels)} vessels for {count} folds", "use fewer folds, at least 2, or more vessels")
+    by_class: dict[int, list[str]] = defaultdict(list)
+    for vessel, label in labels.items():
+        by_class[-1 if label is None else label].append(vessel)
+    dealt: list[list[str]] = [[] for _ in range(count)]
+    place = 0
+    for label in sorted(by_class):
+        for vessel in sorted(by_class[label], key=lambda one: _hash(one, seed)):
+            dealt[place % count].append(vessel)
+            place += 1
+    return [tuple(sorted(fold)) for fold in dealt]
+
+
+def make(labels: Mapping[str, int | None], valid: float = 0.15, test: float = 0.0, seed: int = 0) -> Split:
+    """Hold out shares of the vessels of each class; a class of two vessels or more is in `train` and `valid`.
+
+    Raises:
+        DataError: the shares leave nothing to train on, or there are fewer than two vessels.
+    """
+    if not 0 <= valid + test < 1:
+        raise DataError(
+            f"valid {valid} and test {test} leave nothing to train on", "use shares that sum to less than 1"
+        )
+    by_class: dict[int, list[str]] = defaultdict(list)
+    for vessel, label in labels.items():
+        by_class[-1 if label is None else label].append(vessel)
+    sides: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for label in sorted(by_class):
+        vessels = sorted(by_class[label], key=lambda one: _hash(one, seed))
+        held = [_share(len(vessels), share) for share in (valid, test)]
+        sides["valid"] += vessels[: held[0]]
+        sides["test"] += vessels[held[0] : sum(held)]
+        sides["train"] += vessels[sum(held) :]
+    if not sides["train"] or (valid and not sides["valid"]):
+        raise DataError(
+            f"{len(labels)} vessels are too few to hold some out", "give more vessels, or a split of your own"
+        )
+    return Split(tuple(sorted(sides["train"])), tuple(sorted(sides["valid"])), tuple(sorted(sides["test"])), seed)
+
+
+def vessel_labels(rows: Iterable[Any]) -> dict[str, int | None]:
+    """Return the class of each vessel: the most frequent of its segments."""
+    counted: dict[str, dict[int | None, int]] = defaultdict(lambda: defaultdict(int))
+    for row in rows:
+        counted[row.vessel][row.label] += 1
+    return {vessel: max(seen, key=lambda label: (seen[label], label is not None)) for vessel, seen in counted.items()}
+
+
+def _share(vessels: int, share: float) -> int:
+    return min(max(1, round(vessels * share)), vessels // 2) if share else 0
+
+
+def _hash(vessel: str, seed: int) -> bytes:
+    return hashlib.blake2b(f"{seed}:{vessel}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,147 @@
+"""AIS tables (CSV and Parquet), batch by batch in bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabatic.core.errors import DataError
+from anabatic.trajectory.columns import layout
+from anabatic.trajectory.rows import BadRows
+
+BLOCK = 4 * 2**20
+"""Bytes of a CSV file that are parsed at a time."""
+TABLES = (".csv", ".tsv", ".csv.gz", ".csv.zst", ".csv.bz2", ".zip", ".parquet")
+"""File names that are read as AIS tables."""
+_DELIMITERS = ",;\t|"
+
+Columns = dict[str, Any]
+"""Arrow columns by our names."""
+Batch = tuple[Columns, NDArray[np.int64]]
+"""Columns, and the line of each row."""
+
+
+def read(path: Path, renamed: dict[str, str], bad: BadRows) -> Iterator[Batch]:
+    """Yield the columns of a table that we know, as they stand in the file.
+
+    Args:
+        path: the file.
+        renamed: our column -> the file's name, as the user gave it.
+        bad: what is done with rows that are broken.
+
+    Raises:
+        DataError: it is no AIS table, or cannot be read.
+    """
+    import pyarrow
+
+    batches = _parquet(path, renamed) if path.suffix.lower() == ".parquet" else _csv(path, renamed, bad)
+    try:
+        yield from batches
+    except (pyarrow.ArrowException, OSError, EOFError, zipfile.BadZipFile, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Return the error for a file that cannot be read to its end."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{path}: there is no such file", "check the path")
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "UTF8" in reason or isinstance(error, UnicodeDecodeError):
+        return DataError(f"{path}: invalid UTF-8", "convert it with `iconv -f GB18030 -t UTF-8` or its old encoding")
+    return DataError(f"{path}: cannot be read: {reason}", "the file is cut short, damaged or of another kind")
+
+
+def _parquet(path: Path, renamed: dict[str, str]) -> Iterator[Batch]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path, memory_map=True) as file:
+        names = layout(file.schema_arrow.names, str(path), renamed)
+        row = 0
+        for batch in file.iter_batches(batch_size=2**16, columns=list(names.values()), use_threads=False):
+            lines = np.arange(row, row + batch.num_rows, dtype=np.int64) + 1
+            row += batch.num_rows
+            yield {ours: _plain(batch.column(theirs)) for ours, theirs in names.items()}, lines
+
+
+def _plain(column: Any) -> Any:
+    import pyarrow
+
+    return column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
+
+
+def _csv(path: Path, renamed: dict[str, str], bad: BadRows) -> Iterator[Batch]:
+    from pyarrow import csv as arrow
+
+    heading, delimiter = _heading(path)
+    names = layout(heading, str(path), renamed)
+    broken: list[Any] = []
+
+    def broken_row(row: Any) -> str:
+        broken.append(row)
+        return "skip"
+
+    import pyarrow
+
+    options = arrow.ConvertOptions(
+        include_columns=list(names.values()),
+        column_types=dict.fromkeys(names.values(), pyarrow.string()),
+        strings_can_be_null=True,
+    )
+    parse = arrow.ParseOptions(delimiter=delimiter, ignore_empty_lines=False, invalid_row_handler=broken_row)
+    with _open(path) as stream:
+        read_options = arrow.ReadOptions(use_threads=False, block_size=BLOCK)
+        reader = arrow.open_csv(stream, read_options=read_options, parse_options=parse, convert_options=options)
+        line = 2
+        for batch in reader:
+            lines = np.arange(line, line + batch.num_rows + len(broken), dtype=np.int64)
+            line += len(lines)
+            for row in broken:
+                if row.text.strip():
+                    what = f"{row.actual_columns} cells, the heading has {row.expected_columns}"
+                    bad.row(f"{path}: line {row.number}: {what}", "mend the row")
+            if broken:
+                lines = np.setdiff1d(lines, [row.number for row in broken])
+                broken.clear()
+            yield {ours: batch.column(theirs) for ours, theirs in names.items()}, lines
+
+
+def _heading(path: Path) -> tuple[list[str], str]:
+    """Return the column names and the delimiter."""
+    with _open(path) as stream:
+        start = stream.read(2**16)
+    if b"\0" in start:
+        raise DataError(f"{path}: a binary file, not a table of text", "give CSV or Parquet")
+    line = start.partition(b"\n")[0].decode("utf-8-sig").strip("\r\n")
+    if not line.strip():
+        raise DataError(f"{path}: no heading in line 1", "the first line names the columns, such as MMSI,LAT,LON")
+    delimiter = max(_DELIMITERS, key=line.count)
+    heading = next(csv.reader(io.StringIO(line), delimiter=delimiter))
+    twice = next((name for name in heading if name and heading.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f'{path}: the column "{twice}" stands twice in the heading', "rename one of them")
+    return heading, delimiter
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that may be compressed; of a zip archive, its one table."""
+    import pyarrow
+
+    if path.suffix.lower() != ".zip":
+        with pyarrow.input_stream(str(path), compression="detect") as stream:
+            yield stream
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.lower().endswith((".csv", ".tsv"))]
+        if len(members) != 1:
+            raise DataError(f"{path}: {len(members)} tables in the archive", "unpack it and name the files")
+        with archive.open(members[0]) as member:
+            yield member

@@ -1,0 +1,53 @@
+"""The recipe for the classifier of the NPU guide, with a small model of the same architecture, on simulated NPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from anabatic.core import jsonl
+from anabatic.data import tokenizer as tokenizers
+from anabatic.models.hf import save_model
+from anabatic.testing.tiny import tiny_text, tiny_tokenizer
+from npu_sim.conftest import Sim
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "vessel-8npu.yaml"
+POINT = "YEAR_2021 MONTH_9 DAY_17 HOUR_6 MINUTE_{n} SECOND_4 {cell} SPD_{speed} COG_NE {name} POINT_END"
+CELL = " ".join(f"H3_CHAR_{place}_{digit}" for place, digit in enumerate("8a0983d5250ffff"))
+
+
+def write_rows(path: Path) -> None:
+    """Rows as the scripts write them, class word included: fast vessels of class 7, slow ones of class 4."""
+    rows = []
+    for number in range(48):
+        label, speed, name = ((7, "HIGH", "Passenger_Ship"), (4, "SLOW", "Fishing_Vessel"))[number % 2]
+        points = [POINT.format(n=n, cell=CELL, speed=speed, name=name) for n in range(10)]
+        rows.append({
+            "text": " ".join(points), "label": label, "segment_length": 10, "h3_method": "char_split",
+            "source_file": f"{number // 2 * 2 + number % 2}.csv",
+        })  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_guides_job(sim: Sim) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    root = sim.folder
+    tokenizer = tiny_tokenizer(root, tiny_text(root))
+    config = Qwen2Config(
+        vocab_size=320, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=128, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=0,
+        bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    save_model(Qwen2ForCausalLM(config), root / "model", tokenizers.load(tokenizer))
+    write_rows(root / "rows.jsonl")
+    words = ["anabatic", "classify", "train", "-c", str(RECIPE), "--model.path", "model", "--data", "rows.jsonl"]
+    words += ["--out", "run", "--device.nproc", "2", "--batch.micro-batch-tokens", "1024", "--schedule.max-steps", "6"]
+    words += ["--batch.global-batch-tokens", "2048", "--optim.lr", "0.003", "--log.every", "1", "--eval.every", "3"]
+    done = sim.command("python", "-m", *words, flags=["--npus", "2"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "words are new to the tokenizer of model: one id each" in done.stderr
+    found = [row for row in jsonl.read(root / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    assert len(found) == 6 and found[-1]["loss"] < found[0]["loss"]
+    kept = json.loads((root / "run" / "best_model" / "classifier.json").read_text())
+    assert len(kept["classes"]) == 14 and kept["words"].startswith("char-v1")
