@@ -180,12 +180,13 @@ class Training:
             self.division.home(self.device),
         )  # fmt: skip
         step = TrainStep(
-            replicate(self.root, self.division, self.device),
+            replicate(self.root, self.division, self.device, self.world),
             loss,
             optimizer,
             self.device,
             self.world,
             self.sizes.micro_batch_tokens,
+            partial=self.root.partial,
             **counted,
         )
         tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
@@ -193,9 +194,10 @@ class Training:
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
+        data = self.world.data
         loader = Loader(
             self.corpus.train, **self._shape(), micro_batch_tokens=self.sizes.micro_batch_tokens,
-            rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
+            rank=data.rank, world_size=data.size, seed=job.seed, state=progress.loader or None,
             pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=job.batch.packing,
         )  # fmt: skip
         self.model.train()
@@ -239,7 +241,7 @@ class Training:
             return []
         for line in curriculum.lines(lessons, levels):
             log.info(line)
-        per_step = self.sizes.micro_steps * self.world.size
+        per_step = self.sizes.micro_steps * self.world.data.size
         return curriculum.plan(lessons, levels, self.sizes.steps * per_step, per_step)
 
     def _of_data(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +265,7 @@ class Training:
         """Sizes that were left open follow from the machine; another machine must not change a run silently."""
         if self.found is None:
             return
-        for name, value in self.sizes.decisive(self.world).items():
+        for name, value in self.sizes.decisive(self.world.data).items():
             before = self.found.host["sizes"][name]
             if before != value:
                 raise ConfigError(
@@ -273,6 +275,8 @@ class Training:
 
     def _compile(self) -> None:
         compiled, why = use_compile(self.job.device, self.device.row, self.sizes.steps)
+        if self.world.tensor.size > 1:
+            compiled, why = False, "layers that add up among processes are not compiled"
         if not self.job.batch.packing:
             compiled, why = False, "padded batches have another shape each"
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
@@ -283,9 +287,10 @@ class Training:
         job = self.job
         self._valid = None
         if self.corpus.valid is not None:
+            data = self.world.data
             self._valid = ValidPass(
                 self.corpus.valid, micro_batch_tokens=self.sizes.micro_batch_tokens, max_tokens=job.eval.tokens,
-                rank=self.world.rank, world_size=self.world.size, **self._shape(),
+                rank=data.rank, world_size=data.size, **self._shape(),
             )  # fmt: skip
         self._metrics = metrics
         sizes, context = self.sizes, job.batch.seq_len / 2
@@ -294,7 +299,7 @@ class Training:
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
             log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
-            describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world),
+            describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world.data),
             evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
@@ -303,11 +308,12 @@ class Training:
     def _evaluate(self, step: int) -> dict[str, Any]:
         row: dict[str, Any] = {}
         if self._valid is not None and self._pairs is not None:
-            row = validate_pairs(self._pairs, self._valid, self.world)
+            row = validate_pairs(self._pairs, self._valid, self.world.data)
         elif self._valid is not None:
-            row = validate(self.root, self._valid, self.device, self.world)
-        if self._samples is not None and (self.world.first or self.division.sharded):
-            self._samples.take(self.root, self.division.sharded, step, self._metrics)
+            row = validate(self.root, self._valid, self.device, self.world.data)
+        together = self.division.sharded or self.world.tensor.size > 1
+        if self._samples is not None and (self.world.data.rank == 0 or self.division.sharded):
+            self._samples.take(self.root, together, step, self._metrics)
         return row
 
     def _summary(self, progress: Progress, params: int, metrics: Metrics) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from anabatic.device.device import Device
 from anabatic.models.forward import Root, pack, token_scores
 from anabatic.models.preference import NAMES, PreferenceLoss
 from anabatic.parallel.shard import part_again
-from anabatic.parallel.world import World, all_sum
+from anabatic.parallel.world import Group, all_sum
 
 
 @torch.no_grad()
-def validate(root: Root, batches: ValidPass, device: Device, world: World) -> dict[str, Any]:
+def validate(root: Root, batches: ValidPass, device: Device, world: Group) -> dict[str, Any]:
     """Return `valid_loss` (nats per target), `valid_perplexity` (its exponential), `valid_accuracy` (share of the
     targets that are the likeliest token), `valid_bpb` (bits per UTF-8 byte) and `tokens` (targets)."""
     was_training = root.training
@@ -42,7 +42,7 @@ def validate(root: Root, batches: ValidPass, device: Device, world: World) -> di
 
 
 @torch.no_grad()
-def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: World) -> dict[str, Any]:
+def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: Group) -> dict[str, Any]:
     """Return `valid_loss` (mean over the pairs), what `NAMES` says likewise, `pairs`, and `tokens` of their answers."""
     root, device = loss.root, loss.device
     was_training = root.training
