@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
+from anabatic.core.text import count
 from anabatic.models.attention import head_sizes
 from anabatic.models.fuse import GATED
 from anabatic.models.lora import LoraLinear
-from anabatic.parallel.sharded import is_sharded
+from anabatic.parallel.sharded import divided_by
 from anabatic.parallel.tensor import INPUTS, OUTPUTS, PartLinear, divide, enter
 from anabatic.parallel.world import Group, World
 
@@ -40,7 +41,7 @@ class Block:
 
 
 def _is_block(module: nn.Module, names: Sequence[str]) -> bool:
-    return all(type(module._modules.get(name)) in (nn.Linear, LoraLinear) for name in names)
+    return all(type(module._modules.get(name)) in (nn.Linear, LoraLinear, PartLinear) for name in names)
 
 
 def _own(block: Block) -> dict[str, Tensor]:
@@ -108,7 +109,7 @@ def require_divisible(model: PreTrainedModel, parts: int) -> None:
         good = [str(degree) for degree in range(1, most + 1) if most % degree == 0]
         raise ConfigError(
             f"parallel.tensor is {parts}, which does not divide all of the model's {told}",
-            f"use {', '.join(good)}" if most > 1 else "leave it at 1; --parallel.strategy zero3 divides every model",
+            f"use {' or '.join(good)}" if most > 1 else "leave it at 1; --parallel.strategy zero3 divides every model",
         )
 
 
@@ -136,7 +137,7 @@ def apply(model: PreTrainedModel, world: World) -> frozenset[str]:
                 if parameter in part._parameters:
                     divide(part, parameter, dim, _mesh(world))
         block.module.register_forward_pre_hook(_entering(world.tensor), with_kwargs=True)
-        partial |= {id(parameter) for parameter in block.module.parameters() if not is_sharded(parameter)}
+        partial |= {id(parameter) for parameter in block.module.parameters() if not divided_by(parameter, "tensor")}
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in partial)
 
 
@@ -162,6 +163,10 @@ def _entering(group: Group) -> Callable[..., Any]:
 
 
 def summary(model: PreTrainedModel, parts: int) -> str:
-    """Return a line that tells what is divided and what is not."""
-    divided = sum(parameter.numel() for parameter in model.parameters() if is_sharded(parameter))
-    return divided and f"{parts}" or ""
+    """Return a line that tells what `parts` ranks share and what each of them holds whole."""
+    params = [parameter for parameter in model.parameters() if not divided_by(parameter, "tensor")]
+    alone, everything = (sum(parameter.numel() for parameter in some) for some in (params, model.parameters()))
+    return (
+        f"tensor parallelism: {parts} processes share {len(attention_blocks(model))} attention blocks"
+        f" and {len(gated_blocks(model))} MLPs; {count(alone)} of {count(everything)} parameters are whole on each"
+    )

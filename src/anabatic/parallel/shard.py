@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -89,7 +89,7 @@ def shard(root: nn.Module, units: list[nn.Module], division: Division, device: D
         return
     half = None if device.dtype == torch.float32 else device.dtype
     options: dict[str, Any] = {
-        "mesh": world.mesh["data"] if world.mesh else init_device_mesh(device.type, (world.size,), mesh_dim_names=("data",)),
+        "mesh": world.mesh["data"] if world.mesh else _line(device, world),
         "reshard_after_forward": division.strategy == "zero3",
         # Matrix products and what is sent in the compute format, sums of gradients in fp32.
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False),
@@ -99,6 +99,10 @@ def shard(root: nn.Module, units: list[nn.Module], division: Division, device: D
     for unit in units:
         fully_shard(unit, **options)
     fully_shard(root, **options)
+
+
+def _line(device: Device, world: World) -> DeviceMesh:
+    return init_device_mesh(device.type, (world.size,), mesh_dim_names=("data",))
 
 
 def replicate(root: nn.Module, division: Division, device: Device, world: World) -> nn.Module:

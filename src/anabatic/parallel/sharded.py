@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 Part = tuple[slice, ...]
 """What of a whole tensor a rank holds."""
@@ -67,11 +67,9 @@ def whole_stack(parts: Tensor, tensor: Tensor) -> Tensor:
 
 def _behind(placement: Placement) -> Placement:
     """The same division of a tensor with one more dimension in front."""
-    if placement.is_replicate():
-        return placement
-    moved = copy.copy(placement)
-    object.__setattr__(moved, "dim", placement.dim + 1)  # type: ignore[attr-defined]
-    return moved
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
 
 
 def like(part: Tensor, tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -30,7 +31,7 @@ from anabatic.data.pairs import flatten_pairs, longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
-from anabatic.models import adapter, fuse
+from anabatic.models import adapter, fuse, tensor
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import Root, summed_loss
 from anabatic.models.hf import save_model
@@ -173,6 +174,9 @@ class Training:
         self._samples = samples.prepare(
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
         )
+        # Dropout and stochastic rounding: equal on every rank, or copies of the weights would part. torch begins at a
+        # random number on CPUs.
+        torch.manual_seed(job.seed)
         loss, counted = self._loss()
         self._compile()
         optimizer = Optimizer(
@@ -344,5 +348,7 @@ def say_plan(plan: Plan, model: PreTrainedModel, world: World, division: Divisio
     if trained < params:
         log.info(f"{count(trained)} of them are trained ({trained / params:.2%})")
     log.info(f"strategy {division.strategy}{', offloaded to the host' if division.offload else ''} ({division.why})")
+    if world.tensor.size > 1:
+        log.info(tensor.summary(model, world.tensor.size))
     for line in plan.lines():
         log.info(line)

@@ -7,7 +7,6 @@ waits to find out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +65,9 @@ class Stack:
         return self.grads
 
 
-def _corner(param: Tensor) -> Iterator[tuple[int, int]]:
+def _corner(param: Tensor) -> tuple[tuple[int, int], ...]:
     """Which rows and columns this rank has, to sort by."""
-    return ((part.start, part.stop) for part in part_of(param))
+    return tuple((part.start, part.stop) for part in part_of(param))
 
 
 class Optimizer:
@@ -104,7 +103,7 @@ class Optimizer:
         rest: dict[str, Tensor] = {}
         for name, param in self.params.items():
             if config.name == "muon" and param.dim() == 2 and id(param) not in outside:
-                shapes[tuple(param.shape), *_corner(param)][name] = param
+                shapes[tuple(param.shape), _corner(param)][name] = param
             else:
                 rest[name] = param
         self.stacks = [
@@ -121,7 +120,8 @@ class Optimizer:
 
         Called once before `step`, which uses what lies here then.
         """
-        parts, shared = [], []
+        parts: list[Tensor] = []
+        shared: list[Tensor] = []
         for stack in self.stacks:
             apart = divided_by(next(iter(stack.params.values())), "tensor")
             (parts if apart else shared).append(stack.collect())
@@ -190,7 +190,8 @@ class Optimizer:
         share = -(-len(whole) // size)
         padded = torch.cat((whole, whole.new_zeros(share * size - len(whole), *whole.shape[1:])))
         done = all_gather_rows(orthogonalise(padded[rank * share : (rank + 1) * share]), self.world)[: len(whole)]
-        return done[(slice(None), *part_of(like))].to(mine.device, mine.dtype)
+        own = (slice(None), *part_of(like))
+        return done[own].to(mine.device, mine.dtype)
 
     def state(self) -> dict[str, Tensor]:
         """The state as named tensors that share memory with the optimizer, so that loading in place fills it."""
