@@ -7,6 +7,7 @@ P + F parameters, N processes, fp32 weights (4 bytes), gradients (4), AdamW's mo
 
     ddp    16 P + 2 F                            zero2  16 P / N + 2 F / N + 2 (P + F), gathered in bf16 for a step
     zero3  16 P / N + 2 F / N + 2 x one block    zero3, offload  2 x one block
+    tensor (16 P + 2 F) / N of heads and MLPs + 16 P + 2 F of the rest: embeddings, head, norms, half of every adapter
 
 Two blocks are counted where one is gathered: the next is fetched while one computes. The flat kernel of AdamW holds its
 gradients in one tensor, and two more of a bucket (256 MiB at most) during the update: what comes on top is listed.
@@ -28,6 +29,7 @@ STRATEGIES: dict[str, list[str]] = {
     "zero2": ["--parallel.strategy", "zero2"],
     "zero3": ["--parallel.strategy", "zero3"],
     "zero3, offload": ["--parallel.strategy", "zero3", "--parallel.offload", "cpu"],
+    "tensor": ["--parallel.tensor"],
 }
 TUNERS = {"full": ["--tuner", "full"], "lora": ["--tuner", "lora", "--lora.r", "16"]}
 
@@ -51,8 +53,16 @@ def prepare(folder: Path) -> dict[str, int]:
     rows = [{"query": f"{n}?", "response": "the wind moves upward along the slope"} for n in range(200)]
     (folder / "rows.json").write_text(json.dumps(rows))
     block = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
-    linear = sum(m.in_features + m.out_features for m in model.model.layers.modules() if hasattr(m, "in_features"))
-    return {"all": sum(parameter.numel() for parameter in model.parameters()), "block": block, "linear": linear}
+    layers = {name: m for name, m in model.model.layers.named_modules() if hasattr(m, "in_features")}
+    return {
+        "all": sum(parameter.numel() for parameter in model.parameters()),
+        "block": block,
+        "divided": sum(parameter.numel() for m in layers.values() for parameter in m.parameters()),
+        "linear": sum(m.in_features + m.out_features for m in layers.values()),
+        "linear, divided": sum(
+            m.in_features if name.endswith(("o_proj", "down_proj")) else m.out_features for name, m in layers.items()
+        ),
+    }
 
 
 def theory(strategy: str, tuner: str, sizes: dict[str, int], processes: int) -> float:
@@ -60,7 +70,10 @@ def theory(strategy: str, tuner: str, sizes: dict[str, int], processes: int) -> 
     trained = sizes["all"] if tuner == "full" else 16 * sizes["linear"]
     frozen = 0 if tuner == "full" else sizes["all"]
     everything, gathered = trained + frozen, 2 * 2 * sizes["block"]
+    share = 1 - 1 / processes  # of what is divided, that lies elsewhere
+    elsewhere = 16 * sizes["divided"] if tuner == "full" else 2 * sizes["divided"] + 16 * 16 * sizes["linear, divided"]
     return {
+        "tensor": 16 * trained + 2 * frozen - share * elsewhere,
         "ddp": 16.0 * trained + 2 * frozen,
         "zero2": (16 * trained + 2 * frozen) / processes + 2 * everything,
         "zero3": (16 * trained + 2 * frozen) / processes + gathered,
@@ -99,7 +112,8 @@ def main() -> None:
         print(f"  {'':24} {'measured':>9} {'theory':>9} {'difference':>11}")
         for tuner in options.only.split(","):
             for strategy, words in STRATEGIES.items():
-                found = measured(folder, [*TUNERS[tuner], *words], options.npus) / MIB
+                given = [*words, str(options.npus)] if strategy == "tensor" else words
+                found = measured(folder, [*TUNERS[tuner], *given], options.npus) / MIB
                 expected = theory(strategy, tuner, sizes, options.npus) / MIB
                 print(
                     f"  {tuner + ', ' + strategy:24} {found:9.1f} {expected:9.1f} {found - expected:11.1f}", flush=True

@@ -71,3 +71,16 @@ def test_a_run_of_two_divided_processes_goes_on_in_one(home: Home, base: Path, t
     home.together(*(home.sft(folder, base, more={"optim.lr": 0.003}) for folder in (out, single)))
     assert len(command.losses(out)) == SHORT
     close(command.losses(single), command.losses(out))
+
+
+def test_two_processes_that_share_the_heads_are_killed_and_go_on(home: Home, base: Path, tmp_path: Path) -> None:
+    out, more = tmp_path / "run", {"parallel.tensor": 2, "eval.sample-prompts": "The"}
+    command.interrupt(home.start(*home.pretrain(out, 2, more=more)), out, 7, signal.SIGKILL, -9)
+    told = home.anabatic(*home.pretrain(out, 2, more=more))
+    assert "2 processes share 2 attention blocks and 2 MLPs" in told.err and "sample: The" in told.err
+    close(command.losses(base), command.losses(out))
+    assert command.evaluations(out) == [pytest.approx(row, rel=2e-4) for row in command.evaluations(base)]
+    expected, found = (weights(folder, "model.safetensors") for folder in (base, out))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-2, atol=2e-3, msg=key)

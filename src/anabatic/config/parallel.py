@@ -20,10 +20,13 @@ class Parallel:
     """ddp: all of it; zero2: gradients and optimizer are shared out; zero3: the weights too; auto: ddp."""
     offload: Literal["none", "cpu"] = "none"
     """cpu: with zero2 and zero3, weights, gradients and optimizer wait in the host's memory."""
+    tensor: int = 1
+    """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
     deepspeed: str | None = None
     """DeepSpeed's JSON file, or zero0, zero1, zero2, zero3, zero2-offload, zero3-offload: translated into settings."""
 
     def __post_init__(self) -> None:
+        require(self.tensor >= 1, f"parallel.tensor is {self.tensor}", "use 1 or more")
         sharded = self.strategy in ("zero2", "zero3")
         require(
             self.offload == "none" or sharded or self.deepspeed is not None,

@@ -71,10 +71,11 @@ def _measure(
     result = torch.zeros(len(entries), dtype=torch.float32, device=device.torch)
     was_training = root.training
     root.eval()
-    rounds = -(-len(groups) // world.size)
+    data = world.data
+    rounds = -(-len(groups) // data.size)
     with Bar("measuring how hard the rows are", rounds) as bar:
         for number in range(rounds):
-            at = number * world.size + world.rank
+            at = number * data.size + data.rank
             chosen = groups[at] if at < len(groups) else groups[0]  # sharded weights are gathered by all or none
             pieces = [entries[i][0].piece(entries[i][1], 0, min(entries[i][1].length, seq_len)) for i in chosen]
             batch = flatten(pieces, micro_batch_tokens, entries[0][0].eot, seq_len)
@@ -88,7 +89,7 @@ def _measure(
             bar.to(number + 1)
     part_again(root)
     root.train(was_training)
-    found = all_sum(result, world).cpu().numpy()
+    found = all_sum(result, data).cpu().numpy()
     log.info(f"difficulty: mean loss of a row {found.min():.3f} to {found.max():.3f}, median {np.median(found):.3f}")
     return found
 

@@ -102,7 +102,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.max_len = max_len
         self.stop_ids = _end_ids(model, tokenizer)
-        self._cache = KVCache(model.config, max_batch, max_len, model.device, model.dtype)
+        self._cache = KVCache(model.config, max_batch, max_len, model.device, model.dtype, self._root.parts)
         self._free = list(range(max_batch - 1, -1, -1))
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []

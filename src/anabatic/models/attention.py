@@ -37,12 +37,14 @@ class KVCache:
     """Keys and values of up to `slots` conversations, `max_len` tokens each, allocated once.
 
     `write` and `read` say where the tokens of the running forward pass go and which slots they see; the caller sets
-    them.
+    them. `parts` ranks hold the heads together.
     """
 
-    def __init__(self, config: Any, slots: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: Any, slots: int, max_len: int, device: torch.device, dtype: torch.dtype, parts: int = 1
+    ) -> None:
         heads, wide, narrow = head_sizes(config)
-        shape = (config.num_hidden_layers, slots, max_len, heads)
+        shape = (config.num_hidden_layers, slots, max_len, heads // parts)
         self.keys = torch.zeros(*shape, wide, device=device, dtype=dtype)
         self.values = torch.zeros(*shape, narrow, device=device, dtype=dtype)
         self.slots = slots

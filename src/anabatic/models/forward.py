@@ -140,11 +140,16 @@ class Root(nn.Module):
     """Whatever runs a model runs inside this module's forward pass.
 
     There sharded weights are gathered (FSDP2), and there data parallelism learns which gradients to wait for.
+
+    Attributes:
+        parts: ranks that share attention heads and MLPs (`tensor.py`).
+        partial: names of parameters that are whole on each of them, and whose gradients are parts.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, parts: int = 1, partial: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.model = model
+        self.parts, self.partial = parts, partial
 
     def forward(self, call: Callable[..., Any], *args: Any) -> Any:
         """Return `call(model, *args)`."""

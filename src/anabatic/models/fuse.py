@@ -24,7 +24,7 @@ from anabatic.models.lora_joint import gather, joint
 
 _SIZE, _INNER = 8, 6
 """Sizes of the probes."""
-_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Names of gate, up and down."""
 _GATED_JOINT = ("gate_up_proj", "down_proj")
 
@@ -180,7 +180,7 @@ def _gated(module: nn.Module, ops: Ops) -> Choice | None:
     """A gated block: `down(silu(gate x) * up x)`."""
     if module._parameters:
         return None
-    for names in _GATED:
+    for names in GATED:
         layers = _linears(module, names)
         if layers:
             gate, up, down = layers

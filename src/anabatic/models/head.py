@@ -70,7 +70,7 @@ def _find(model: Any) -> Head | None:
         raise DataError(f"the head of {type(model).__name__} is not one matrix without a bias", "use another model")
     for name, child in model._modules.items():
         if child is output:
-            small = nn.Linear(_HIDDEN, _VOCAB, bias=False)
+            small = nn.utils.skip_init(nn.Linear, _HIDDEN, _VOCAB, bias=False)  # draws no random numbers
             small.weight.copy_(weight)
             probe._modules[name] = small
         elif name == model.base_model_prefix:

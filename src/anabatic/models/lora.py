@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from anabatic.parallel.sharded import local, put, whole
+from anabatic.parallel.tensor import leave, own_bias
+from anabatic.parallel.world import Group, all_sum
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -74,6 +76,8 @@ class LoraLinear(nn.Linear):
     lora_B_start: Tensor | None
     group: Together | None = None
     """Layers it is computed together with (`lora_joint.py`)."""
+    by_inputs: Group | None = None
+    """Ranks that each hold the weight's columns for some inputs, with tensor parallelism."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float = 0.0, dora: bool = False) -> None:
         nn.Module.__init__(self)
@@ -96,7 +100,7 @@ class LoraLinear(nn.Linear):
         put(self.lora_A, torch.empty(self.lora_A.shape).uniform_(-bound, bound, generator=generator))
         local(self.lora_B).zero_()
         if self.lora_magnitude is not None:  # rows are shared out as the weight's are
-            local(self.lora_magnitude).copy_(torch.linalg.vector_norm(local(self.weight).float(), dim=1))
+            local(self.lora_magnitude).copy_(self._length(local(self.weight).float()))
 
     @torch.no_grad()
     def principal(self) -> None:
@@ -129,37 +133,50 @@ class LoraLinear(nn.Linear):
         """`[..., in]` -> `[..., out]`."""
         if self.group is not None and (together := self.group.of(self, input)) is not None:
             return together
-        x = input.to(self.compute_type(input.device.type))
-        weight = self.weight.to(x.dtype)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
+        out = self._adapted(input.to(self.compute_type(input.device.type)))
+        return out if self.by_inputs is None else leave(out, self.by_inputs)
+
+    def _adapted(self, x: Tensor) -> Tensor:
+        weight = local(self.weight).to(x.dtype)
+        bias = own_bias(self.bias, self.by_inputs)
+        bias = None if bias is None else bias.to(x.dtype)
         if self.lora_magnitude is not None:
             return self._dora(x, weight, bias)
         if self.dropout and self.training:
             dropped = F.dropout(x, self.dropout)
             return F.linear(x, weight, bias) + F.linear(F.linear(dropped, self._a(x)), self._b(x)) * self.scale
         with torch.autocast(x.device.type, enabled=False):
-            out: Tensor = _Lora.apply(x.flatten(0, -2), weight, bias, self.lora_A, self.lora_B, self.scale)  # type: ignore[no-untyped-call]
+            out: Tensor = _Lora.apply(  # type: ignore[no-untyped-call]
+                x.flatten(0, -2), weight, bias, local(self.lora_A), local(self.lora_B), self.scale
+            )
         return out.unflatten(0, x.shape[:-1])
 
     def _dora(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The length is taken as a constant in the backward pass (section 4.3 of the paper)."""
         assert self.lora_magnitude is not None
         with torch.no_grad():
-            length = torch.linalg.vector_norm(self.weight.float() + self.scale * self.lora_B @ self.lora_A, dim=1)
+            change = self.scale * local(self.lora_B) @ local(self.lora_A)
+            length = self._length(local(self.weight).float() + change)
         dropped = F.dropout(x, self.dropout) if self.dropout and self.training else x
         change = F.linear(F.linear(dropped, self._a(x)), self._b(x)) * self.scale
-        ratio = (self.lora_magnitude / length).to(x.dtype)
+        ratio = (local(self.lora_magnitude) / length).to(x.dtype)
         if dropped is x:
             out = (F.linear(x, weight) + change) * ratio
         else:
             out = F.linear(x, weight) + (ratio - 1) * F.linear(dropped, weight) + change * ratio
         return out if bias is None else out + bias
 
+    def _length(self, weight: Tensor) -> Tensor:
+        """The length of every row, also where each rank has some columns."""
+        if self.by_inputs is None:
+            return torch.linalg.vector_norm(weight, dim=1)
+        return all_sum(weight.square().sum(1), self.by_inputs).sqrt()
+
     def _a(self, x: Tensor) -> Tensor:
-        return self.lora_A.to(x.dtype)
+        return local(self.lora_A).to(x.dtype)
 
     def _b(self, x: Tensor) -> Tensor:
-        return self.lora_B.to(x.dtype)
+        return local(self.lora_B).to(x.dtype)
 
     def compute_type(self, device_type: str) -> torch.dtype:
         """Autocast does not reach into an autograd function: its rule for matrix products, by hand."""

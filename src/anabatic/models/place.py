@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from anabatic.config.shared import Optim
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
+from anabatic.models import tensor
 from anabatic.models.adapter import blocks_of
 from anabatic.models.forward import Root
 from anabatic.models.hf import prepare
@@ -35,7 +36,8 @@ def format_of(optim: Optim, device: Device) -> torch.dtype:
 
 def place(model: PreTrainedModel, division: Division, device: Device, world: World) -> Root:
     """Give a model fused operators, divide it, and give each rank memory for its part; the caller fills it."""
-    root = Root(prepare(model, device.torch))
+    partial = tensor.apply(model, world)
+    root = Root(prepare(model, device.torch), world.tensor.size, partial)
     shard(root, _units(model), division, device, world)
     materialise(root, division.home(device), device.torch)
     return root

@@ -2,7 +2,8 @@
 
 `ddp` keeps a whole model on every rank. `zero2` and `zero3` are FSDP2 (torch.distributed.fsdp.fully_shard):
 parameters, gradients and optimizer state lie in parts (arXiv 1910.02054); `zero3` gathers the weights of one block at
-a time, `zero2` keeps them between the forward and the backward pass.
+a time, `zero2` keeps them between the forward and the backward pass. With tensor parallelism (`tensor.py`) "every rank"
+is every rank that holds the same part of the model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -52,26 +53,25 @@ class Division:
 
 
 def settle(wanted: Parallel, world: World, device: Device) -> Division:
-    """Decide how the model is divided, and say why.
+    """Decide how the model is divided among the ranks with different data, and say why.
 
     Raises:
-        ConfigError: `single` with several processes.
+        ConfigError: `single` with several such ranks.
     """
-    if wanted.strategy == "single" and world.size > 1:
+    ranks = world.data.size
+    if wanted.strategy == "single" and ranks > 1:
         raise ConfigError(
             f"parallel.strategy is single, but {world.size} processes run", "use ddp, or --device.nproc 1"
         )
-    if world.size == 1:
-        why = (
-            "one process"
-            if wanted.strategy in ("auto", "single")
-            else f"one process: nothing to divide by {wanted.strategy}"
-        )
+    if ranks == 1:
+        why = "one process" if world.size == 1 else f"{world.size} processes work on the same data"
+        if wanted.strategy not in ("auto", "single"):
+            why = f"{why}: nothing to divide by {wanted.strategy}"
         if wanted.offload == "cpu":
             log.warn("parallel.offload cpu needs several processes: weights stay on the device")
         return Division(why=why)
     if wanted.strategy in ("auto", "ddp"):
-        return Division("ddp", why="asked for" if wanted.strategy == "ddp" else f"auto: {world.size} processes")
+        return Division("ddp", why="asked for" if wanted.strategy == "ddp" else f"auto: {ranks} processes")
     offload = wanted.offload == "cpu" and device.type != "cpu"
     if wanted.offload == "cpu" and not offload:
         log.warn("parallel.offload cpu changes nothing on a cpu: all memory is the host's")
@@ -89,7 +89,7 @@ def shard(root: nn.Module, units: list[nn.Module], division: Division, device: D
         return
     half = None if device.dtype == torch.float32 else device.dtype
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (world.size,)),
+        "mesh": world.mesh["data"] if world.mesh else _line(device, world),
         "reshard_after_forward": division.strategy == "zero3",
         # Matrix products and what is sent in the compute format, sums of gradients in fp32.
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False),
@@ -101,12 +101,17 @@ def shard(root: nn.Module, units: list[nn.Module], division: Division, device: D
     fully_shard(root, **options)
 
 
-def replicate(root: nn.Module, division: Division, device: Device) -> nn.Module:
+def _line(device: Device, world: World) -> DeviceMesh:
+    return init_device_mesh(device.type, (world.size,), mesh_dim_names=("data",))
+
+
+def replicate(root: nn.Module, division: Division, device: Device, world: World) -> nn.Module:
     """Return what a step calls: with `ddp` a wrapper that averages gradients during the backward pass, else `root`.
 
-    `gradient_as_bucket_view` saves a copy of the gradients.
+    The wrapper does not know parts of matrices: with tensor parallelism gradients are averaged afterwards
+    (`gradients.py`). `gradient_as_bucket_view` saves a copy of the gradients.
     """
-    if division.strategy != "ddp":
+    if division.strategy != "ddp" or world.tensor.size > 1:
         return root
     ids = None if device.type == "cpu" else [device.index]
     return DistributedDataParallel(root, device_ids=ids, gradient_as_bucket_view=True, **_no_buffers())

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 Part = tuple[slice, ...]
 """What of a whole tensor a rank holds."""
@@ -16,6 +18,14 @@ Part = tuple[slice, ...]
 def is_sharded(tensor: Tensor) -> bool:
     """True when this rank holds only a part."""
     return isinstance(tensor, DTensor)
+
+
+def divided_by(tensor: Tensor, axis: str) -> bool:
+    """True when the ranks along `axis` of the job's grid, `data` or `tensor`, hold parts of it."""
+    if not isinstance(tensor, DTensor):
+        return False
+    axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
+    return any(name == axis and not placement.is_replicate() for name, placement in axes)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -38,6 +48,28 @@ def whole(tensor: Tensor) -> Tensor:
         there, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
     return moved.full_tensor()
+
+
+def whole_stack(parts: Tensor, tensor: Tensor) -> Tensor:
+    """Return all of `n` tensors that are divided as `tensor` is, in one collective.
+
+    Args:
+        parts: `[n, ...]`, this rank's.
+    """
+    if not isinstance(tensor, DTensor):
+        return parts
+    shape = torch.Size((len(parts), *tensor.shape))
+    placements = [_behind(placement) for placement in tensor.placements]
+    stride = torch.empty(shape, device="meta").stride()
+    spec = DTensorSpec(tensor.device_mesh, tuple(placements), tensor_meta=TensorMeta(shape, stride, parts.dtype))
+    return whole(DTensor(parts, spec, requires_grad=False))  # type: ignore[call-arg]
+
+
+def _behind(placement: Placement) -> Placement:
+    """The same division of a tensor with one more dimension in front."""
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
 
 
 def like(part: Tensor, tensor: Tensor) -> Tensor:

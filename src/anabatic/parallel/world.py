@@ -1,7 +1,12 @@
-"""The processes of a job, and collectives that also work for one."""
+"""The processes of a job, and collectives that also work for one.
+
+With tensor parallelism the job's processes form a grid: `tensor` neighbours work on the same data, each with its part
+of every divided matrix; processes with the same part stand for one another in data parallelism.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from dataclasses import dataclass
@@ -10,7 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
 
 TIMEOUT = timedelta(hours=2)
@@ -18,16 +25,44 @@ TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
-class World:
-    """This process among the processes of the job."""
+class Group:
+    """Some processes of the job, this one among them.
+
+    Attributes:
+        handle: torch's process group; None: all processes.
+    """
 
     rank: int = 0
     size: int = 1
+    handle: dist.ProcessGroup | None = None
+
+
+ALONE = Group()
+
+
+@dataclass(frozen=True)
+class World(Group):
+    """This process among the processes of the job.
+
+    Attributes:
+        tensor: those that work on the same data.
+        mesh: `data x tensor`; None without tensor parallelism.
+    """
+
+    tensor: Group = ALONE
+    mesh: DeviceMesh | None = None
 
     @property
     def first(self) -> bool:
         """True on the rank that writes files and messages."""
         return self.rank == 0
+
+    @property
+    def data(self) -> Group:
+        """Those that hold the same part of the model, each with its own share of the data."""
+        if self.mesh is None:
+            return self
+        return Group(self.mesh.get_local_rank("data"), self.size // self.tensor.size, self.mesh.get_group("data"))
 
 
 def size() -> int:
@@ -35,16 +70,34 @@ def size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def start(device: Device) -> World:
-    """Join the process group that the launcher's environment describes; alone without a launcher."""
+def start(device: Device, tensor: int = 1) -> World:
+    """Join the process group that the launcher's environment describes; alone without a launcher.
+
+    Args:
+        tensor: processes that work on the same data.
+
+    Raises:
+        ConfigError: the processes cannot be divided by `tensor`.
+    """
     count = size()
+    if count % tensor:
+        raise ConfigError(
+            f"parallel.tensor is {tensor}, which does not divide {count} {'process' if count == 1 else 'processes'}",
+            f"start a multiple of {tensor}, for one machine by --device.nproc {-(-count // tensor) * tensor}",
+        )
     if count == 1:
         return World()
     # The device of this process is set already, and checkpoints gather a few names: neither is news to the user.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
     dist.init_process_group(device.row.collective, timeout=TIMEOUT)
-    return World(dist.get_rank(), count)
+    if tensor == 1:
+        return World(dist.get_rank(), count)
+    # Parts of parts are gathered in two steps when a model is saved, which torch warns of each time.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    mesh = init_device_mesh(device.type, (count // tensor, tensor), mesh_dim_names=("data", "tensor"))
+    neighbours = Group(mesh.get_local_rank("tensor"), tensor, mesh.get_group("tensor"))
+    return World(dist.get_rank(), count, tensor=neighbours, mesh=mesh)
 
 
 def stop(world: World) -> None:
@@ -60,10 +113,10 @@ def barrier(world: World) -> None:
         dist.barrier()
 
 
-def all_sum(values: Tensor, world: World) -> Tensor:
+def all_sum(values: Tensor, world: Group) -> Tensor:
     """Sum `values` over the ranks, in place, and return them."""
     if world.size > 1:
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=world.handle)
     return values
 
 

@@ -13,7 +13,7 @@ from anabatic.core import log
 from anabatic.data import sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
-from anabatic.models import fuse
+from anabatic.models import fuse, tensor
 from anabatic.models.build import Plan, blank, count_parameters, initialise, shape
 from anabatic.models.hf import fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.place import format_of, place
@@ -26,10 +26,10 @@ from anabatic.train.run import find_checkpoint, open_folder
 
 def run(job: PretrainJob) -> int:
     """Train as the job says; return the exit code."""
-    job, told = deepspeed.apply(job, parallel.size())
+    job, told = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
     device = pick(job.device)
-    world = parallel.start(device)
-    planning.require_divisible(job.batch, world)
+    world = parallel.start(device, job.parallel.tensor)
+    planning.require_divisible(job.batch, world.data)
     with open_folder(job, device, world) as folder:
         for line in told:
             log.info(line)
@@ -40,6 +40,7 @@ def run(job: PretrainJob) -> int:
             require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
         # Before the text is read, which may take long: what is wrong with the settings is told here.
         plan, model = _model(job, len(tokenizer), format_of(job.optim, device))
+        tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
         if world.first:
@@ -57,7 +58,7 @@ def run(job: PretrainJob) -> int:
             tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
         tuned_lr = None if job.model.path is None else 1e-4
         sizes = planning.settle(
-            plan, job, model, epoch_tokens, tokens, why, job.model.recompute, tuned_lr, device, world
+            plan, job, model, epoch_tokens, tokens, why, job.model.recompute, tuned_lr, device, world.data
         )
         say_plan(plan, model, world, division)
 

@@ -21,7 +21,7 @@ from anabatic.data.pairs import longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device, pick
 from anabatic.evals import difficulty
-from anabatic.models import adapter, fuse
+from anabatic.models import adapter, fuse, tensor
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
@@ -105,10 +105,10 @@ def tune(
         full_lr, adapter_lr: learning rates where the job names none.
         objective: of pairs; None: next-token prediction.
     """
-    job, told = deepspeed.apply(job, parallel.size())
+    job, told = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
     device = pick(job.device)
-    world = parallel.start(device)
-    planning.require_divisible(job.batch, world)
+    world = parallel.start(device, job.parallel.tensor)
+    planning.require_divisible(job.batch, world.data)
     with open_folder(job, device, world) as folder:
         for line in told:
             log.info(line)
@@ -120,6 +120,7 @@ def tune(
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         # Before the rows are read, which may take long: what is wrong with the settings is told here.
         model, lora = _skeleton(job, named, base, device)
+        tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = data.tokenised
@@ -146,12 +147,12 @@ def tune(
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
         lr = full_lr if lora is None else adapter_lr
         sizes = planning.settle(
-            plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world,
+            plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world.data,
             longest(job.batch.seq_len) if learning.pairs else None,
         )  # fmt: skip
         if not job.batch.packing:
             passing = padded.one_pass(parts, job.batch.seq_len, sizes.micro_batch_tokens, job.seed)
-            sizes = planning.padded(plan, job.schedule, sizes, *passing, world)
+            sizes = planning.padded(plan, job.schedule, sizes, *passing, world.data)
         say_plan(plan, model, world, division)
 
         if lessons is not None and lessons.use and lessons.by == "loss":

@@ -30,7 +30,7 @@ from anabatic.data.sequences import Sequences
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
-from anabatic.models import adapter, fuse
+from anabatic.models import adapter, fuse, tensor
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import Root
 from anabatic.models.hf import save_model
@@ -181,13 +181,16 @@ class Training:
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
         )
         goal = self.goal or next_token(self.root, self.device, self.world, job.batch.seq_len)
+        # Dropout and stochastic rounding: equal on every rank, or copies of the weights would part. torch begins at a
+        # random number on CPUs.
+        torch.manual_seed(job.seed)
         self._compile()
         optimizer = Optimizer(
             self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world,
             self.division.home(self.device), self.rates,
         )  # fmt: skip
         step = TrainStep(
-            replicate(self.root, self.division, self.device),
+            replicate(self.root, self.division, self.device, self.world),
             goal.loss,
             optimizer,
             self.device,
@@ -196,6 +199,7 @@ class Training:
             goal.pack,
             goal.sums,
             goal.names,
+            partial=self.root.partial,
         )
         tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
         self._require_same_sizes()
@@ -204,9 +208,10 @@ class Training:
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
         step.number = progress.step
+        data = self.world.data
         loader = Loader(
             self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=self.sizes.micro_batch_tokens,
-            rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
+            rank=data.rank, world_size=data.size, seed=job.seed, state=progress.loader or None,
             pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=job.batch.packing,
         )  # fmt: skip
         self.model.train()
@@ -237,7 +242,7 @@ class Training:
             return []
         for line in curriculum.lines(lessons, levels):
             log.info(line)
-        per_step = self.sizes.micro_steps * self.world.size
+        per_step = self.sizes.micro_steps * self.world.data.size
         return curriculum.plan(lessons, levels, self.sizes.steps * per_step, per_step)
 
     def _of_data(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +268,7 @@ class Training:
         """Sizes that were left open follow from the machine; another machine must not change a run silently."""
         if self.found is None:
             return
-        for name, value in self.sizes.decisive(self.world).items():
+        for name, value in self.sizes.decisive(self.world.data).items():
             before = self.found.host["sizes"][name]
             if before != value:
                 raise ConfigError(
@@ -273,6 +278,8 @@ class Training:
 
     def _compile(self) -> None:
         compiled, why = use_compile(self.job.device, self.device.row, self.sizes.steps)
+        if self.world.tensor.size > 1:
+            compiled, why = False, "layers that add up among processes are not compiled"
         if not self.job.batch.packing:
             compiled, why = False, "padded batches have another shape each"
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
@@ -285,9 +292,10 @@ class Training:
         job = self.job
         self._valid = None
         if self.corpus.valid is not None:
+            data = self.world.data
             self._valid = ValidPass(
                 self.corpus.valid, micro_batch_tokens=self.sizes.micro_batch_tokens, max_tokens=job.eval.tokens,
-                rank=self.world.rank, world_size=self.world.size, seq_len=goal.seq_len, lay=goal.lay,
+                rank=data.rank, world_size=data.size, seq_len=goal.seq_len, lay=goal.lay,
             )  # fmt: skip
         self._metrics, self._goal = metrics, goal
         sizes, context = self.sizes, job.batch.seq_len / 2
@@ -296,7 +304,7 @@ class Training:
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
             log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
-            describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world),
+            describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world.data),
             evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
@@ -304,8 +312,9 @@ class Training:
 
     def _evaluate(self, step: int) -> dict[str, Any]:
         row = {} if self._valid is None else self._goal.validate(self._valid)
-        if self._samples is not None and (self.world.first or self.division.sharded):
-            self._samples.take(self.root, self.division.sharded, step, self._metrics)
+        together = self.division.sharded or self.world.tensor.size > 1
+        if self._samples is not None and (self.world.data.rank == 0 or self.division.sharded):
+            self._samples.take(self.root, together, step, self._metrics)
         return row
 
     def _summary(self, progress: Progress, params: int, metrics: Metrics) -> dict[str, Any]:
@@ -337,5 +346,7 @@ def say_plan(plan: Plan, model: PreTrainedModel, world: World, division: Divisio
     if trained < params:
         log.info(f"{count(trained)} of them are trained ({trained / params:.2%})")
     log.info(f"strategy {division.strategy}{', offloaded to the host' if division.offload else ''} ({division.why})")
+    if world.tensor.size > 1:
+        log.info(tensor.summary(model, world.tensor.size))
     for line in plan.lines():
         log.info(line)

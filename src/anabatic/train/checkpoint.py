@@ -186,8 +186,10 @@ def load(found: Found, tensors: Mapping[str, Tensor], device: Device, world: Wor
             f"{found.path} does not fit this model or optimizer: {str(error).splitlines()[0]}",
             "continue with the settings that saved it, or start over with --save.resume never",
         ) from error
-    own = found.path / f"rng-{world.rank}.safetensors"
-    if own.is_file():
+    # Neighbours that work on the same data draw the same numbers; ranks that are new go on as the first one.
+    drawn = (found.path / f"rng-{rank}.safetensors" for rank in (world.rank - world.tensor.rank, 0))
+    own = next((file for file in drawn if file.is_file()), None)
+    if own is not None:
         device.set_rng_state(load_file(own))
 
 

@@ -51,14 +51,14 @@ class Goal:
 def next_token(root: Root, device: Device, world: World, seq_len: int) -> Goal:
     """Foretell every learned token from those before it."""
     loss = functools.partial(summed_loss, chunk_bytes=device.row.chunk_bytes)
-    return Goal(seq_len, loss, lambda batches: validate(root, batches, device, world))
+    return Goal(seq_len, loss, lambda batches: validate(root, batches, device, world.data))
 
 
 def preference(root: Root, device: Device, world: World, seq_len: int, objective: Objective) -> Goal:
     """Favour the better answer more than the model does now."""
     loss = PreferenceLoss(root, device, objective)
     return Goal(
-        longest(seq_len), loss, lambda batches: validate_pairs(loss, batches, world), flatten_pairs, loss.pack,
+        longest(seq_len), loss, lambda batches: validate_pairs(loss, batches, world.data), flatten_pairs, loss.pack,
         loss.sums, NAMES,
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def words(root: Root, device: Device, world: World, seq_len: int, causal: bool) 
     """Foretell the words of sequences that were drawn as targets, from both sides or from what comes before them."""
     way = functools.partial(pack, causal=causal)
     loss = functools.partial(summed_loss, chunk_bytes=device.row.chunk_bytes)
-    return Goal(seq_len, loss, lambda batches: validate(root, batches, device, world, way), flatten_words, way)
+    return Goal(seq_len, loss, lambda batches: validate(root, batches, device, world.data, way), flatten_words, way)
 
 
 def classes(
@@ -87,7 +87,7 @@ def classes(
     """
 
     def measure(batches: ValidPass) -> dict[str, Any]:
-        mean_loss, probabilities = class_probabilities(root, loss, batches, sequences, device, world)
+        mean_loss, probabilities = class_probabilities(root, loss, batches, sequences, device, world.data)
         return {"valid_loss": mean_loss, **score(probabilities)}
 
     return Goal(seq_len, loss, measure, flatten_classes, loss.pack, loss.sums, loss.names)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anabatic.config.shared import Optim
 from anabatic.device.device import Device
-from anabatic.parallel.sharded import is_sharded, like, local
+from anabatic.parallel.sharded import divided_by, like, local, part_of, whole_stack
 from anabatic.parallel.world import World, all_gather_rows
 from anabatic.train import adamw
 
@@ -41,11 +42,11 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 @dataclass
 class Stack:
-    """Matrices of one shape, orthogonalised together.
+    """Matrices of one shape, divided alike, orthogonalised together.
 
     Attributes:
         params: name -> parameter.
-        momentum: fp32 `[n, rows of this rank, columns]`.
+        momentum: fp32 `[n, rows, columns]`, of this rank.
         grads: the same shape, between `collect` and the update.
     """
 
@@ -83,6 +84,11 @@ class Rates:
         return self.body if step > self.frozen else 0.0
 
 
+def _corner(param: Tensor) -> tuple[tuple[int, int], ...]:
+    """Which rows and columns this rank has, to sort by."""
+    return tuple((part.start, part.stop) for part in part_of(param))
+
+
 class Optimizer:
     """The optimizer of one model.
 
@@ -110,18 +116,18 @@ class Optimizer:
         self.device, self.world = device, world
         self.home = home or device.torch
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-        self.sharded = any(is_sharded(param) for param in self.params.values())
+        self.sharded = any(divided_by(param, "data") for param in self.params.values())
         outside = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         head = model.get_output_embeddings()  # type: ignore[operator]
         outside.add(id(head.weight))
-        shapes: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
+        shapes: dict[tuple[Any, ...], dict[str, Tensor]] = defaultdict(dict)
         rest: dict[str, Tensor] = {}
         on_top: dict[str, Tensor] = {}
         for name, param in self.params.items():
             if rates.head and name.startswith(rates.head):
                 on_top[name] = param
             elif config.name == "muon" and param.dim() == 2 and id(param) not in outside:
-                shapes[tuple(param.shape)][name] = param
+                shapes[tuple(param.shape), _corner(param)][name] = param
             else:
                 rest[name] = param
         self.stacks = [
@@ -133,11 +139,20 @@ class Optimizer:
         # On the host torch's fused kernel is there whatever the device; bf16 weights need the flat one's rounding.
         self.fused = (device.row.fused_adamw or self.home.type == "cpu") and config.weights == "fp32"
 
-    def collect(self) -> list[Tensor]:
-        """Return this rank's gradients; called once before `step`, which uses what lies here then."""
-        found = [stack.collect() for stack in self.stacks]
-        params = [param for bucket in self.buckets for param in bucket.params.values()]
-        return found + [local(param.grad) for param in params if param.grad is not None]
+    def collect(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return this rank's gradients: of what it has alone among its tensor ranks, and of what all of those have.
+
+        Called once before `step`, which uses what lies here then.
+        """
+        parts: list[Tensor] = []
+        shared: list[Tensor] = []
+        for stack in self.stacks:
+            apart = divided_by(next(iter(stack.params.values())), "tensor")
+            (parts if apart else shared).append(stack.collect())
+        for param in (param for bucket in self.buckets for param in bucket.params.values()):
+            if param.grad is not None:
+                (parts if divided_by(param, "tensor") else shared).append(local(param.grad))
+        return parts, shared
 
     @torch.no_grad()
     def step(self, scale: float, factor: Tensor, ok: Tensor, number: int = 1) -> None:
@@ -190,28 +205,19 @@ class Optimizer:
         """Each rank takes its share of the matrices; all receive all, or their rows of all.
 
         Args:
-            mine: `[n, rows, columns]`; when sharded, this rank's rows.
+            mine: `[n, rows, columns]` of this rank.
         """
         half = mine.bfloat16() if self.device.dtype == torch.bfloat16 else mine
         if self.world.size == 1:
             return orthogonalise(half).to(mine.dtype)
         size, rank = self.world.size, self.world.rank
-        whole = self._whole_rows(half, stack) if self.sharded else half
+        like = next(iter(stack.params.values()))
+        whole = whole_stack(half, like).to(self.device.torch)
         share = -(-len(whole) // size)
         padded = torch.cat((whole, whole.new_zeros(share * size - len(whole), *whole.shape[1:])))
         done = all_gather_rows(orthogonalise(padded[rank * share : (rank + 1) * share]), self.world)[: len(whole)]
-        if self.sharded:
-            rows = -(-whole.shape[1] // size)
-            done = done[:, rank * rows : rank * rows + mine.shape[1]]
-        return done.to(mine.device, mine.dtype)
-
-    def _whole_rows(self, mine: Tensor, stack: Stack) -> Tensor:
-        """Gather the rows of all ranks: FSDP2 gives each rank the next ceil(rows / ranks) of them."""
-        rows = next(iter(stack.params.values())).shape[0]
-        most = -(-rows // self.world.size)
-        sent = mine.to(self.device.torch).transpose(0, 1)
-        padded = torch.cat((sent, sent.new_zeros(most - sent.shape[0], *sent.shape[1:])))
-        return all_gather_rows(padded, self.world)[:rows].transpose(0, 1)
+        own = (slice(None), *part_of(like))
+        return done[own].to(mine.device, mine.dtype)
 
     def state(self) -> dict[str, Tensor]:
         """The state as named tensors that share memory with the optimizer, so that loading in place fills it."""

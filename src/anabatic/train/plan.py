@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
 from anabatic.device.device import Device
 from anabatic.models.build import Plan
-from anabatic.parallel.world import World
+from anabatic.parallel.world import Group
 
 TOKENS_PER_PARAM = 12.0
 """Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
@@ -49,7 +49,7 @@ class Sizes:
     lr: float
     matrix_lr: float
 
-    def decisive(self, world: World) -> dict[str, float]:
+    def decisive(self, world: Group) -> dict[str, float]:
         """What a run that continues must agree on, under any world size, to go on with the same numbers."""
         return {
             "batch.micro_batch_tokens": self.micro_batch_tokens,
@@ -70,7 +70,7 @@ def settle(
     recompute: Recompute,
     tuned_lr: float | None,
     device: Device,
-    world: World,
+    world: Group,
     whole: int | None = None,
 ) -> Sizes:
     """Settle batch, learning rates and steps, each with its reason in `plan`.
@@ -94,7 +94,7 @@ def settle(
     return Sizes(micro, micro_steps, steps, lr, matrix_lr)
 
 
-def padded(plan: Plan, schedule: Schedule, sizes: Sizes, batches: int, padding: float, world: World) -> Sizes:
+def padded(plan: Plan, schedule: Schedule, sizes: Sizes, batches: int, padding: float, world: Group) -> Sizes:
     """Return `sizes` with the steps that the epochs take when rows are padded: a micro-batch then holds fewer of them.
 
     Args:
@@ -110,7 +110,7 @@ def padded(plan: Plan, schedule: Schedule, sizes: Sizes, batches: int, padding: 
     return sizes
 
 
-def require_divisible(batch: Batch, world: World) -> None:
+def require_divisible(batch: Batch, world: Group) -> None:
     """Make sure that the sizes that are given fit together; called before the text is tokenised, which takes longer.
 
     Raises:
@@ -135,7 +135,7 @@ def horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple[float, 
 
 
 def batch_sizes(
-    plan: Plan, batch: Batch, tokens: float, bytes_per_token: float, device: Device, world: World
+    plan: Plan, batch: Batch, tokens: float, bytes_per_token: float, device: Device, world: Group
 ) -> tuple[int, int, int]:
     """Return (micro-batch tokens, global batch tokens, micro-steps).
 

@@ -21,6 +21,7 @@ from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.device.transfer import send
 from anabatic.models.forward import pack
+from anabatic.parallel.gradients import complete
 from anabatic.parallel.world import World, all_sum
 from anabatic.train.optim import Optimizer
 
@@ -72,6 +73,7 @@ class TrainStep:
         micro_batch_tokens: the nominal size that keeps summed losses small before the true count is known.
         pack: moves a batch to the device, as the model takes it.
         sums: what the model's forward pass adds up beside the loss, on the device, one number for each of `names`.
+        partial: parameters whose gradients are parts (`forward.Root`).
     """
 
     def __init__(
@@ -85,12 +87,13 @@ class TrainStep:
         pack: Callable[[Batch, torch.device], Any] = pack,
         sums: Tensor | None = None,
         names: Sequence[str] = (),
+        partial: frozenset[str] = frozenset(),
     ) -> None:
         self.root, self.loss, self.optimizer = root, loss, optimizer
         self.device, self.world = device, world
         self.nominal = float(micro_batch_tokens)
         self.scale = LossScale(device)
-        self.pack, self.names = pack, names
+        self.pack, self.names, self.partial = pack, names, partial
         self.sums = torch.zeros(0, device=device.torch) if sums is None else sums
         # loss sum, targets, tokens, skipped steps, wish to stop, sums: one tensor, so one collective and one read.
         options: dict[str, Any] = {
@@ -132,6 +135,7 @@ class TrainStep:
             loss += self._micro(batch, last=index == micro_steps - 1)
             targets += batch.num_targets
             tokens += batch.num_tokens
+        complete(self.optimizer.params, self.partial, not self.optimizer.sharded, self.world)
         self._update(loss, targets, tokens, lr_scale)
         return batch
 
@@ -152,10 +156,12 @@ class TrainStep:
         if self.names:
             row = torch.cat((row, self.sums.to(row.dtype)))
             self.sums.zero_()
+        if self.world.tensor.rank:  # it has seen the same data as its neighbour
+            row[:3], row[5:] = 0.0, 0.0
         row[3] = self._squares()
         all_sum(row, self.world)
         # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
-        factor = (self.nominal * self.world.size / self.scale.value / row[1].clamp(min=1)).float()
+        factor = (self.nominal * self.world.data.size / self.scale.value / row[1].clamp(min=1)).float()
         norm = (row[3].sqrt() * factor).float()
         ok = (torch.isfinite(norm) & torch.isfinite(row[0])).float()
         clip = self.optimizer.config.max_grad_norm
@@ -170,13 +176,16 @@ class TrainStep:
         self.totals += torch.where(ok.bool(), row, row.nan_to_num() * self.counted)
 
     def _squares(self) -> Tensor:
-        """This rank's share of the sum of all squared gradients: of its parts, or of what every rank has."""
-        grads = self.optimizer.collect()
+        """This rank's share of the sum of all squared gradients: of its parts, or of what other ranks have too."""
+        parts, shared = map(self._sum_of_squares, self.optimizer.collect())
+        squares = parts + shared / self.world.tensor.size
+        return squares if self.optimizer.sharded else squares / self.world.data.size
+
+    def _sum_of_squares(self, grads: list[Tensor]) -> Tensor:
         if not grads:  # all rows of every matrix lie on other ranks
             return torch.zeros((), device=self.device.torch)
         norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32))
-        squares = norms.square_().sum().to(self.device.torch)
-        return squares if self.optimizer.sharded else squares / self.world.size
+        return norms.square_().sum().to(self.device.torch)
 
     @property
     def stops_at_once(self) -> bool:

@@ -19,7 +19,7 @@ from anabatic.models.classifier import logits as class_logits
 from anabatic.models.forward import Packed, Root, pack, token_scores
 from anabatic.models.preference import NAMES, PreferenceLoss
 from anabatic.parallel.shard import part_again
-from anabatic.parallel.world import World, all_sum
+from anabatic.parallel.world import Group, all_sum
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def validate(
     root: Root,
     batches: ValidPass,
     device: Device,
-    world: World,
+    world: Group,
     pack: Callable[[Batch, torch.device], Packed] = pack,
 ) -> dict[str, Any]:
     """Return `valid_loss` (nats per target), `valid_perplexity` (its exponential), `valid_accuracy` (share of the
@@ -56,7 +56,7 @@ def validate(
 
 
 @torch.no_grad()
-def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: World) -> dict[str, Any]:
+def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: Group) -> dict[str, Any]:
     """Return `valid_loss` (mean over the pairs), what `NAMES` says likewise, `pairs`, and `tokens` of their answers."""
     root, device = loss.root, loss.device
     was_training = root.training
@@ -80,7 +80,7 @@ def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: World) -> di
 
 @torch.no_grad()
 def class_probabilities(
-    root: Root, loss: ClassLoss, batches: ValidPass, sequences: int, device: Device, world: World
+    root: Root, loss: ClassLoss, batches: ValidPass, sequences: int, device: Device, world: Group
 ) -> tuple[float, np.ndarray]:
     """Return the mean cross-entropy, unweighted, and the probabilities of each of `sequences`, fp64 `[sequences, C]`;
     nan: `batches` leave it out. The same on every rank."""
