@@ -49,6 +49,8 @@ class TuneJob(TrainJob):
     """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
     hub: Literal["huggingface", "modelscope"] | None = None
     """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
     tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
     """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
     as one."""

@@ -21,10 +21,11 @@ from anabatic.data.pairs import longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device, pick
 from anabatic.evals import difficulty
-from anabatic.models import adapter, fuse
+from anabatic.models import adapter, fuse, stack
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
-from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.hf import base_of, below, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.hf import tokenizer_folder as topmost
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
 from anabatic.parallel import world as parallel
@@ -114,7 +115,8 @@ def tune(
         found = find_checkpoint(job, folder, world)
         named = resolve(job.model, job.hub, world)
         base = base_of(named, job.hub, world)
-        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
+        shares = below(job.adapter, named, job.hub, world)
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else topmost(named, shares)
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         # Before the rows are read, which may take long: what is wrong with the settings is told here.
@@ -135,6 +137,7 @@ def tune(
 
         root = place(model, division, device, world)
         fill(model, base)
+        stack.merge(model, shares)
         if named != base:
             adapter.load(model, named)
         elif lora is not None:
@@ -159,7 +162,8 @@ def tune(
             )
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.chat = bool(tokenizer.chat_template)
-        training.lora, training.base, training.lessons, training.objective = lora, base, lessons, objective
+        training.lora, training.base, training.shares = lora, base, shares
+        training.lessons, training.objective = lessons, objective
         code = training.go()
     parallel.stop(world)
     return code

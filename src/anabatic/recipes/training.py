@@ -35,6 +35,7 @@ from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import Root, summed_loss
 from anabatic.models.hf import save_model
 from anabatic.models.preference import NAMES, Objective, PreferenceLoss
+from anabatic.models.stack import Share, record
 from anabatic.parallel.shard import Division, replicate
 from anabatic.parallel.world import World, barrier
 from anabatic.recipes import samples
@@ -148,6 +149,8 @@ class Training:
     """Settings of the adapter that is trained; None: the model itself."""
     base: Path | None = None
     """Model that the adapter is for."""
+    shares: Sequence[Share] = ()
+    """Adapters that became part of its weights."""
     lessons: Curriculum | None = None
     chat: bool = False
     """The model answers in turns: samples are answers to a user."""
@@ -256,7 +259,9 @@ class Training:
             save_model(self.model, folder, self.tokenizer, self.world.first)
         else:
             assert self.base is not None
-            adapter.save(self.model, folder, self.tokenizer, self.lora, self.base, self.world.first)
+            adapter.save(
+                self.model, folder, self.tokenizer, self.lora, self.base, self.world.first, record(self.shares)
+            )
         barrier(self.world)
 
     def _require_same_sizes(self) -> None:
