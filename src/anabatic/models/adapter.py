@@ -24,6 +24,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import folder_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.models.lora import LoraLinear
+from anabatic.models.packed import Kind, PackedLinear, Scratch, put_in
 from anabatic.parallel.sharded import put, whole
 
 CONFIG = "adapter_config.json"
@@ -78,6 +79,20 @@ def insert(model: PreTrainedModel, lora: Lora) -> list[str]:
         for name in names:
             model.get_submodule(name).float().requires_grad_(True)
     return targets
+
+
+def pack(model: PreTrainedModel, kind: Kind) -> int:
+    """Give the frozen linear layers of a model without memory, all but the head, packed weights; return how many."""
+    linear = {name: model.get_submodule(name) for name in find_targets(model, ["all-linear"])}
+    frozen = {name: layer for name, layer in linear.items() if not layer.weight.requires_grad}
+    scratch = Scratch()
+    for name, layer in frozen.items():
+        if isinstance(layer, LoraLinear):
+            put_in(layer, layer.weight, kind, scratch)
+        else:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, PackedLinear(layer, kind, scratch))  # type: ignore[arg-type]
+    return len(frozen)
 
 
 def begin(model: PreTrainedModel, lora: Lora, seed: int) -> None:

@@ -168,7 +168,7 @@ def skeleton(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
         raise DataError(
             f"{folder} holds weights quantised by {method}, which are not trained or run here",
-            "use the model's folder in bf16; LoRA keeps the frozen weights in 2 bytes each",
+            "use the model's folder in bf16; sft --tuner lora --quantize nf4 packs it while it is read",
         )
     try:
         with on_meta():

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core import log
 from anabatic.core.errors import DataError
+from anabatic.models.packed import Packed, weights
 from anabatic.parallel.sharded import Part, fill, is_sharded, put, whole
 
 INDEX = "model.safetensors.index.json"
@@ -115,7 +115,7 @@ class _Plan:
 
 
 def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
-    """Fill the parameters and persistent buffers `wanted` of a model, each rank its part.
+    """Fill the parameters and persistent buffers `wanted` of a model, each rank its part, and its packed weights.
 
     Args:
         model: has memory already; sharded or not.
@@ -124,7 +124,9 @@ def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
     Raises:
         DataError: a tensor is missing, has another shape, or cannot be read.
     """
-    targets = dict(model.named_parameters()) | dict(model.named_buffers())
+    packed = dict(weights(model))
+    wanted = wanted | packed.keys()
+    targets: dict[str, Tensor | Packed] = {**dict(model.named_parameters()), **dict(model.named_buffers()), **packed}
     tied = {name for name in model.state_dict() if name not in targets}
     with opened(folder) as stored:
         plan = _plan(model, stored, targets, tied)
@@ -144,18 +146,24 @@ def load(model: PreTrainedModel, folder: Path, wanted: set[str]) -> None:
                 if made[name].shape != targets[name].shape:
                     wrong.append((name, list(made[name].shape), list(targets[name].shape)))
                     continue
-                put(targets[name], made[name])
+                _give(targets[name], made[name])
                 filled.add(name)
     _require_whole(folder, wrong, sorted(wanted - filled), plan.surplus)
     _require_known(model, folder, plan.surplus)
 
 
-def _fill(target: Tensor, stored: Stored, source: str) -> None:
-    if is_sharded(target):
+def _fill(target: Tensor | Packed, stored: Stored, source: str) -> None:
+    if isinstance(target, Tensor) and is_sharded(target):
         fill(target, lambda part: stored.read(source, part))
     else:
-        with torch.no_grad():
-            target.copy_(stored.read(source))
+        _give(target, stored.read(source))
+
+
+def _give(target: Tensor | Packed, value: Tensor) -> None:
+    if isinstance(target, Packed):
+        target.take(value)
+    else:
+        put(target, value)
 
 
 @contextmanager
@@ -167,7 +175,7 @@ def _readable(folder: Path, name: str) -> Iterator[None]:
         raise DataError(f"{folder}: {name} cannot be read: {line}", "copy the folder again") from error
 
 
-def _plan(model: PreTrainedModel, stored: Stored, targets: Mapping[str, Tensor], tied: set[str]) -> _Plan:
+def _plan(model: PreTrainedModel, stored: Stored, targets: Mapping[str, Any], tied: set[str]) -> _Plan:
     plan = _Plan()
     prefix = model.base_model_prefix
     strange = []
@@ -184,7 +192,7 @@ def _plan(model: PreTrainedModel, stored: Stored, targets: Mapping[str, Tensor],
 
 
 def _ask_transformers(
-    model: PreTrainedModel, stored: Stored, strange: list[str], targets: Mapping[str, Tensor], plan: _Plan
+    model: PreTrainedModel, stored: Stored, strange: list[str], targets: Mapping[str, Any], plan: _Plan
 ) -> None:
     """Sort the names that the model does not know by transformers' renamings and converters (transformers 5)."""
     from transformers.conversion_mapping import get_model_conversion_mapping

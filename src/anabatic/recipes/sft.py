@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from anabatic.config import deepspeed
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.sft import SftJob
+from anabatic.config.shared import require
 from anabatic.config.train import TuneJob
 from anabatic.config.tuner import Lora
 from anabatic.core import log
@@ -28,8 +29,9 @@ from anabatic.models.hf import base_of, below, fill, load_config, recompute, req
 from anabatic.models.hf import tokenizer_folder as topmost
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
+from anabatic.models.stack import Share
 from anabatic.parallel import world as parallel
-from anabatic.parallel.shard import settle
+from anabatic.parallel.shard import Division, settle
 from anabatic.parallel.world import World
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
 from anabatic.train import plan as planning
@@ -71,6 +73,24 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
             parameter.data = parameter.data.to(trained)
     recompute(model, job.recompute)
     return model, lora
+
+
+def _pack(
+    job: TuneJob, model: PreTrainedModel, named: Path, lora: Lora | None, shares: list[Share], division: Division
+) -> None:
+    """Pack the frozen weights, if asked for. They are whole on every device, and stay as they are."""
+    if job.quantize == "none":
+        return
+    what = f"quantize is {job.quantize}"
+    require(lora is not None, f"{what}, and the model itself is trained", "use --tuner lora, or --quantize none")
+    require(lora is None or not lora.use_dora, f"{what}, and {named} has DoRA", "use --quantize none")
+    require(not shares, f"{what}, and adapters become part of the weights", "merge them first with `anabatic merge`")
+    require(
+        not division.sharded,
+        f"{what}, parallel.strategy is {division.strategy}, which divides the weights",
+        "packed weights are whole on every device: use ddp, or --quantize none",
+    )
+    log.info(f"{adapter.pack(model, job.quantize)} linear layers are frozen in {job.quantize}")
 
 
 def _by_loss(
@@ -122,6 +142,7 @@ def tune(
         # Before the rows are read, which may take long: what is wrong with the settings is told here.
         model, lora = _skeleton(job, named, base, device)
         division = settle(job.parallel, world, device)
+        _pack(job, model, named, lora, shares, division)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = [part for part, _ in data.train]
         for part in parts + (data.valid or []):

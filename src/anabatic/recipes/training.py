@@ -34,6 +34,7 @@ from anabatic.models import adapter, fuse
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import Root, summed_loss
 from anabatic.models.hf import save_model
+from anabatic.models.packed import weights
 from anabatic.models.preference import NAMES, Objective, PreferenceLoss
 from anabatic.models.stack import Share, record
 from anabatic.parallel.shard import Division, replicate
@@ -280,6 +281,8 @@ class Training:
         compiled, why = use_compile(self.job.device, self.device.row, self.sizes.steps)
         if not self.job.batch.packing:
             compiled, why = False, "padded batches have another shape each"
+        if any(weights(self.model)):
+            compiled, why = False, "packed weights take turns in the same memory"
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
         if compiled:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
