@@ -21,6 +21,11 @@ def test_plain_and_fused_modules_under_autocast(sim: Sim) -> None:
     assert sim.program("packed.py", "autocast", *names).splitlines() == [f"{name} same" for name in names]
 
 
+def test_frozen_weights_in_four_bits(sim: Sim) -> None:
+    told = sim.program("packed.py", "nf4", "Llama")
+    assert told == "Llama single same"
+
+
 def test_a_lora_step_launches_few_operators_and_waits_for_none(sim: Sim) -> None:
     told = sim.program("lora_step.py", flags=["--report", "sim.json"]).splitlines()[-1]
     assert "28 adapters in 16 groups" in told

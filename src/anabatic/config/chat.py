@@ -36,6 +36,8 @@ class ChatJob:
 
     model: str = ""
     """Hugging Face folder or run folder."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
     prompt: list[str] = field(default_factory=list)
     """One-shot: say these lines one after another, print the answers and leave."""
     system: str | None = None

@@ -13,6 +13,8 @@ class EvalJob:
 
     model: str = ""
     """Hugging Face folder or run folder."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
     out: str | None = None
     """Write eval.json here; default: the model's run folder."""
     data: Data = field(default_factory=Data)

@@ -1,18 +1,20 @@
-"""`anabatic merge`: an adapter and its model become one model."""
+"""`anabatic merge`: adapters and their model become one model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabatic.config.shared import require
 
 
 @dataclass(kw_only=True)
 class MergeJob:
-    """Write the model that an adapter makes of its base model, as an ordinary Hugging Face folder."""
+    """Write the model that adapters make of their base model, as an ordinary Hugging Face folder."""
 
     model: str = ""
-    """Adapter folder, or a run folder that holds one."""
+    """Adapter folder, or a run folder that holds one; with `adapter` also the base model."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
     out: str = ""
     """Folder to write; it must not exist yet."""
 

@@ -55,9 +55,13 @@ class TuneJob(TrainJob):
     """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
     hub: Literal["huggingface", "modelscope"] | None = None
     """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
     tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
     """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
     as one."""
+    quantize: Literal["none", "int8", "nf4"] = "none"
+    """Frozen weights of linear layers in 8 bits, or in 4 (QLoRA, arXiv 2305.14314), while adapters are trained."""
     lora: Lora = field(default_factory=Lora)
     freeze: Freeze = field(default_factory=Freeze)
     recompute: Recompute = "none"
@@ -67,3 +71,14 @@ class TuneJob(TrainJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder, or OWNER/NAME")
+        if self.quantize != "none":
+            self._require_adapters()
+
+    def _require_adapters(self) -> None:
+        """What is packed is neither trained nor changed."""
+        what = f"quantize is {self.quantize}"
+        fits = self.tuner in ("auto", "lora")
+        require(fits, f"{what}, tuner is {self.tuner}", "packed weights are not trained: use --tuner lora")
+        require(not self.lora.use_dora, f"{what}, lora.use_dora is on", "leave one of them out")
+        require(self.lora.init != "pissa", f"{what}, lora.init is pissa, which changes the weights", "use default")
+        require(not self.adapter, f"{what}, adapter is given", "merge it first with `anabatic merge`")

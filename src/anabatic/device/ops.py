@@ -80,17 +80,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(delta, small, out=d_hidden[start : start + rows])
             if d_weight is not None:
                 _add_product(d_weight, delta, part)
-        ctx.save_for_backward(d_hidden, d_weight)
+            del logits, weights, delta  # or the next chunk would be made beside this one
+        ctx.found = (d_hidden, d_weight)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden, d_weight = ctx.saved_tensors
+        if ctx.found is None:
+            raise RuntimeError("linear_cross_entropy: the gradient was given away by an earlier backward pass")
+        (d_hidden, d_weight), ctx.found = ctx.found, None  # in place: a second one of the head's size is gigabytes
         (grad,) = grads
         if d_hidden is not None:
-            d_hidden = d_hidden * grad.to(d_hidden.dtype)
+            d_hidden.mul_(grad.to(d_hidden.dtype))
         if d_weight is not None:
-            d_weight = d_weight * grad
+            d_weight.mul_(grad)
         return d_hidden, d_weight, None, None, None
 
 
@@ -164,6 +167,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 torch.mm(delta, small, out=d_hidden[chunk])
             if d_weight is not None:
                 _add_product(d_weight, delta, part)
+            del logits, weights, delta
         return d_hidden, d_weight if d_weight is None else d_weight.to(weight.dtype), None, None, None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import folder_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.models.lora import LoraLinear
+from anabatic.models.packed import Kind, PackedLinear, Scratch, put_in
 from anabatic.parallel.sharded import put, whole
 
 CONFIG = "adapter_config.json"
@@ -77,6 +79,20 @@ def insert(model: PreTrainedModel, lora: Lora) -> list[str]:
         for name in names:
             model.get_submodule(name).float().requires_grad_(True)
     return targets
+
+
+def pack(model: PreTrainedModel, kind: Kind) -> int:
+    """Give the frozen linear layers of a model without memory, all but the head, packed weights; return how many."""
+    linear = {name: model.get_submodule(name) for name in find_targets(model, ["all-linear"])}
+    frozen = {name: layer for name, layer in linear.items() if not layer.weight.requires_grad}
+    scratch = Scratch()
+    for name, layer in frozen.items():
+        if isinstance(layer, LoraLinear):
+            put_in(layer, layer.weight, kind, scratch)
+        else:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, PackedLinear(layer, kind, scratch))  # type: ignore[arg-type]
+    return len(frozen)
 
 
 def begin(model: PreTrainedModel, lora: Lora, seed: int) -> None:
@@ -180,8 +196,14 @@ def state(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
-def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path, writes: bool = True) -> None:
+def save(
+    model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path, writes: bool = True,
+    more: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write an adapter folder that PEFT loads: whole or not at all. All ranks call it, the one that `writes` writes.
+
+    Args:
+        more: further keys of adapter_config.json.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -207,6 +229,7 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base:
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
+        **(more or {}),
     }
     tensors = state(model)
     if not writes:
@@ -266,6 +289,16 @@ def lora_of(config: dict[str, Any]) -> Lora:
     )
 
 
+def require_one_rank(config: dict[str, Any], folder: Path) -> None:
+    """Refuse an adapter whose layers have different ranks or scales.
+
+    Raises:
+        DataError: it is one.
+    """
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise DataError(f"{folder / CONFIG}: ranks differ from layer to layer", "merge the adapter with PEFT first")
+
+
 def prepare(model: PreTrainedModel, folder: Path) -> Lora:
     """Put the adapter of `folder`, without its numbers, into a base model; return its settings.
 
@@ -273,8 +306,7 @@ def prepare(model: PreTrainedModel, folder: Path) -> Lora:
         DataError: the folder is damaged, or made for another model.
     """
     config = read_config(folder)
-    if config.get("rank_pattern") or config.get("alpha_pattern"):
-        raise DataError(f"{folder / CONFIG}: ranks differ from layer to layer", "merge the adapter with PEFT first")
+    require_one_rank(config, folder)
     lora = lora_of(config)
     try:
         insert(model, lora)
@@ -289,11 +321,26 @@ def load(model: PreTrainedModel, folder: Path) -> None:
     Raises:
         DataError: the folder is damaged, or made for another model.
     """
+    _fill(model, read_weights(folder), folder)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of an adapter folder under PEFT's names.
+
+    Raises:
+        DataError: they are missing or torn.
+    """
     try:
-        saved = load_file(folder / WEIGHTS)
+        return load_file(folder / WEIGHTS)
     except Exception as error:  # safetensors raises its own class, straight from Rust
         raise DataError(f"{folder / WEIGHTS} cannot be read: {error}", "copy the folder again") from error
-    _fill(model, saved, folder)
+
+
+def own_name(name: str) -> str:
+    """Return what a tensor of PEFT's is called in our modules."""
+    ours = re.sub(r"\.(lora_[AB])\.weight$", r".\1", name.removeprefix(_PREFIX))
+    ours = ours.replace(".lora_magnitude_vector", ".lora_magnitude").replace(".modules_to_save", "")
+    return ours.replace(".original_module", "")
 
 
 @torch.no_grad()
@@ -301,9 +348,7 @@ def _fill(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> Non
     own = dict(model.named_parameters(remove_duplicate=False))
     left = {name for name in own if "lora_" in name}
     for name, tensor in saved.items():
-        ours = re.sub(r"\.(lora_[AB])\.weight$", r".\1", name.removeprefix(_PREFIX))
-        ours = ours.replace(".lora_magnitude_vector", ".lora_magnitude").replace(".modules_to_save", "")
-        ours = ours.replace(".original_module", "")
+        ours = own_name(name)
         if ours not in own or own[ours].shape != tensor.shape:
             there = list(own[ours].shape) if ours in own else "not there"
             raise DataError(

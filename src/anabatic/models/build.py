@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from anabatic.config.pretrain import Model as ModelConfig
 from anabatic.core.errors import ConfigError
 from anabatic.models.hf import on_meta, prepare
+from anabatic.models.packed import weights
 from anabatic.parallel.sharded import local, materialise, put
 
 HEAD_LADDER = ((1024, 128), (128, 64), (0, 32))
@@ -155,7 +156,7 @@ def initialise(net: PreTrainedModel, seed: int) -> None:
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Return (all parameters, those that multiply: all but the input embedding; a tied matrix counts as the head)."""
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(p.numel() for p in model.parameters()) + sum(one.shape.numel() for _, one in weights(model))
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
     tied = model.get_output_embeddings().weight is embedding  # type: ignore[operator]
     return total, total if tied else total - embedding.numel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from anabatic.config.parallel import Recompute
-from anabatic.core.errors import DataError
+from anabatic.core import log
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.device.ops import dear_operators, for_device
-from anabatic.models import adapter, attention, fuse, hub, stored
+from anabatic.models import adapter, attention, fuse, hub, stack, stored
 from anabatic.parallel.sharded import materialise
 from anabatic.parallel.world import World
 
@@ -68,6 +69,52 @@ def is_adapter(path: str | Path) -> bool:
     return not (resolve(path) / "config.json").is_file()
 
 
+def below(
+    specs: Sequence[str], named: Path, named_hub: hub.Hub | None = None, world: World | None = None
+) -> list[stack.Share]:
+    """Return the adapters that become part of the weights before the model `named`, itself perhaps one, is used: those
+    of the list, else those that it was trained on top of.
+
+    Raises:
+        ConfigError: one of the list is no adapter, or was trained on top of others than those before it.
+        DataError: one is missing or damaged.
+    """
+    shares: list[stack.Share] = []
+    for spec in specs:
+        path, weight = stack.parse(spec)
+        folder = resolve(path, named_hub, world).resolve()
+        if not is_adapter(folder):
+            raise ConfigError(f"adapter: {folder} is a whole model, no adapter", "give it as --model")
+        shares = [*_fitting(shares, folder), stack.Share(folder, weight)]
+    if is_adapter(named):
+        shares = _fitting(shares, named)
+    for share in shares:
+        log.info(f"the adapter {share} becomes part of the weights")
+    return shares
+
+
+def _fitting(shares: list[stack.Share], top: Path) -> list[stack.Share]:
+    """Return what lies below `top`."""
+    known = stack.recorded(top)
+    for share in known:
+        if not (share.folder / adapter.CONFIG).is_file():
+            what = f"{top} was trained on top of the adapter {share.folder}, which is not there"
+            raise DataError(what, f"put it back, or write where it lies into {top / adapter.CONFIG} ({stack.RECORD})")
+    if known and shares and shares != known:
+        raise ConfigError(
+            f"{top} was trained on top of {', '.join(map(str, known))}, not of {', '.join(map(str, shares))}",
+            f"leave the adapters before it out: {stack.RECORD} in its {adapter.CONFIG} names them",
+        )
+    return shares or known
+
+
+def tokenizer_folder(named: Path, shares: Sequence[stack.Share]) -> Path:
+    """Return the folder whose tokenizer and chat template count: of the model and its adapters the topmost with one."""
+    tops = [named] if is_adapter(named) else []
+    folders = [*tops, *(share.folder for share in reversed(shares))]
+    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), named)
+
+
 def load_config(path: str | Path) -> PretrainedConfig:
     """Read the configuration of a model folder, without its weights.
 
@@ -83,10 +130,15 @@ def load_config(path: str | Path) -> PretrainedConfig:
     return config
 
 
-def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_model(
+    path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32, shares: Sequence[stack.Share] = ()
+) -> PreTrainedModel:
     """Load a causal language model onto `device` with packed attention and the device's fused operators.
 
     An adapter folder gives the model it was made for with the adapter in it, all but the adapter frozen.
+
+    Args:
+        shares: adapters that become part of the weights first, see `below`.
 
     Raises:
         DataError: the folder or a file in it is missing, torn or of an unknown architecture.
@@ -99,6 +151,7 @@ def load_model(path: str | Path, device: torch.device, dtype: torch.dtype = torc
     model = prepare(model, device)
     materialise(model, device, device)
     fill(model, folder)
+    stack.merge(model, shares)
     if folder != named:
         adapter.load(model, named)
     return model
@@ -119,7 +172,7 @@ def skeleton(folder: Path, dtype: torch.dtype, entries: int = 0) -> PreTrainedMo
         method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
         raise DataError(
             f"{folder} holds weights quantised by {method}, which are not trained or run here",
-            "use the model's folder in bf16; LoRA keeps the frozen weights in 2 bytes each",
+            "use the model's folder in bf16; sft --tuner lora --quantize nf4 packs it while it is read",
         )
     try:
         with on_meta():

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from anabatic.models.packed import Packed
 from anabatic.parallel.sharded import local, put, whole
 from anabatic.parallel.tensor import leave, own_bias
 from anabatic.parallel.world import Group, all_sum
@@ -74,6 +75,7 @@ class LoraLinear(nn.Linear):
 
     lora_A_start: Tensor | None
     lora_B_start: Tensor | None
+    packed: Packed | None
     group: Together | None = None
     """Layers it is computed together with (`lora_joint.py`)."""
     by_inputs: Group | None = None
@@ -84,6 +86,7 @@ class LoraLinear(nn.Linear):
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
         self.scale, self.dropout = scale, dropout
+        self.packed = None
         options: dict[str, Any] = {"device": base.weight.device, "dtype": torch.float32}
         self.lora_A = nn.Parameter(torch.empty(rank, self.in_features, **options))
         self.lora_B = nn.Parameter(torch.zeros(self.out_features, rank, **options))
@@ -133,7 +136,8 @@ class LoraLinear(nn.Linear):
         """`[..., in]` -> `[..., out]`."""
         if self.group is not None and (together := self.group.of(self, input)) is not None:
             return together
-        out = self._adapted(input.to(self.compute_type(input.device.type)))
+        x = input.to(self.compute_type(input.device.type))
+        out = self._adapted(x) if self.packed is None else self._on_packed(x, self.packed)
         return out if self.by_inputs is None else leave(out, self.by_inputs)
 
     def _adapted(self, x: Tensor) -> Tensor:
@@ -150,6 +154,12 @@ class LoraLinear(nn.Linear):
                 x.flatten(0, -2), weight, bias, local(self.lora_A), local(self.lora_B), self.scale
             )
         return out.unflatten(0, x.shape[:-1])
+
+    def _on_packed(self, x: Tensor, packed: Packed) -> Tensor:
+        dropped = F.dropout(x, self.dropout) if self.dropout and self.training else x
+        with torch.autocast(x.device.type, enabled=False):
+            out = packed.product(x, None if self.bias is None else self.bias.to(x.dtype))
+            return out + F.linear(F.linear(dropped, self._a(x)), self._b(x)) * self.scale
 
     def _dora(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The length is taken as a constant in the backward pass (section 4.3 of the paper)."""

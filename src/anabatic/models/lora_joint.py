@@ -222,7 +222,7 @@ def gather(model: nn.Module) -> Bank | None:
 
 
 def _simple(layer: LoraLinear, first: LoraLinear) -> bool:
-    plain = _plain(layer.lora_A) and _plain(layer.lora_B)
+    plain = _plain(layer.lora_A) and _plain(layer.lora_B) and layer.packed is None
     trained = layer.lora_A.requires_grad and layer.lora_B.requires_grad and not layer.weight.requires_grad
     same = layer.scale == first.scale and layer.weight.dtype == first.weight.dtype
     return plain and trained and same and not layer.dropout and layer.lora_magnitude is None

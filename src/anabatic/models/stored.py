@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core import log
 from anabatic.core.errors import DataError
+from anabatic.models.packed import Packed, weights
 from anabatic.parallel.sharded import Part, fill, is_sharded, put, whole
 
 INDEX = "model.safetensors.index.json"
@@ -122,7 +123,7 @@ class _Plan:
 def load(
     model: PreTrainedModel, folder: Path, wanted: set[str], new: Mapping[str, range] | None = None, seed: int = 0
 ) -> None:
-    """Fill the parameters and persistent buffers `wanted` of a model, each rank its part.
+    """Fill the parameters and persistent buffers `wanted` of a model, each rank its part, and its packed weights.
 
     Args:
         model: has memory already; sharded or not.
@@ -132,7 +133,9 @@ def load(
     Raises:
         DataError: a tensor is missing, has another shape, or cannot be read.
     """
-    targets = dict(model.named_parameters()) | dict(model.named_buffers())
+    packed = dict(weights(model))
+    wanted = wanted | packed.keys()
+    targets: dict[str, Tensor | Packed] = {**dict(model.named_parameters()), **dict(model.named_buffers()), **packed}
     tied = {name for name in model.state_dict() if name not in targets}
     with opened(folder) as stored:
         plan = _plan(model, stored, targets, tied)
@@ -140,7 +143,7 @@ def load(
         wrong: list[tuple[str, list[int], list[int]]] = []
         for name, source in plan.plain.items():
             if name in (new or {}):
-                assert new is not None
+                assert new is not None and isinstance(targets[name], Tensor)
                 with _readable(folder, source):
                     value = _widened(stored.read(source), targets[name].shape[0], new[name], seed)
                 if value.shape == targets[name].shape:
@@ -160,7 +163,7 @@ def load(
                 if made[name].shape != targets[name].shape:
                     wrong.append((name, list(made[name].shape), list(targets[name].shape)))
                     continue
-                put(targets[name], made[name])
+                _give(targets[name], made[name])
                 filled.add(name)
     _require_whole(folder, wrong, sorted(wanted - filled), plan.surplus)
     _require_known(model, folder, plan.surplus)
@@ -176,12 +179,18 @@ def _widened(value: Tensor, rows: int, new: range, seed: int) -> Tensor:
     return wide
 
 
-def _fill(target: Tensor, stored: Stored, source: str) -> None:
-    if is_sharded(target):
+def _fill(target: Tensor | Packed, stored: Stored, source: str) -> None:
+    if isinstance(target, Tensor) and is_sharded(target):
         fill(target, lambda part: stored.read(source, part))
     else:
-        with torch.no_grad():
-            target.copy_(stored.read(source))
+        _give(target, stored.read(source))
+
+
+def _give(target: Tensor | Packed, value: Tensor) -> None:
+    if isinstance(target, Packed):
+        target.take(value)
+    else:
+        put(target, value)
 
 
 @contextmanager
@@ -193,7 +202,7 @@ def _readable(folder: Path, name: str) -> Iterator[None]:
         raise DataError(f"{folder}: {name} cannot be read: {line}", "copy the folder again") from error
 
 
-def _plan(model: PreTrainedModel, stored: Stored, targets: Mapping[str, Tensor], tied: set[str]) -> _Plan:
+def _plan(model: PreTrainedModel, stored: Stored, targets: Mapping[str, Any], tied: set[str]) -> _Plan:
     plan = _Plan()
     prefix = model.base_model_prefix
     strange = []
@@ -210,7 +219,7 @@ def _plan(model: PreTrainedModel, stored: Stored, targets: Mapping[str, Tensor],
 
 
 def _ask_transformers(
-    model: PreTrainedModel, stored: Stored, strange: list[str], targets: Mapping[str, Tensor], plan: _Plan
+    model: PreTrainedModel, stored: Stored, strange: list[str], targets: Mapping[str, Any], plan: _Plan
 ) -> None:
     """Sort the names that the model does not know by transformers' renamings and converters (transformers 5)."""
     from transformers.conversion_mapping import get_model_conversion_mapping

@@ -21,7 +21,7 @@ from anabatic.device.device import pick
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.models.build import count_parameters
-from anabatic.models.hf import load_config, load_model, require_fit, resolve
+from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 
 LONGEST_CONTEXT = 8192
 """Tokens of a conversation at most, whatever the model allows: the cache is allocated at once."""
@@ -47,9 +47,10 @@ def run(job: ChatJob) -> None:
     _tolerate_any_text()
     device = pick(job.device)
     folder = resolve(job.model)
-    tokenizer = tokenizers.load(folder)
+    shares = below(job.adapter, folder)
+    tokenizer = tokenizers.load(tokenizer_folder(folder, shares))
     require_fit(load_config(folder), tokenizer, folder)
-    model = load_model(folder, device.torch, device.dtype)
+    model = load_model(folder, device.torch, device.dtype, shares)
     max_len = min(model.config.max_position_embeddings, LONGEST_CONTEXT)
     system = None if job.system is None else utf8(job.system)
     dialogue = Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len), job.sampling, system)

@@ -21,7 +21,7 @@ from anabatic.device.device import Device, pick
 from anabatic.evals import generative
 from anabatic.evals.generative import TaskScore
 from anabatic.evals.loss import BitsPerByte, bits_per_byte
-from anabatic.models.hf import load_config, load_model, require_fit, resolve
+from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 
 LONGEST_SEGMENT = 2048
 """Segment length of the loss when neither the job nor the model asks for less."""
@@ -42,13 +42,17 @@ def run(job: EvalJob) -> None:
     out = _out(job, folder)
     if out is not None:
         RunFolder(out).create()
-    tokenizer = tokenizers.load(folder)
+    shares = below(job.adapter, folder)
+    tokens = tokenizer_folder(folder, shares)
+    tokenizer = tokenizers.load(tokens)
     require_fit(load_config(folder), tokenizer, folder)
-    model = load_model(folder, device.torch, device.dtype)
+    model = load_model(folder, device.torch, device.dtype, shares)
     log.info(f"{folder} on {device.name} ({device.reasons['device']})")
     result: dict[str, Any] = {"model": str(folder)}
+    if shares:
+        result["adapters"] = [str(share) for share in shares]
     if job.data.valid or job.data.train:
-        bits = _bits(job, model, tokenizer, folder, device)
+        bits = _bits(job, model, tokenizer, tokens, device)
         result["bits_per_byte"] = bits.as_json()
         sys.stdout.write(f"{_bits_line(bits)}\n")
     if wanted:
@@ -118,9 +122,10 @@ def table(scores: dict[str, TaskScore]) -> str:
 
 
 def _out(job: EvalJob, folder: Path) -> Path | None:
-    """Return the folder for eval.json: the one given, else the run folder that the model lies in."""
-    if job.out:
-        return Path(job.out)
+    """Return the folder for eval.json: the one given, else the run folder that the model lies in, unless adapters of
+    other runs make another model of it."""
+    if job.out or job.adapter:
+        return Path(job.out) if job.out else None
     for run in (RunFolder(job.model), RunFolder(folder.parent)):
         if run.config.is_file() or run.metrics.is_file():
             return run.root
@@ -129,7 +134,7 @@ def _out(job: EvalJob, folder: Path) -> Path | None:
 
 def _write(result: dict[str, Any], out: Path | None) -> None:
     if out is None:
-        log.info("eval.json is not written: the model lies in no run folder (give one with --out DIR)")
+        log.info("eval.json is not written: this model lies in no run folder (give one with --out DIR)")
         return
     path = out / "eval.json"
     write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")

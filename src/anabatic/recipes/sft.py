@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from anabatic.config import deepspeed
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.sft import SftJob
+from anabatic.config.shared import require
 from anabatic.config.train import TuneJob
 from anabatic.config.tuner import Lora
 from anabatic.core import log
@@ -21,14 +22,16 @@ from anabatic.data.pairs import longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device, pick
 from anabatic.evals import difficulty
-from anabatic.models import adapter, fuse, tensor
+from anabatic.models import adapter, fuse, stack, tensor
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
-from anabatic.models.hf import base_of, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.hf import base_of, below, fill, load_config, recompute, require_fit, resolve, skeleton
+from anabatic.models.hf import tokenizer_folder as topmost
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
+from anabatic.models.stack import Share
 from anabatic.parallel import world as parallel
-from anabatic.parallel.shard import settle
+from anabatic.parallel.shard import Division, settle
 from anabatic.parallel.world import World
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
 from anabatic.train import plan as planning
@@ -73,6 +76,29 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
     return model, lora
 
 
+def _pack(
+    job: TuneJob, model: PreTrainedModel, named: Path, lora: Lora | None, shares: list[Share], division: Division
+) -> None:
+    """Pack the frozen weights, if asked for. They are whole on every device, and stay as they are."""
+    if job.quantize == "none":
+        return
+    what = f"quantize is {job.quantize}"
+    require(lora is not None, f"{what}, and the model itself is trained", "use --tuner lora, or --quantize none")
+    require(lora is None or not lora.use_dora, f"{what}, and {named} has DoRA", "use --quantize none")
+    require(not shares, f"{what}, and adapters become part of the weights", "merge them first with `anabatic merge`")
+    require(
+        not division.sharded,
+        f"{what}, parallel.strategy is {division.strategy}, which divides the weights",
+        "packed weights are whole on every device: use ddp, or --quantize none",
+    )
+    require(
+        job.parallel.tensor == 1,
+        f"{what}, parallel.tensor is {job.parallel.tensor}, which divides the layers",
+        "packed weights are whole on every device: leave parallel.tensor out, or use --quantize none",
+    )
+    log.info(f"{adapter.pack(model, job.quantize)} linear layers are frozen in {job.quantize}")
+
+
 def _by_loss(
     data: Corpus, lessons: Curriculum, root: Root, job: TuneJob, micro_batch_tokens: int, device: Device, world: World,
     folder: RunFolder, continues: bool,
@@ -115,13 +141,15 @@ def tune(
         found = find_checkpoint(job, folder, world)
         named = resolve(job.model, job.hub, world)
         base = base_of(named, job.hub, world)
-        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else named
+        shares = below(job.adapter, named, job.hub, world)
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else topmost(named, shares)
         tokenizer = tokenizers.load(tokenizer_folder)
         require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         # Before the rows are read, which may take long: what is wrong with the settings is told here.
         model, lora = _skeleton(job, named, base, device)
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
+        _pack(job, model, named, lora, shares, division)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = data.tokenised
         for part in parts + (data.valid or []):
@@ -137,6 +165,7 @@ def tune(
 
         root = place(model, division, device, world)
         fill(model, base)
+        stack.merge(model, shares)
         if named != base:
             adapter.load(model, named)
         elif lora is not None:
@@ -161,7 +190,7 @@ def tune(
             )
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.chat = bool(tokenizer.chat_template)
-        training.lora, training.base, training.lessons = lora, base, lessons
+        training.lora, training.base, training.shares, training.lessons = lora, base, shares, lessons
         training.goal = preference(root, device, world, job.batch.seq_len, objective) if objective else None
         code = training.go()
     parallel.stop(world)

@@ -34,6 +34,8 @@ from anabatic.models import adapter, fuse, tensor
 from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import Root
 from anabatic.models.hf import save_model
+from anabatic.models.packed import weights
+from anabatic.models.stack import Share, record
 from anabatic.parallel.shard import Division, replicate
 from anabatic.parallel.world import World, barrier
 from anabatic.recipes import samples
@@ -152,6 +154,8 @@ class Training:
     """Settings of the adapter that is trained; None: the model itself."""
     base: Path | None = None
     """Model that the adapter is for."""
+    shares: Sequence[Share] = ()
+    """Adapters that became part of its weights."""
     lessons: Curriculum | None = None
     chat: bool = False
     """The model answers in turns: samples are answers to a user."""
@@ -261,7 +265,9 @@ class Training:
             save_model(self.model, folder, self.tokenizer, self.world.first)
         else:
             assert self.base is not None
-            adapter.save(self.model, folder, self.tokenizer, self.lora, self.base, self.world.first)
+            adapter.save(
+                self.model, folder, self.tokenizer, self.lora, self.base, self.world.first, record(self.shares)
+            )
         barrier(self.world)
 
     def _require_same_sizes(self) -> None:
@@ -282,6 +288,8 @@ class Training:
             compiled, why = False, "layers that add up among processes are not compiled"
         if not self.job.batch.packing:
             compiled, why = False, "padded batches have another shape each"
+        if any(weights(self.model)):
+            compiled, why = False, "packed weights take turns in the same memory"
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
         if compiled:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")

@@ -12,6 +12,7 @@ from anabatic.config.tuner import Lora
 from anabatic.data.batch import Batch
 from anabatic.device.ops import REFERENCE
 from anabatic.models import adapter, attention, forward, fuse
+from anabatic.models.packed import weights
 
 warnings.filterwarnings("ignore")
 NAMES = [name for name in FAMILIES if name != "Qwen3Next"]
@@ -59,12 +60,17 @@ def main(mode, *names):
         if mode == "autocast":
             autocast(name, model.to("npu:0"), rows)
             continue
-        if mode == "lora":
+        if mode in ("lora", "nf4"):
             adapter.insert(model, Lora(r=4))
             adapter.begin(model, Lora(r=4), 0)
             for key, parameter in model.named_parameters():
                 if key.endswith("lora_B"):
                     torch.nn.init.normal_(parameter, std=0.1)
+        if mode == "nf4":
+            frozen = {key: value.detach() for key, value in model.named_parameters()}
+            adapter.pack(model, "nf4")
+            for key, one in weights(model):
+                one.take(frozen[key])
         fused = copy.deepcopy(model).to("npu:0")
         told = fuse.settle(fused, "auto", "npu")
         fuse.install(model, REFERENCE)

@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2Fo
 from anabatic.config.parallel import Parallel
 from anabatic.config.shared import Device
 from anabatic.device.device import pick
-from anabatic.models import stored
+from anabatic.models import stack, stored
 from anabatic.models.hf import fill, skeleton
 from anabatic.models.place import place
 from anabatic.parallel import world as parallel
@@ -23,6 +23,7 @@ from anabatic.parallel.sharded import local, whole
 from anabatic.testing.spawn import spawn
 
 MIB = 2**20
+ADAPTED = "model.layers.1.self_attn.q_proj.weight"
 
 
 def status(name: str) -> int:
@@ -71,9 +72,22 @@ def read_all(folder: Path, out: Path) -> None:
     fill(model, folder)  # type: ignore[arg-type]
     found = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
     stored.save(model, out / "again" if world.first else None)  # type: ignore[arg-type]
+    assert stack.merge(model, [stack.Share(out / "adapter", 0.5)]) == 1  # type: ignore[arg-type]
+    found["merged"] = whole(dict(model.named_parameters())[ADAPTED].detach())
     if world.first:
         save_file(found, out / "found.safetensors")
     parallel.stop(world)
+
+
+def adapted(folder: Path, weight: float) -> torch.Tensor:
+    """Write an adapter of rank 2, scaled by 3 / 2, for one weight; return what it adds."""
+    folder.mkdir()
+    a, b = torch.randn(2, 20), torch.randn(20, 2)
+    name = f"base_model.model.{ADAPTED.removesuffix('.weight')}"
+    save_file({f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return weight * 1.5 * b @ a
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -87,11 +101,13 @@ def test_every_weight_arrives_and_is_written_again_as_it_was_published(tmp_path:
     model = MixtralForCausalLM(config)
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "again").mkdir()
+    change = adapted(tmp_path / "adapter", 0.5)
     spawn(read_all, 2, tmp_path / "model", tmp_path)
     from safetensors.torch import load_file
 
     found = load_file(tmp_path / "found.safetensors")
     expected = dict(model.named_parameters())
+    torch.testing.assert_close(found.pop("merged"), expected[ADAPTED] + change)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     published, again = (load_file(tmp_path / each / "model.safetensors") for each in ("model", "again"))
