@@ -21,16 +21,18 @@ class Frame:
         number: counts the readings, failed ones too.
         snapshot: the last good reading; the failed one where none was good yet.
         problem: why the newest reading failed; empty when it did not.
+        now: the time on the clock in a recording; None: the clock's.
     """
 
     number: int
     snapshot: Snapshot
     problem: str = ""
     hint: str = ""
+    now: float | None = None
 
     def age(self) -> float:
         """Seconds since the good reading."""
-        return max(time.time() - self.snapshot.taken_at, 0.0)
+        return max((time.time() if self.now is None else self.now) - self.snapshot.taken_at, 0.0)
 
 
 class Sampler:

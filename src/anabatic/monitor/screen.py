@@ -220,13 +220,14 @@ def head_line(frame: Frame, shown: int, width: int) -> list[Line]:
     title: Line = [("bold", "anabatic monitor"), ("", "  " + "  ".join(parts))]
     if frame.problem or age > OLD_SECONDS:
         title.append(("warn", f"  {figures.ago(age)} old"))
-    lines = [_fit(title, width)]
-    lines += [_fit([("bad", "error: "), ("", line)], width) for line in [frame.problem] if line]
-    lines += [_fit([("warn", "hint: "), ("", line)], width) for line in [frame.hint] if frame.problem and line]
-    return lines + [_fit([("dim", f"note: {note}")], width) for note in snapshot.notes[:3]]
+    lines = [fit(title, width)]
+    lines += [fit([("bad", "error: "), ("", line)], width) for line in [frame.problem] if line]
+    lines += [fit([("warn", "hint: "), ("", line)], width) for line in [frame.hint] if frame.problem and line]
+    return lines + [fit([("dim", f"note: {note}")], width) for note in snapshot.notes[:3]]
 
 
-def _fit(line: Line, width: int) -> Line:
+def fit(line: Line, width: int) -> Line:
+    """Return what fits into `width` cells."""
     fitted: Line = []
     for style, text in line:
         if width <= 0:
@@ -237,22 +238,27 @@ def _fit(line: Line, width: int) -> Line:
     return fitted
 
 
-def render(frame: Frame, shown: Snapshot, history: History, width: int, height: int | None) -> list[Line]:
+def render(
+    frame: Frame, shown: Snapshot, history: History, width: int, height: int | None, run: Sequence[Line] = ()
+) -> list[Line]:
     """Return the whole screen.
 
     Args:
         frame: what is known; `shown` its snapshot after filters.
+        run: lines about a training run, which stand above the devices.
         width: cells; below `NARROWEST` lines are cut by the terminal.
         height: lines; None: as many as it takes.
     """
     width = max(width, NARROWEST)
     lines = head_line(frame, len(shown.devices), width)
+    if run:
+        lines += [[], *(fit(line, width) for line in run)]
     if shown.devices:
         lines += [[], *device_lines(shown, history, width)]
         left = None if height is None else height - len(lines) - 1
         if left is None or left > 1:
             lines += [[], *process_lines(shown, width, left)]
-    return lines if height is None else lines[:height]
+    return lines
 
 
 def paint(line: Line, colour: bool) -> str:
