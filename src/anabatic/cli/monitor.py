@@ -7,7 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from anabatic.config import check
 from anabatic.core.errors import ConfigError
 
 _Switch = Annotated[bool, Parameter(negative=())]
@@ -61,12 +60,11 @@ def monitor(
 
     if json and csv:
         raise ConfigError("--json and --csv are two forms", "leave one out")
-    seconds = None if interval is None else check.convert(check.Text(interval), float, check.Flags(), ("interval",))
     return command.run(
         command.Options(
             form="json" if json else "csv" if csv else "screen",
             once=once,
-            interval=seconds,
+            interval=None if interval is None else _seconds(interval),
             log=log,
             replay=replay,
             prom=None if prom is None else pick.address(prom),
@@ -74,3 +72,9 @@ def monitor(
             filter=pick.Filter(pick.words(device), user, name),
         )
     )
+
+
+def _seconds(text: str) -> float:
+    from anabatic.config import check  # it loads YAML, which a look at the devices does not need
+
+    return check.convert(check.Text(text), float, check.Flags(), ("interval",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import socket
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ def prometheus(frame: Frame, run: dict[str, float]) -> str:
     ]
     series("npu_chip_info_error_code", "the first error code, 0 without one", coded)
     _processes(npus, snapshot.processes, series)
-    host = socket.gethostname()
+    host = os.uname().nodename
     for name, text, value in _GPU:
         found = [
             (_labels(gpu=each.npu_id, UUID=each.uuid, pci_bus_id=each.bus_id, device=f"nvidia{each.npu_id}",
