@@ -77,4 +77,5 @@ def monitor(
 def _seconds(text: str) -> float:
     from anabatic.config import check  # it loads YAML, which a look at the devices does not need
 
-    return check.convert(check.Text(text), float, check.Flags(), ("interval",))
+    seconds: float = check.convert(check.Text(text), float, check.Flags(), ("interval",))
+    return seconds

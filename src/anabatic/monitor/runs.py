@@ -204,8 +204,8 @@ _FIGURES: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("mfu", lambda value: f"MFU {100 * value:.1f} %"),
     ("memory_bytes", lambda value: f"mem {size(value)}"),
     ("data_wait", lambda value: f"wait {100 * value:.1f} %"),
-    ("device_util_mean", lambda value: f"util {value:.0f} %"),
-    ("device_power_mean_w", lambda value: f"{value:.0f} W"),
+    ("device_util_pct_mean", lambda value: f"util {value:.0f} %"),
+    ("device_power_w_mean", lambda value: f"{value:.0f} W"),
     ("energy_wh_per_mtoken", lambda value: f"{value:.3g} Wh/Mtok"),
     ("skipped", lambda value: f"skipped {value:.0f}"),
 )

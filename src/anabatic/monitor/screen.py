@@ -163,13 +163,16 @@ def _heading(cells: list[tuple[Style, str, int, bool]]) -> Line:
     """A heading takes the room of the empty one beside it: a number and its bar share one."""
     merged: list[tuple[Style, str, int, bool]] = []
     for style, title, wide, right in cells:
-        title = "util" if len(title) > wide and title in _UTIL_TITLES.values() else title
         if not title and merged:
             before = merged[-1]
             merged[-1] = (before[0], before[1], before[2] + 1 + wide, False)
         else:
             merged.append((style, title, wide, right))
-    return _cells(merged)
+    short = [
+        (one[0], "util" if len(one[1]) > one[2] and one[1] in _UTIL_TITLES.values() else one[1], *one[2:])
+        for one in merged
+    ]
+    return _cells(short)
 
 
 def process_lines(snapshot: Snapshot, width: int, most: int | None) -> list[Line]:
