@@ -128,8 +128,7 @@ class RunReader:
     def _steps(self) -> int | None:
         if self._total is None:
             for event in jsonl.read(self._paths.events):
-                plan = event.get("plan") if event.get("event") == "model" else None
-                steps = number(plan.get("schedule.max_steps")) if isinstance(plan, dict) else None
+                steps = number(event.get("steps")) if event.get("event") in ("start", "resume") else None
                 self._total = self._total if steps is None else int(steps)
         return self._total
 
@@ -222,12 +221,13 @@ def lines(run: Run, width: int) -> list[Line]:
         return [*found, [("dim", "no row yet")]]
     share = figures.percent(step, total)
     eta = number(run.last.get("eta_s"))
-    parts = [f"step {step:.0f}" + (f"/{total}" if total else ""), figures.fixed(share, " %")]
+    parts = [f"step {step:.0f}"] if share is None else [f"step {step:.0f}/{total}", figures.fixed(share, " %")]
     if eta is not None and run.state.startswith("running"):
         parts.append(f"ETA {duration(eta)}")
     if run.age_s is not None:
         parts.append(f"last row {figures.ago(run.age_s)} ago")
-    found.append([("bar", figures.bar(share, 10)), ("", " " + "  ".join(parts))])
+    bar: Line = [] if share is None else [("bar", figures.bar(share, 10)), ("", " ")]
+    found.append([*bar, ("", "  ".join(parts))])
     loss, valid = number(run.last.get("loss")), number(run.valid.get("valid_loss"))
     words = f"loss {figures.fixed(loss, digits=4)}" + ("" if valid is None else f"  valid {valid:.4f}") + "  "
     found.append([("", words), ("bar", figures.history(run.losses, min(max(width - len(words), 0), 60)).lstrip())])

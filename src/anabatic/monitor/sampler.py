@@ -35,6 +35,11 @@ class Frame:
         return max((time.time() if self.now is None else self.now) - self.snapshot.taken_at, 0.0)
 
 
+def pause(interval: float, took: float, share: float) -> float:
+    """Return the seconds between a reading that took `took` and the next one."""
+    return max(interval - took, took * (1 - share) / share)
+
+
 class Sampler:
     """Reads `source` every `interval` seconds in a thread of its own until it is closed."""
 
@@ -66,8 +71,7 @@ class Sampler:
             with self._news:
                 self._frame = self._next(number, found)
                 self._news.notify_all()
-            took = time.monotonic() - started
-            self._closed.wait(max(self._interval - took, took * (1 - self._share) / self._share))
+            self._closed.wait(pause(self._interval, time.monotonic() - started, self._share))
 
     def _read(self) -> Snapshot:
         try:
