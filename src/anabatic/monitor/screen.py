@@ -241,6 +241,20 @@ def _paragraph(style: Style, word: str, text: str, width: int) -> list[Line]:
     ]
 
 
+def sum_line(shown: Snapshot) -> Line:
+    """Return mean utilisation, memory and power of all; what is not known of any is n/a."""
+    known = [each.util_pct for each in shown.devices if each.util_pct is not None]
+    used = [each.used_mb for each in shown.devices if each.used_mb is not None]
+    total = [each.total_mb for each in shown.devices if each.total_mb is not None]
+    watts = [each.power_w for each in shown.devices if each.power_w is not None]
+    words = (
+        f"mean {fixed(sum(known) / len(known) if known else None, '%')}",
+        figures.memory(sum(used) if used else None, sum(total) if total else None),
+        fixed(sum(watts) if watts else None, "W"),
+    )
+    return [("dim", "all  " + "  ".join(words))]
+
+
 def fit(line: Line, width: int) -> Line:
     """Return what fits into `width` cells."""
     fitted: Line = []
@@ -269,7 +283,11 @@ def render(
     if run:
         lines += [[], *(fit(line, width) for line in run)]
     if shown.devices:
-        lines += [[], *device_lines(shown, history, width)]
+        devices = [*([sum_line(shown)] if len(shown.devices) > 1 else []), [], *device_lines(shown, history, width)]
+        room = None if height is None else max(height - len(lines), 2)
+        if room is not None and len(devices) > room:
+            devices = [*devices[: room - 1], [("dim", f"… {len(devices) - room + 1} more devices")]]
+        lines += devices
         left = None if height is None else height - len(lines) - 1
         if left is None or left > 1:
             lines += [[], *process_lines(shown, width, left)]
