@@ -57,7 +57,7 @@ def replay(path: Path) -> Iterator[Frame]:
         DataError: no line of it is a reading.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} is not there", "give a file that `anabatic monitor --log FILE` wrote")
+        raise ConfigError(f"{path} is no file", "give a file that `anabatic monitor --log FILE` wrote")
     last: Snapshot | None = None
     number = 0
     for each in jsonl.read(path):

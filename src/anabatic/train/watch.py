@@ -28,14 +28,17 @@ class _Chosen:
         self._source: Source | None = None
 
     def read(self) -> Snapshot:
-        if self._source is None:
-            self._source, notes = accelerators()
-            self._source = self._source or OwnDevice(self._device)
+        if self._source is not None:
+            return self._source.read()
+        self._source, notes = accelerators()
+        found = None if self._source is None else self._source.read()
+        if found is None or found.error is not None:
+            notes += [] if found is None else [str(found.error)]
+            self._source = OwnDevice(self._device)
             found = self._source.read()
-            why = "; ".join([*notes, *([found.error] if found.error else [])])
-            messages.info(f"device figures come from {found.source}{f' ({why})' if why else ''}")
-            return found
-        return self._source.read()
+        why = f" ({'; '.join(notes)})" if notes else ""
+        messages.info(f"device figures come from {found.source}{why}")
+        return found
 
 
 def local_size() -> int:
