@@ -18,6 +18,8 @@ from anabatic.parallel.world import World
 
 SHARE = 0.1
 """Of the time at most for reading: a slow npu-smi is asked less often."""
+_LAST_SECONDS = 1.0
+"""What the end of a training waits for a reading that is under way: torch must not be asked while it is taken down."""
 
 
 class _Chosen:
@@ -57,7 +59,7 @@ def watching(log: Log, device: Device, world: World) -> Iterator[Window | None]:
     try:
         yield window
     finally:
-        sampler.close()
+        sampler.close(_LAST_SECONDS)
 
 
 def share(world: World) -> float:

@@ -1,4 +1,4 @@
-"""NVML's answers as figures, through a stand-in of the library: a GPU that tells all, one that refuses, one that is gone."""
+"""NVML as figures, through a stand-in of the library: a GPU that tells all, one that refuses, one that is gone."""
 
 from __future__ import annotations
 
