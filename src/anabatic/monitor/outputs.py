@@ -27,9 +27,12 @@ def row(frame: Frame, shown: Snapshot) -> dict[str, Any]:
 
 
 def log_row(frame: Frame) -> dict[str, Any]:
-    """Return the row of `--log`: a failed reading has an error and no devices."""
+    """Return the row of `--log`, without what is not known: a failed reading has an error and no devices."""
     if not frame.problem:
-        return frame.snapshot.row()
+        whole = frame.snapshot.row()
+        for name in ("devices", "processes"):
+            whole[name] = [{key: value for key, value in each.items() if value is not None} for each in whole[name]]
+        return whole
     taken = frame.snapshot.taken_at + frame.age()
     return Snapshot(frame.snapshot.source, error=frame.problem, hint=frame.hint, taken_at=taken).row()
 
