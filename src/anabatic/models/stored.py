@@ -143,11 +143,12 @@ def load(
         wrong: list[tuple[str, list[int], list[int]]] = []
         for name, source in plan.plain.items():
             if name in (new or {}):
-                assert new is not None and isinstance(targets[name], Tensor)
+                embedding = targets[name]
+                assert new is not None and isinstance(embedding, Tensor)
                 with _readable(folder, source):
-                    value = _widened(stored.read(source), targets[name].shape[0], new[name], seed)
-                if value.shape == targets[name].shape:
-                    put(targets[name], value)
+                    value = _widened(stored.read(source), embedding.shape[0], new[name], seed)
+                if value.shape == embedding.shape:
+                    put(embedding, value)
                     filled.add(name)
                     continue
             if stored.shape(source) != list(targets[name].shape):
