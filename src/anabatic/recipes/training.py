@@ -48,7 +48,6 @@ from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer, Rates
 from anabatic.train.plan import Sizes
 from anabatic.train.step import TrainStep
-from anabatic.train.validate import validate, validate_pairs
 from anabatic.train.watch import watching
 
 
@@ -188,9 +187,6 @@ class Training:
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
         )
         goal = self.goal or next_token(self.root, self.device, self.world, job.batch.seq_len)
-        # Dropout and stochastic rounding: equal on every rank, or copies of the weights would part. torch begins at a
-        # random number on CPUs.
-        torch.manual_seed(job.seed)
         self._compile()
         optimizer = Optimizer(
             self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world,
@@ -210,7 +206,8 @@ class Training:
         )
         tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
         self._require_same_sizes()
-        torch.manual_seed(job.seed)  # of dropout and of rounding; a checkpoint brings its own state
+        # Of dropout and of rounding: equal on every rank, or copies of the weights would part. A checkpoint brings its own.
+        torch.manual_seed(job.seed)
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
@@ -229,8 +226,7 @@ class Training:
         ):
             params, multiplying = count_parameters(self.model)
             metrics.event("model", params=params, multiplying=multiplying, plan=self.plan.values)
-            done = fit(self._fit(goal, step, loader, tensors, metrics), progress)
-            done = fit(self._fit(step, loader, tensors, metrics, watch), progress)
+            done = fit(self._fit(goal, step, loader, tensors, metrics, watch), progress)
             if done:
                 run.finish(
                     self.folder,
@@ -300,10 +296,8 @@ class Training:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
 
     def _fit(
-        self, goal: Goal, step: TrainStep, loader: Loader, tensors: Callable[[], dict[str, Any]], metrics: Metrics
-    ) -> Fit:
-    def _fit(
         self,
+        goal: Goal,
         step: TrainStep,
         loader: Loader,
         tensors: Callable[[], dict[str, Any]],
