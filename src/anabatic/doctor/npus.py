@@ -1,0 +1,114 @@
+"""Checks of what npu-smi says: whether it works, health, temperature, other people's processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from anabatic.doctor import chips
+from anabatic.doctor.hardware import HOT, flags, spans
+from anabatic.doctor.line import Line
+from anabatic.doctor.machine import Machine
+from anabatic.doctor.verdicts import say
+from anabatic.monitor import npu_smi
+from anabatic.monitor.smi_table import Device, InfoTable
+
+_GOOD, _WATCHED = "OK", "Warning"
+"""Health as npu-smi prints it; everything else is worse (Alarm, Critical, UNKNOWN)."""
+_OCCUPIED, _NO_DRIVER = ("-8020", "-8013"), "-8005"
+"""Codes of dcmi: the chips belong to another container; it cannot start."""
+
+
+def table(machine: Machine) -> InfoTable:
+    """Return the table of `npu-smi info`; empty when there is none."""
+    told = machine.fact("npu-smi", dict)
+    return npu_smi.info(str(told.get("text", "")))
+
+
+def note(machine: Machine) -> None:
+    """Note what other checks use: driver, how many devices, the chip's name."""
+    if not machine.has_npu:
+        return
+    found = table(machine)
+    if found.driver_version:
+        machine.notes["driver"] = found.driver_version
+    if found.devices:
+        machine.notes["count"] = len(found.devices)
+        machine.notes["name"] = chips.soc(found.devices[0].name or "")
+
+
+def smi(machine: Machine) -> Iterator[Line]:
+    """Whether npu-smi answers, and with how many devices."""
+    if not machine.has_npu:
+        return
+    told, found = machine.fact("npu-smi", dict), table(machine)
+    text = " ".join(str(told.get("text", "")).split())
+    if not told:
+        yield say("npu-smi.missing")
+    elif told.get("code", 0) is None:
+        yield say("npu-smi.hung")
+    elif found.devices:
+        version = found.tool_version or found.driver_version or "?"
+        yield say("npu-smi.ok", version=version, count=len(found.devices))
+        if len(found.devices) < len(machine.nodes):
+            yield say("npu-smi.fewer", count=len(found.devices), nodes=len(machine.nodes))
+    else:
+        yield _refused(machine, text)
+
+
+def _refused(machine: Machine, text: str) -> Line:
+    code = next(iter(re.findall(r"ret is (-\d{1,6})", text)), "")
+    if code in _OCCUPIED:
+        return say("npu-smi.occupied", code=code)
+    if code or "drvRet" in text or "no NPU" in text:
+        return say("npu-smi.no_driver", code=code or text[:100], flags=flags(machine))
+    if "cannot open shared object" in text or re.search(r"lib\w+\.so", text):
+        return say("npu-smi.no_library", text=text[:200])
+    return say("npu-smi.odd", text=text[:100] or '""')
+
+
+def _name(device: Device) -> str:
+    return f"NPU {device.npu_id}" + (f" die {device.chip_id}" if device.chip_id else "")
+
+
+def health(machine: Machine) -> Iterator[Line]:
+    """Health and temperature of every chip."""
+    devices = table(machine).devices if machine.has_npu else []
+    if not devices:
+        return
+    for device in devices:
+        values: dict[str, Any] = {"which": _name(device), "card": device.npu_id, "health": device.health}
+        if device.health and device.health != _GOOD:
+            yield say("health.warning" if device.health == _WATCHED else "health.bad", **values)
+        if device.temp_c is not None and device.temp_c >= HOT:
+            yield say("temperature.hot", which=_name(device), celsius=device.temp_c)
+    if all(device.health is None for device in devices):
+        yield say("health.unknown")
+    elif all(device.health == _GOOD for device in devices):
+        warm = [device.temp_c for device in devices if device.temp_c is not None]
+        yield say("health.ok", count=len(devices), celsius=f"{min(warm)}-{max(warm)} C" if warm else "n/a")
+
+
+def busy(machine: Machine) -> Iterator[Line]:
+    """Processes on the NPUs: an idle one of 64 GB holds 3 GB by itself, so memory says nothing."""
+    found = table(machine) if machine.has_npu else InfoTable()
+    if not found.devices or not found.process_table:
+        return
+    keys = [(device.npu_id, device.chip_id) for device in found.devices]
+    used = [any(_on(process.npu_id, process.chip_id, key) for process in found.processes) for key in keys]
+    if not any(used):
+        yield say("busy.free")
+        return
+    rows = {(process.pid, process.name or "?") for process in found.processes}
+    processes = ", ".join(f"{name} ({pid})" for pid, name in sorted(rows)[:4]) + (" ..." if len(rows) > 4 else "")
+    free = [index for index, taken in enumerate(used) if not taken]
+    if not free:
+        yield say("busy.all", processes=processes)
+        return
+    cards = [key[0] for key, taken in zip(keys, used, strict=True) if taken]
+    yield say("busy.used", which=f"NPU {spans(cards)}", processes=processes, free=",".join(map(str, free)))
+
+
+def _on(npu: int, chip: int | None, key: tuple[int, int | None]) -> bool:
+    return npu == key[0] and (chip is None or key[1] is None or chip == key[1])
