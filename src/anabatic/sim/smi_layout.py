@@ -47,7 +47,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """Widths of the table's three columns, and of the parts inside them."""
 
     widths: tuple[int, int, int]
@@ -57,15 +57,17 @@ class _Frame:
     process: tuple[int, int]
 
 
-_HBM = _Frame((27, 15, 52), 25, 5, 12, (26, 25))
-_DDR = _Frame((31, 17, 54), 41, 7, 13, (26, 27))
+HBM = Frame((27, 15, 52), 25, 5, 12, (26, 25))
+DDR = Frame((31, 17, 54), 41, 7, 13, (26, 27))
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+def row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a row of cells; a cell that is too long pushes the bars."""
     return "|" + "|".join(f" {cell:<{width - 1}}" for cell, width in zip(cells, widths, strict=True)) + "|"
 
 
-def _rule(widths: Sequence[int], letter: str) -> str:
+def rule(widths: Sequence[int], letter: str) -> str:
+    """Return the line between two rows."""
     return "+" + "+".join(letter * width for width in widths) + "+"
 
 
@@ -74,7 +76,7 @@ def _pair(text: str, width: int) -> str:
     return f"{left.strip():<{width}}/ {right.strip()}"
 
 
-def _device_rows(reading: Reading, family: Family, frame: _Frame) -> list[str]:
+def _device_rows(reading: Reading, family: Family, frame: Frame) -> list[str]:
     power = "-" if reading.watt is None else "NA" if family == "310P" else f"{reading.watt:.1f}"
     wide = 6 if family == "310P" else 5
     first = f"{power:<{frame.power}}{reading.celsius:<18}{_pair(reading.hugepages, wide)}"
@@ -85,12 +87,12 @@ def _device_rows(reading: Reading, family: Family, frame: _Frame) -> list[str]:
         family, str(reading.chip)
     )
     return [
-        _row([f"{reading.npu:<{frame.ids}} {reading.name}", reading.health, first], frame.widths),
-        _row([third, reading.bus, second], frame.widths),
+        row([f"{reading.npu:<{frame.ids}} {reading.name}", reading.health, first], frame.widths),
+        row([third, reading.bus, second], frame.widths),
     ]
 
 
-def _heading(version: str, family: Family, frame: _Frame) -> list[str]:
+def _heading(version: str, family: Family, frame: Frame) -> list[str]:
     inner = sum(frame.widths) + 2
     ids = {"A3": f"{'Chip':<5} Phy-ID", "310P": f"{'Chip':<7} Device"}.get(family, "Chip")
     usage = f"{'AICore(%)':<{frame.power}}" + (
@@ -99,8 +101,8 @@ def _heading(version: str, family: Family, frame: _Frame) -> list[str]:
     return [
         f"+{'-' * inner}+",
         f"| {f'npu-smi {version:<{frame.version}}Version: {version}':<{inner - 1}}|",
-        _rule(frame.widths, "-"),
-        _row(
+        rule(frame.widths, "-"),
+        row(
             [
                 f"{'NPU':<{frame.ids}} Name",
                 "Health",
@@ -108,41 +110,41 @@ def _heading(version: str, family: Family, frame: _Frame) -> list[str]:
             ],
             frame.widths,
         ),
-        _row([ids, "Bus-Id", usage], frame.widths),
-        _rule(frame.widths, "="),
+        row([ids, "Bus-Id", usage], frame.widths),
+        rule(frame.widths, "="),
     ]
 
 
-def _process_rows(readings: Sequence[Reading], frame: _Frame) -> list[str]:
+def _process_rows(readings: Sequence[Reading], frame: Frame) -> list[str]:
     widths = (*frame.widths[:2], *frame.process)
     lines = [
-        _rule(frame.widths, "-"),
-        _row([f"{'NPU':<7} Chip", "Process id", "Process name", "Process memory(MB)"], widths),
+        rule(frame.widths, "-"),
+        row([f"{'NPU':<7} Chip", "Process id", "Process name", "Process memory(MB)"], widths),
     ]
-    lines.append(_rule(frame.widths, "="))
+    lines.append(rule(frame.widths, "="))
     for npu in dict.fromkeys(reading.npu for reading in readings):
         rows = [
-            _row([f"{npu:<7} {reading.chip}", str(process.pid), process.name[:15], str(process.mib)], widths)
+            row([f"{npu:<7} {reading.chip}", str(process.pid), process.name[:15], str(process.mib)], widths)
             for reading in readings
             if reading.npu == npu
             for process in reading.processes[:MOST_PROCESSES]
         ]
         inner = sum(frame.widths) + 2
         lines += rows or [f"| {f'No running processes found in NPU {npu}':<{inner - 1}}|"]
-        lines.append(_rule(frame.widths, "="))
+        lines.append(rule(frame.widths, "="))
     return lines
 
 
-def info(readings: Sequence[Reading], version: str, family: Family) -> str:
-    """Return the table of `npu-smi info`."""
-    frame = _DDR if family == "310P" else _HBM
+def info(readings: Sequence[Reading], version: str, family: Family, frame: Frame | None = None) -> str:
+    """Return the table of `npu-smi info`, in the frame of the family unless another is given."""
+    frame = frame or (DDR if family == "310P" else HBM)
     lines = _heading(version, family, frame)
     for index, reading in enumerate(readings):
         lines += _device_rows(reading, family, frame)
         same_card = index + 1 < len(readings) and readings[index + 1].npu == reading.npu
         inner = sum(frame.widths) + 2
-        between = _rule(frame.widths, "-") if family == "310P" else f"+{'-' * inner}+"
-        lines.append(between if same_card else _rule(frame.widths, "="))
+        between = rule(frame.widths, "-") if family == "310P" else f"+{'-' * inner}+"
+        lines.append(between if same_card else rule(frame.widths, "="))
     return "\n".join(lines + _process_rows(readings, frame)) + "\n"
 
 

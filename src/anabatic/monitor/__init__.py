@@ -1,0 +1,1 @@
+"""Looking at the devices of a machine and at a run."""

@@ -1,0 +1,72 @@
+"""Which devices and processes are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from anabatic.core.errors import ConfigError
+from anabatic.monitor.snapshot import Snapshot, cards, key
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Empty parts let everything through."""
+
+    devices: tuple[str, ...] = ()
+    """`3` is every die of card 3, `3.1` its second one."""
+    user: str = ""
+    name: str = ""
+    """Part of a process's name or command."""
+
+    def apply(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot with what passes; with a user or a name, only devices that such a process uses."""
+        if not (self.devices or self.user or self.name):
+            return snapshot
+        counts = cards(snapshot)
+
+        def chosen(npu_id: int, chip_id: int | None) -> bool:
+            return not self.devices or bool({str(npu_id), key(npu_id, chip_id, counts)} & set(self.devices))
+
+        processes = [
+            each
+            for each in snapshot.processes
+            if chosen(each.npu_id, each.chip_id)
+            and self.user in ("", each.user)
+            and self.name in f"{each.name or ''} {each.command or ''}"
+        ]
+        used = {(each.npu_id, each.chip_id) for each in processes}
+        devices = [
+            each
+            for each in snapshot.devices
+            if chosen(each.npu_id, each.chip_id)
+            and (not (self.user or self.name) or (each.npu_id, each.chip_id) in used)
+        ]
+        return replace(snapshot, devices=devices, processes=processes)
+
+    def require(self, snapshot: Snapshot) -> None:
+        """Check that the devices asked for are here.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        counts = cards(snapshot)
+        here = [key(each.npu_id, each.chip_id, counts) for each in snapshot.devices]
+        known = {*here, *(str(each.npu_id) for each in snapshot.devices)}
+        missing = [word for word in self.devices if word not in known]
+        if missing and snapshot.error is None:
+            raise ConfigError(f"no device {', '.join(missing)} here", f"this machine shows {', '.join(here)}")
+
+
+def words(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the device numbers of `--device 0,1 --device 3.1`.
+
+    Raises:
+        ConfigError: a word is no device number.
+    """
+    found = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    for word in found:
+        card, _, chip = word.partition(".")
+        if not card.isdigit() or (chip and not chip.isdigit()):
+            raise ConfigError(f'--device is "{word}", expected a number', "for example --device 0,1 or --device 3.1")
+    return tuple(found)

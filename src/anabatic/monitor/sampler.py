@@ -1,0 +1,80 @@
+"""One thread that reads the devices again and again; the last good reading is kept, with its age."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from anabatic.monitor.snapshot import Snapshot
+from anabatic.monitor.sources import Source
+
+LONGEST_SHARE = 0.5
+"""A source is not read for a larger share of the time: a slow npu-smi is then asked less often than wished."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is known now.
+
+    Attributes:
+        number: counts the readings, failed ones too.
+        snapshot: the last good reading; the failed one where none was good yet.
+        problem: why the newest reading failed; empty when it did not.
+    """
+
+    number: int
+    snapshot: Snapshot
+    problem: str = ""
+    hint: str = ""
+
+    def age(self) -> float:
+        """Seconds since the good reading."""
+        return max(time.time() - self.snapshot.taken_at, 0.0)
+
+
+class Sampler:
+    """Reads `source` every `interval` seconds in a thread of its own until it is closed."""
+
+    def __init__(self, source: Source, interval: float, share: float = LONGEST_SHARE) -> None:
+        self._source, self._interval, self._share = source, interval, share
+        self._frame: Frame | None = None
+        self._news = threading.Condition()
+        self._closed = threading.Event()
+        # A daemon: a driver call that never returns must not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, name="anabatic-monitor", daemon=True)
+        self._thread.start()
+
+    def frame(self, after: int = 0, timeout: float | None = 0.0) -> Frame | None:
+        """Return the newest frame, waiting up to `timeout` seconds for one later than number `after`."""
+        with self._news:
+            self._news.wait_for(lambda: self._frame is not None and self._frame.number > after, timeout)
+            return self._frame
+
+    def close(self) -> None:
+        """Ask the thread to end; a reading that is under way is not waited for."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._closed.is_set():
+            started = time.monotonic()
+            found = self._read()
+            number += 1
+            with self._news:
+                self._frame = self._next(number, found)
+                self._news.notify_all()
+            took = time.monotonic() - started
+            self._closed.wait(max(self._interval - took, took * (1 - self._share) / self._share))
+
+    def _read(self) -> Snapshot:
+        try:
+            return self._source.read()
+        except Exception as error:  # a vendor's library may raise anything; the screen must live and say it
+            return Snapshot("none", error=f"{type(error).__name__}: {error}", hint="run again with --debug")
+
+    def _next(self, number: int, found: Snapshot) -> Frame:
+        if found.error is None:
+            return Frame(number, found)
+        last = self._frame.snapshot if self._frame is not None and self._frame.snapshot.error is None else found
+        return Frame(number, last, found.error, found.hint)

@@ -1,0 +1,263 @@
+"""The screen: a line per die, the processes below, in any width from 40 cells up. Pure: figures in, lines out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+
+from anabatic.monitor import figures
+from anabatic.monitor.figures import clip, fixed, percent
+from anabatic.monitor.sampler import Frame
+from anabatic.monitor.snapshot import Device, Process, Snapshot, cards, key
+
+Style = str
+Line = list[tuple[Style, str]]
+"""(style, text) of each part; the styles are the keys of `COLOURS`."""
+COLOURS = {"": "", "dim": "2", "bold": "1", "good": "32", "warn": "33", "bad": "31", "bar": "36", "memory": "35"}
+"""SGR codes."""
+_HEALTH: dict[str | None, Style] = {"OK": "good", "Warning": "warn", "Alarm": "bad", "Critical": "bad", None: "dim"}
+OLD_SECONDS = 10.0
+"""A reading that is older is marked."""
+NARROWEST = 40
+
+
+@dataclass
+class History:
+    """The last utilisations of every device, for the small curves."""
+
+    length: int = 120
+    values: dict[tuple[int, int | None], deque[float | None]] = field(default_factory=dict)
+    number: int = 0
+
+    def add(self, frame: Frame) -> None:
+        """Take in a frame once; a failed reading is a gap."""
+        if frame.number == self.number:
+            return
+        self.number = frame.number
+        for device in frame.snapshot.devices:
+            past = self.values.setdefault((device.npu_id, device.chip_id), deque(maxlen=self.length))
+            past.append(None if frame.problem else device.util_pct)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of devices.
+
+    Attributes:
+        least: the smallest width.
+        rank: columns of a higher rank go first when the screen is narrow.
+        most: the width it may grow to.
+    """
+
+    title: str
+    least: int
+    rank: int
+    cell: Callable[[Row, int], tuple[Style, str]]
+    most: int = 0
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a cell may ask about."""
+
+    device: Device
+    label: str
+    shares_card: bool
+    past: Sequence[float | None]
+
+
+def _power(row: Row, width: int) -> tuple[Style, str]:
+    if row.device.power_w is None and row.shares_card:
+        return "dim", "card"  # told once, on the other die
+    return "", fixed(row.device.power_w, "W", 1)
+
+
+def _health(row: Row, width: int) -> tuple[Style, str]:
+    health = row.device.health
+    return _HEALTH.get(health, "dim"), health or figures.NONE
+
+
+def _share(row: Row) -> float | None:
+    return percent(row.device.used_mb, row.device.total_mb)
+
+
+_COLUMNS = (
+    Column("id", 4, 0, lambda row, width: ("bold", row.label)),
+    Column("name", 7, 5, lambda row, width: ("", row.device.name or figures.NONE), most=16),
+    Column("health", 8, 1, _health),
+    Column("power", 7, 3, _power, right=True),
+    Column("temp", 4, 2, lambda row, width: ("", fixed(row.device.temp_c, "C")), right=True),
+    Column("util", 4, 0, lambda row, width: ("", fixed(row.device.util_pct, "%")), right=True),
+    Column("", 5, 4, lambda row, width: ("bar", figures.bar(row.device.util_pct, width)), most=20),
+    Column(
+        "memory", 11, 0, lambda row, width: ("", figures.memory(row.device.used_mb, row.device.total_mb)), right=True
+    ),
+    Column("", 5, 6, lambda row, width: ("memory", figures.bar(_share(row), width)), most=20),
+    Column("history", 8, 7, lambda row, width: ("bar", figures.history(row.past, width, 100.0)), most=30),
+)
+_UTIL_TITLES = {"aicore": "AICore", "npu": "NPU", "gpu": "GPU", "cpu": "CPU", "own": "util"}
+
+
+def _widths(width: int) -> dict[int, int]:
+    """Return the width of each column that is shown, by its place."""
+    shown = dict(enumerate(_COLUMNS))
+    while len(shown) > 1 and sum(column.least for column in shown.values()) + len(shown) - 1 > width:
+        worst = max(shown, key=lambda place: (shown[place].rank, place))
+        del shown[worst]
+    widths = {place: column.least for place, column in shown.items()}
+    spare = width - sum(widths.values()) - len(widths) + 1
+    growing = [place for place, column in shown.items() if column.most]
+    while spare > 0 and growing:
+        for place in list(growing):
+            if spare > 0 and widths[place] < shown[place].most:
+                widths[place] += 1
+                spare -= 1
+            elif widths[place] >= shown[place].most:
+                growing.remove(place)
+    return widths
+
+
+def _cells(cells: Sequence[tuple[Style, str, int, bool]]) -> Line:
+    line: Line = []
+    for style, text, width, right in cells:
+        clipped = clip(text, width)
+        if right and len(text) < width:
+            clipped = clipped.rstrip().rjust(width)
+        line += [(style, clipped), ("", " ")]
+    return line[:-1]
+
+
+def device_lines(snapshot: Snapshot, history: History, width: int) -> list[Line]:
+    """Return the heading and a line per device."""
+    widths, counts = _widths(width), cards(snapshot)
+    util = next((device.util_kind for device in snapshot.devices if device.util_kind), None)
+    memory = next((device.memory_kind for device in snapshot.devices if device.total_mb), "memory")
+    titles = {"util": _UTIL_TITLES.get(util or "", "util"), "memory": memory}
+    head = [
+        ("dim", titles.get(_COLUMNS[place].title, _COLUMNS[place].title), wide, _COLUMNS[place].right)
+        for place, wide in widths.items()
+    ]
+    # A word of the heading that is longer than its numbers takes the room of the empty heading beside it.
+    lines = [_heading(head)]
+    for device in snapshot.devices:
+        row = Row(
+            device,
+            key(device.npu_id, device.chip_id, counts),
+            counts[device.npu_id] > 1,
+            history.values.get((device.npu_id, device.chip_id), ()),
+        )
+        cells = []
+        for place, wide in widths.items():
+            style, text = _COLUMNS[place].cell(row, wide)
+            cells.append(("dim" if text == figures.NONE else style, text, wide, _COLUMNS[place].right))
+        lines.append(_cells(cells))
+    return lines
+
+
+def _heading(cells: list[tuple[Style, str, int, bool]]) -> Line:
+    merged: list[tuple[Style, str, int, bool]] = []
+    for style, title, wide, right in cells:
+        if not title and merged:
+            before = merged[-1]
+            merged[-1] = (before[0], before[1], before[2] + 1 + wide, False)
+        else:
+            merged.append((style, title, wide, right))
+    return _cells(merged)
+
+
+def process_lines(snapshot: Snapshot, width: int, most: int | None) -> list[Line]:
+    """Return the heading and a line per process; at most `most` lines."""
+    if not snapshot.processes:
+        return [[("dim", "no processes")]] if snapshot.source not in ("psutil", "torch") else []
+    counts = cards(snapshot)
+    user = max((len(each.user or figures.NONE) for each in snapshot.processes), default=4)
+    widths = (4, 8, min(max(user, 4), 12), 8)
+    rest = max(width - sum(widths) - 4, 8)
+    lines = [_process_line(("id", "pid", "user", "memory", "command"), (*widths, rest), "dim")]
+    for process in snapshot.processes:
+        memory = figures.NONE if process.mem_mb is None else f"{figures.gib(process.mem_mb)}G"
+        words = (
+            key(process.npu_id, process.chip_id, counts),
+            str(process.pid),
+            process.user,
+            memory,
+            _command(process),
+        )
+        lines.append(_process_line(words, (*widths, rest), ""))
+    if most is not None and len(lines) > most:
+        hidden = len(lines) - max(most, 1) + 1
+        lines = [*lines[: max(most, 1) - 1], [("dim", f"… {hidden} more")]]
+    return lines
+
+
+def _process_line(words: Sequence[str | None], widths: Sequence[int], style: Style) -> Line:
+    cells = []
+    for place, (word, wide) in enumerate(zip(words, widths, strict=True)):
+        text = word or figures.NONE
+        cells.append(("dim" if text == figures.NONE else style, text, wide, place in (1, 3)))
+    return _cells(cells)
+
+
+def _command(process: Process) -> str:
+    if process.command:
+        return process.command
+    return f"{process.name} (not of this pid namespace)" if process.name else "(not of this pid namespace)"
+
+
+def head_line(frame: Frame, shown: int, width: int) -> list[Line]:
+    """Return the title, and what is wrong."""
+    snapshot, age = frame.snapshot, frame.age()
+    devices = len(snapshot.devices)
+    parts = [
+        f"{shown} of {devices} devices" if shown != devices else f"{devices} device{'s' if devices != 1 else ''}",
+        f"{snapshot.source} {snapshot.driver_version or ''}".strip(),
+        figures.clock(snapshot.taken_at),
+    ]
+    title: Line = [("bold", "anabatic monitor"), ("", "  " + "  ".join(parts))]
+    if frame.problem or age > OLD_SECONDS:
+        title.append(("warn", f"  {figures.ago(age)} old"))
+    lines = [_fit(title, width)]
+    lines += [_fit([("bad", "error: "), ("", line)], width) for line in [frame.problem] if line]
+    lines += [_fit([("warn", "hint: "), ("", line)], width) for line in [frame.hint] if frame.problem and line]
+    return lines + [_fit([("dim", f"note: {note}")], width) for note in snapshot.notes[:3]]
+
+
+def _fit(line: Line, width: int) -> Line:
+    fitted: Line = []
+    for style, text in line:
+        if width <= 0:
+            break
+        part = clip(text, min(width, max(cell_len(text), 0)))
+        fitted.append((style, part))
+        width -= cell_len(part)
+    return fitted
+
+
+def render(frame: Frame, shown: Snapshot, history: History, width: int, height: int | None) -> list[Line]:
+    """Return the whole screen.
+
+    Args:
+        frame: what is known; `shown` its snapshot after filters.
+        width: cells; below `NARROWEST` lines are cut by the terminal.
+        height: lines; None: as many as it takes.
+    """
+    width = max(width, NARROWEST)
+    lines = head_line(frame, len(shown.devices), width)
+    if shown.devices:
+        lines += [[], *device_lines(shown, history, width)]
+        left = None if height is None else height - len(lines) - 1
+        if left is None or left > 1:
+            lines += [[], *process_lines(shown, width, left)]
+    return lines if height is None else lines[:height]
+
+
+def paint(line: Line, colour: bool) -> str:
+    """Return a line as text, with the codes of its colours when wished, without blanks at its end."""
+    if not colour:
+        return "".join(text for _, text in line).rstrip()
+    parts = (f"\x1b[{COLOURS[style]}m{text}\x1b[0m" if COLOURS[style] else text for style, text in line)
+    return "".join(parts).rstrip()

@@ -1,0 +1,124 @@
+"""The unframed tables of `npu-smi`: `watch`, `-t topo`, `-m`; and its error lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from anabatic.monitor.smi_table import decimal, number
+
+Value = int | float | str | None
+
+
+@dataclass
+class Watch:
+    """`npu-smi info watch`: a row per chip and second."""
+
+    kind: ClassVar = "watch"
+    optional: ClassVar[tuple[str, ...]] = ()
+    columns: list[str] = field(default_factory=list)
+    rows: list[dict[str, Value]] = field(default_factory=list)
+
+
+@dataclass
+class Topology:
+    """`npu-smi info -t topo`: how each pair of devices is joined (X SYS PHB PIX PXB HCCS SIO HCCS_SW UB NA)."""
+
+    kind: ClassVar = "topo"
+    optional: ClassVar[tuple[str, ...]] = ()
+    devices: list[str] = field(default_factory=list)
+    matrix: dict[str, dict[str, str]] = field(default_factory=dict)
+    cpu_affinity: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Mapping:
+    """`npu-smi info -m`: a row per chip; rows of a management controller have no logic id."""
+
+    kind: ClassVar = "mapping"
+    optional: ClassVar[tuple[str, ...]] = ()
+    columns: list[str] = field(default_factory=list)
+    rows: list[dict[str, Value]] = field(default_factory=list)
+
+
+@dataclass
+class ErrorText:
+    """Anything else: the tool prints its errors as a bare line to stdout, some with the help text behind."""
+
+    kind: ClassVar = "error"
+    optional: ClassVar[tuple[str, ...]] = ()
+    message: str = ""
+    devices: list[Any] = field(default_factory=list)
+
+
+_WATCH_COLUMN = re.compile(r"[^()]+\([^()]*\)")
+_NODE = re.compile(r"(NPU|Phy-ID)\d+")
+_MAPPED = ("NPU ID", "Slot ID", "Chip ID", "Chip Logic ID", "Chip Phy-ID", "Chip Name")
+_MAPPED_COLUMN = re.compile("|".join(re.escape(name) for name in sorted(_MAPPED, key=len, reverse=True)))
+
+
+def _value(word: str) -> Value:
+    if word in ("-", "NA"):
+        return None
+    whole = number(word)
+    if whole is not None:
+        return whole
+    fraction = decimal(word)
+    return word if fraction is None else fraction
+
+
+def read_watch(lines: list[str]) -> Watch | None:
+    """Return the rows below `NpuID(Idx) ...`; None without that line."""
+    table: Watch | None = None
+    for line in lines:
+        if line.lstrip().startswith("NpuID("):
+            table = table or Watch([name.strip() for name in _WATCH_COLUMN.findall(line)])
+            continue
+        words = line.split()
+        if table is not None and len(words) == len(table.columns):
+            table.rows.append({name: _value(word) for name, word in zip(table.columns, words, strict=True)})
+    return table
+
+
+def _columns(line: str) -> list[str]:
+    return line.replace("CPU Affinity", "CPU_Affinity").replace("NUMA Affinity", "NUMA_Affinity").split()
+
+
+def read_topology(lines: list[str]) -> Topology | None:
+    """Return the matrix below a line of device names; None without one."""
+    table: Topology | None = None
+    names: list[str] = []
+    for line in lines:
+        words = _columns(line)
+        if not words or not _NODE.fullmatch(words[0]):
+            continue
+        if len(words) == 1 or _NODE.fullmatch(words[1]) or words[1] == "CPU_Affinity":
+            names = words
+            table = table or Topology([name for name in names if _NODE.fullmatch(name)])
+        elif table is not None:
+            row = dict(zip(names, words[1:]))  # noqa: B905  # a cut row is shorter
+            affinity = row.pop("CPU_Affinity", None)
+            row.pop("NUMA_Affinity", None)
+            table.matrix[words[0]] = row
+            if affinity is not None:
+                table.cpu_affinity[words[0]] = affinity
+    return table if table is not None and table.matrix else None
+
+
+def read_mapping(lines: list[str]) -> Mapping | None:
+    """Return the rows below `NPU ID ... Chip Name`; None without that line."""
+    table: Mapping | None = None
+    for line in lines:
+        if "NPU ID" in line and "Chip Name" in line and ":" not in line and "|" not in line:
+            table = table or Mapping(_MAPPED_COLUMN.findall(line))
+            continue
+        words = line.split(None, len(table.columns) - 1) if table is not None else []
+        if table is not None and len(words) == len(table.columns):
+            table.rows.append({name: _value(word.strip()) for name, word in zip(table.columns, words, strict=True)})
+    return table
+
+
+def read_error(lines: list[str]) -> ErrorText:
+    """Return the first line that says something."""
+    return ErrorText(next((line.strip() for line in lines if line.strip()), ""))

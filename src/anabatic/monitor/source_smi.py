@@ -1,0 +1,165 @@
+"""`npu-smi` as a source: one process at a time, with a time limit and a limit of output."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from anabatic.monitor import npu_smi
+from anabatic.monitor.smi_text import Mapping
+from anabatic.monitor.snapshot import Device, Process, Snapshot
+
+TIMEOUT_SECONDS = 10.0
+"""As gpustat's Ascend reader allows; one call takes 0.3 to 3 seconds on a full machine."""
+MOST_BYTES = 1 << 20
+_PLACES = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools")
+
+_HINTS = (
+    ("-8020", "another container owns the devices: start this one with `--privileged`, or stop the other"),
+    ("-8002", "reading the devices is not permitted: run as root or as a user of the group HwHiAiUser"),
+    ("-8005", "the driver is not loaded, or its device nodes are not in this container: `ls /dev/davinci*`"),
+    ("-8006", "the driver did not answer in time: look at `dmesg`, and at another `npu-smi` that hangs"),
+    ("libdrvdsmi_host", "export LD_LIBRARY_PATH=/usr/local/Ascend/driver/lib64/driver:$LD_LIBRARY_PATH"),
+    ("libc_sec", "export LD_LIBRARY_PATH=/usr/local/Ascend/driver/lib64/common:$LD_LIBRARY_PATH"),
+    ("There is no NPU card", "`lspci | grep -i d80` shows whether the cards are on the bus"),
+    ("ermission denied", "run as root, or as a user of the group HwHiAiUser"),
+)
+
+_one_at_a_time = threading.Lock()  # the vendor: no concurrent use
+
+
+def find() -> str | None:
+    """Return the path of npu-smi; a service's PATH often lacks its folder."""
+    return shutil.which("npu-smi") or shutil.which("npu-smi", path=os.pathsep.join(_PLACES))
+
+
+def call(command: list[str], timeout: float = TIMEOUT_SECONDS) -> str:
+    """Return what a command prints, errors included.
+
+    Raises:
+        OSError: it cannot be started.
+        TimeoutError: it took longer than `timeout` seconds, or printed more than `MOST_BYTES`; it was killed.
+    """
+    with _one_at_a_time:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+        try:
+            return _read(child, Path(command[0]).name, timeout).decode("utf-8", "replace")
+        finally:
+            _end(child)
+
+
+def _read(child: subprocess.Popen[bytes], name: str, timeout: float) -> bytes:
+    assert child.stdout is not None
+    said, deadline = bytearray(), time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise TimeoutError(f"{name} did not answer within {timeout:g} s")
+            chunk = os.read(child.stdout.fileno(), 1 << 16)
+            if not chunk:
+                return bytes(said)
+            said += chunk
+            if len(said) > MOST_BYTES:
+                raise TimeoutError(f"{name} printed more than {MOST_BYTES >> 20} MiB")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Leave no process behind; one that waits in the driver cannot be killed and is not waited for."""
+    if child.stdout is not None:
+        child.stdout.close()
+    try:
+        child.wait(0.5 if child.poll() is None else None)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        try:
+            child.wait(1)
+        except subprocess.TimeoutExpired:
+            child.returncode = -signal.SIGKILL  # keeps Python from warning of it; the kernel reaps it with us
+
+
+_SHARED = {one.name for one in fields(Device)}
+
+
+def snapshot(text: str) -> Snapshot:
+    """Return the devices and processes of `npu-smi info`; text without devices is an error."""
+    table = npu_smi.info(text)
+    found = Snapshot("npu-smi", driver_version=table.driver_version, notes=list(table.warnings))
+    found.devices = [
+        Device(**{name: value for name, value in asdict(row).items() if name in _SHARED}) for row in table.devices
+    ]
+    found.processes = [
+        Process(row.npu_id, row.chip_id, row.pid, row.name, row.mem_mb, row.container_pid) for row in table.processes
+    ]
+    if not found.devices:
+        first = table.error if table.error is not None else next(iter(table.unparsed_lines), "")
+        found.error = f"npu-smi: {first.strip()[:200] or 'no output'}"
+        found.hint = hint(text)
+    return found
+
+
+def hint(text: str) -> str:
+    """Return what to do about an error that the driver's tools print."""
+    return next((what for word, what in _HINTS if word in text), "run `npu-smi info` by hand, and look at `dmesg`")
+
+
+class NpuSmi:
+    """Reads by running `npu-smi info`."""
+
+    def __init__(self, path: str, timeout: float = TIMEOUT_SECONDS) -> None:
+        self.path = path
+        self._timeout = timeout
+        self._logic: dict[tuple[int, int], int] | None = None
+
+    def read(self) -> Snapshot:
+        """Return the devices now; a call that fails or hangs is a snapshot with an error."""
+        try:
+            found = snapshot(call([self.path, "info"], self._timeout))
+            if found.devices and self._logic is None:
+                self._logic = self._mapping()
+        except (OSError, TimeoutError) as error:
+            return Snapshot("npu-smi", error=str(error), hint=hint(str(error)))
+        for device in found.devices:
+            if device.logic_id is None and self._logic:
+                device.logic_id = self._logic.get((device.npu_id, device.chip_id or 0))
+        return found
+
+    def _mapping(self) -> dict[tuple[int, int], int]:
+        """Return (card, chip) -> logic id from `npu-smi info -m`, which does not change while the machine is up."""
+        try:
+            parsed = npu_smi.parse(call([self.path, "info", "-m"], self._timeout))
+        except (OSError, TimeoutError):
+            return {}  # the devices are then taken in the order of the table
+        return logic_ids(parsed) if isinstance(parsed, Mapping) else {}
+
+
+def logic_ids(table: Mapping) -> dict[tuple[int, int], int]:
+    """Return (card, chip) -> logic id; a 950 has a physical one instead."""
+    found = {}
+    for row in table.rows:
+        logic = row.get("Chip Logic ID", row.get("Chip Phy-ID"))
+        npu, chip = row.get("NPU ID"), row.get("Chip ID")
+        if isinstance(logic, int) and isinstance(npu, int):
+            found[npu, chip if isinstance(chip, int) else 0] = logic
+    return found
+
+
+def open_source() -> NpuSmi | None:
+    """Return the source, None where there is no npu-smi."""
+    path = find()
+    return NpuSmi(path) if path else None

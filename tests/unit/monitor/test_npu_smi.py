@@ -1,0 +1,211 @@
+"""What `npu-smi` prints is read exactly: collected outputs, every layout of our own renderer, and any text at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabatic.monitor import npu_smi
+from anabatic.monitor.smi_pairs import Pairs
+from anabatic.monitor.smi_table import InfoTable
+from anabatic.monitor.smi_text import ErrorText, Mapping, Topology, Watch
+from anabatic.sim import smi, smi_layout
+from anabatic.sim.smi_layout import HEALTH, Family, Frame, Process, Reading
+from unit.monitor import layouts
+
+SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"
+FAMILIES: tuple[Family, ...] = ("A2", "A3", "910", "310P")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SAMPLES.glob("*.json")) or [None], ids=lambda path: path.stem if path else "none"
+)
+def test_a_collected_output_is_read_exactly(path: Path | None) -> None:
+    if path is None:
+        pytest.skip("the collected outputs of npu-smi are not here")
+    text = path.with_suffix(".txt").read_text(encoding="utf-8")
+    assert npu_smi.plain(npu_smi.parse(text)) == json.loads(path.read_text(encoding="utf-8"))["expected"]
+
+
+words = st.text(st.sampled_from("abcxyzABC0123456789-_."), min_size=1, max_size=30)
+processes = st.builds(
+    Process,
+    pid=st.integers(1, 1 << 22),
+    name=st.one_of(st.just(""), words),
+    mib=st.integers(0, 999_999),
+)
+readings = st.builds(
+    Reading,
+    npu=st.just(0),
+    chip=st.just(0),
+    logic=st.just(0),
+    name=words,
+    health=st.sampled_from(HEALTH),
+    watt=st.one_of(st.none(), st.integers(0, 9999).map(lambda tenth: tenth / 10)),
+    celsius=st.integers(0, 120),
+    bus=st.integers(0, 255).map(lambda bus: f"0000:{bus:02X}:00.0"),
+    aicore=st.integers(0, 100),
+    used_mib=st.integers(0, 999_999),
+    total_mib=st.integers(0, 999_999),
+    processes=st.lists(processes, max_size=9).map(tuple),
+    ddr=st.integers(0, 99_999).map(lambda used: f"{used:<5}/ 15137"),
+    hugepages=st.integers(0, 99_999).map(lambda used: f"{used:<5}/ 34"),
+)
+frames = st.builds(
+    Frame,
+    widths=st.tuples(st.integers(10, 40), st.integers(9, 25), st.integers(40, 90)),
+    version=st.integers(1, 50),
+    ids=st.integers(1, 12),
+    power=st.integers(6, 25),
+    process=st.tuples(st.integers(10, 30), st.integers(10, 30)),
+)
+machines = st.lists(readings, min_size=1, max_size=16)
+
+
+def _placed(drawn: list[Reading], first: int, per_card: int) -> list[Reading]:
+    return [
+        replace(one, npu=first + index // per_card, chip=index % per_card, logic=index)
+        for index, one in enumerate(drawn)
+    ]
+
+
+def _same(table: InfoTable, placed: list[Reading], *, chips: bool = True, memory: str = "hbm") -> None:
+    assert table.unparsed_lines == []
+    assert [(each.npu_id, each.chip_id) for each in table.devices] == [
+        (one.npu, one.chip if chips else None) for one in placed
+    ]
+    for read, one in zip(table.devices, placed, strict=True):
+        assert (read.name, read.health, read.temp_c, read.bus_id) == (one.name, one.health, one.celsius, one.bus)
+        assert read.util_pct == one.aicore
+        used = (getattr(read, f"{memory}_used_mb"), getattr(read, f"{memory}_total_mb"))
+        assert used == (one.used_mib, one.total_mib)
+        assert (read.hbm_used_mb is None) == (memory == "mem")
+
+
+def _same_processes(table: InfoTable, placed: list[Reading], *, chips: bool = True) -> None:
+    printed = [(one, each) for one in placed for each in one.processes[: smi_layout.MOST_PROCESSES]]
+    assert [(each.npu_id, each.chip_id, each.pid, each.name, each.mem_mb) for each in table.processes] == [
+        (one.npu, one.chip if chips else None, each.pid, each.name[:15] or None, each.mib) for one, each in printed
+    ]
+    idle = {one.npu for one in placed} - {one.npu for one, _ in printed}
+    assert set(table.no_process_npus) == idle
+
+
+@settings(max_examples=25, deadline=None)
+@given(drawn=machines, first=st.integers(0, 40_000), frame=frames, family=st.sampled_from(FAMILIES))
+def test_what_the_simulator_prints_is_read_back(drawn: list[Reading], first: int, frame: Frame, family: Family) -> None:
+    placed = _placed(drawn, first, 2 if family == "A3" else 1)
+    table = npu_smi.info(smi_layout.info(placed, "25.5.1", family, frame))
+    _same(table, placed, memory="mem" if family == "310P" else "hbm")
+    _same_processes(table, placed)
+    assert (table.tool_version, table.driver_version) == ("25.5.1", "25.5.1")
+    assert table.layout == ("ddr" if family == "310P" else "hbm")
+    for read, one in zip(table.devices, placed, strict=True):
+        assert read.power_w == (None if family == "310P" else one.watt)
+        assert (read.phy_id, read.logic_id) == {"A3": (one.logic, None), "310P": (None, one.logic)}.get(
+            family, (None, None)
+        )
+
+
+@settings(max_examples=10, deadline=None)
+@given(drawn=machines, wide=st.booleans())
+def test_tables_of_the_950_are_read_back(drawn: list[Reading], wide: bool) -> None:
+    placed = _placed(drawn, 0, 1)
+    table = npu_smi.info(layouts.newest(placed, "26.2.0.b007", wide))
+    _same(table, placed, chips=False)
+    _same_processes(table, placed, chips=False)
+    assert {each.util_kind for each in table.devices} == {"npu"}
+    assert table.container_column is wide
+
+
+@settings(max_examples=15, deadline=None)
+@given(drawn=machines)
+def test_tables_of_the_oldest_driver_are_read_back(drawn: list[Reading]) -> None:
+    placed = _placed(drawn, 1, 4)
+    table = npu_smi.info(layouts.oldest(placed, "21.0.3.1"))
+    _same(table, placed, memory="mem")
+    assert [each.logic_id for each in table.devices] == [one.logic for one in placed]
+    assert {each.hugepages_used for each in table.devices} == {None}
+    assert table.process_table is False
+
+
+@settings(max_examples=10, deadline=None)
+@given(drawn=machines, family=st.sampled_from(FAMILIES))
+def test_the_other_outputs_are_read_back(drawn: list[Reading], family: Family) -> None:
+    placed = _placed(drawn, 0, 2 if family == "A3" else 1)
+    watched = npu_smi.parse(smi_layout.watch_heading() + smi_layout.watch(placed))
+    assert isinstance(watched, Watch) and [row["Pwr(W)"] for row in watched.rows] == [one.watt for one in placed]
+    mapped = npu_smi.parse(smi_layout.mapping(placed, "Ascend 910B3", family))
+    assert isinstance(mapped, Mapping)
+    logical = [row["Chip Logic ID"] for row in mapped.rows if row["Chip Name"] == "Ascend 910B3"]
+    assert logical == [one.logic for one in placed]
+    topology = npu_smi.parse(smi_layout.topology(placed, family, 192))
+    assert isinstance(topology, Topology) and len(topology.matrix) == len(topology.cpu_affinity) == len(placed)
+    usages = npu_smi.parse(smi._typed("usages", placed, family, placed[0].npu, None))
+    assert isinstance(usages, Pairs)
+    card = [one for one in placed if one.npu == placed[0].npu]
+    assert [(row["chip_id"], row["aicore_pct"]) for row in usages.normalised] == [
+        (one.chip, one.aicore) for one in card
+    ]
+
+
+fragments = st.sampled_from(
+    "| 0     910B3               | OK            | 93.5        36                0    / 0             |\n"
+    "| 0                         | 0000:C1:00.0  | 0           0    / 0          3345 / 65536         |\n"
+    "+===========================+===============+\n"
+    "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |\n"
+    "| 0       0                 | 4242          | python                   | 177                     |\n"
+    "Chip ID                        : 0\nChip Name                      : MCU\nTotal Count : 8\n"
+    "NpuID(Idx)  Pwr(W)\nNPU0 NPU1\nNPU0 X HCCS\n...\n[WARNING]The driver\n"
+    "NPU ID   Chip Name\nTotal number of vnpu: 3\nAICORE  Memory\n".splitlines()
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), st.lists(st.one_of(fragments, st.text(max_size=40))).map("\n".join)))
+def test_no_text_raises(text: str) -> None:
+    json.dumps(npu_smi.plain(npu_smi.parse(text)))
+    npu_smi.info(text)
+
+
+@settings(max_examples=25, deadline=None)
+@given(drawn=machines, cut=st.integers(0, 5000))
+def test_a_cut_table_keeps_the_devices_before_the_cut(drawn: list[Reading], cut: int) -> None:
+    placed = _placed(drawn, 0, 1)
+    text = smi_layout.info(placed, "25.5.1", "A2")
+    table = npu_smi.info(text[:cut])
+    whole = npu_smi.info(text)
+    done = max(len(table.devices) - 1, 0)
+    assert table.devices[:done] == whole.devices[:done]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "bash: npu-smi: command not found\n",
+        "dcmi model initialized failed, because the device is used. ret is -8020\n",
+        "Error parameter of -t\n\nUsage: npu-smi info <watch|proc> [Options...]\n",
+        "npu-smi: error while loading shared libraries: libdrvdsmi_host.so: cannot open shared object file\n",
+    ],
+)
+def test_what_is_no_table_is_an_error_with_its_first_line(text: str) -> None:
+    found = npu_smi.parse(text)
+    assert isinstance(found, ErrorText) and found.message == (text.splitlines() or [""])[0]
+    assert npu_smi.info(text).error == found.message
+
+
+def test_the_warning_of_a_bare_machine_is_no_device() -> None:
+    table = npu_smi.info(
+        smi_layout.info(_placed([], 0, 1), "25.5.1", "A2") + "[WARNING]The driver package may not ...\n"
+    )
+    assert (table.devices, table.warnings, table.unparsed_lines) == (
+        [],
+        ["[WARNING]The driver package may not ..."],
+        [],
+    )
