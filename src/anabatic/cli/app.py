@@ -32,6 +32,7 @@ _LAZY = (
 )
 
 _DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
+_ENV = "Print the variables that this machine needs, for eval."
 EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
 
@@ -56,6 +57,7 @@ def build() -> App:
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
     app.command("anabatic.cli.doctor:doctor", name="doctor", help=_DOCTOR, group=MACHINE)
+    app.command("anabatic.cli.env:env", name="env", help=_ENV, group=MACHINE)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")

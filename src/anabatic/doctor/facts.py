@@ -179,6 +179,22 @@ def hccn(cards: list[int], deadline: float) -> dict[str, Any] | None:
     return found
 
 
+class Quick:
+    """Facts that need no other program: enough for `anabatic env`."""
+
+    def get(self, name: str) -> Any:
+        """Return a fact; None when it is not among these."""
+        return _QUICK[name]() if name in _QUICK else None
+
+
+_QUICK: dict[str, Callable[[], Any]] = {"python": python, "cpu": cpu, "interfaces": interfaces}
+
+
+def quick() -> Machine:
+    """Return this machine without asking other programs."""
+    return Machine(Files(), dict(os.environ), Quick())
+
+
 def live(budget: float = BUDGET) -> Machine:
     """Return this machine."""
     files = Files()

@@ -85,7 +85,7 @@ def driver(machine: Machine) -> Iterator[Line]:
     version, there = driver_version(machine), machine.files.exists(f"{_DRIVER}/version.info")
     if not machine.has_npu or (machine.npus_on_bus and not machine.nodes and not there):
         return
-    if version and (there or not machine.container):
+    if version and (there or machine.simulated or not machine.container):
         yield say("driver.ok" if there else "driver.smi", version=version)
     elif there:
         yield say("driver.unreadable")
@@ -157,7 +157,9 @@ def gpu(machine: Machine) -> Iterator[Line]:
 
 
 def _gpus(text: str, good: bool) -> Iterator[Line]:
-    rows = [[cell.strip() for cell in row] for row in csv.reader(text.replace("\r", "\n").splitlines()) if len(row) == 6]
+    rows = [
+        [cell.strip() for cell in row] for row in csv.reader(text.replace("\r", "\n").splitlines()) if len(row) == 6
+    ]
     if not good or not rows:
         yield say("gpu.failed", text=" ".join(text.split())[:200] or "nothing")
         return

@@ -25,7 +25,8 @@ def _number(text: object) -> int | None:
 
 
 def _devices(machine: Machine) -> int:
-    return len(machine.nodes) or int(machine.notes.get("count") or 0) or len(machine.gpu_nodes)
+    """Devices that the processors must feed; simulated ones compute on the processors themselves."""
+    return 0 if machine.simulated else len(machine.nodes) or len(machine.gpu_nodes)
 
 
 def memory(machine: Machine) -> Iterator[Line]:

@@ -89,7 +89,9 @@ def links(machine: Machine) -> Iterator[Line]:
     state = {int(card): str(row.get("link", "")).upper() for card, row in rows.items()}
     down = [card for card, text in state.items() if "DOWN" in text]
     up = [card for card, text in state.items() if "UP" in text and card not in down]
-    tls = {card: found[1] for card, row in rows.items() if (found := re.search(r"tls switch\[(\d)\]", str(row.get("tls"))))}
+    tls = {
+        card: found[1] for card, row in rows.items() if (found := re.search(r"tls switch\[(\d)\]", str(row.get("tls"))))
+    }
     if down:
         yield say("link.down", which=f"NPU {spans(down)}", card=down[0])
     elif up:

@@ -87,7 +87,8 @@ def health(machine: Machine) -> Iterator[Line]:
         yield say("health.unknown")
     elif all(device.health == _GOOD for device in devices):
         warm = [device.temp_c for device in devices if device.temp_c is not None]
-        yield say("health.ok", count=len(devices), celsius=f"{min(warm)}-{max(warm)} C" if warm else "n/a")
+        span = "-".join(str(one) for one in sorted({min(warm), max(warm)})) if warm else "?"
+        yield say("health.ok", count=len(devices), celsius=f"{span} C")
 
 
 def busy(machine: Machine) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""What `import torch` does here, tried in a child: it may fail, crash or hang, and it loads every torch_npu it finds."""
+"""What `import torch` does here, tried in a child: it may fail, crash or hang, and it loads any torch_npu it finds."""
 
 from __future__ import annotations
 

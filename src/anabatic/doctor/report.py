@@ -70,12 +70,13 @@ def text(lines: Sequence[Line], language: Language, width: int, colour: bool) ->
     shown: list[str] = []
     wide = max(_LEAST_WIDTH, width)
     narrow = wide < 60
+    places = {check: name for _, names in GROUPS for check, name in names.items()}
+    label = max((cells(getattr(places[line.verdict.check], language)) for line in lines), default=0)
     for title, names in GROUPS:
         group = [line for line in lines if line.verdict.check in names]
         if not group:
             continue
         shown.append(_paint(getattr(title, language), "1", colour))
-        label = max(cells(getattr(names[line.verdict.check], language)) for line in group)
         for line in group:
             name = getattr(names[line.verdict.check], language)
             shown += _line(line, name, 0 if narrow else label, language, wide, colour)
@@ -106,7 +107,9 @@ def _paint(text: str, code: str, colour: bool) -> str:
 
 def _summary(lines: Sequence[Line], language: Language) -> str:
     counts = Counter(line.status for line in lines)
-    parts = [getattr(some if counts[status] else none, language).format(n=counts[status]) for status, some, none in _SUMMARY]
+    parts = [
+        getattr(some if counts[status] else none, language).format(n=counts[status]) for status, some, none in _SUMMARY
+    ]
     return ("，" if language == "zh" else ", ").join(parts)
 
 

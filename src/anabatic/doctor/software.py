@@ -179,7 +179,11 @@ def triton(machine: Machine) -> Iterator[Line]:
     packages = machine.packages
     if not machine.has_npu or not packages.get("torch-npu"):
         return
-    ascend, plain, torch = packages.get("triton-ascend"), packages.get("triton"), versions.base(packages.get("torch", ""))
+    ascend, plain, torch = (
+        packages.get("triton-ascend"),
+        packages.get("triton"),
+        versions.base(packages.get("torch", "")),
+    )
     wanted = versions.TRITON.get(torch)
     if plain and not ascend:
         yield say("triton.plain", version=plain)

@@ -92,7 +92,8 @@ VARIABLES: tuple[Variable, ...] = (
         Harm("0", Text("ranks wait for a dead one for ever", "有进程死亡时其他进程会永远等待"), instead="1836"),)),
     Variable("HCCL_EVENT_TIMEOUT", number(0, _BIG)),
     Variable("HCCL_WHITELIST_DISABLE", _SWITCH, harms=(
-        Harm("0", Text("needs HCCL_WHITELIST_FILE; the default is 1 today", "需要 HCCL_WHITELIST_FILE；现在默认是 1")),)),
+        Harm("0", Text("needs HCCL_WHITELIST_FILE; the default is 1 today",
+                       "需要 HCCL_WHITELIST_FILE；现在默认是 1")),)),
     Variable("HCCL_SOCKET_FAMILY", one_of("AF_INET", "AF_INET6")),
     Variable("HCCL_IF_BASE_PORT", number(1024, 65520)),
     Variable("HCCL_BUFFSIZE", number(1, _BIG), harms=(
@@ -115,7 +116,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("HCCL_ENTRY_LOG_ENABLE", _SWITCH, harms=(Harm("1", _LEFT_ON),)),
     Variable("HCCL_DIAGNOSE_ENABLE", _SWITCH, harms=(Harm("1", _LEFT_ON),)),
     Variable(_OLD_NAME, one_of("0", "1", "2", "3"), True, (
-        Harm("0", Text("a job whose peer died hangs instead of ending", "对端死亡时任务会挂住而不退出"), instead="1"),)),
+        Harm("0", Text("a job whose peer died hangs instead of ending",
+                       "对端死亡时任务会挂住而不退出"), instead="1"),)),
     Variable("HCCL_ASYNC_ERROR_HANDLING", harms=(
         Harm(".*", Text(f"the old name of {_OLD_NAME}", f"{_OLD_NAME} 的旧名")),)),
     Variable("TORCH_HCCL_BLOCKING_WAIT", _SWITCH, harms=(

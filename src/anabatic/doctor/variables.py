@@ -106,7 +106,8 @@ _ALLOCATOR = {
     "pinned_use_background_threads": r"(?i)true|false", "pin_memory_expandable_segments": r"(?i)true|false",
     "pinned_mem_register": r"(?i)true|false", "per_process_memory_fraction": r"[01]?\.?\d*",
     "throw_on_npumalloc_oom": r"(?i)true|false", "pinned_max_round_threshold_mb": r"\d+",
-    "pinned_max_cached_size_mb": r"\d+", "max_non_split_rounding_mb": r"\d+", "release_lock_on_npumalloc": r"(?i)true|false",
+    "pinned_max_cached_size_mb": r"\d+", "max_non_split_rounding_mb": r"\d+",
+    "release_lock_on_npumalloc": r"(?i)true|false",
 }  # fmt: skip
 """Key -> what its value looks like (Ascend/pytorch docs, PYTORCH_NPU_ALLOC_CONF.md)."""
 
@@ -124,7 +125,8 @@ def _allocator(machine: Machine) -> Iterator[Line]:
     expand = any(key.strip() == "expandable_segments" and word.strip().lower() == "true" for key, _, word in pairs)
     good = f"export {name}=expandable_segments:True"
     if odd:
-        yield _say(name, machine, f"{odd[0]} is no key of it, or its value is wrong", f"{odd[0]} 不是合法的键，或值有误",
+        yield _say(name, machine, f"{odd[0]} is no key of it, or its value is wrong",
+                   f"{odd[0]} 不是合法的键，或值有误",
                    good, True)  # fmt: skip
     elif expand and keys & {"max_split_size_mb", "garbage_collection_threshold"}:
         yield _say(name, machine, "expandable_segments does not go with max_split_size_mb or "
@@ -175,10 +177,10 @@ _PATHS = (
 
 def _saturation(machine: Machine) -> Iterator[Line]:
     """INF_NAN_MODE_ENABLE=0 raises on A2 and A3 (NpuVariables.cpp)."""
-    if machine.env.get("INF_NAN_MODE_ENABLE") == "0" and machine.env.get("INF_NAN_MODE_FORCE_DISABLE") != "1":
-        if hardware.package(machine) in ("ascend910b", "ascend910_93"):
-            yield _say("INF_NAN_MODE_ENABLE", machine, "raises on this chip, which always has Inf and NaN",
-                       "本芯片始终使用 Inf/NaN，设为 0 会报错", "unset INF_NAN_MODE_ENABLE", True)  # fmt: skip
+    off = machine.env.get("INF_NAN_MODE_ENABLE") == "0" and machine.env.get("INF_NAN_MODE_FORCE_DISABLE") != "1"
+    if off and hardware.package(machine) in ("ascend910b", "ascend910_93"):
+        yield _say("INF_NAN_MODE_ENABLE", machine, "raises on this chip, which always has Inf and NaN",
+                   "本芯片始终使用 Inf/NaN，设为 0 会报错", "unset INF_NAN_MODE_ENABLE", True)  # fmt: skip
 
 
 def _both_masks(machine: Machine) -> Iterator[Line]:

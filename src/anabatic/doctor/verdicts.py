@@ -25,7 +25,8 @@ GROUPS: tuple[tuple[Text, dict[str, Text]], ...] = (
         "kernels": Text("ops package", "算子包"), "tbe": Text("tbe", "tbe"),
     }),
     (Text("Python", "Python"), {
-        "python": Text("Python", "Python"), "torch": Text("torch", "torch"), "torch_npu": Text("torch_npu", "torch_npu"),
+        "python": Text("Python", "Python"), "torch": Text("torch", "torch"),
+        "torch_npu": Text("torch_npu", "torch_npu"),
         "pair": Text("matrix", "配套"), "release": Text("matrix", "配套"), "hdk": Text("matrix", "配套"),
         "import": Text("import", "导入"), "triton": Text("triton", "triton"),
     }),

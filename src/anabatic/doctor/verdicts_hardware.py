@@ -5,7 +5,7 @@ from __future__ import annotations
 from anabatic.doctor.line import table
 
 VERDICTS = table(
-    ("npu.ok", "OK", "{count} Ascend devices: {which}", "{count} 个昇腾设备：{which}"),
+    ("npu.ok", "OK", "{count} x Ascend: {which}", "{count} 个昇腾设备：{which}"),
     ("npu.simulated", "OK", "simulated: {count} x {name}", "模拟：{count} x {name}"),
     ("npu.none", "n/a", "no Ascend NPU on the PCI bus or in /dev", "PCI 总线和 /dev 里都没有昇腾 NPU"),
     (
@@ -80,7 +80,7 @@ VERDICTS = table(
         "驱动库未挂载：{missing}",
         "docker run {flags} ...",
     ),
-    ("npu-smi.ok", "OK", "{version}, {count} devices", "{version}，{count} 个设备"),
+    ("npu-smi.ok", "OK", "{version}, devices: {count}", "{version}，{count} 个设备"),
     (
         "npu-smi.missing", "WARN",
         "no npu-smi on PATH or in /usr/local/bin",
@@ -130,7 +130,7 @@ VERDICTS = table(
         "npu-smi info -l ; a device that is missing there has failed: reboot, then look at dmesg",
         "npu-smi info -l ；缺少的设备已故障：重启后查看 dmesg",
     ),
-    ("health.ok", "OK", "all {count} OK, {celsius}", "{count} 个全部正常，{celsius}"),
+    ("health.ok", "OK", "OK on {count}, {celsius}", "{count} 个正常，{celsius}"),
     ("health.unknown", "n/a", "npu-smi does not say", "npu-smi 没有给出"),
     (
         "health.warning", "WARN",

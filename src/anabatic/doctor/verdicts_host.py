@@ -5,7 +5,8 @@ from __future__ import annotations
 from anabatic.doctor.line import table
 
 VERDICTS = table(
-    ("variables.ok", "OK", "{count} of this stack are set, no known mistake", "设置了 {count} 个相关变量，未发现已知错误"),
+    ("variables.ok", "OK", "{count} of this stack are set, no known mistake",
+     "设置了 {count} 个相关变量，未发现已知错误"),
     ("variables.unknown", "n/a", "the environment is not noted there", "没有记录环境变量"),
     ("variables.raises", "FAIL", "{name}={value}: {expected}; torch_npu raises at its first use",
      "{name}={value}：{expected}；torch_npu 首次使用时会报错", "{command}"),
@@ -55,7 +56,8 @@ VERDICTS = table(
     ("threads.wrong", "WARN", "OMP_NUM_THREADS={threads} is no number", "OMP_NUM_THREADS={threads} 不是数字",
      "export OMP_NUM_THREADS={best}"),
     ("files.ok", "OK", "{nofile} open files", "可打开 {nofile} 个文件"),
-    ("files.few", "WARN", "{nofile} open files: many ranks or shards need more", "只能打开 {nofile} 个文件：多进程、多分片不够用",
+    ("files.few", "WARN", "{nofile} open files: many ranks or shards need more",
+     "只能打开 {nofile} 个文件：多进程、多分片不够用",
      "ulimit -n 65536"),
     ("ports.ok", "OK", "{wanted} free", "{wanted} 空闲"),
     ("ports.used", "WARN", "in use: {used}", "已占用：{used}",
