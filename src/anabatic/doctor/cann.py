@@ -82,6 +82,13 @@ def roots(machine: Machine) -> list[str]:
 
 def installed(machine: Machine) -> Cann | None:
     """Return the CANN that the environment names, else the first that is installed."""
+    if "cann" not in machine.notes:
+        machine.notes["cann"] = _find(machine)
+    found: Cann | None = machine.notes["cann"]
+    return found
+
+
+def _find(machine: Machine) -> Cann | None:
     places = roots(machine)
     good = [Cann(place, version) for place in places if (version := version_of(machine, place))]
     home = machine.env.get("ASCEND_HOME_PATH", "")

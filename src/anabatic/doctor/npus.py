@@ -16,14 +16,17 @@ from anabatic.monitor.smi_table import Device, InfoTable
 
 _GOOD, _WATCHED = "OK", "Warning"
 """Health as npu-smi prints it; everything else is worse (Alarm, Critical, UNKNOWN)."""
+_SILENT = (None, "", "NA", "-")
 _OCCUPIED, _NO_DRIVER = ("-8020", "-8013"), "-8005"
 """Codes of dcmi: the chips belong to another container; it cannot start."""
 
 
 def table(machine: Machine) -> InfoTable:
     """Return the table of `npu-smi info`; empty when there is none."""
-    told = machine.fact("npu-smi", dict)
-    return npu_smi.info(str(told.get("text", "")))
+    if "smi" not in machine.notes:
+        machine.notes["smi"] = npu_smi.info(str(machine.fact("npu-smi", dict).get("text", "")))
+    found: InfoTable = machine.notes["smi"]
+    return found
 
 
 def note(machine: Machine) -> None:
@@ -77,15 +80,16 @@ def health(machine: Machine) -> Iterator[Line]:
     devices = table(machine).devices if machine.has_npu else []
     if not devices:
         return
-    for device in devices:
-        values: dict[str, Any] = {"which": _name(device), "card": device.npu_id, "health": device.health}
-        if device.health and device.health != _GOOD:
-            yield say("health.warning" if device.health == _WATCHED else "health.bad", **values)
+    told = [(device, device.health if device.health not in _SILENT else None) for device in devices]
+    for device, state in told:
+        values: dict[str, Any] = {"which": _name(device), "card": device.npu_id, "health": state}
+        if state and state != _GOOD:
+            yield say("health.warning" if state == _WATCHED else "health.bad", **values)
         if device.temp_c is not None and device.temp_c >= HOT:
             yield say("temperature.hot", which=_name(device), celsius=device.temp_c)
-    if all(device.health is None for device in devices):
+    if all(state is None for _, state in told):
         yield say("health.unknown")
-    elif all(device.health == _GOOD for device in devices):
+    elif all(state == _GOOD for _, state in told):
         warm = [device.temp_c for device in devices if device.temp_c is not None]
         span = "-".join(str(one) for one in sorted({min(warm), max(warm)})) if warm else "?"
         yield say("health.ok", count=len(devices), celsius=f"{span} C")
