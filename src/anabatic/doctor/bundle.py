@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import posixpath
 import re
 import tarfile
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ FOLDER = "anabatic-bundle"
 _MORE = ("/etc/os-release", "/proc/version", "/proc/loadavg", "/proc/modules", "/etc/ascend_install.info",
          "/usr/local/Ascend/firmware/version.info", "/etc/hccn.conf", "/proc/cmdline")  # fmt: skip
 """Files that no check reads and every supporter asks for."""
+_SOCKETS, _OURS = ("/proc/net/tcp", "/proc/net/tcp6"), re.compile(r"local_address|^\s*\d+:\s+\S+\s+\S+\s+0A\b")
+"""Of these tables only what listens here leaves the machine, not who is connected."""
 _PLOG = "ascend/log/debug/plog"
 _PLOGS, _PLOG_LINES = 8, 200
 _OTHER_FILE = "choose another file with --bundle"
@@ -95,12 +98,15 @@ def _seen(files: Files, names: set[str]) -> dict[str, bytes]:
     """Every path that was asked for and is there; a folder is left to the files in it."""
     found: dict[str, bytes] = {}
     for path, data in list(files.seen.items()):
-        inside = re.sub(r"(^|/)\.\.?(?=/|$)", "", redact.text(path, names)).strip("/")
+        inside = posixpath.normpath("/" + redact.text(path, names)).strip("/")
         if not inside or inside.startswith((OWN[1:] + "/", "proc/1/environ")):
             continue
         if data is None and files.folder(path):
             inside = f"{inside}/.folder"
-        found[inside] = redact.text((data or b"").decode("utf-8", "replace"), names).encode("utf-8", "replace")
+        content = (data or b"").decode("utf-8", "replace")
+        if path in _SOCKETS:
+            content = "".join(row for row in content.splitlines(True) if _OURS.search(row))
+        found[inside] = redact.text(content, names).encode("utf-8", "replace")
     return {path: data for path, data in found.items() if not any(other.startswith(f"{path}/") for other in found)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,9 +102,8 @@ def script(machine: Machine) -> str:
     """Return the set_env.sh to source."""
     found = installed(machine)
     root = found.root if found else f"{_BASE}/ascend-toolkit/latest"
-    near = (f"{root}/set_env.sh", f"{root}/../set_env.sh", f"{_BASE}/ascend-toolkit/set_env.sh")
-    path = next((one for one in near if machine.files.exists(one)), near[-1])
-    return re.sub(r"/[^/]+/\.\./", "/", path)
+    near = (f"{root}/set_env.sh", f"{posixpath.dirname(root)}/set_env.sh", f"{_BASE}/ascend-toolkit/set_env.sh")
+    return next((one for one in near if machine.files.exists(one)), near[-1])
 
 
 def cann(machine: Machine) -> Iterator[Line]:

@@ -12,7 +12,7 @@ _WORD = (
     r"token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|auth|credential|cookie|"
     r"session[_-]?id"
 )
-SECRET_NAME = re.compile(rf"(?i)({_WORD}|_pat$|^pat$|_key$|^key$|license|_pwd$|jwt|bearer)")
+SECRET_NAME = re.compile(rf"(?i)(?<![a-z])(?:{_WORD}|pat|key|license|pwd|jwt|bearer)s?(?![a-z])")
 """Names of variables and keys whose value is never shown."""
 _SITES = "hf|sk|pk|ghp|gho|ghs|glpat|github_pat|xox[a-z]|AKIA|ASIA|AIza|dckr_pat"
 """Start of the tokens of well-known sites."""

@@ -116,7 +116,8 @@ def imports(machine: Machine) -> Iterator[Line]:
     """What a child that imported torch and torch_npu told."""
     told = machine.fact("import", dict)
     if not told:
-        yield say("import.unknown")
+        if not machine.files.live:
+            yield say("import.unknown")
         return
     what = "`import torch`" if not told.get("torch") else "`import torch_npu`"
     if told.get("torch_npu"):
