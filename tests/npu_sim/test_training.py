@@ -78,9 +78,13 @@ def test_our_own_pretraining(sim: Sim) -> None:
             "12",
         ]
         words += ["--device.type", device, "--device.dtype", "fp32", "--log.every", "1"]
+        words += ["--log.device-every", "0.1"]
         done = sim.command(*words)
         assert done.returncode == 0, done.stderr[-2000:]
         rows = [json.loads(line) for line in (sim.folder / device / "metrics.jsonl").read_text().splitlines()]
         losses[device] = [row["loss"] for row in rows if "loss" in row and "lr" in row]
+        summary = json.loads((sim.folder / device / "summary.json").read_text())
+        watched = [row for row in rows if "device_util_pct_mean" in row and row["energy_wh_per_mtoken"] > 0]
+        assert bool(watched) == ("energy_wh_per_mtoken" in summary) == (device == "npu")
     assert len(losses["cpu"]) == 12
     assert losses["npu"] == pytest.approx(losses["cpu"], rel=2e-5)

@@ -230,7 +230,11 @@ class Log:
     """Name of the run in the trackers; default: the run folder's name."""
     samples: int = 1
     """Conversations of the training data shown at the start, with what is learned marked; 0: none."""
+    device_every: float = 5.0
+    """Seconds between two looks at the utilisation, memory and power of the devices (`anabatic monitor` shows more);
+    0: never. A processor has no such figures."""
 
     def __post_init__(self) -> None:
+        require(self.device_every >= 0, f"log.device_every is {self.device_every:g}", "use seconds, 0 for never")
         require(self.every >= 1, f"log.every is {self.every}", "use 1 or more steps")
         require(self.samples >= 0, f"log.samples is {self.samples}", "use 0 or more conversations")

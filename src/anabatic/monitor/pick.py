@@ -70,3 +70,15 @@ def words(given: Sequence[str]) -> tuple[str, ...]:
         if not card.isdigit() or (chip and not chip.isdigit()):
             raise ConfigError(f'--device is "{word}", expected a number', "for example --device 0,1 or --device 3.1")
     return tuple(found)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return host and port of `PORT` or `HOST:PORT`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) < 1 << 16:
+        raise ConfigError(f'--prom is "{text}", expected PORT or HOST:PORT', "for example --prom 8082")
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -21,16 +21,23 @@ class Frame:
         number: counts the readings, failed ones too.
         snapshot: the last good reading; the failed one where none was good yet.
         problem: why the newest reading failed; empty when it did not.
+        now: the time on the clock in a recording; None: the clock's.
     """
 
     number: int
     snapshot: Snapshot
     problem: str = ""
     hint: str = ""
+    now: float | None = None
 
     def age(self) -> float:
         """Seconds since the good reading."""
-        return max(time.time() - self.snapshot.taken_at, 0.0)
+        return max((time.time() if self.now is None else self.now) - self.snapshot.taken_at, 0.0)
+
+
+def pause(interval: float, took: float, share: float) -> float:
+    """Return the seconds between a reading that took `took` and the next one."""
+    return max(interval - took, took * (1 - share) / share)
 
 
 class Sampler:
@@ -64,8 +71,7 @@ class Sampler:
             with self._news:
                 self._frame = self._next(number, found)
                 self._news.notify_all()
-            took = time.monotonic() - started
-            self._closed.wait(max(self._interval - took, took * (1 - self._share) / self._share))
+            self._closed.wait(pause(self._interval, time.monotonic() - started, self._share))
 
     def _read(self) -> Snapshot:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ _HEALTH: dict[str | None, Style] = {"OK": "good", "Warning": "warn", "Alarm": "b
 OLD_SECONDS = 10.0
 """A reading that is older is marked."""
 NARROWEST = 40
+_ROOM_FOR_USERS = 60
 
 
 @dataclass
@@ -102,9 +104,9 @@ _COLUMNS = (
 _UTIL_TITLES = {"aicore": "AICore", "npu": "NPU", "gpu": "GPU", "cpu": "CPU", "own": "util"}
 
 
-def _widths(width: int) -> dict[int, int]:
-    """Return the width of each column that is shown, by its place."""
-    shown = dict(enumerate(_COLUMNS))
+def _widths(width: int, past: bool) -> dict[int, int]:
+    """Return the width of each column that is shown, by its place; without `past` there is no history to show."""
+    shown = {place: column for place, column in enumerate(_COLUMNS) if past or column.title != "history"}
     while len(shown) > 1 and sum(column.least for column in shown.values()) + len(shown) - 1 > width:
         worst = max(shown, key=lambda place: (shown[place].rank, place))
         del shown[worst]
@@ -133,7 +135,7 @@ def _cells(cells: Sequence[tuple[Style, str, int, bool]]) -> Line:
 
 def device_lines(snapshot: Snapshot, history: History, width: int) -> list[Line]:
     """Return the heading and a line per device."""
-    widths, counts = _widths(width), cards(snapshot)
+    widths, counts = _widths(width, any(len(past) > 1 for past in history.values.values())), cards(snapshot)
     util = next((device.util_kind for device in snapshot.devices if device.util_kind), None)
     memory = next((device.memory_kind for device in snapshot.devices if device.total_mb), "memory")
     titles = {"util": _UTIL_TITLES.get(util or "", "util"), "memory": memory}
@@ -141,7 +143,6 @@ def device_lines(snapshot: Snapshot, history: History, width: int) -> list[Line]
         ("dim", titles.get(_COLUMNS[place].title, _COLUMNS[place].title), wide, _COLUMNS[place].right)
         for place, wide in widths.items()
     ]
-    # A word of the heading that is longer than its numbers takes the room of the empty heading beside it.
     lines = [_heading(head)]
     for device in snapshot.devices:
         row = Row(
@@ -159,6 +160,7 @@ def device_lines(snapshot: Snapshot, history: History, width: int) -> list[Line]
 
 
 def _heading(cells: list[tuple[Style, str, int, bool]]) -> Line:
+    """A heading takes the room of the empty one beside it: a number and its bar share one."""
     merged: list[tuple[Style, str, int, bool]] = []
     for style, title, wide, right in cells:
         if not title and merged:
@@ -166,46 +168,46 @@ def _heading(cells: list[tuple[Style, str, int, bool]]) -> Line:
             merged[-1] = (before[0], before[1], before[2] + 1 + wide, False)
         else:
             merged.append((style, title, wide, right))
-    return _cells(merged)
+    short = [
+        (one[0], "util" if len(one[1]) > one[2] and one[1] in _UTIL_TITLES.values() else one[1], *one[2:])
+        for one in merged
+    ]
+    return _cells(short)
 
 
 def process_lines(snapshot: Snapshot, width: int, most: int | None) -> list[Line]:
-    """Return the heading and a line per process; at most `most` lines."""
+    """Return the heading and a line per process; at most `most` lines. Narrow screens leave the user out."""
     if not snapshot.processes:
         return [[("dim", "no processes")]] if snapshot.source not in ("psutil", "torch") else []
     counts = cards(snapshot)
-    user = max((len(each.user or figures.NONE) for each in snapshot.processes), default=4)
-    widths = (4, 8, min(max(user, 4), 12), 8)
-    rest = max(width - sum(widths) - 4, 8)
-    lines = [_process_line(("id", "pid", "user", "memory", "command"), (*widths, rest), "dim")]
-    for process in snapshot.processes:
-        memory = figures.NONE if process.mem_mb is None else f"{figures.gib(process.mem_mb)}G"
-        words = (
-            key(process.npu_id, process.chip_id, counts),
-            str(process.pid),
-            process.user,
-            memory,
-            _command(process),
+    named = max(len(each.user or figures.NONE) for each in snapshot.processes)
+    user = min(max(named, 4), 12) if width >= _ROOM_FOR_USERS else 0
+    widths = (4, 8, *((user,) if user else ()), 7)
+    widths += (max(width - sum(widths) - len(widths), 8),)
+    right = (False, True, *((False,) if user else ()), True, False)
+
+    def line(words: Sequence[str | None], style: Style) -> Line:
+        kept = words if user else (*words[:2], *words[3:])
+        texts = [word or figures.NONE for word in kept]
+        styles = ["dim" if text == figures.NONE else style for text in texts]
+        return _cells(list(zip(styles, texts, widths, right, strict=True)))
+
+    lines = [line(("id", "pid", "user", "memory", "command"), "dim")]
+    for each in snapshot.processes:
+        memory = figures.NONE if each.mem_mb is None else f"{figures.gib(each.mem_mb)}G"
+        lines.append(
+            line((key(each.npu_id, each.chip_id, counts), str(each.pid), each.user, memory, _command(each)), "")
         )
-        lines.append(_process_line(words, (*widths, rest), ""))
     if most is not None and len(lines) > most:
         hidden = len(lines) - max(most, 1) + 1
         lines = [*lines[: max(most, 1) - 1], [("dim", f"… {hidden} more")]]
     return lines
 
 
-def _process_line(words: Sequence[str | None], widths: Sequence[int], style: Style) -> Line:
-    cells = []
-    for place, (word, wide) in enumerate(zip(words, widths, strict=True)):
-        text = word or figures.NONE
-        cells.append(("dim" if text == figures.NONE else style, text, wide, place in (1, 3)))
-    return _cells(cells)
-
-
 def _command(process: Process) -> str:
     if process.command:
         return process.command
-    return f"{process.name} (not of this pid namespace)" if process.name else "(not of this pid namespace)"
+    return f"{process.name or ''} (not visible here)".strip()
 
 
 def head_line(frame: Frame, shown: int, width: int) -> list[Line]:
@@ -217,16 +219,44 @@ def head_line(frame: Frame, shown: int, width: int) -> list[Line]:
         f"{snapshot.source} {snapshot.driver_version or ''}".strip(),
         figures.clock(snapshot.taken_at),
     ]
-    title: Line = [("bold", "anabatic monitor"), ("", "  " + "  ".join(parts))]
+    title: Line = [("bold", "anabatic monitor"), ("", "  ")]
     if frame.problem or age > OLD_SECONDS:
-        title.append(("warn", f"  {figures.ago(age)} old"))
-    lines = [_fit(title, width)]
-    lines += [_fit([("bad", "error: "), ("", line)], width) for line in [frame.problem] if line]
-    lines += [_fit([("warn", "hint: "), ("", line)], width) for line in [frame.hint] if frame.problem and line]
-    return lines + [_fit([("dim", f"note: {note}")], width) for note in snapshot.notes[:3]]
+        title.append(("warn", f"{figures.ago(age)} old  "))
+    lines = [fit([*title, ("", "  ".join(parts))], width)]
+    for style, word, text in (
+        ("bad", "error: ", frame.problem),
+        ("warn", "hint: ", frame.hint if frame.problem else ""),
+    ):
+        lines += _paragraph(style, word, text, width)
+    return lines + [fit([("dim", f"note: {note}")], width) for note in snapshot.notes[:3]]
 
 
-def _fit(line: Line, width: int) -> Line:
+def _paragraph(style: Style, word: str, text: str, width: int) -> list[Line]:
+    """Return a text that is too important to be cut."""
+    clean = figures.clip(text, cell_len(text))
+    rows = textwrap.wrap(f"{word}{clean}", width, subsequent_indent="  ") if text else []
+    return [
+        [(style, row[: len(word)]), ("", row[len(word) :])] if not place else [("", row)]
+        for place, row in enumerate(rows)
+    ]
+
+
+def sum_line(shown: Snapshot) -> Line:
+    """Return mean utilisation, memory and power of all; what is not known of any is n/a."""
+    known = [each.util_pct for each in shown.devices if each.util_pct is not None]
+    used = [each.used_mb for each in shown.devices if each.used_mb is not None]
+    total = [each.total_mb for each in shown.devices if each.total_mb is not None]
+    watts = [each.power_w for each in shown.devices if each.power_w is not None]
+    words = (
+        f"mean {fixed(sum(known) / len(known) if known else None, '%')}",
+        figures.memory(sum(used) if used else None, sum(total) if total else None),
+        fixed(sum(watts) if watts else None, "W"),
+    )
+    return [("dim", "all  " + "  ".join(words))]
+
+
+def fit(line: Line, width: int) -> Line:
+    """Return what fits into `width` cells."""
     fitted: Line = []
     for style, text in line:
         if width <= 0:
@@ -237,22 +267,31 @@ def _fit(line: Line, width: int) -> Line:
     return fitted
 
 
-def render(frame: Frame, shown: Snapshot, history: History, width: int, height: int | None) -> list[Line]:
+def render(
+    frame: Frame, shown: Snapshot, history: History, width: int, height: int | None, run: Sequence[Line] = ()
+) -> list[Line]:
     """Return the whole screen.
 
     Args:
         frame: what is known; `shown` its snapshot after filters.
+        run: lines about a training run, which stand above the devices.
         width: cells; below `NARROWEST` lines are cut by the terminal.
         height: lines; None: as many as it takes.
     """
     width = max(width, NARROWEST)
     lines = head_line(frame, len(shown.devices), width)
+    if run:
+        lines += [[], *(fit(line, width) for line in run)]
     if shown.devices:
-        lines += [[], *device_lines(shown, history, width)]
+        devices = [*([sum_line(shown)] if len(shown.devices) > 1 else []), [], *device_lines(shown, history, width)]
+        room = None if height is None else max(height - len(lines), 2)
+        if room is not None and len(devices) > room:
+            devices = [*devices[: room - 1], [("dim", f"… {len(devices) - room + 1} more devices")]]
+        lines += devices
         left = None if height is None else height - len(lines) - 1
         if left is None or left > 1:
             lines += [[], *process_lines(shown, width, left)]
-    return lines if height is None else lines[:height]
+    return lines
 
 
 def paint(line: Line, colour: bool) -> str:

@@ -57,7 +57,9 @@ class People:
                     self._known[mark] = (self._user(status.st_uid), short, command)
             except OSError:  # ended, or in another pid namespace
                 continue
-            user, short, command = known[mark] = self._known[mark]
+            user, short, command = self._known[mark]
+            if command:  # else it is just becoming another program, or belongs to the kernel
+                known[mark] = self._known[mark]
             if process.name and process.name[:15] != short[:15] and process.name not in command:
                 continue  # the tools print pids of the host: in a container that number is somebody else
             process.user, process.command = user, command or None

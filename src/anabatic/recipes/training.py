@@ -35,6 +35,7 @@ from anabatic.models.build import Plan, count_parameters, flops_per_token
 from anabatic.models.forward import Root, summed_loss
 from anabatic.models.hf import save_model
 from anabatic.models.preference import NAMES, Objective, PreferenceLoss
+from anabatic.monitor.window import Window
 from anabatic.parallel.shard import Division, replicate
 from anabatic.parallel.world import World, barrier
 from anabatic.recipes import samples
@@ -46,6 +47,7 @@ from anabatic.train.optim import Optimizer
 from anabatic.train.plan import Sizes
 from anabatic.train.step import TrainStep
 from anabatic.train.validate import validate, validate_pairs
+from anabatic.train.watch import watching
 
 
 @dataclass
@@ -202,17 +204,18 @@ class Training:
         with (
             loader,
             run.open_metrics(job, self.folder, self.device, self.world, self.sizes.steps, self.found) as metrics,
+            watching(job.log, self.device, self.world) as watch,
         ):
             params, multiplying = count_parameters(self.model)
             metrics.event("model", params=params, multiplying=multiplying, plan=self.plan.values)
-            done = fit(self._fit(step, loader, tensors, metrics), progress)
+            done = fit(self._fit(step, loader, tensors, metrics, watch), progress)
             if done:
                 run.finish(
                     self.folder,
                     self.model,
                     self._write,
                     metrics,
-                    self._summary(progress, params, metrics),
+                    {**self._summary(progress, params, metrics), **(watch.totals() if watch else {})},
                     self.device.torch,
                     self.world,
                 )
@@ -279,7 +282,14 @@ class Training:
         if compiled:
             log.info(f"compiled {fuse.compile_blocks(self.model)} modules at first use")
 
-    def _fit(self, step: TrainStep, loader: Loader, tensors: Callable[[], dict[str, Any]], metrics: Metrics) -> Fit:
+    def _fit(
+        self,
+        step: TrainStep,
+        loader: Loader,
+        tensors: Callable[[], dict[str, Any]],
+        metrics: Metrics,
+        watch: Window | None,
+    ) -> Fit:
         job = self.job
         self._valid = None
         if self.corpus.valid is not None:
@@ -298,6 +308,7 @@ class Training:
             evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
+            watch=watch,
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:

@@ -22,12 +22,14 @@ from anabatic.core.paths import RunFolder
 from anabatic.core.text import duration
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
+from anabatic.monitor.window import Window
 from anabatic.parallel.world import World
 from anabatic.train import checkpoint
 from anabatic.train.best import Best
 from anabatic.train.metrics import Metrics
 from anabatic.train.schedule import lr_scale
 from anabatic.train.step import Drained, TrainStep
+from anabatic.train.watch import share
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _HOPELESS = 50
@@ -59,6 +61,7 @@ class Fit:
         keep_best: write best_model; every rank calls it after the best evaluation so far.
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
+        watch: what the devices of this machine did meanwhile; None: not known.
     """
 
     folder: RunFolder
@@ -83,6 +86,7 @@ class Fit:
     keep_best: Callable[[], None]
     flops_per_token: float = 0.0
     peak_flops: float = 0.0
+    watch: Window | None = None
 
 
 def fit(job: Fit, progress: Progress) -> bool:
@@ -199,10 +203,14 @@ class _Clock:
     def pause(self) -> None:
         """Keep what has passed since the last row."""
         self.held += time.perf_counter() - self.mark
+        if self.job.watch is not None:
+            self.job.watch.hold(True)
 
     def go_on(self) -> None:
         """Count again from now on."""
         self.mark = time.perf_counter()
+        if self.job.watch is not None:
+            self.job.watch.hold(False)
 
     def rest(self) -> None:
         """Write the row of the steps since the last one, if there are any."""
@@ -240,6 +248,8 @@ class _Clock:
             "targets": drained.targets,
             **job.describe(progress.loader),
         }
+        if job.watch is not None:
+            row.update(job.watch.take(span, drained.tokens * share(job.world)))
         if progress.skipped:
             row["skipped"] = progress.skipped
         job.metrics.train(progress.step, row)

@@ -29,6 +29,8 @@ _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("memory_bytes", lambda value: f"mem {size(value)}"),
     ("padding", lambda value: f"pad {100 * value:.1f} %"),
     ("data_wait", lambda value: f"wait {100 * value:.1f} %"),
+    ("device_util_pct_mean", lambda value: f"util {value:.0f} %"),
+    ("device_power_w_mean", lambda value: f"{value:.0f} W"),
     ("eta_s", lambda value: f"ETA {duration(value)}"),
 )
 _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
@@ -93,7 +95,8 @@ class Metrics:
         Args:
             step: optimizer steps done.
             row: any of loss, lr, grad_norm, tokens (so far), tokens_per_s, mfu (0..1), memory_bytes,
-                data_wait (0..1), eta_s, skipped (updates skipped so far); other keys are recorded only.
+                data_wait (0..1), eta_s, skipped (updates skipped so far), device_util_pct_mean, device_power_w_mean;
+                other keys are recorded only.
         """
         self._write(step, "train", row)
         messages.info(self._line(step, row, _TRAIN_LINE))

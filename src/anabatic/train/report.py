@@ -194,8 +194,29 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("training time", duration(sum(seconds)) if seconds else ""),
         ("tokens per second", count(sum(tokens) / sum(seconds)) if tokens and sum(seconds) else ""),
         ("peak memory", size(max(peaks)) if peaks else ""),
+        *_device_facts(summaries),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _device_facts(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Means over the training; of several stages each counts as long as it took."""
+
+    def mean(key: str) -> float | None:
+        known = [
+            (value, number(each.get("seconds")) or 0.0)
+            for each in summaries
+            if (value := number(each.get(key))) is not None
+        ]
+        weight = sum(seconds for _, seconds in known)
+        return sum(value * seconds for value, seconds in known) / weight if weight else None
+
+    util, power, energy = mean("device_util_pct"), mean("device_power_w"), mean("energy_wh_per_mtoken")
+    return [
+        ("device utilisation", "" if util is None else f"{util:.0f} %"),
+        ("device power", "" if power is None else f"{power:,.0f} W"),
+        ("energy per million tokens", "" if energy is None else f"{energy:,.3g} Wh"),
+    ]
 
 
 def _stages(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -272,8 +293,15 @@ def _charts(run: Run) -> list[Chart | None]:
         chart("Learning rate", rate, lambda y: f"{y:.3g}", zero=True, **common),
         chart("Gradient norm", _noisy(run, "grad_norm"), lambda y: f"{y:.3g}", zero=True, **common),
         chart("Tokens per second", _noisy(run, "tokens_per_s"), _count, zero=True, **common),
+        chart("Device utilisation: mean, least, most", _utilisation(run), lambda y: f"{y:.0f} %", zero=True, **common),
+        chart("Device power", _noisy(run, "device_power_w_mean"), lambda y: f"{y:,.0f} W", zero=True, **common),
         levels_chart(run.draws, common["steps"]),
     ]
+
+
+def _utilisation(run: Run) -> list[Line]:
+    kinds = (("mean", "line", 1), ("min", "raw", 2), ("max", "raw", 2))
+    return [Line(kind, run.curves.get(f"device_util_pct_{kind}", []), style, colour) for kind, style, colour in kinds]
 
 
 def _count(number: float) -> str:

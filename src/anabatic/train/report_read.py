@@ -19,6 +19,7 @@ CURVES = {
     "train": (
         *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens"),
         *("accuracy", "rewards/chosen", "rewards/rejected"),
+        *("device_util_pct_mean", "device_util_pct_min", "device_util_pct_max", "device_power_w_mean"),
     ),
     "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy"),
 }

@@ -186,7 +186,7 @@ def open_metrics(
         reason=device.reasons["device"], threads=device.threads, world_size=world.size, torch=torch.__version__,
         python=platform.python_version(), anabatic=__version__,
     )  # fmt: skip
-    metrics.event("resume" if found else "start", step=found.step if found else 0)
+    metrics.event("resume" if found else "start", step=found.step if found else 0, steps=steps)
     return metrics
 
 

@@ -122,6 +122,26 @@ def test_one_run(tmp_path: Path) -> None:
     assert "Configuration out: runs/demo/base" in page.text
 
 
+def test_what_the_devices_did(tmp_path: Path) -> None:
+    write_training_run(tmp_path, steps=60)
+    assert "energy" not in Page(write_run_report(tmp_path)).text
+    figures = {
+        "device_util_pct_mean": 80.0,
+        "device_util_pct_min": 60,
+        "device_util_pct_max": 99,
+        "device_power_w_mean": 310.0,
+    }
+    write_jsonl(
+        tmp_path / "metrics.jsonl", [{"step": step, "kind": "train", "loss": 1.0, **figures} for step in range(1, 9)]
+    )
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary |= {"device_util_pct": 81.6, "device_power_w": 305.0, "energy_wh_per_mtoken": 12.34}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    page = Page(write_run_report(tmp_path))
+    assert "device utilisation 82 % device power 305 W energy per million tokens 12.3 Wh" in page.text
+    assert "Device utilisation: mean, least, most" in page.text and "Device power" in page.text
+
+
 def hostile(folder: Path) -> None:
     """Put HOSTILE wherever a run holds text."""
     write_training_run(folder, steps=3)

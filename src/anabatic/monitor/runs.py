@@ -1,0 +1,245 @@
+"""A training run beside its devices, read from `metrics.jsonl` while it is written, or long after."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import jsonl
+from anabatic.core.errors import ConfigError
+from anabatic.core.paths import RunFolder
+from anabatic.core.text import count, duration, size
+from anabatic.monitor import figures
+from anabatic.monitor.screen import Line, Style
+
+_TAIL_BYTES = 1 << 18
+"""Of a long file; enough for the last some hundred rows."""
+_SILENT_ROWS = 10
+"""A run that is alive and has written nothing for so many times its usual distance of rows is marked."""
+_STATES: dict[str, Style] = {
+    "running": "good",
+    "running elsewhere": "good",
+    "finished": "good",
+    "stopped": "warn",
+    "dead": "bad",
+    "not started": "dim",
+}
+
+
+@dataclass
+class Run:
+    """What a run has written so far.
+
+    Attributes:
+        state: running, running elsewhere (rows come, but no process of this machine holds the folder), finished,
+            stopped (saved by a signal), dead (neither finished nor stopped nor alive), not started.
+        why: a word more about the state.
+        last: the last training row.
+        valid: the last evaluation's row.
+    """
+
+    name: str
+    state: str = "not started"
+    why: str = ""
+    total_steps: int | None = None
+    last: dict[str, Any] = field(default_factory=dict)
+    valid: dict[str, Any] = field(default_factory=dict)
+    losses: list[float | None] = field(default_factory=list)
+    age_s: float | None = None
+
+    def figures(self) -> dict[str, float]:
+        """Return the finite numbers of the last row, by name."""
+        names = ("step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "memory_bytes", "eta_s")
+        return {name: known for name in names if (known := number(self.last.get(name))) is not None}
+
+
+def number(value: object) -> float | None:
+    """Return a finite number, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+class RunReader:
+    """Follows the files of one run folder; only what is new is read.
+
+    Raises:
+        ConfigError: there is no run in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._root = _find(folder)
+        self._paths = RunFolder(self._root)
+        self._offset = 0
+        self._inode = -1
+        self._rest = b""
+        self._rows: deque[dict[str, Any]] = deque(maxlen=600)
+        self._valid: dict[str, Any] = {}
+        self._total: int | None = None
+
+    def read(self) -> Run:
+        """Return what is known now."""
+        self._follow()
+        run = Run(str(self._root), valid=self._valid, total_steps=self._steps())
+        if self._rows:
+            run.last = self._rows[-1]
+            run.losses = [number(row.get("loss")) for row in self._rows]
+            written = number(run.last.get("time"))
+            run.age_s = None if written is None else max(time.time() - written, 0.0)
+        run.state, run.why = self._state(run)
+        return run
+
+    def _follow(self) -> None:
+        try:
+            with open(self._paths.metrics, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:  # written anew by a run that resumed
+                    self._inode, self._rest = status.st_ino, b""
+                    self._offset = max(0, status.st_size - _TAIL_BYTES)
+                    self._rows.clear()
+                file.seek(self._offset)
+                new = file.read(_TAIL_BYTES * 4)
+        except FileNotFoundError:
+            return
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")  # the last one is still being written
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+        except ValueError:  # torn by a crash, or the tail begins in the middle of it
+            return
+        if not isinstance(row, dict) or number(row.get("step")) is None:
+            return
+        if row.get("kind") == "train":
+            self._rows.append(row)
+        elif row.get("kind") == "eval":
+            self._valid = row
+
+    def _steps(self) -> int | None:
+        if self._total is None:
+            for event in jsonl.read(self._paths.events):
+                steps = number(event.get("steps")) if event.get("event") in ("start", "resume") else None
+                self._total = self._total if steps is None else int(steps)
+        return self._total
+
+    def _state(self, run: Run) -> tuple[str, str]:
+        if _held(self._root / ".lock"):
+            usual = self._usual()
+            silent = run.age_s is not None and usual is not None and run.age_s > _SILENT_ROWS * max(usual, 1.0)
+            return "running", f"no row for {figures.ago(run.age_s or 0)}" if silent else ""
+        if _finished(self._paths.summary):
+            return "finished", ""
+        last: dict[str, Any] = next(reversed(list(jsonl.read(self._paths.events))), {})
+        if last.get("event") == "stop":
+            return "stopped", "saved; the same command continues"
+        usual = self._usual()
+        if run.age_s is not None and usual is not None and run.age_s < 3 * max(usual, 1.0):
+            return "running elsewhere", ""
+        if not run.last and not last:
+            return "not started", ""
+        saved = [path.name for path in self._root.glob("checkpoint-*") if path.is_dir()]
+        newest = max(saved, key=lambda name: (len(name), name), default="")
+        return "dead", f"continues from {newest}" if newest else "no checkpoint"
+
+    def _usual(self) -> float | None:
+        """Seconds between two rows, the median of the last ones."""
+        times = [known for row in list(self._rows)[-20:] if (known := number(row.get("time"))) is not None]
+        gaps = sorted(after - before for before, after in zip(times, times[1:]))  # noqa: B905
+        return gaps[len(gaps) // 2] if gaps else None
+
+
+def _find(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder", f"give a run folder{_runs_in(folder.parent)}")
+    stages = [row for row in jsonl.read(folder / "pipeline.jsonl") if row.get("event") == "stage"]
+    for row in reversed(stages):  # a pipeline: the stage that ran last
+        if (folder / str(row.get("stage")) / "events.jsonl").is_file():
+            return folder / str(row.get("stage"))
+    if not any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl", "config.yaml")):
+        raise ConfigError(f"{folder} holds no run", f"give a run folder{_runs_in(folder)}")
+    return folder
+
+
+def _runs_in(folder: Path) -> str:
+    found = sorted(str(path.parent) for path in folder.glob("*/metrics.jsonl"))[:4] if folder.is_dir() else []
+    return f", for example {', '.join(found)}" if found else ": it has a metrics.jsonl"
+
+
+def _held(lock: Path) -> bool:
+    """True when a process of this machine holds the lock; asking for it oneself would be in the way of a start."""
+    try:
+        inode = lock.stat().st_ino
+        table = Path("/proc/locks").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(
+        "FLOCK" in words and words[-3].rpartition(":")[2] == str(inode)
+        for line in table.splitlines()
+        if len(words := line.split()) > 6
+    )
+
+
+def _finished(summary: Path) -> bool:
+    try:
+        return json.loads(summary.read_text(encoding="utf-8")).get("finished") is True
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+_FIGURES: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("lr", lambda value: f"lr {value:.2e}"),
+    ("grad_norm", lambda value: f"grad {value:.3f}"),
+    ("tokens_per_s", lambda value: f"{count(value)} tok/s"),
+    ("mfu", lambda value: f"MFU {100 * value:.1f} %"),
+    ("memory_bytes", lambda value: f"mem {size(value)}"),
+    ("data_wait", lambda value: f"wait {100 * value:.1f} %"),
+    ("device_util_pct_mean", lambda value: f"util {value:.0f} %"),
+    ("device_power_w_mean", lambda value: f"{value:.0f} W"),
+    ("energy_wh_per_mtoken", lambda value: f"{value:.3g} Wh/Mtok"),
+    ("skipped", lambda value: f"skipped {value:.0f}"),
+)
+
+
+def lines(run: Run, width: int) -> list[Line]:
+    """Return the run's part of the screen."""
+    step, total = number(run.last.get("step")), run.total_steps
+    head: Line = [("bold", "run "), ("", figures.clip(run.name, min(len(run.name), max(width - 24, 8)))), ("", "  ")]
+    head.append((_STATES.get(run.state, ""), run.state))
+    why = [("", f"  {run.why}")] if run.why else []
+    found: list[Line] = [[*head, *why]]
+    if step is None:
+        return [*found, [("dim", "no row yet")]]
+    share = figures.percent(step, total)
+    eta = number(run.last.get("eta_s"))
+    parts = [f"step {step:.0f}"] if share is None else [f"step {step:.0f}/{total}", figures.fixed(share, " %")]
+    if eta is not None and run.state.startswith("running"):
+        parts.append(f"ETA {duration(eta)}")
+    if run.age_s is not None:
+        parts.append(f"last row {figures.ago(run.age_s)} ago")
+    bar: Line = [] if share is None else [("bar", figures.bar(share, 10)), ("", " ")]
+    found.append([*bar, ("", "  ".join(parts))])
+    loss, valid = number(run.last.get("loss")), number(run.valid.get("valid_loss"))
+    words = f"loss {figures.fixed(loss, digits=4)}" + ("" if valid is None else f"  valid {valid:.4f}") + "  "
+    found.append([("", words), ("bar", figures.history(run.losses, min(max(width - len(words), 0), 60)).lstrip())])
+    values = [write(known) for name, write in _FIGURES if (known := number(run.last.get(name))) is not None]
+    return [*found, *_wrapped(values, width)]
+
+
+def _wrapped(words: list[str], width: int) -> list[Line]:
+    rows: list[str] = []
+    for word in words:
+        if rows and len(rows[-1]) + 2 + len(word) <= width:
+            rows[-1] += f"  {word}"
+        else:
+            rows.append(word)
+    return [[("", row)] for row in rows]
