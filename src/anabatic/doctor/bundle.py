@@ -90,8 +90,8 @@ def _facts(machine: Machine) -> dict[str, Any]:
     return {name: value for name in known if (value := facts.get(name)) is not None}
 
 
-_RECORDED = ("packages", "python", "cpu", "limits", "npu-smi", "disk", "interfaces", "denied", "hccn", "nvidia-smi",
-             "import")  # fmt: skip
+_RECORDED = ("packages", "python", "cpu", "limits", "npu-smi", "disk", "interfaces", "denied", "hccn", "ecc",
+             "nvidia-smi", "import")  # fmt: skip
 
 
 def _seen(files: Files, names: set[str]) -> dict[str, bytes]:

@@ -32,17 +32,42 @@ class Later(Generic[T]):
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._value: list[T] = []
+        self._error: list[Exception] = []
         self._compute = compute
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self._value.append(self._compute())
+        try:
+            self._value.append(self._compute())
+        except Exception as error:
+            self._error.append(error)
 
     def get(self, deadline: float) -> T | None:
-        """Return the value; None when it is not there at `deadline` (of `time.monotonic`)."""
+        """Return the value; None when it is not there at `deadline` (of `time.monotonic`), or the system refused it.
+
+        Raises:
+            Exception: what the computation raised, unless it was an OSError.
+        """
         self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._error and not isinstance(self._error[0], OSError):
+            raise self._error[0]
         return self._value[0] if self._value else None
+
+
+class Gate:
+    """A pipe that a child reads to its end before it goes on; it ends when the gate opens."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Let the child go on."""
+        with self._lock:
+            if self._writer >= 0:
+                os.close(self._writer)
+                self._writer = -1
 
 
 def find(program: str, folders: Sequence[str]) -> str | None:
@@ -50,7 +75,9 @@ def find(program: str, folders: Sequence[str]) -> str | None:
     return shutil.which(program) or shutil.which(program, path=os.pathsep.join(folders))
 
 
-def run(words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Output:
+def run(
+    words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+) -> Output:
     """Run a program for at most `seconds`; it and its children are killed then.
 
     Its output goes to a file: a grandchild that keeps a pipe open would make us wait for it.
@@ -60,7 +87,7 @@ def run(words: Sequence[str], seconds: float, variables: Mapping[str, str] | Non
         try:
             process = subprocess.Popen(
                 words,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,

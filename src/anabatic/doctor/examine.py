@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     npus.smi,
     hardware.chip,
     npus.health,
+    npus.ecc,
     npus.busy,
     hardware.gpu,
     cann.cann,

@@ -16,6 +16,7 @@ from anabatic.doctor import commands, probe
 from anabatic.doctor.commands import Later
 from anabatic.doctor.files import Files
 from anabatic.doctor.machine import Machine
+from anabatic.monitor import npu_smi
 
 BUDGET = 9.0
 """Seconds for a whole run."""
@@ -42,10 +43,11 @@ class Live:
         self.deadline = time.monotonic() + budget * _SHARE
         seconds = max(budget * _SHARE - _MARGIN, 0.1)
         machine = Machine(files, variables, self)
+        self._gate = commands.Gate()
         quick = packages()
         self._known: dict[str, Any] = {"packages": quick, "python": python(), "cpu": cpu(), "limits": limits()}
         self._later: dict[str, Later[Any]] = {
-            "npu-smi": Later(lambda: smi(["info"], seconds, variables)),
+            "npu-smi": Later(lambda: self._smi(seconds, variables)),
             "disk": Later(lambda: disks(variables)),
             "interfaces": Later(interfaces),
             "denied": Later(lambda: denied(machine)),
@@ -56,7 +58,29 @@ class Live:
             self._later["nvidia-smi"] = Later(lambda: nvidia(seconds))
         if "torch" in quick:
             parts = [name for name, has in _PARTS if has(machine, quick)][:1]
-            self._later["import"] = Later(lambda: probe.run(parts, seconds, variables))
+            self._later["import"] = Later(lambda: probe.run(parts, seconds, variables, self._gate.reader))
+        if machine.has_npu:
+            self._later["ecc"] = Later(lambda: self._ecc(variables))
+
+    def _smi(self, seconds: float, variables: Mapping[str, str]) -> dict[str, Any] | None:
+        try:
+            return smi(["info"], seconds, variables)
+        finally:
+            self._gate.open()
+
+    def _ecc(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """`-t ecc` of every card that `info` lists, one after the other: npu-smi wants to be alone."""
+        told = self.get("npu-smi") or {}
+        cards = dict.fromkeys(device.npu_id for device in npu_smi.info(str(told.get("text", ""))).devices)
+        found: dict[str, str] = {}
+        for card in cards:
+            left = self.deadline - time.monotonic() - _MARGIN
+            if left < _MARGIN:
+                break
+            answer = smi(["info", "-t", "ecc", "-i", str(card)], left, variables)
+            if answer and answer["code"] == 0:
+                found[str(card)] = answer["text"]
+        return found
 
     def get(self, name: str) -> Any:
         """Return a fact; None when it is not known by the deadline."""

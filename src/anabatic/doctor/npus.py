@@ -12,6 +12,7 @@ from anabatic.doctor.line import Line
 from anabatic.doctor.machine import Machine
 from anabatic.doctor.verdicts import say
 from anabatic.monitor import npu_smi
+from anabatic.monitor.smi_pairs import Pairs
 from anabatic.monitor.smi_table import Device, InfoTable
 
 _GOOD, _WATCHED = "OK", "Warning"
@@ -69,6 +70,27 @@ def _refused(machine: Machine, text: str) -> Line:
     if "cannot open shared object" in text or re.search(r"lib\w+\.so", text):
         return say("npu-smi.no_library", text=text[:200])
     return say("npu-smi.odd", text=text[:100] or '""')
+
+
+def ecc(machine: Machine) -> Iterator[Line]:
+    """Memory errors that ECC could not correct (`npu-smi info -t ecc`)."""
+    if not machine.has_npu:
+        return
+    told = {str(card): str(text) for card, text in machine.fact("ecc", dict).items()}
+    bad, read = [], 0
+    for card, text in told.items():
+        parsed = npu_smi.parse(text)
+        blocks = parsed.blocks if isinstance(parsed, Pairs) else []
+        counts = {key: value for block in blocks for key, value in block.values.items() if _DOUBLE.search(key)}
+        read += bool(counts)
+        if errors := sum(int(value) for value in counts.values() if value.isdecimal() and len(value) < 12):
+            bad.append(say("ecc.bad", which=f"NPU {card}", errors=errors, card=card))
+    yield from bad
+    if read and not bad:
+        yield say("ecc.ok", count=read)
+
+
+_DOUBLE = re.compile(r"^(DDR|HBM) Double Bit Error Count$")
 
 
 def _name(device: Device) -> str:

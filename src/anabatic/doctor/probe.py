@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -29,10 +30,12 @@ try:
         import torch_npu
         say(stage=stage, torch_npu=torch_npu.__version__)
         stage = "device"
+        sys.stdin.read()
         count = torch.npu.device_count() if torch.npu.is_available() else 0
         say(stage=stage, npus=count, name=torch.npu.get_device_name(0) if count else "")
     elif "cuda" in sys.argv[2:]:
         stage = "device"
+        sys.stdin.read()
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         say(stage=stage, gpus=count, name=torch.cuda.get_device_name(0) if count else "")
     say(stage="done")
@@ -43,14 +46,15 @@ os._exit(0)
 """
 
 
-def run(parts: list[str], seconds: float, variables: Mapping[str, str]) -> dict[str, Any]:
+def run(parts: list[str], seconds: float, variables: Mapping[str, str], gate: int | None = None) -> dict[str, Any]:
     """Import torch (and `parts`: `npu` or `cuda`) in a child; return what it told, merged.
 
-    Without autoload: torch's own import and torch_npu's then fail apart. Keys: `stage` reached, `torch`, `cuda`,
+    Without autoload: torch's own import and torch_npu's then fail apart. Before it uses a device the child waits for
+    the end of `gate`: it must not be among the processes that npu-smi lists. Keys: `stage` reached, `torch`, `cuda`,
     `torch_npu`, `npus` or `gpus`, `name`, `error`; `hung` or `signal` when it did not come to its end.
     """
     inner = {**variables, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    output = commands.run([sys.executable, "-c", _SCRIPT, _MARK, *parts], seconds, inner)
+    output = commands.run([sys.executable, "-c", _SCRIPT, _MARK, *parts], seconds, inner, gate or subprocess.DEVNULL)
     told = parse(output.text)
     if output.code is None:
         told["hung"] = round(seconds)

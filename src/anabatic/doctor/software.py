@@ -46,7 +46,7 @@ def python(machine: Machine) -> Iterator[Line]:
     if not first <= found[1] <= last:
         best = min(last, 11)
         yield say("python.wheel", version=version, wheel=wheel, first=first, last=last, best=best)
-    elif old and machine.has_npu and (int(old[1]), int(old[2])) < (2, 28) and first >= 9:
+    elif old and machine.has_npu and (int(old[1]), int(old[2])) < (2, 28) and (versions.key(line) or (0,)) >= (2, 7):
         yield say("python.libc", libc=libc)
     else:
         yield say("python.ok", version=version, libc=libc)
@@ -135,11 +135,19 @@ def imports(machine: Machine) -> Iterator[Line]:
 def _failed(machine: Machine, told: dict[str, Any]) -> Iterator[Line]:
     error = str(told["error"])
     if told.get("stage") == "torch":
-        yield say("import.torch", error=error, command="pip install --force-reinstall torch")
+        yield say("import.torch", error=error, command=_again(machine))
         return
     yield say("import.torch_npu", error=error, fix=_remedy(machine, error))
     if told.get("stage") == "torch_npu" and machine.env.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         yield say("import.autoload")
+
+
+def _again(machine: Machine) -> str:
+    if machine.has_npu:
+        return pair_for(machine)
+    version = machine.packages.get("torch", "")
+    index = f" --index-url {_CPU_INDEX}" if "+cpu" in version else ""
+    return f"pip install --force-reinstall torch=={versions.base(version)}{index}"
 
 
 def _remedy(machine: Machine, error: str) -> str:
@@ -160,7 +168,9 @@ def _imported(machine: Machine, told: dict[str, Any]) -> Iterator[Line]:
     if told.get("torch_npu") and machine.has_npu:
         count = told.get("npus") or 0
         if not count:
-            yield say("import.no_device", fix="unset ASCEND_RT_VISIBLE_DEVICES ; npu-smi info ; anabatic explain")
+            yield say(
+                "import.no_device", fix="unset ASCEND_RT_VISIBLE_DEVICES ; npu-smi info ; ls ~/ascend/log/debug/plog"
+            )
             return
         yield say("import.npu", torch_npu=told["torch_npu"], count=count, name=name)
         visible = machine.env.get("ASCEND_RT_VISIBLE_DEVICES")

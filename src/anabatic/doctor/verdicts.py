@@ -18,7 +18,7 @@ GROUPS: tuple[tuple[Text, dict[str, Text]], ...] = (
         "npu": Text("NPU", "NPU"), "nodes": Text("device nodes", "设备节点"), "driver": Text("driver", "驱动"),
         "mounts": Text("mounts", "挂载"), "npu-smi": Text("npu-smi", "npu-smi"), "chip": Text("chip", "芯片"),
         "inference": Text("chip", "芯片"), "health": Text("health", "健康"), "temperature": Text("temperature", "温度"),
-        "busy": Text("in use", "占用"), "gpu": Text("GPU", "GPU"),
+        "ecc": Text("ECC", "ECC"), "busy": Text("in use", "占用"), "gpu": Text("GPU", "GPU"),
     }),
     (Text("CANN", "CANN"), {
         "cann": Text("CANN", "CANN"), "set_env": Text("set_env.sh", "set_env.sh"), "toolkit": Text("toolkit", "工具包"),

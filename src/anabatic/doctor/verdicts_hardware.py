@@ -154,6 +154,10 @@ VERDICTS = table(
         "check fans and airflow: a hot chip lowers its clock",
         "检查风扇和风道：过热会降频",
     ),
+    ("ecc.ok", "OK", "no uncorrected memory error on {count} cards", "{count} 张卡没有不可纠正的内存错误"),
+    ("ecc.bad", "FAIL", "{which}: {errors} uncorrected memory errors", "{which}：{errors} 个不可纠正的内存错误",
+     "reset the card (npu-smi set -t reset -i {card} -c 0); when they come again, have it replaced",
+     "复位该卡（npu-smi set -t reset -i {card} -c 0）；若再次出现请更换"),
     ("busy.free", "OK", "no process on any NPU", "所有 NPU 上都没有进程"),
     (
         "busy.used", "WARN",
@@ -185,7 +189,7 @@ VERDICTS = table(
     ("gpu.none", "n/a", "no NVIDIA GPU", "没有 NVIDIA GPU"),
     ("gpu.ok", "OK", "{count} x {name}, driver {version}", "{count} x {name}，驱动 {version}"),
     (
-        "gpu.no_driver", "FAIL",
+        "gpu.no_driver", "WARN",
         "{count} NVIDIA GPUs on the PCI bus, but no /dev/nvidia*",
         "PCI 总线上有 {count} 个 NVIDIA GPU，但没有 /dev/nvidia*",
         "install the NVIDIA driver; in a container: docker run --gpus all ...",

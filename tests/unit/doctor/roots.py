@@ -196,6 +196,9 @@ def a2() -> Description:
     }  # fmt: skip
     known = facts(192, {"torch": "2.7.1+cpu", "torch-npu": "2.7.1", **dict.fromkeys(TBE, "1.26.4")})
     known["npu-smi"] = smi(8)
+    known["ecc"] = {
+        str(card): f"\tNPU ID : {card}\n\tHBM Double Bit Error Count : 0\n\tChip ID : 0\n" for card in range(8)
+    }
     known["import"] = {"stage": "done", "torch": "2.7.1+cpu", "torch_npu": "2.7.1", "npus": 8, "name": "Ascend910B3"}
     known["hccn"] = {str(card): {"link": "link status: UP", "tls": f"dev_id:{card}, tls switch[0](0:disable, 1:enable)"}
                      for card in range(8)}  # fmt: skip

@@ -38,6 +38,7 @@ A2, A3, GPU, CPU = roots.a2, roots.a3, roots.gpu, roots.cpu
 KERNEL = "/opp/built-in/op_impl/ai_core/tbe/kernel/"
 NO_NODES = ("/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc")
 CANN_82 = {**roots.cann(OLD, "8.2.RC1", "ascend910b"), f"{DRIVER}/version.info": "Version=25.2.0\n"}
+ECC = "\tNPU ID : 0\n\tHBM Single Bit Error Count : 9\n\tHBM Double Bit Error Count : {}\n\tChip ID : 0\n"
 NO_SMI = {"npu-smi": None, "hccn": None}
 BUSY = {0: "python", 1: "python"}
 
@@ -76,6 +77,8 @@ STATES: dict[str, State] = {
     "npu-smi lists fewer": State(A2, {"facts": {"npu-smi": roots.smi(6)}}, {"npu-smi.fewer"}),
     "a chip warns": State(A2, {"facts": {"npu-smi": roots.smi(8, health={3: "Warning"})}}, {"health.warning"}),
     "a chip in alarm": State(A2, {"facts": {"npu-smi": roots.smi(8, health={3: "Alarm"})}}, {"health.bad"}),
+    "memory errors": State(A2, {"facts": {"ecc": {
+        "0": ECC.format(0), "1": ECC.format(2), "2": "This device does not support querying ecc."}}}, {"ecc.bad"}),
     "a hot chip": State(A2, {"facts": {"npu-smi": roots.smi(8, celsius={5: 97})}}, {"temperature.hot"}),
     "others use some": State(A2, {"facts": {"npu-smi": roots.smi(8, users=BUSY)}}, {"busy.used"}),
     "others use all": State(A2, {"facts": {"npu-smi": roots.smi(8, users=dict.fromkeys(range(8), "vllm"))}},

@@ -31,6 +31,7 @@ FACTS = (
     "interfaces",
     "denied",
     "hccn",
+    "ecc",
     "nvidia-smi",
     "import",
 )
