@@ -23,7 +23,7 @@ PCI: dict[str, str] = {
     "0xd803": "ascend910_93",
     "0xd500": "ascend310p",
 }
-"""PCI device id -> the same (Ascend/mind-cluster, device plugin)."""
+"""PCI device id -> the same (PCIE_BDF_* in the log collector of the Ascend driver package)."""
 INFERENCE = ("ascend310p", "ascend310b")
 
 
