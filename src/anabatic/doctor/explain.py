@@ -81,12 +81,7 @@ def explain(words: tuple[str, ...], known: Knowledge, progress: Callable[[int], 
 
 def explain_text(text: str, known: Knowledge) -> Report:
     """Explain a text that is already here, for example a traceback."""
-    result = Scan()
-    reader = explain_scan._File(logs.Log("", None), result, kept := {})
-    block = text.encode("utf-8", "replace")
-    reader.block(block, Matcher(known).hits(block))
-    result.sights = list(kept.values())
-    return judge(result)
+    return judge(explain_scan.scan_text(text, Matcher(known)))
 
 
 def judge(result: Scan) -> Report:

@@ -1,8 +1,9 @@
-"""Finds known texts and codes in blocks of bytes, fast enough for gigabytes.
+"""Finds known texts and codes in logs, fast enough for gigabytes.
 
-A block is searched for some twenty short words (`bytes.find`, which is a `memchr` at heart); only lines that hold one
-are compared with the texts that contain that word. Codes such as `EI0006` are found by one regular expression that
-starts with a capital E.
+Logs repeat themselves but for their numbers. So a block is first freed of its digits and split into lines, and only
+lines that were not seen before are looked at: a text that stands in a line still stands there when both have lost
+their digits. New lines are searched together for some forty short words (`bytes.find`), one of which every known text
+contains. What may match after that is compared for good, digits included.
 """
 
 from __future__ import annotations
@@ -14,123 +15,164 @@ from typing import NamedTuple
 from anabatic.doctor.knowledge import Entry, Knowledge
 
 WORDS = (
-    b"error", b"fail", b"timeout", b"timed out", b"out of memory", b"not support", b"not found", b"no such", b"cannot",
-    b"can't", b"exception", b"invalid", b"not available", b"mismatch", b"should be", b"unable to", b"killed", b"not set",
+    b"exception", b"timeout", b"timed out", b"times out", b"out of memory", b"memory", b"cannot", b"can't", b"invalid",
+    b"mismatch", b"inconsistent", b"should be", b"unable to", b"killed", b"expected", b"signal", b"undefined",
+    b"version `", b"denied", b"oom", b"closed", b"terminate", b"address", b"process group", b"dataloader", b"no such",
+    b"host", b"module", b"variable", b"unsupported", b"connect", b"nan", b"fail", b"error", b"not ", b"no ", b"device",
 )  # fmt: skip
-"""In lower case. A text is filed under the first of them that it contains, else under its own longest piece."""
-RETURNS = (b"retcode", b"ret is", b"ret=", b"ret:", b"ret[", b"ret =", b"drvret")
-"""Before the number that a call returned, besides `error`."""
-LONGEST = 1 << 14
-"""Bytes of a line that are looked at around a word: progress bars write megabytes without a line break."""
-_CODE = re.compile(rb"E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
+"""In lower case, the rarer first. A text is filed under the first that one of its pieces contains, else under its own
+longest piece."""
+MOST_SEEN = 100_000
+"""Different lines without digits that are remembered."""
+LONGEST_SEEN = 1 << 10
+"""Bytes of a line that is remembered: memory stays below 100 MB."""
+_DIGITS = b"0123456789"
+_CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
+_CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
 _NUMBER = re.compile(
-    rb"(?:code|\bret|result|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*"
+    rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*"
     rb"(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z.])"
 )
+_NUMBER_BARE = re.compile(rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)")
+_RETURNS = (b"error", b"ret", b"code")
+"""One of them stands before the number that a call returned."""
 _HCCL = re.compile(rb"hccl function error.*?error code is (\d{1,2})(?!\d)")
 _QUIET = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
-_WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
+_SPOKEN = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")
+
+
+class Text(NamedTuple):
+    """A text of an entry, in lower case, split at its `*`."""
+
+    entry: Entry
+    pieces: tuple[bytes, ...]
+    bare: tuple[bytes, ...]
+    """The pieces without digits."""
+    weight: int
+    """Characters of all pieces."""
+
+
+class Suspect(NamedTuple):
+    """What may stand in a line, judged without its digits."""
+
+    texts: tuple[Text, ...]
+    code: bool
+    """A code with letters."""
+    number: bool
 
 
 class Hit(NamedTuple):
-    """One finding in a block."""
+    """One finding in a line."""
 
-    start: int
-    """Byte in the block at which the line begins."""
-    end: int
-    code: str
     entry: Entry
+    code: str
     weight: int
     """Characters that matched: the most special text of a line is meant."""
+    at: int
+    """Byte of the line at which it begins."""
 
 
 class Matcher:
-    """Compiled knowledge."""
+    """Compiled knowledge, and what it remembers of the lines that it saw."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self.knowledge = knowledge
-        self.filed: dict[bytes, list[tuple[tuple[bytes, ...], Entry]]] = {b"error": []}
+        self.filed: dict[bytes, list[Text]] = {word: [] for word in _RETURNS}
         for entry in knowledge.entries:
             for text in entry.texts:
                 pieces = tuple(piece.encode() for piece in text.lower().split("*") if piece.strip())
-                longest = max(pieces, key=len)
-                word = next((word for word in WORDS if word in longest), longest)
-                self.filed.setdefault(word, []).append((pieces, entry))
-        for word in RETURNS:
-            self.filed.setdefault(word, [])
+                bare = tuple(piece.translate(None, _DIGITS) for piece in pieces)
+                word = next((word for word in WORDS for piece in bare if word in piece), max(bare, key=len))
+                self.filed.setdefault(word, []).append(Text(entry, pieces, bare, sum(map(len, pieces))))
+        self.seen: set[bytes] = set()
+        self.suspects: dict[bytes, Suspect] = {}
+        """By the line without its digits."""
 
-    def hits(self, block: bytes) -> list[Hit]:
-        """Return what is known in `block`, by line: the codes, and of the texts the most special one."""
-        low = block.lower()
-        codes: dict[tuple[int, str], Hit] = {}
-        texts: dict[int, Hit] = {}
+    def hits(self, block: bytes) -> Iterator[tuple[int, list[bytes], list[Hit]]]:
+        """Yield (index of a line in the block, all its lines, what is known in that line)."""
+        bare = block.translate(None, _DIGITS).split(b"\n")
+        new = set(bare).difference(self.seen, self.suspects)
+        if new:
+            self._look(new)
+        if self.suspects.keys().isdisjoint(bare):
+            return
+        lines = block.split(b"\n")
+        for index, line in enumerate(bare):
+            suspect = self.suspects.get(line)
+            if suspect is not None and (found := self.in_line(lines[index], suspect)):
+                yield index, lines, found
+
+    def in_line(self, line: bytes, suspect: Suspect) -> list[Hit]:
+        """Return the codes of a line and the most special text in it."""
+        low = line.lower()
+        found: list[Hit] = []
+        if suspect.number:
+            self._numbers(low, found)
+        if suspect.code:
+            self._codes(line, low, found)
+        best: Hit | None = None
+        for text in suspect.texts:
+            at = _in_order(low, text.pieces)
+            if at >= 0 and (best is None or text.weight > best.weight):
+                best = Hit(text.entry, "", text.weight, at)
+        if best is not None and all(hit.entry.id != best.entry.id for hit in found):
+            found.append(best)
+        return found
+
+    def _look(self, new: set[bytes]) -> None:
+        """File new lines under `seen` or `suspects`."""
+        if len(self.seen) + len(self.suspects) > MOST_SEEN:
+            self.seen.clear()
+            self.suspects.clear()
+        joined = b"\n".join(new)
+        low = joined.lower()
+        texts: dict[int, list[Text]] = {}
+        numbers: set[int] = set()
         for word, filed in self.filed.items():
-            position = low.find(word)
-            while position >= 0:
-                start, end = line_around(low, position)
-                for hit in self._in_line(low, start, end, word, filed):
-                    if hit.code:
-                        codes.setdefault((start, hit.entry.id), hit)
-                    elif start not in texts or texts[start].weight < hit.weight:
-                        texts[start] = hit
-                position = low.find(word, end)
-        for hit in self._codes(block):
-            codes.setdefault((hit.start, hit.entry.id), hit)
-        alone = [hit for hit in texts.values() if (hit.start, hit.entry.id) not in codes]
-        return sorted([*codes.values(), *alone], key=lambda hit: (hit.start, not hit.code))
+            at = low.find(word)
+            while at >= 0:
+                start, end = low.rfind(b"\n", 0, at) + 1, low.find(b"\n", at)
+                end = end if end >= 0 else len(low)
+                line = low[start:end]
+                if not _QUIET.match(line):
+                    if may := [text for text in filed if _in_order(line, text.bare) >= 0]:
+                        texts.setdefault(start, []).extend(may)
+                    if word in _RETURNS and _NUMBER_BARE.search(line):
+                        numbers.add(start)
+                at = low.find(word, end)
+        codes = {low.rfind(b"\n", 0, match.start()) + 1 for match in _CODE_BARE.finditer(joined)}
+        codes = {start for start in codes if not _QUIET.match(low, start)}
+        for start in texts.keys() | numbers | codes:
+            end = joined.find(b"\n", start)
+            line = joined[start : end if end >= 0 else len(joined)]
+            self.suspects[line] = Suspect(tuple(texts.get(start, ())), start in codes, start in numbers)
+        self.seen.update(line for line in new.difference(self.suspects) if len(line) <= LONGEST_SEEN)
 
-    def _in_line(
-        self, low: bytes, start: int, end: int, word: bytes, filed: list[tuple[tuple[bytes, ...], Entry]]
-    ) -> Iterator[Hit]:
-        line = low[start:end]
-        matching = [(entry, sum(map(len, pieces))) for pieces, entry in filed if _in_order(line, pieces)]
-        numbers = list(self._numbers(line)) if word == b"error" or word in RETURNS else []
-        if (matching or numbers) and not _QUIET.match(line):
-            yield from (Hit(start, end, "", entry, weight) for entry, weight in matching)
-            yield from (Hit(start, end, code, entry, len(code)) for code, entry in numbers)
+    def _numbers(self, low: bytes, found: list[Hit]) -> None:
+        for match in _NUMBER.finditer(low):
+            code = str(int(match[1], 16)) if match[1] else match[2].decode()
+            self._add(code, match.start(), found)
+        if b"hccl function" in low and (match_hccl := _HCCL.search(low)):
+            self._add(f"hccl:{match_hccl[1].decode()}", match_hccl.start(), found)
 
-    def _numbers(self, line: bytes) -> Iterator[tuple[str, Entry]]:
-        for found in _NUMBER.finditer(line):
-            code = str(int(found[1], 16)) if found[1] else found[2].decode()
-            if entry := self.knowledge.of_code(code):
-                yield code, entry
-        if found := _HCCL.search(line):
-            code = f"hccl:{found[1].decode()}"
-            if entry := self.knowledge.of_code(code):
-                yield code, entry
+    def _codes(self, line: bytes, low: bytes, found: list[Hit]) -> None:
+        """Codes with letters. One that no entry names counts only where a line speaks of an error."""
+        for match in _CODE.finditer(line):
+            code = match[0].decode()
+            if code in self.knowledge.by_code or _SPOKEN.search(low):
+                self._add(code, match.start(), found)
 
-    def _codes(self, block: bytes) -> Iterator[Hit]:
-        for found in _CODE.finditer(block):
-            at = found.start()
-            if at and block[at - 1] in _WORDY:
-                continue
-            code = found[0].decode()
-            entry = self.knowledge.of_code(code)
-            start, end = line_around(block, at)
-            if entry is None or _QUIET.match(block[start:end].lower()):
-                continue
-            if code in self.knowledge.by_code or _spoken(block[start:end]):
-                yield Hit(start, end, code, entry, len(code))
+    def _add(self, code: str, at: int, found: list[Hit]) -> None:
+        entry = self.knowledge.of_code(code)
+        if entry is not None and all(hit.entry.id != entry.id for hit in found):
+            found.append(Hit(entry, code, len(code), at))
 
 
-def line_around(block: bytes, position: int) -> tuple[int, int]:
-    """Return the borders of the line around `position`, at most `LONGEST` bytes to each side."""
-    start = block.rfind(b"\n", max(0, position - LONGEST), position) + 1
-    end = block.find(b"\n", position, position + LONGEST)
-    return start or max(0, position - LONGEST), end if end >= 0 else min(len(block), position + LONGEST)
-
-
-def _in_order(line: bytes, pieces: tuple[bytes, ...]) -> bool:
-    at = 0
-    for piece in pieces:
-        at = line.find(piece, at)
+def _in_order(line: bytes, pieces: tuple[bytes, ...]) -> int:
+    """Return where the first piece stands, or -1 unless all follow one another."""
+    first = at = line.find(pieces[0])
+    for piece in pieces[1:]:
         if at < 0:
-            return False
-        at += len(piece)
-    return True
-
-
-def _spoken(line: bytes) -> bool:
-    """A code that no entry names counts only where a line speaks of an error: `E12345` may be any name."""
-    low = line.lower()
-    return b"error" in low or b"fail" in low or re.match(rb"\s*E[A-Z0-9]+: ", line) is not None
+            return -1
+        at = line.find(piece, at)
+    return first if at >= 0 else -1

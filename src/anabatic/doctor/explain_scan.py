@@ -15,8 +15,10 @@ MOST_SIGHTS = 20_000
 """Different (entry, file, rank) that are kept; more of them are only counted."""
 _SHOWN = 600
 """Bytes of a line that are kept."""
-_BEFORE = 1 << 14
-"""Bytes before a line without a time that are searched for one."""
+_BEFORE = 200
+"""Lines before a line without a time that are searched for one."""
+_TAIL = 1 << 14
+"""Bytes at the end of a block that are searched for the time of its end."""
 _TIME = re.compile(
     rb"(?<!\d)(20\d\d)-(\d\d)-(\d\d)[-T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{3})(?:\.?(\d{3}))?)?"  # plog, logging
     rb"|(?<![A-Za-z0-9])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})"  # glog, which torch's C++ uses
@@ -75,7 +77,7 @@ def scan(
     for log in logs:
         reader = _File(log, result, kept)
         for block in blocks(log, result.notes, strict):
-            reader.block(block, matcher.hits(block))
+            reader.block(block, matcher)
             if progress is not None:
                 progress(len(block))
         result.files.append(log.name)
@@ -84,6 +86,15 @@ def scan(
         if not reader.num_bytes:
             result.notes.append(f"{log.name} is empty")
     result.sights = sorted(kept.values(), key=lambda sight: sight.order)
+    return result
+
+
+def scan_text(text: str, matcher: Matcher) -> Scan:
+    """Read a text that is already here."""
+    result = Scan()
+    kept: dict[tuple[str, str, int | None], Sight] = {}
+    _File(Log("", None), result, kept).block(text.encode("utf-8", "replace"), matcher)
+    result.sights = list(kept.values())
     return result
 
 
@@ -97,20 +108,18 @@ class _File:
         self.last_time: datetime | None = None
         self.year = _year(log)
 
-    def block(self, block: bytes, hits: list[Hit]) -> None:
-        """Take the hits of the next block of the file."""
-        at, line = 0, self.lines + 1
-        for hit in hits:
-            line += block.count(b"\n", at, hit.start)
-            at = hit.start
-            self._hit(block, hit, line)
+    def block(self, block: bytes, matcher: Matcher) -> None:
+        """Read the next block of the file."""
+        for index, lines, hits in matcher.hits(block):
+            for hit in hits:
+                self._hit(lines, index, hit)
         self.num_bytes += len(block)
         self.result.num_bytes += len(block)
         self.lines += block.count(b"\n")
-        self.last_time = _last_time(block, len(block), self.year) or self.last_time
+        self.last_time = self._time_before(block[-_TAIL:].split(b"\n")) or self.last_time
 
-    def _hit(self, block: bytes, hit: Hit, line: int) -> None:
-        raw = block[hit.start : hit.end]
+    def _hit(self, lines: list[bytes], index: int, hit: Hit) -> None:
+        raw = lines[index]
         rank = self._rank(raw)
         key = (hit.entry.id, self.log.name, rank)
         if known := self.kept.get(key):
@@ -119,13 +128,19 @@ class _File:
         if len(self.kept) >= MOST_SIGHTS:
             self.result.unkept += 1
             return
-        own = _time(_TIME.search(raw), self.year)
-        time = own or _last_time(block, hit.start, self.year) or self.last_time
         if rank is not None:
             self.result.ranks.add(rank)
+        own = _time(_TIME.search(raw), self.year)
+        time = own or self._time_before(lines[max(0, index - _BEFORE) : index]) or self.last_time
+        shown = clean(raw[max(0, raw.rfind(b"\r", 0, hit.at) + 1, hit.at - _SHOWN // 2) :])
+        line = self.lines + index + 1
         self.kept[key] = Sight(
-            hit.entry, hit.code, self.log.name, rank, line, clean(raw), time, own is not None, len(self.kept)
+            hit.entry, hit.code, self.log.name, rank, line, shown, time, own is not None, len(self.kept)
         )
+
+    def _time_before(self, lines: list[bytes]) -> datetime | None:
+        found = (_time(_TIME.search(line), self.year) for line in reversed(lines))
+        return next((time for time in found if time is not None), None)
 
     def _rank(self, raw: bytes) -> int | None:
         if self.log.rank is None and (found := _RANK.search(raw)):
@@ -143,11 +158,6 @@ def _year(log: Log) -> int:
     """glog writes no year: take the one in which the file was last written."""
     stamp = log.path.stat().st_mtime if log.path is not None and log.path.exists() else None
     return (datetime.fromtimestamp(stamp) if stamp is not None else datetime.now()).year
-
-
-def _last_time(block: bytes, end: int, year: int) -> datetime | None:
-    times = [_time(found, year) for found in _TIME.finditer(block, max(0, end - _BEFORE), end)]
-    return next((time for time in reversed(times) if time is not None), None)
 
 
 def _time(found: re.Match[bytes] | None, year: int) -> datetime | None:
