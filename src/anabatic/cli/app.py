@@ -54,9 +54,7 @@ def build() -> App:
     ):
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
-    app.command(
-        "anabatic.cli.explain:explain", name="explain", help="Say what the errors in logs mean.", group=MACHINE
-    )
+    app.command("anabatic.cli.explain:explain", name="explain", help="Say what the errors in logs mean.", group=MACHINE)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")

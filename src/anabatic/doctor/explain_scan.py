@@ -13,7 +13,7 @@ from anabatic.doctor.logs import Log, blocks
 
 MOST_SIGHTS = 20_000
 """Different (entry, file, rank) that are kept; more of them are only counted."""
-_SHOWN = 600
+_SHOWN = 400
 """Bytes of a line that are kept."""
 _BEFORE = 200
 """Lines before a line without a time that are searched for one."""
@@ -23,7 +23,7 @@ _TIME = re.compile(
     rb"(?<!\d)(20\d\d)-(\d\d)-(\d\d)[-T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{3})(?:\.?(\d{3}))?)?"  # plog, logging
     rb"|(?<![A-Za-z0-9])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})"  # glog, which torch's C++ uses
 )
-_RANK = re.compile(rb"\[rank ?(\d{1,6})\]|\[default(\d{1,6})\]|rankid:(\d{1,6})\b", re.IGNORECASE)
+_RANK = re.compile(rb"\[rank:? ?(\d{1,6})\]|\[default(\d{1,6})\]|rankid:(\d{1,6})\b", re.IGNORECASE)
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -132,7 +132,7 @@ class _File:
             self.result.ranks.add(rank)
         own = _time(_TIME.search(raw), self.year)
         time = own or self._time_before(lines[max(0, index - _BEFORE) : index]) or self.last_time
-        shown = clean(raw[max(0, raw.rfind(b"\r", 0, hit.at) + 1, hit.at - _SHOWN // 2) :])
+        shown = clean(_around(raw, hit.at))
         line = self.lines + index + 1
         self.kept[key] = Sight(
             hit.entry, hit.code, self.log.name, rank, line, shown, time, own is not None, len(self.kept)
@@ -148,9 +148,17 @@ class _File:
         return self.log.rank
 
 
+def _around(line: bytes, at: int) -> bytes:
+    """Return the part of a long line in which byte `at` lies: the last state of a progress bar, or what is near."""
+    start = line.rfind(b"\r", 0, at) + 1
+    if at - start > _SHOWN // 2:
+        return b"... " + line[at - _SHOWN // 4 : at + _SHOWN // 2]
+    return line[start : start + _SHOWN]
+
+
 def clean(raw: bytes) -> str:
     """Return a line as it may go to a terminal: valid text without control characters."""
-    text = raw[:_SHOWN].decode("utf-8", "replace").replace("\t", " ").replace("\r", " ")
+    text = raw.decode("utf-8", "replace").replace("\t", " ").replace("\r", " ")
     return " ".join(_CONTROL.sub("", text).split())
 
 

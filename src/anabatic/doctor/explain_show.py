@@ -100,7 +100,7 @@ def _block(finding: Finding, head: Text, language: Language, width: int) -> Rend
     said = finding.entry.say(language)
     parts: list[RenderableType] = [head]
     if finding.first.text:
-        parts.append(Padding(Text(_short(finding.first.text, 2 * width - 8), style="dim"), (0, 0, 0, 2)))
+        parts.append(Padding(Text(_short(finding.first.text, 4 * width - 16), style="dim"), (0, 0, 0, 2)))
     rows = [
         (word("meaning", language), Text(said.meaning)),
         (word("cause", language), Text(said.cause)),
