@@ -24,7 +24,7 @@ _TIME = re.compile(
     rb"|(?<![A-Za-z0-9])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})"  # glog, which torch's C++ uses
 )
 _RANK = re.compile(rb"\[rank:? ?(\d{1,6})\]|\[default(\d{1,6})\]|rankid:(\d{1,6})\b", re.IGNORECASE)
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?)")
 
 
 @dataclass
@@ -76,6 +76,7 @@ def scan(
     kept: dict[tuple[str, str, int | None], Sight] = {}
     for log in logs:
         reader = _File(log, result, kept)
+        before = len(result.notes)
         for block in blocks(log, result.notes, strict):
             reader.block(block, matcher)
             if progress is not None:
@@ -83,7 +84,7 @@ def scan(
         result.files.append(log.name)
         if log.rank is not None:
             result.ranks.add(log.rank)
-        if not reader.num_bytes:
+        if not reader.num_bytes and len(result.notes) == before:
             result.notes.append(f"{log.name} is empty")
     result.sights = sorted(kept.values(), key=lambda sight: sight.order)
     return result
@@ -158,8 +159,8 @@ def _around(line: bytes, at: int) -> bytes:
 
 def clean(raw: bytes) -> str:
     """Return a line as it may go to a terminal: valid text without control characters."""
-    text = raw.decode("utf-8", "replace").replace("\t", " ").replace("\r", " ")
-    return " ".join(_CONTROL.sub("", text).split())
+    text = _ESCAPE.sub("", raw.decode("utf-8", "replace"))
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _year(log: Log) -> int:

@@ -9,9 +9,10 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, BinaryIO
 
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
@@ -95,9 +96,8 @@ def blocks(log: Log, notes: list[str], strict: bool = True) -> Iterator[bytes]:
         DataError: it cannot be opened, or is no text.
     """
     try:
-        with _open(log) as stream:
-            head = stream.peek(_HEAD)[:_HEAD] if hasattr(stream, "peek") else b""
-            if problem := _no_text(head):
+        with _open(log) as raw, _unpacked(raw) as stream:
+            if problem := _no_text(_peek(stream, _HEAD)):
                 raise DataError(f"{log.name} is {problem[0]}", problem[1])
             yield from _whole_lines(stream)
     except DataError as error:
@@ -113,10 +113,27 @@ def blocks(log: Log, notes: list[str], strict: bool = True) -> Iterator[bytes]:
         notes.append(problem_text)
 
 
-def _open(log: Log) -> IO[bytes]:
-    stream = sys.stdin.buffer if log.path is None else open(log.path, "rb")  # noqa: SIM115 - closed by the caller
-    start = stream.peek(2)[:2] if hasattr(stream, "peek") else b""
-    return cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if start == b"\x1f\x8b" else stream
+@contextmanager
+def _open(log: Log) -> Iterator[BinaryIO]:
+    if log.path is None:
+        yield sys.stdin.buffer
+    else:
+        with open(log.path, "rb") as stream:
+            yield stream
+
+
+@contextmanager
+def _unpacked(raw: BinaryIO) -> Iterator[IO[bytes]]:
+    if _peek(raw, 2) != b"\x1f\x8b":
+        yield raw
+    else:
+        with gzip.GzipFile(fileobj=raw) as stream:
+            yield stream
+
+
+def _peek(stream: Any, num_bytes: int) -> bytes:
+    head: bytes = stream.peek(num_bytes)[:num_bytes]
+    return head
 
 
 def _whole_lines(stream: IO[bytes]) -> Iterator[bytes]:
