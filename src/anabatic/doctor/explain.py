@@ -121,6 +121,6 @@ def _codes(words: list[str], known: Knowledge) -> Report:
         entry = known.of_code(code)
         if entry is None:
             raise DataError(f"no component of CANN counts its codes like {word}", "give the log in which it stands")
-        result.sights.append(Sight(entry, code, "", None, 0, "", None, False, order))
+        result.sights.append(Sight(entry, code, "", None, 0, "", 0, None, False, order))
     findings = [_finding([sight]) for sight in result.sights]
     return Report(findings, [], result, asked=True)

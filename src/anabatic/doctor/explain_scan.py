@@ -15,6 +15,8 @@ MOST_SIGHTS = 20_000
 """Different (entry, file, rank) that are kept; more of them are only counted."""
 _SHOWN = 400
 """Bytes of a line that are kept."""
+_MARK = 12
+"""Bytes by which the place is found again in a cleaned line."""
 _BEFORE = 200
 """Lines before a line without a time that are searched for one."""
 _TAIL = 1 << 14
@@ -37,6 +39,8 @@ class Sight:
     rank: int | None
     line: int
     text: str
+    at: int
+    """Where in `text` that stands which was recognised."""
     time: datetime | None
     own_time: bool
     """The time stands on the line itself, not on one before it."""
@@ -134,9 +138,10 @@ class _File:
         own = _time(_TIME.search(raw), self.year)
         time = own or self._time_before(lines[max(0, index - _BEFORE) : index]) or self.last_time
         shown = clean(_around(raw, hit.at))
+        at = max(0, shown.find(clean(raw[hit.at : hit.at + _MARK])))
         line = self.lines + index + 1
         self.kept[key] = Sight(
-            hit.entry, hit.code, self.log.name, rank, line, shown, time, own is not None, len(self.kept)
+            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, own is not None, len(self.kept)
         )
 
     def _time_before(self, lines: list[bytes]) -> datetime | None:
@@ -173,12 +178,12 @@ def _time(found: re.Match[bytes] | None, year: int) -> datetime | None:
     if found is None:
         return None
     if found[1]:
-        numbers = [int(found[index]) for index in range(1, 7)]
+        year, month, day, hour, minute, second = (int(found[index]) for index in range(1, 7))
         micro = int((found[7] or b"000") + (found[8] or b"000"))
     else:
-        numbers = [year, *(int(found[index]) for index in range(9, 14))]
+        month, day, hour, minute, second = (int(found[index]) for index in range(9, 14))
         micro = int(found[14])
     try:
-        return datetime(*numbers, micro)  # type: ignore[arg-type]
+        return datetime(year, month, day, hour, minute, second, micro)
     except ValueError:  # 2026-13-45 is no time
         return None

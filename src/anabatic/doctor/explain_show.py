@@ -100,7 +100,7 @@ def _block(finding: Finding, head: Text, language: Language, width: int) -> Rend
     said = finding.entry.say(language)
     parts: list[RenderableType] = [head]
     if finding.first.text:
-        parts.append(Padding(Text(_short(finding.first.text, 4 * width - 16), style="dim"), (0, 0, 0, 2)))
+        parts.append(Padding(Text(_short(finding.first, 3 * width - 12), style="dim"), (0, 0, 0, 2)))
     rows = [
         (word("meaning", language), Text(said.meaning)),
         (word("cause", language), Text(said.cause)),
@@ -169,8 +169,14 @@ def _ranks(ranks: list[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= max(width, 20) else text[: max(width, 20) - 1] + "…"
+def _short(sight: Sight, width: int) -> str:
+    """Return as much of the line as fits in three rows, with the place that was recognised."""
+    text = sight.text
+    if len(text) <= width:
+        return text
+    start = max(0, min(sight.at - width // 3, len(text) - width))
+    end = start + width
+    return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
 
 
 def as_json(report: Report, language: Language) -> dict[str, Any]:

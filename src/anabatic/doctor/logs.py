@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
@@ -123,7 +123,7 @@ def _open(log: Log) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _unpacked(raw: BinaryIO) -> Iterator[IO[bytes]]:
+def _unpacked(raw: BinaryIO) -> Iterator[BinaryIO | gzip.GzipFile]:
     if _peek(raw, 2) != b"\x1f\x8b":
         yield raw
     else:
@@ -136,7 +136,7 @@ def _peek(stream: Any, num_bytes: int) -> bytes:
     return head
 
 
-def _whole_lines(stream: IO[bytes]) -> Iterator[bytes]:
+def _whole_lines(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
     rest = b""
     while data := stream.read(BLOCK):
         data = rest + data
