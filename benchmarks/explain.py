@@ -1,6 +1,6 @@
 """How fast `anabatic explain` reads: a generated log of one gigabyte, time and peak memory of a process of its own.
 
-python benchmarks/explain.py [--gigabytes 1] [--kind plog|errors|train]
+python benchmarks/explain.py [--gigabytes 1] [--kind plog train samples errors]
 """
 
 from __future__ import annotations
@@ -26,17 +26,33 @@ _TRAIN = (
     "2026-11-21 10:00:{s:02d},123 INFO step {n}/900000  loss 2.41{s:02d}  lr 3.0e-04  grad 0.91  12.1K tok/s\n"
     "{{'loss': 1.2{s:02d}, 'grad_norm': 0.5, 'learning_rate': 0.0002, 'epoch': 0.{n}, 'error_rate': 0.1}}\n"
 )
-_KINDS = {"plog": _PLOG, "errors": _ERRORS, "train": _TRAIN}
+_SAMPLES = "sample {n}: {words} 0x{n:x} at /data/{words}/part-{n}\n"
+_KINDS = {"plog": _PLOG, "train": _TRAIN, "samples": _SAMPLES, "errors": _ERRORS}
+"""Healthy logs of CANN and of training, lines of which no two are alike, and nothing but errors."""
 _LAST = "RuntimeError: NPU function error: AclrtSynchronizeStream, error code is 507035\n"
 
 
 def write(path: Path, kind: str, num_bytes: int) -> None:
     """Write a log of `num_bytes` in the layout of `kind`, with one error in its last line."""
-    part = "".join(_KINDS[kind].format(n=number, s=number % 60) for number in range(20_000)).encode()
-    with open(path, "wb") as file:
+    number = 0
+    with open(path, "w", encoding="utf-8") as file:
         while file.tell() < num_bytes:
-            file.write(part)
-        file.write(_LAST.encode())
+            file.write(
+                "".join(
+                    _KINDS[kind].format(n=one, s=one % 60, words=_words(one)) for one in range(number, number + 10_000)
+                )
+            )
+            number += 10_000
+        file.write(_LAST)
+
+
+def _words(number: int) -> str:
+    """Return letters that no other number has."""
+    letters = []
+    while number:
+        number, rest = divmod(number, 26)
+        letters.append(chr(97 + rest) * 3)
+    return " ".join(letters)
 
 
 def main() -> None:

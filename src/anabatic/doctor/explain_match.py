@@ -2,8 +2,9 @@
 
 Logs repeat themselves but for their numbers. So a block is first freed of its digits and split into lines, and only
 lines that were not seen before are looked at: a text that stands in a line still stands there when both have lost
-their digits. New lines are searched together for some forty short words (`bytes.find`), one of which every known text
-contains. What may match after that is compared for good, digits included.
+their digits. New lines are split into words, which repeat themselves too; each known text contains, within one word,
+one of some seventy stems, so most lines are done with when all of their words are known not to contain any. What may
+match after that is compared for good, digits included.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from typing import NamedTuple
 
 from anabatic.doctor.knowledge import Entry, Knowledge
 
-WORDS = (
-    b"exception", b"timeout", b"timed out", b"times out", b"out of memory", b"memory", b"cannot", b"can't", b"invalid",
-    b"mismatch", b"inconsistent", b"should be", b"unable to", b"killed", b"expected", b"signal", b"undefined",
-    b"version `", b"denied", b"oom", b"closed", b"terminate", b"address", b"process group", b"dataloader", b"no such",
-    b"host", b"module", b"variable", b"unsupported", b"connect", b"nan", b"fail", b"error", b"not ", b"no ", b"device",
+STEMS = (
+    b"exception", b"timeout", b"timed", b"times", b"memory", b"cannot", b"can't", b"invalid", b"mismatch", b"should",
+    b"inconsistent", b"unable", b"killed", b"expected", b"signal", b"undefined", b"version", b"denied", b"oom",
+    b"closed", b"terminate", b"address", b"process", b"dataloader", b"unsupported", b"occurred", b"must", b"finite",
+    b"been", b"status", b"compile", b"received", b"removed", b"execution", b"driver", b"buffer", b"duplicate",
+    b"module", b"variable", b"connect", b"nan", b"tensor", b"fail", b"error", b"not", b"file", b"device", b"code",
+    b"ret",
 )  # fmt: skip
-"""In lower case, the rarer first. A text is filed under the first that one of its pieces contains, else under its own
-longest piece."""
-MOST_SEEN = 100_000
-"""Different lines without digits that are remembered."""
+"""In lower case. A text is filed under the first that one of its pieces contains, else under its own longest word."""
+MOST_SEEN = 50_000
+"""Different lines without digits that are remembered, and four times as many words."""
 LONGEST_SEEN = 1 << 10
-"""Bytes of a line that is remembered: memory stays below 100 MB."""
+"""Bytes of a line that is remembered: memory stays bounded."""
 _DIGITS = b"0123456789"
 _CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
 _CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
@@ -77,14 +79,19 @@ class Matcher:
 
     def __init__(self, knowledge: Knowledge) -> None:
         self.knowledge = knowledge
-        self.filed: dict[bytes, list[Text]] = {word: [] for word in _RETURNS}
+        self.filed: dict[bytes, list[Text]] = {stem: [] for stem in _RETURNS}
         for entry in knowledge.entries:
             for text in entry.texts:
                 pieces = tuple(piece.encode() for piece in text.lower().split("*") if piece.strip())
                 bare = tuple(piece.translate(None, _DIGITS) for piece in pieces)
-                word = next((word for word in WORDS for piece in bare if word in piece), max(bare, key=len))
-                self.filed.setdefault(word, []).append(Text(entry, pieces, bare, sum(map(len, pieces))))
+                words = [word for piece in bare for word in piece.split()]
+                stem = next((stem for stem in STEMS for word in words if stem in word), max(words, key=len))
+                self.filed.setdefault(stem, []).append(Text(entry, pieces, bare, sum(map(len, pieces))))
         self.seen: set[bytes] = set()
+        self.harmless: set[bytes] = set()
+        """Words without a stem."""
+        self.stems: dict[bytes, tuple[bytes, ...]] = {}
+        """Word -> the stems that it contains."""
         self.suspects: dict[bytes, Suspect] = {}
         """By the line without its digits."""
 
@@ -124,29 +131,44 @@ class Matcher:
         if len(self.seen) + len(self.suspects) > MOST_SEEN:
             self.seen.clear()
             self.suspects.clear()
-        joined = b"\n".join(new)
-        low = joined.lower()
-        texts: dict[int, list[Text]] = {}
-        numbers: set[int] = set()
-        for word, filed in self.filed.items():
-            at = low.find(word)
+        if len(self.harmless) + len(self.stems) > 4 * MOST_SEEN:
+            self.harmless.clear()
+            self.stems.clear()
+        self._learn(set(b"\n".join(new).lower().split()).difference(self.harmless, self.stems))
+        for line in new:
+            low = line.lower()
+            words = low.split()
+            suspect = None
+            if _CODE_BARE.search(line) or not self.stems.keys().isdisjoint(words):
+                suspect = self._suspect(line, low, words)
+            if suspect is not None:
+                self.suspects[line] = suspect
+            elif len(line) <= LONGEST_SEEN:
+                self.seen.add(line)
+
+    def _learn(self, words: set[bytes]) -> None:
+        """File new words under `harmless` or `stems`."""
+        joined = b" ".join(words)
+        found: dict[bytes, list[bytes]] = {}
+        for stem in self.filed:
+            at = joined.find(stem)
             while at >= 0:
-                start, end = low.rfind(b"\n", 0, at) + 1, low.find(b"\n", at)
-                end = end if end >= 0 else len(low)
-                line = low[start:end]
-                if not _QUIET.match(line):
-                    if may := [text for text in filed if _in_order(line, text.bare) >= 0]:
-                        texts.setdefault(start, []).extend(may)
-                    if word in _RETURNS and _NUMBER_BARE.search(line):
-                        numbers.add(start)
-                at = low.find(word, end)
-        codes = {low.rfind(b"\n", 0, match.start()) + 1 for match in _CODE_BARE.finditer(joined)}
-        codes = {start for start in codes if not _QUIET.match(low, start)}
-        for start in texts.keys() | numbers | codes:
-            end = joined.find(b"\n", start)
-            line = joined[start : end if end >= 0 else len(joined)]
-            self.suspects[line] = Suspect(tuple(texts.get(start, ())), start in codes, start in numbers)
-        self.seen.update(line for line in new.difference(self.suspects) if len(line) <= LONGEST_SEEN)
+                start, end = joined.rfind(b" ", 0, at) + 1, joined.find(b" ", at)
+                end = end if end >= 0 else len(joined)
+                found.setdefault(joined[start:end], []).append(stem)
+                at = joined.find(stem, end)
+        self.stems.update((word, tuple(stems)) for word, stems in found.items())
+        self.harmless.update(word for word in words if word not in found and len(word) <= LONGEST_SEEN)
+
+    def _suspect(self, line: bytes, low: bytes, words: list[bytes]) -> Suspect | None:
+        """Return what may stand in a line without digits, or None."""
+        if _QUIET.match(low):
+            return None
+        stems = {stem for word in words for stem in self.stems.get(word, ())}
+        texts = tuple(text for stem in stems for text in self.filed[stem] if _in_order(low, text.bare) >= 0)
+        number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
+        code = _CODE_BARE.search(line) is not None
+        return Suspect(texts, code, number) if texts or number or code else None
 
     def _numbers(self, low: bytes, found: list[Hit]) -> None:
         for match in _NUMBER.finditer(low):

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
 
-BLOCK = 1 << 23
+BLOCK = 1 << 21
 """Bytes read at a time."""
-LONGEST_LINE = 1 << 22
+LONGEST_LINE = 1 << 20
 """A line that is longer is cut: memory stays bounded."""
 _HEAD = 1 << 13
 _BINARY = 0.05
