@@ -45,6 +45,7 @@ def doctor(
     from anabatic.doctor import examine, facts, language, machine, report
 
     words = language.choose(lang, os.environ)
+    language.writable(sys.stdout)
     if root is not None and not root.is_dir():
         raise ConfigError(f"--root is {root}, which is no folder", "unpack the bundle first, or name a mounted root")
     looked_at = facts.live() if root is None else machine.rooted(root)

@@ -35,6 +35,7 @@ def env(
     from anabatic.doctor import environment, facts, language, machine
 
     words = language.choose(lang, os.environ)
+    language.writable(sys.stdout)
     if root is not None and not root.is_dir():
         raise ConfigError(f"--root is {root}, which is no folder", "name a mounted root")
     looked_at = facts.quick() if root is None else machine.rooted(root)

@@ -135,7 +135,7 @@ def limits() -> dict[str, int]:
 def disks(variables: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Label -> path, free and total bytes."""
     places = {
-        "work": os.path.abspath("."),
+        "work": ".",
         "tmp": variables.get("TMPDIR") or "/tmp",
         "home": variables.get("HOME") or "/",
         "shm": "/dev/shm",
@@ -147,7 +147,12 @@ def disks(variables: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         except OSError:
             continue
         total, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-        found[label] = {"path": path, "free": free, "total": total, "writable": os.access(path, os.W_OK)}
+        found[label] = {
+            "path": os.path.realpath(path),
+            "free": free,
+            "total": total,
+            "writable": os.access(path, os.W_OK),
+        }
     return found
 
 

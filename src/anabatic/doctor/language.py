@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TextIO
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
@@ -26,3 +27,9 @@ def choose(asked: str | None, environ: Mapping[str, str]) -> Language:
     if asked not in _NAMES:
         raise ConfigError(f'--lang is "{asked}".{did_you_mean(asked, _NAMES)}', "en or zh")
     return _NAMES[asked]
+
+
+def writable(stream: TextIO) -> None:
+    """Let a stream write `?` for what its encoding lacks: an ASCII terminal must not end a report."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")

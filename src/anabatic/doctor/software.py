@@ -134,7 +134,7 @@ def imports(machine: Machine) -> Iterator[Line]:
 
 def _failed(machine: Machine, told: dict[str, Any]) -> Iterator[Line]:
     error = str(told["error"])
-    if told.get("stage") == "torch":
+    if not told.get("torch"):
         yield say("import.torch", error=error, command=_again(machine))
         return
     yield say("import.torch_npu", error=error, fix=_remedy(machine, error))
