@@ -196,7 +196,7 @@ def render(machine: Machine, shell: str, explain: bool, language: Language) -> s
         ]
     lines += [_note(machine, one, language) for one in kept]
     if not wanted:
-        lines.append(f"# {getattr(_NOTHING, language)}")
+        lines.append(f"# {getattr(_SIMULATED if machine.simulated else _NOTHING, language)}")
     if explain:
         lines += ["#", f"# {getattr(_NOT_SET, language)}"]
         lines += [f"#   {what}: {getattr(why, language)}" for what, why in NOT_SET]
@@ -204,6 +204,10 @@ def render(machine: Machine, shell: str, explain: bool, language: Language) -> s
 
 
 _NOTHING = Text("nothing to set: no NPU and no GPU here", "无需设置：本机没有 NPU 和 GPU")
+_SIMULATED = Text(
+    "nothing to set: `anabatic sim` sets what a simulated NPU needs",
+    "无需设置：`anabatic sim` 已设好模拟 NPU 所需的变量",
+)
 _NOT_SET = Text("not set, although guides do:", "以下不设置，尽管一些教程会设：")
 _SAME, _OTHER = Text("already so", "已是该值"), Text("kept; suggested:", "保留；建议值：")
 

@@ -131,6 +131,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("ASCEND_SLOG_PRINT_TO_STDOUT", _SWITCH, harms=(
         Harm("1", Text("logs go to the terminal and no longer to ~/ascend/log, where they are needed later",
                        "日志只打到终端，不再写入 ~/ascend/log，事后无从查起")),)),
+    Variable("HOST_CACHE_CAPACITY", number(0, _BIG)),
     Variable("ACLNN_CACHE_LIMIT", number(1, 10_000_000)),
     Variable("ACL_OP_COMPILER_CACHE_MODE", one_of("enable", "disable", "force")),
     Variable("ACL_OP_INIT_MODE", one_of("0", "1", "2")),

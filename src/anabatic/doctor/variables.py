@@ -198,6 +198,62 @@ def _renamed(machine: Machine) -> Iterator[Line]:
                    "CANN 9.2 起改名 ASCEND_LOG_PRINT_TO_STDOUT", f"unset {name}")  # fmt: skip
 
 
+def _queue(machine: Machine) -> Iterator[Line]:
+    """What rides on the task queue (Ascend/pytorch docs, PER_STREAM_QUEUE.md and TORCH_NPU_LAZY_FUSION.md)."""
+    env = machine.env
+    if env.get("TASK_QUEUE_ENABLE") != "0" and env.get("ASCEND_LAUNCH_BLOCKING") != "1":
+        return
+    for name, on in (("PER_STREAM_QUEUE", "1"), ("TORCH_NPU_LAZY_FUSION", "True")):
+        if env.get(name) == on:
+            yield _say(name, machine, "needs the task queue, which is switched off here",
+                       "依赖任务下发队列，而这里关闭了它",
+                       "unset TASK_QUEUE_ENABLE ASCEND_LAUNCH_BLOCKING")  # fmt: skip
+
+
+def _binding(machine: Machine) -> Iterator[Line]:
+    """A process whose cores are restricted already is not bound (CPU_AFFINITY_CONF.md)."""
+    name, told = "CPU_AFFINITY_CONF", machine.fact("cpu", dict)
+    value, count, allowed = machine.env.get(name, ""), told.get("count"), told.get("allowed")
+    wanted = re.match(r"(mode:)?[12]", value) and "force:1" not in value
+    if wanted and isinstance(count, int) and isinstance(allowed, int) and allowed < count:
+        yield _say(name, machine, f"is ignored: {allowed} of {count} cores are allowed here already (taskset, cpuset)",
+                   f"不起作用：进程已被限制在 {count} 核中的 {allowed} 核（taskset、cpuset）",
+                   f"export {name}={value[:_SHORT]},force:1")  # fmt: skip
+
+
+_NEEDS: tuple[tuple[str, str, str], ...] = (
+    ("expandable_segments:true", "23.0.0", ""),
+    ("page_size", "25.0.RC1", "8.1.RC1"),
+    ("pin_memory_expandable_segments:true", "25.5.0", "8.5.0"),
+    ("pinned_mem_register:true", "26.0.RC1", ""),
+)
+"""Key of the allocator -> oldest driver and oldest CANN (PYTORCH_NPU_ALLOC_CONF.md)."""
+
+
+def _too_old(machine: Machine) -> Iterator[Line]:
+    name = "PYTORCH_NPU_ALLOC_CONF"
+    value = machine.env.get(name, "").lower()
+    found = cann.installed(machine)
+    here = (versions.key(hardware.driver_version(machine)), found.key if found else None)
+    for key, *least in _NEEDS:
+        wanted = [versions.key(one) for one in least]
+        old = any(have and want and have < want for have, want in zip(here, wanted, strict=True))
+        if old and re.search(rf"(^|,)\s*{re.escape(key)}", value):
+            needs = f"driver {least[0]}" + (f", CANN {least[1]}" if least[1] else "")
+            yield _say(name, machine, f"{key} needs {needs}", f"{key} 需要 {needs}", f"unset {name}")
+
+
+def _zero_copy(machine: Machine) -> Iterator[Line]:
+    """TORCH_HCCL_ZERO_COPY: A3 with expandable segments only (Ascend/pytorch docs)."""
+    name, grows = "TORCH_HCCL_ZERO_COPY", "expandable_segments:true"
+    here = machine.env.get("PYTORCH_NPU_ALLOC_CONF", "") + machine.env.get("PYTORCH_ALLOC_CONF", "")
+    good = hardware.package(machine) in ("", "ascend910_93") and grows in here.lower()
+    if machine.env.get(name) == "1" and not good:
+        yield _say(name, machine, "works on a 910C with expandable_segments:True only",
+                   "只在 910C 且 expandable_segments:True 时有效", f"unset {name}")  # fmt: skip
+
+
 _TOGETHER: tuple[Callable[[Machine], Iterator[Line]], ...] = (
     _visible, _foreign, _allocator, _timeouts, _pairs, _paths, _saturation, _both_masks, _renamed,
+    _queue, _binding, _too_old, _zero_copy,
 )  # fmt: skip

@@ -60,6 +60,22 @@ _ROWS = (
     ("STREAMS_PER_DEVICE", "16", "wrong"),
 )
 CASES = {f"{name}={value}": wrong(name, value, kind) for name, value, kind in _ROWS}
+CASES["a queue that is off"] = State(
+    roots.a2, {"env": {"TASK_QUEUE_ENABLE": "0", "PER_STREAM_QUEUE": "1"}}, {"variables.harmful"}
+)
+CASES["bound already"] = State(
+    roots.a2,
+    {"env": {"CPU_AFFINITY_CONF": "2"}, "facts": {"cpu": {"count": 192, "allowed": 96}}},
+    {"variables.harmful", "cpu.bound"},
+)
+CASES["driver too old for the allocator"] = State(
+    roots.a2, {"env": {"PYTORCH_NPU_ALLOC_CONF": "pin_memory_expandable_segments:True"}}, {"variables.harmful"}
+)
+CASES["zero copy on the wrong chip"] = State(
+    roots.a2,
+    {"env": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "TORCH_HCCL_ZERO_COPY": "1"}},
+    {"variables.harmful"},
+)
 CASES["both allocators"] = State(
     roots.a2,
     {"env": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "x"}},
@@ -76,6 +92,7 @@ CASES["renamed in CANN 9.2"] = State(
 )
 
 GOOD = {
+    "TORCH_NPU_LAZY_FUSION": "True",
     "ASCEND_RT_VISIBLE_DEVICES": "0,2,5",
     "TASK_QUEUE_ENABLE": "2",
     "CPU_AFFINITY_CONF": "1,npu0:0-23,npu1:24-47",
@@ -97,8 +114,8 @@ def test_mistake(name: str, tmp_path: Path) -> None:
     base, change, expected = CASES[name]
     found = roots.lines(base().but(**change), tmp_path)
     assert roots.ids(found, "WARN", "FAIL") == expected
-    (line,) = (line for line in found if line.verdict.check == "variables")
-    assert line.fix("en").startswith(("export ", "unset "))
+    fixes = [line.fix("en") for line in found if line.verdict.check == "variables"]
+    assert fixes and all(fix.startswith(("export ", "unset ")) for fix in fixes)
 
 
 def test_good_values_pass(tmp_path: Path) -> None:
