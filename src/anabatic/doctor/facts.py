@@ -24,6 +24,8 @@ _SHARE = 0.85
 """Of the budget: by then every fact is there, or it counts as not known."""
 _MARGIN = 0.5
 """Seconds before that in which a program is ended, so that we can still say that it hung."""
+_CORES_FOR_TWO, _ECC_SECONDS = 4, 2.5
+"""With fewer cores the import goes first, as long as that much time is left for ECC."""
 PACKAGES = (
     "torch", "torch-npu", "transformers", "tokenizers", "safetensors", "numpy", "peft", "datasets", "accelerate",
     "deepspeed", "triton", "triton-ascend", "torchvision", "torchaudio", "mindspeed", "vllm", "vllm-ascend", "anabatic",
@@ -70,6 +72,8 @@ class Live:
 
     def _ecc(self, variables: Mapping[str, str]) -> dict[str, str]:
         """`-t ecc` of every card that `info` lists, one after the other: npu-smi wants to be alone."""
+        if self._known["cpu"]["allowed"] < _CORES_FOR_TWO and "import" in self._later:
+            self._later["import"].get(self.deadline - _ECC_SECONDS)
         told = self.get("npu-smi") or {}
         cards = dict.fromkeys(device.npu_id for device in npu_smi.info(str(told.get("text", ""))).devices)
         found: dict[str, str] = {}
