@@ -9,10 +9,11 @@ from cyclopts import Parameter
 
 from anabatic.core.errors import ConfigError
 
-_Switch = Annotated[bool, Parameter(negative=())]
-_Word = Annotated[str | None, Parameter(negative=())]
-_Words = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)]
-_File = Annotated[Path | None, Parameter(negative=())]
+_Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
+_Word = Annotated[str | None, Parameter(negative=(), show_default=False)]
+_Words = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)]
+_Text = Annotated[str, Parameter(show_default=False)]
+_File = Annotated[Path | None, Parameter(negative=(), show_default=False)]
 
 
 def monitor(
@@ -26,8 +27,8 @@ def monitor(
     replay: _File = None,
     prom: _Word = None,
     device: _Words = (),
-    user: str = "",
-    name: str = "",
+    user: _Text = "",
+    name: _Text = "",
 ) -> int:
     """Look at NPUs, GPUs or the processor, and at a training run beside them.
 

@@ -46,5 +46,11 @@ class OwnDevice:
         )
         figures.hbm_total_mb, figures.hbm_used_mb = int(total) >> 20, int(total - free) >> 20
         if self._device.type == "npu":
-            figures.util_pct, figures.util_kind = float(self._module.utilization(index)), "own"
+            figures.util_pct, figures.util_kind = self._utilization(index), "own"
         return Snapshot("torch", [figures])
+
+    def _utilization(self, index: int) -> float | None:
+        try:
+            return float(self._module.utilization(index))
+        except RuntimeError:  # some drivers and virtual devices do not tell
+            return None

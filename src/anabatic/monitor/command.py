@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -77,6 +78,8 @@ def run(options: Options) -> int:
         Failure: nothing answered in time; a file or a port refuses.
     """
     options.check()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no bars
     reader = runs.RunReader(options.run) if options.run else None
     show = _Show(options, reader)
     if options.replay is not None:

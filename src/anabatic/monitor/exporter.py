@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +34,11 @@ def serve(where: tuple[str, int], text: Callable[[], str]) -> Iterator[int]:
         def log_message(self, format: str, *arguments: object) -> None:
             """Say nothing: the terminal shows figures."""
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+
     try:
-        server = ThreadingHTTPServer(where, Handler)
+        server = Server(where, Handler)
     except OSError as error:
         raise Failure(
             f"cannot listen on {where[0]}:{where[1]}: {error.strerror or error}", "choose another --prom PORT"

@@ -27,9 +27,12 @@ def row(frame: Frame, shown: Snapshot) -> dict[str, Any]:
 
 
 def log_row(frame: Frame) -> dict[str, Any]:
-    """Return the row of `--log`: a failed reading has an error and no devices."""
+    """Return the row of `--log`, without what is not known: a failed reading has an error and no devices."""
     if not frame.problem:
-        return frame.snapshot.row()
+        whole = frame.snapshot.row()
+        for name in ("devices", "processes"):
+            whole[name] = [{key: value for key, value in each.items() if value is not None} for each in whole[name]]
+        return whole
     taken = frame.snapshot.taken_at + frame.age()
     return Snapshot(frame.snapshot.source, error=frame.problem, hint=frame.hint, taken_at=taken).row()
 
@@ -57,7 +60,7 @@ def replay(path: Path) -> Iterator[Frame]:
         DataError: no line of it is a reading.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} is not there", "give a file that `anabatic monitor --log FILE` wrote")
+        raise ConfigError(f"{path} is no file", "give a file that `anabatic monitor --log FILE` wrote")
     last: Snapshot | None = None
     number = 0
     for each in jsonl.read(path):

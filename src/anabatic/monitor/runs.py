@@ -75,8 +75,12 @@ class RunReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._root = _find(folder)
-        self._paths = RunFolder(self._root)
+        self._folder = folder
+        self._turn_to(_find(folder))
+
+    def _turn_to(self, root: Path) -> None:
+        self._root = root
+        self._paths = RunFolder(root)
         self._offset = 0
         self._inode = -1
         self._rest = b""
@@ -85,7 +89,9 @@ class RunReader:
         self._total: int | None = None
 
     def read(self) -> Run:
-        """Return what is known now."""
+        """Return what is known now; of a pipeline, about the stage that began last."""
+        if (self._folder / "pipeline.jsonl").exists() and (root := _find(self._folder)) != self._root:
+            self._turn_to(root)
         self._follow()
         run = Run(str(self._root), valid=self._valid, total_steps=self._steps())
         if self._rows:

@@ -58,9 +58,10 @@ class Sampler:
             self._news.wait_for(lambda: self._frame is not None and self._frame.number > after, timeout)
             return self._frame
 
-    def close(self) -> None:
-        """Ask the thread to end; a reading that is under way is not waited for."""
+    def close(self, wait: float = 0.0) -> None:
+        """Ask the thread to end, and wait up to `wait` seconds for a reading that is under way."""
         self._closed.set()
+        self._thread.join(wait)
 
     def _run(self) -> None:
         number = 0

@@ -283,7 +283,8 @@ def render(
     if run:
         lines += [[], *(fit(line, width) for line in run)]
     if shown.devices:
-        devices = [*([sum_line(shown)] if len(shown.devices) > 1 else []), [], *device_lines(shown, history, width)]
+        devices: list[Line] = [[]] if run else []
+        devices += [*([sum_line(shown)] if len(shown.devices) > 1 else []), [], *device_lines(shown, history, width)]
         room = None if height is None else max(height - len(lines), 2)
         if room is not None and len(devices) > room:
             devices = [*devices[: room - 1], [("dim", f"… {len(devices) - room + 1} more devices")]]

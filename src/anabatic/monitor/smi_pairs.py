@@ -57,7 +57,7 @@ _NUMBERS = {
     "Ctrlcpu Usage Rate(%)": "ctrlcpu_pct", "NPU Utilization(%)": "npu_util_pct",
     "HBM Usage Rate(%)": "hbm_pct", "HBM Bandwidth Usage Rate(%)": "hbm_bw_pct",
     "Memory Usage Rate(%)": "mem_pct", "DDR Usage Rate(%)": "mem_pct",
-    "HBM Capacity(MB)": "hbm_total_mb", "DDR Capacity(MB)": "mem_total_mb",
+    "HBM Capacity(MB)": "hbm_total_mb", "DDR Capacity(MB)": "mem_total_mb", "Memory Capacity(MB)": "mem_total_mb",
     "Temperature(C)": "temp_c", "Temperature (C)": "temp_c",
     "NPU Temperature(C)": "temp_c", "NPU Temperature (C)": "temp_c", "HBM Temperature(C)": "hbm_temp_c",
     "NPU Real-time Power(W)": "power_w", "Power Dissipation(W)": "power_w",
@@ -149,12 +149,12 @@ def read_pairs(lines: list[str]) -> Pairs | None:
             blocks.process(process)
         elif pair:
             blocks.pair(*pair)
-        elif _NO_PROCESS.fullmatch(line):
-            blocks.message(line)
         elif not line.strip():
             blocks.end()
+        else:  # "No process in device.", or what one chip of several does not support
+            blocks.message(line)
     blocks.end()
-    if not blocks.done and not blocks.said:
+    if not blocks.done and not any(_NO_PROCESS.fullmatch(line) for line in blocks.said):
         return None
     npu = next((number(block.values["NPU ID"]) for block in blocks.done if "NPU ID" in block.values), None)
     meant = [each for each in (_meaning(block, npu) for block in blocks.done) if each is not None]

@@ -28,6 +28,10 @@ _UTILISATION = {2: "util_pct", 10: "bandwidth_pct", 12: "vector_pct", 13: "overa
 """Types of dcmi_get_device_utilization_rate."""
 
 
+_SLACK = ("slack", c_uint8 * 256)
+"""A newer driver whose structures have grown must not write past ours."""
+
+
 class _Hbm(Structure):
     _fields_ = (
         ("size_mb", c_uint64),
@@ -35,6 +39,7 @@ class _Hbm(Structure):
         ("used_mb", c_uint64),
         ("temp", c_int),
         ("bandwidth", c_uint32),
+        _SLACK,
     )
 
 
@@ -48,6 +53,7 @@ class _Memory(Structure):
         ("pages_free", c_ulong),
         ("util", c_uint32),
         ("reserve", c_uint8 * 60),
+        _SLACK,
     )
 
 
@@ -58,6 +64,7 @@ class _Chip(Structure):
         ("version", c_char * 32),
         ("cores", c_uint),
         ("npu_name", c_char * 32),
+        _SLACK,
     )
 
 
@@ -69,6 +76,7 @@ class _Pcie(Structure):
         ("device", c_uint),
         ("function", c_uint),
         ("reserve", c_uint8 * 32),
+        _SLACK,
     )
 
 

@@ -40,8 +40,8 @@ def find() -> str | None:
     return shutil.which("npu-smi") or shutil.which("npu-smi", path=os.pathsep.join(_PLACES))
 
 
-def call(command: list[str], timeout: float = TIMEOUT_SECONDS) -> str:
-    """Return what a command prints, errors included.
+def call(command: list[str], timeout: float = TIMEOUT_SECONDS) -> tuple[str, int]:
+    """Return what a command prints, errors included, and its exit code.
 
     Raises:
         OSError: it cannot be started.
@@ -57,9 +57,10 @@ def call(command: list[str], timeout: float = TIMEOUT_SECONDS) -> str:
             start_new_session=True,
         )
         try:
-            return _read(child, Path(command[0]).name, timeout).decode("utf-8", "replace")
+            said = _read(child, Path(command[0]).name, timeout)
         finally:
             _end(child)
+        return said.decode("utf-8", "replace"), child.returncode
 
 
 def _read(child: subprocess.Popen[bytes], name: str, timeout: float) -> bytes:
@@ -106,6 +107,11 @@ def snapshot(text: str) -> Snapshot:
     found.processes = [
         Process(row.npu_id, row.chip_id, row.pid, row.name, row.mem_mb, row.container_pid) for row in table.processes
     ]
+    if table.unparsed_lines and found.devices:
+        found.notes.append(
+            f"npu-smi: lines that are not understood ({len(table.unparsed_lines)}), the first: "
+            f"{table.unparsed_lines[0].strip()[:60]}"
+        )
     if not found.devices:
         first = table.error if table.error is not None else next(iter(table.unparsed_lines), "")
         found.error = f"npu-smi: {first.strip()[:200] or 'no output'}"
@@ -129,11 +135,14 @@ class NpuSmi:
     def read(self) -> Snapshot:
         """Return the devices now; a call that fails or hangs is a snapshot with an error."""
         try:
-            found = snapshot(call([self.path, "info"], self._timeout))
+            text, code = call([self.path, "info"], self._timeout)
+            found = snapshot(text)
             if found.devices and self._logic is None:
                 self._logic = self._mapping()
         except (OSError, TimeoutError) as error:
             return Snapshot("npu-smi", error=str(error), hint=hint(str(error)))
+        if found.devices and code:
+            found.notes.append(f"npu-smi ended with code {code}: devices may be missing")
         for device in found.devices:
             if device.logic_id is None and self._logic:
                 device.logic_id = self._logic.get((device.npu_id, device.chip_id or 0))
@@ -142,7 +151,7 @@ class NpuSmi:
     def _mapping(self) -> dict[tuple[int, int], int]:
         """Return (card, chip) -> logic id from `npu-smi info -m`, which does not change while the machine is up."""
         try:
-            parsed = npu_smi.parse(call([self.path, "info", "-m"], self._timeout))
+            parsed = npu_smi.parse(call([self.path, "info", "-m"], self._timeout)[0])
         except (OSError, TimeoutError):
             return {}  # the devices are then taken in the order of the table
         return logic_ids(parsed) if isinstance(parsed, Mapping) else {}

@@ -18,6 +18,8 @@ from anabatic.parallel.world import World
 
 SHARE = 0.1
 """Of the time at most for reading: a slow npu-smi is asked less often."""
+_LAST_SECONDS = 1.0
+"""What the end of a training waits for a reading that is under way: torch must not be asked while it is taken down."""
 
 
 class _Chosen:
@@ -28,14 +30,17 @@ class _Chosen:
         self._source: Source | None = None
 
     def read(self) -> Snapshot:
-        if self._source is None:
-            self._source, notes = accelerators()
-            self._source = self._source or OwnDevice(self._device)
+        if self._source is not None:
+            return self._source.read()
+        self._source, notes = accelerators()
+        found = None if self._source is None else self._source.read()
+        if found is None or found.error is not None:
+            notes += [] if found is None else [str(found.error)]
+            self._source = OwnDevice(self._device)
             found = self._source.read()
-            why = "; ".join([*notes, *([found.error] if found.error else [])])
-            messages.info(f"device figures come from {found.source}{f' ({why})' if why else ''}")
-            return found
-        return self._source.read()
+        why = f" ({'; '.join(notes)})" if notes else ""
+        messages.info(f"device figures come from {found.source}{why}")
+        return found
 
 
 def local_size() -> int:
@@ -54,7 +59,7 @@ def watching(log: Log, device: Device, world: World) -> Iterator[Window | None]:
     try:
         yield window
     finally:
-        sampler.close()
+        sampler.close(_LAST_SECONDS)
 
 
 def share(world: World) -> float:

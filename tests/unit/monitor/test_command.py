@@ -76,7 +76,7 @@ def test_a_log_is_written_and_played(machine: Path, capsys: pytest.CaptureFixtur
         (["--json", "--csv"], "two forms"),
         (["--once", "--prom", "0"], "--prom serves until"),
         (["--prom", "web"], "expected PORT"),
-        (["--replay", "absent.jsonl"], "absent.jsonl is not there"),
+        (["--replay", "absent.jsonl"], "absent.jsonl is no file"),
         (["--replay", "absent.jsonl", "--prom", "1"], "--replay shows a recording"),
         (["nowhere"], "nowhere is no folder"),
         (["--once", "--log", "/proc/nothing/log"], "/proc/nothing/log"),

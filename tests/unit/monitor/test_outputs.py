@@ -62,7 +62,7 @@ def test_a_log_keeps_failed_readings(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_played(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(ConfigError, match="is no file"):
         next(outputs.replay(tmp_path / "absent"))
     (tmp_path / "empty").write_text("hello\n", encoding="utf-8")
     with pytest.raises(DataError, match="no reading"):

@@ -124,9 +124,11 @@ def test_a_pipeline_shows_the_stage_that_ran_last(tmp_path: Path) -> None:
     for stage in ("base", "sft"):
         (tmp_path / stage).mkdir()
     _append(tmp_path / "base" / "events.jsonl", {"event": "start"})
-    assert RunReader(tmp_path).read().name == str(tmp_path / "base")
+    _append(tmp_path / "base" / "metrics.jsonl", _train(7, 1.0))
+    reader = RunReader(tmp_path)
+    assert (reader.read().name, reader.read().last["step"]) == (str(tmp_path / "base"), 7)
     _append(tmp_path / "sft" / "events.jsonl", {"event": "start"})
-    assert RunReader(tmp_path).read().name == str(tmp_path / "sft")
+    assert (reader.read().name, reader.read().last) == (str(tmp_path / "sft"), {})  # followed while it is shown
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ snapshots = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(snapshots, st.integers(40, 200), st.text(max_size=300))
 def test_no_line_is_wider_than_the_screen(snapshot: Snapshot, width: int, problem: str) -> None:
     for line in _text(
