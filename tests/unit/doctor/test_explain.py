@@ -137,11 +137,14 @@ def test_a_cut_gz_tells_what_came_before(tmp_path: Path) -> None:
 def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.log").write_bytes(b"\x7fELF" + b"\0" * 500)
     (tmp_path / "wide.log").write_bytes("error".encode("utf-16"))
+    (tmp_path / "packed.log").write_bytes(bytes(range(256)) * 9)
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for words, message in (
         ([tmp_path / "model.log"], "is binary, no log"),
         ([tmp_path / "wide.log"], "is UTF-16"),
+        ([tmp_path / "packed.log"], "is binary, no log"),
+        ([""], "a name is empty"),
         ([tmp_path / "empty"], "holds no log"),
         ([tmp_path / "pipe"], "is a pipe"),
         ([tmp_path / "modl.log"], "No such file or directory"),
@@ -150,6 +153,7 @@ def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["EI0002", tmp_path / "model.log"], "is a code"),
         (["--lang", "fr", "EI0002"], '--lang is "fr"'),
         (["--knowledge", tmp_path / "none.yaml", "EI0002"], "does not exist"),
+        (["--knowledge", tmp_path, "EI0002"], "is a folder"),
     ):
         assert run(*words) == 2
         lines = capsys.readouterr().err.splitlines()
