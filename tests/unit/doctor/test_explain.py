@@ -213,6 +213,25 @@ def test_unknown_codes_in_logs() -> None:
     assert [finding.code for finding in report.findings] == ["EI4711", "507999"]
 
 
+@pytest.mark.parametrize(
+    ("line", "codes"),
+    [
+        ("NPU function error: Aclrt, error code is 507015", ["507015"]),
+        ("[ERROR] RUNTIME(1,python): sync failed, retCode=0x7bc87, [aicore exception]", ["507015"]),
+        ("error: 207001, ret[107002] ERR00100 PTA", ["207001", "107002", "ERR00100"]),
+        ("errorCode[507899]; result = -8020; ret is -8020.", ["507899", "-8020"]),
+        ("HCCL function error: HcclBarrier(comm), error code is 9", ["hccl:9"]),
+        ("mean_error 507015, 1507015, code 507015.5, error 5070150, secret=507015, pretret=507015x", []),
+        ("[INFO] RUNTIME(1,python): error code is 507015, EI0006: none", []),
+        ("E1121 10:00:00.1 EI0006x xEI0006 0xEI0006 EI00067 ei0006 EI006 E1999", []),
+        ("(EI0006) [EZ9999] EL0004.", ["EI0006", "EZ9999", "EL0004"]),
+    ],
+)
+def test_codes_in_lines(line: str, codes: list[str]) -> None:
+    found = [hit.code for _, _, hits in explain_match.Matcher(KNOWN).hits(line.encode()) for hit in hits if hit.code]
+    assert found == codes
+
+
 OWN = """
 entries:
   - id: our-proxy
