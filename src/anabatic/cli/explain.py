@@ -18,9 +18,9 @@ NOTHING_KNOWN = 1
 
 def explain(
     *logs: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    json_: Annotated[bool, Parameter(name="--json", negative=(), show_default=False)] = False,
     lang: Annotated[str | None, Parameter(negative=())] = None,
-    knowledge: Annotated[tuple[Path, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    knowledge: Annotated[tuple[Path, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
 ) -> int:
     """Find the first cause in logs and say what it means, why it happens and what to do.
 

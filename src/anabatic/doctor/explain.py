@@ -104,8 +104,10 @@ def _finding(sights: list[Sight]) -> Finding:
     return Finding(sights[0].entry, sights[0].code, sights[0], sum(sight.count for sight in sights), ranks, sights)
 
 
-def _weight(sight: Sight) -> tuple[int, datetime, int]:
-    return knowledge.ROLES.index(sight.entry.role), sight.time or datetime.max, sight.order
+def _weight(sight: Sight) -> tuple[int, bool, datetime, int]:
+    """Sort key; a guess, as from the prefix of a code, comes after what is known."""
+    guess = sight.entry.confidence == "low"
+    return knowledge.ROLES.index(sight.entry.role), guess, sight.time or datetime.max, sight.order
 
 
 def _comparable(findings: list[Finding]) -> bool:

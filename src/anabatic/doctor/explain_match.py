@@ -31,13 +31,12 @@ LONGEST_SEEN = 1 << 10
 _DIGITS = b"0123456789"
 _CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
 _CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
-_NUMBER = re.compile(
-    rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*"
-    rb"(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z.])"
-)
+_NUMBER = re.compile(rb"[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)")
+"""What follows one of `_RETURNS`."""
 _NUMBER_BARE = re.compile(rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)")
 _RETURNS = (b"error", b"ret", b"code")
 """One of them stands before the number that a call returned."""
+_WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
 _HCCL = re.compile(rb"hccl function error.*?error code is (\d{1,2})(?!\d)")
 _QUIET = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
 _SPOKEN = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")
@@ -117,12 +116,13 @@ class Matcher:
             self._numbers(low, found)
         if suspect.code:
             self._codes(line, low, found)
+        found.sort(key=lambda hit: hit.at)
         best: Hit | None = None
         for text in suspect.texts:
             at = _in_order(low, text.pieces)
             if at >= 0 and (best is None or text.weight > best.weight):
                 best = Hit(text.entry, "", text.weight, at)
-        if best is not None and all(hit.entry.id != best.entry.id for hit in found):
+        if best is not None and not _among(found, best.entry):
             found.append(best)
         return found
 
@@ -171,11 +171,16 @@ class Matcher:
         return Suspect(texts, code, number) if texts or number or code else None
 
     def _numbers(self, low: bytes, found: list[Hit]) -> None:
-        for match in _NUMBER.finditer(low):
-            code = str(int(match[1], 16)) if match[1] else match[2].decode()
-            self._add(code, match.start(), found)
-        if b"hccl function" in low and (match_hccl := _HCCL.search(low)):
-            self._add(f"hccl:{match_hccl[1].decode()}", match_hccl.start(), found)
+        for word in _RETURNS:
+            at = low.find(word)
+            while at >= 0:
+                end = at + len(word)
+                match = _NUMBER.match(low, end)
+                if match and (word == b"code" or not at or low[at - 1] not in _WORDY):
+                    self._add(str(int(match[1], 16)) if match[1] else match[2].decode(), at, found)
+                at = low.find(word, end)
+        if b"hccl function" in low and (told := _HCCL.search(low)):
+            self._add(f"hccl:{told[1].decode()}", told.start(), found)
 
     def _codes(self, line: bytes, low: bytes, found: list[Hit]) -> None:
         """Codes with letters. One that no entry names counts only where a line speaks of an error."""
@@ -186,8 +191,12 @@ class Matcher:
 
     def _add(self, code: str, at: int, found: list[Hit]) -> None:
         entry = self.knowledge.of_code(code)
-        if entry is not None and all(hit.entry.id != entry.id for hit in found):
+        if entry is not None and not (found and _among(found, entry)):
             found.append(Hit(entry, code, len(code), at))
+
+
+def _among(found: list[Hit], entry: Entry) -> bool:
+    return any(hit.entry.id == entry.id for hit in found)
 
 
 def _in_order(line: bytes, pieces: tuple[bytes, ...]) -> int:

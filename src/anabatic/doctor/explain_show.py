@@ -174,7 +174,7 @@ def _short(sight: Sight, width: int) -> str:
     text = sight.text
     if len(text) <= width:
         return text
-    start = max(0, min(sight.at - width // 3, len(text) - width))
+    start = 0 if sight.at < 2 * width // 3 else min(sight.at - width // 3, len(text) - width)
     end = start + width
     return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
 

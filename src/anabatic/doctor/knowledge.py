@@ -121,6 +121,8 @@ def _quick(path: Path) -> list[dict[str, Any]]:
 
 
 def _of_user(path: Path) -> list[Entry]:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", "give the YAML file with the entries")
     source = yaml_file.read(path)
     unknown = sorted(set(source.tree) - {"entries"})
     rows = source.tree.get("entries")

@@ -23,7 +23,8 @@ LONGEST_LINE = 1 << 20
 """A line that is longer is cut: memory stays bounded."""
 _HEAD = 1 << 13
 _BINARY = 0.05
-"""Share of zero bytes from which a file is no text: a log that was cut off by a power failure holds a few."""
+"""Share of control bytes from which a file is no text: a log that was cut off by a power failure holds some zeros."""
+_CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\b\a\x1b")
 _LOG_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt)(?:\.\d+)?|^stdout|^stderr|^slurm-[\w.-]+|^plog-[\w.-]+)(?:\.gz)?$", re.IGNORECASE
 )
@@ -62,6 +63,8 @@ def collect(words: tuple[str, ...]) -> Logs:
         if word == "-":
             logs.files.append(Log("standard input", None))
             continue
+        if not word.strip():
+            raise DataError("a name is empty", "a variable of the shell may not be set")
         path = Path(word)
         for one in _files(path, logs.notes):
             status = one.stat()
@@ -154,7 +157,7 @@ def _whole_lines(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
 def _no_text(head: bytes) -> tuple[str, str] | None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16", "convert it first: iconv -f UTF-16 -t UTF-8 LOG | anabatic explain -"
-    if head and head.count(0) > _BINARY * len(head):
+    if len(head) - len(head.translate(None, _CONTROL)) > _BINARY * len(head):
         return "binary, no log", "give the text that the job printed, or a folder of logs"
     return None
 

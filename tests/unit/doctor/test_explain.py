@@ -137,11 +137,14 @@ def test_a_cut_gz_tells_what_came_before(tmp_path: Path) -> None:
 def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.log").write_bytes(b"\x7fELF" + b"\0" * 500)
     (tmp_path / "wide.log").write_bytes("error".encode("utf-16"))
+    (tmp_path / "packed.log").write_bytes(bytes(range(256)) * 9)
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for words, message in (
         ([tmp_path / "model.log"], "is binary, no log"),
         ([tmp_path / "wide.log"], "is UTF-16"),
+        ([tmp_path / "packed.log"], "is binary, no log"),
+        ([""], "a name is empty"),
         ([tmp_path / "empty"], "holds no log"),
         ([tmp_path / "pipe"], "is a pipe"),
         ([tmp_path / "modl.log"], "No such file or directory"),
@@ -150,6 +153,7 @@ def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["EI0002", tmp_path / "model.log"], "is a code"),
         (["--lang", "fr", "EI0002"], '--lang is "fr"'),
         (["--knowledge", tmp_path / "none.yaml", "EI0002"], "does not exist"),
+        (["--knowledge", tmp_path, "EI0002"], "is a folder"),
     ):
         assert run(*words) == 2
         lines = capsys.readouterr().err.splitlines()
@@ -207,6 +211,25 @@ def test_codes_are_decoded_also_by_prefix(code: str, says: str, capsys: pytest.C
 def test_unknown_codes_in_logs() -> None:
     report = explain.explain_text("EI4711: something new failed\nerror code is 507999\nbatch E12345 done\n", KNOWN)
     assert [finding.code for finding in report.findings] == ["EI4711", "507999"]
+
+
+@pytest.mark.parametrize(
+    ("line", "codes"),
+    [
+        ("NPU function error: Aclrt, error code is 507015", ["507015"]),
+        ("[ERROR] RUNTIME(1,python): sync failed, retCode=0x7bc87, [aicore exception]", ["507015"]),
+        ("error: 207001, ret[107002] ERR00100 PTA", ["207001", "107002", "ERR00100"]),
+        ("errorCode[507899]; result = -8020; ret is -8020.", ["507899", "-8020"]),
+        ("HCCL function error: HcclBarrier(comm), error code is 9", ["hccl:9"]),
+        ("mean_error 507015, 1507015, code 507015.5, error 5070150, secret=507015, pretret=507015x", []),
+        ("[INFO] RUNTIME(1,python): error code is 507015, EI0006: none", []),
+        ("E1121 10:00:00.1 EI0006x xEI0006 0xEI0006 EI00067 ei0006 EI006 E1999", []),
+        ("(EI0006) [EZ9999] EL0004.", ["EI0006", "EZ9999", "EL0004"]),
+    ],
+)
+def test_codes_in_lines(line: str, codes: list[str]) -> None:
+    found = [hit.code for _, _, hits in explain_match.Matcher(KNOWN).hits(line.encode()) for hit in hits if hit.code]
+    assert found == codes
 
 
 OWN = """
