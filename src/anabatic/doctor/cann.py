@@ -196,7 +196,7 @@ def kernels(machine: Machine) -> Iterator[Line]:
     folder = f"{opp}/built-in/op_impl/ai_core/tbe/kernel"
     there = [name for name in machine.files.names(folder, "ascend*") if machine.files.folder(f"{folder}/{name}")]
     wanted = hardware.package(machine)
-    if wanted in there:
+    if wanted in there or chips.SAME.get(wanted) in there:
         yield say("kernels.ok", soc=wanted)
     elif there and not wanted:
         yield say("kernels.some", soc=", ".join(there))

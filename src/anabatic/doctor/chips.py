@@ -24,6 +24,8 @@ PCI: dict[str, str] = {
     "0xd500": "ascend310p",
 }
 """PCI device id -> the same (PCIE_BDF_* in the log collector of the Ascend driver package)."""
+SAME: dict[str, str] = {"ascend950": "ascend910_95"}
+"""A folder's older name."""
 INFERENCE = ("ascend310p", "ascend310b")
 
 

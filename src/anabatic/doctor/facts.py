@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from anabatic.core import child
 from anabatic.doctor import commands, probe
 from anabatic.doctor.commands import Later
 from anabatic.doctor.files import Files
@@ -60,7 +61,7 @@ class Live:
             self._later["nvidia-smi"] = Later(lambda: nvidia(seconds))
         if "torch" in quick:
             parts = [name for name, has in _PARTS if has(machine, quick)][:1]
-            self._later["import"] = Later(lambda: probe.run(parts, seconds, variables, self._gate.reader))
+            self._later["import"] = Later(lambda: probe.run(parts, seconds, child.environment(), self._gate.reader))
         if machine.has_npu:
             self._later["ecc"] = Later(lambda: self._ecc(variables))
 

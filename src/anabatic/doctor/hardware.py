@@ -130,7 +130,9 @@ def chip(machine: Machine) -> Iterator[Line]:
     if figures is not None:
         dtype = "bf16" if figures.bf16 else "fp16"
         yield say("chip.ok", name=name, memory=figures.memory_gib, tflops=figures.half_tflops, dtype=dtype)
-    elif not folder:
+    elif folder:
+        yield say("chip.named", name=name or folder)
+    else:
         yield say("chip.unknown")
     if folder in chips.INFERENCE:
         yield say("inference.only", name=name or folder)

@@ -64,9 +64,11 @@ class Machine:
     @functools.cached_property
     def container(self) -> bool:
         """Whether it is a container (docker, podman, containerd, Kubernetes)."""
-        marks = (self.files.exists("/.dockerenv"), self.files.exists("/run/.containerenv"), "container" in self.env)
-        groups = self.files.text("/proc/1/cgroup") or ""
-        return any(marks) or re.search(r"docker|kubepods|containerd|libpod", groups) is not None
+        marks = (self.files.exists("/.dockerenv"), self.files.exists("/run/.containerenv"))
+        told = "container" in self.env or "KUBERNETES_SERVICE_HOST" in self.env
+        groups, mounts = (self.files.text(path) or "" for path in ("/proc/1/cgroup", "/proc/mounts"))
+        layered = re.search(r"^overlay / overlay ", mounts, re.M) is not None
+        return any(marks) or told or layered or re.search(r"docker|kubepods|containerd|libpod", groups) is not None
 
     @functools.cached_property
     def nodes(self) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -77,8 +76,3 @@ def parse(text: str) -> dict[str, Any]:
             if isinstance(row, dict):
                 told.update(row)
     return told
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of this process."""
-    return dict(os.environ)

@@ -180,6 +180,7 @@ VERDICTS = table(
      "训练请用昇腾 910B 或 910C；这颗用于推理"),
     ("chip.ok", "OK", "{name}: {memory:.0f} GiB, {tflops:.0f} TFLOP/s {dtype}",
      "{name}：{memory:.0f} GiB，{tflops:.0f} TFLOP/s {dtype}"),
+    ("chip.named", "OK", "{name}, no figures in the device table", "{name}，设备表里没有它的指标"),
     ("chip.unknown", "n/a", "which chip is not known here", "无法得知芯片型号"),
     ("chip.first", "WARN",
      "{name} has no bf16",

@@ -203,10 +203,15 @@ STATES: dict[str, State] = {
         "1": {"link": "link status: UP", "tls": "dev_id:1, tls switch[1]"}}}}, {"link.tls"}),
     # lines that are no fault, so that every verdict is seen once
     "reserved ports unknown": State(A2, {"gone": ("/proc/sys",), "files": {
-        "/proc/sys/net/ipv4/ip_local_port_range": "1024 65535"}}, set()),
+        "/proc/sys/net/ipv4/ip_local_port_range": "1024 65535"}}, {"ports.ephemeral"}),
     "no hccn.conf in a container": State(A3, {"gone": ("/etc/hccn.conf",)}, set()),
     "no hccn.conf": State(A2, {"gone": ("/etc/hccn.conf",)}, set()),
     "a chip nobody knows": State(A3, {"facts": {"npu-smi": None, "import": None}}, {"npu-smi.missing"}),
+    "a 950": State(A3, {"gone": (NEW + KERNEL,), "files": {NEW + KERNEL + "ascend910_95": None}, "facts": {
+        "npu-smi": roots.smi(16, "Ascend950PR", "26.1.0", "A3"), "import": {
+            "torch": "2.12.0", "torch_npu": "2.12.0", "npus": 16, "name": "Ascend950PR_9599"}}}, set()),
+    "a pod": State(A3, {"gone": ("/.dockerenv", "/usr/local/dcmi"), "files": {
+        "/proc/mounts": "overlay / overlay rw,lowerdir=x 0 0\n"}}, {"mounts.missing"}),
     "health not told": State(A2, {"facts": {"npu-smi": roots.smi(8, health=dict.fromkeys(range(8), "NA"))}}, set()),
     "simulated": State(CPU, {"files": roots.cann("/opt/sim", "9.2.0", "x"), "env": {
         "ASCEND_HOME_PATH": "/opt/sim", "ANABATIC_SIM_SEGMENT": "sim-1", "TASK_QUEUE_ENABLE": "0"}, "facts": {
