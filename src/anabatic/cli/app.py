@@ -59,6 +59,10 @@ def build() -> App:
     app.command("anabatic.cli.doctor:doctor", name="doctor", help=_DOCTOR, group=MACHINE)
     app.command("anabatic.cli.env:env", name="env", help=_ENV, group=MACHINE)
     app.command("anabatic.cli.explain:explain", name="explain", help="Say what the errors in logs mean.", group=MACHINE)
+    app.command(
+        "anabatic.cli.launch:app", name="launch", help="Run a training command in several processes or machines.",
+        group=TRAIN,
+    )  # fmt: skip
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     app.command(
         "anabatic.cli.monitor:monitor", name="monitor", help="Look at devices, and at a run beside them.", group=MACHINE
