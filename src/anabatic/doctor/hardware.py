@@ -77,7 +77,8 @@ def driver_version(machine: Machine) -> str:
     info = machine.files.text(f"{_DRIVER}/version.info") or ""
     found = re.search(r"^\s*Version\s*=\s*(\S+)", info, re.M)
     version = found[1] if found and versions.key(found[1]) else ""
-    return version or str(machine.notes.get("driver", ""))
+    said = str(machine.notes.get("driver", ""))
+    return version or (said if versions.key(said) else "")
 
 
 def driver(machine: Machine) -> Iterator[Line]:

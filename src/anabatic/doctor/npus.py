@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from anabatic.doctor import chips
 from anabatic.doctor.hardware import HOT, flags, spans
@@ -93,8 +92,10 @@ def ecc(machine: Machine) -> Iterator[Line]:
 _DOUBLE = re.compile(r"^(DDR|HBM) Double Bit Error Count$")
 
 
-def _name(device: Device) -> str:
-    return f"NPU {device.npu_id}" + (f" die {device.chip_id}" if device.chip_id else "")
+def _names(devices: list[Device]) -> str:
+    """`NPU 0-3`; of a single die also which."""
+    die = f" die {devices[0].chip_id}" if len(devices) == 1 and devices[0].chip_id else ""
+    return f"NPU {spans([device.npu_id for device in devices])}{die}"
 
 
 def health(machine: Machine) -> Iterator[Line]:
@@ -103,12 +104,12 @@ def health(machine: Machine) -> Iterator[Line]:
     if not devices:
         return
     told = [(device, device.health if device.health not in _SILENT else None) for device in devices]
-    for device, state in told:
-        values: dict[str, Any] = {"which": _name(device), "card": device.npu_id, "health": state}
-        if state and state != _GOOD:
-            yield say("health.warning" if state == _WATCHED else "health.bad", **values)
-        if device.temp_c is not None and device.temp_c >= HOT:
-            yield say("temperature.hot", which=_name(device), celsius=device.temp_c)
+    for bad in dict.fromkeys(state for _, state in told if state and state != _GOOD):
+        those = [device for device, state in told if state == bad]
+        identity = "health.warning" if bad == _WATCHED else "health.bad"
+        yield say(identity, which=_names(those), card=those[0].npu_id, health=bad)
+    if hot := [device for device in devices if device.temp_c is not None and device.temp_c >= HOT]:
+        yield say("temperature.hot", which=_names(hot), celsius=max(device.temp_c or 0 for device in hot))
     if all(state is None for _, state in told):
         yield say("health.unknown")
     elif all(state == _GOOD for _, state in told):

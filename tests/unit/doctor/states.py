@@ -75,7 +75,8 @@ STATES: dict[str, State] = {
         {"npu-smi.no_library"}),
     "npu-smi prints garbage": State(A2, told("\x00\x1b[31m|||| 7 = = =\n"), {"npu-smi.odd"}),
     "npu-smi lists fewer": State(A2, {"facts": {"npu-smi": roots.smi(6)}}, {"npu-smi.fewer"}),
-    "a chip warns": State(A2, {"facts": {"npu-smi": roots.smi(8, health={3: "Warning"})}}, {"health.warning"}),
+    "a chip warns": State(A2, {"facts": {"npu-smi": roots.smi(8, health={2: "Warning", 3: "Warning"})}},
+                          {"health.warning"}),
     "a chip in alarm": State(A2, {"facts": {"npu-smi": roots.smi(8, health={3: "Alarm"})}}, {"health.bad"}),
     "memory errors": State(A2, {"facts": {"ecc": {
         "0": ECC.format(0), "1": ECC.format(2), "2": "This device does not support querying ecc."}}}, {"ecc.bad"}),

@@ -106,6 +106,21 @@ def test_bytes_folders_and_pipes_in_the_place_of_files(tmp_path: Path) -> None:
     judged(examine(rooted(root)))
 
 
+def test_collected_outputs_of_npu_smi(healthy: Path, shared_data: Path) -> None:
+    samples = sorted((shared_data / "npu-smi").glob("*.txt"))
+    if not samples:
+        pytest.skip("the collected outputs of npu-smi are not here")
+    for sample in samples:
+        machine = rooted(healthy)
+        machine.facts = Recorded({"npu-smi": {"code": 0, "text": sample.read_text(encoding="utf-8")}})
+        npus.note(machine)
+        found = [line for check in (npus.smi, npus.health, npus.busy) for line in check(machine)]
+        table = sample.name.startswith("info-") and not sample.name.startswith("info-vnpu")
+        assert ("npu-smi.ok" in roots.ids(found)) == table, sample.name
+        assert len(found) < 6  # devices with the same fault share a line
+        judged(found)
+
+
 def test_environ_of_the_first_process(tmp_path: Path) -> None:
     (tmp_path / "proc/1").mkdir(parents=True)
     (tmp_path / "proc/1/environ").write_bytes(b"ASCEND_LAUNCH_BLOCKING=1\0HCCL_ALGO=ring\0")
