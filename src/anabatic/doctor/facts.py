@@ -50,7 +50,7 @@ class Live:
         quick = packages()
         self._known: dict[str, Any] = {"packages": quick, "python": python(), "cpu": cpu(), "limits": limits()}
         self._later: dict[str, Later[Any]] = {
-            "npu-smi": Later(lambda: self._smi(seconds, variables)),
+            "npu-smi": Later(lambda: smi(["info"], seconds, variables)),
             "disk": Later(lambda: disks(variables)),
             "interfaces": Later(interfaces),
             "denied": Later(lambda: denied(machine)),
@@ -62,14 +62,15 @@ class Live:
         if "torch" in quick:
             parts = [name for name, has in _PARTS if has(machine, quick)][:1]
             self._later["import"] = Later(lambda: probe.run(parts, seconds, child.environment(), self._gate.reader))
+            half = time.monotonic() + seconds / 2
+            Later(lambda: self._let_import_go_on(half))
         if machine.has_npu:
             self._later["ecc"] = Later(lambda: self._ecc(variables))
 
-    def _smi(self, seconds: float, variables: Mapping[str, str]) -> dict[str, Any] | None:
-        try:
-            return smi(["info"], seconds, variables)
-        finally:
-            self._gate.open()
+    def _let_import_go_on(self, until: float) -> None:
+        """Once npu-smi has listed the processes, but not much later when it hangs."""
+        self._later["npu-smi"].get(until)
+        self._gate.open()
 
     def _ecc(self, variables: Mapping[str, str]) -> dict[str, str]:
         """`-t ecc` of every card that `info` lists, one after the other: npu-smi wants to be alone."""
