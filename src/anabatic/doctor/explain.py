@@ -52,13 +52,19 @@ class Report:
         return self.findings[0] if self.findings else None
 
 
-def explain(words: tuple[str, ...], known: Knowledge, progress: Callable[[int], None] | None = None) -> Report:
+def explain(
+    words: tuple[str, ...],
+    known: Knowledge,
+    progress: Callable[[int], None] | None = None,
+    every_start: bool = False,
+) -> Report:
     """Explain logs, or codes typed in their place.
 
     Args:
         words: files, folders, `-`, or codes such as `EI0006`; nothing: CANN's own log folder.
         known: the entries.
         progress: told the bytes of every block that was read.
+        every_start: also what a run wrote before it was started again.
 
     Raises:
         ConfigError: a word is an option that there is not.
@@ -73,8 +79,7 @@ def explain(words: tuple[str, ...], known: Knowledge, progress: Callable[[int], 
     if codes:
         raise DataError(f"{codes[0]} is a code, {next(w for w in words if w not in codes)} a log", "ask for one kind")
     found = logs.collect(words)
-    named = len(found.files) == 1
-    result = explain_scan.scan(found.files, Matcher(known), strict=named, progress=progress)
+    result = explain_scan.scan(found.files, Matcher(known), every_start=every_start, progress=progress)
     result.notes = found.notes + result.notes
     return judge(result)
 

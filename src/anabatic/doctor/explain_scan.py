@@ -13,6 +13,10 @@ from anabatic.doctor.logs import Log, blocks
 
 MOST_SIGHTS = 20_000
 """Different (entry, file, rank) that are kept; more of them are only counted."""
+_LINES = 10**12
+"""More than a file has lines."""
+_START = b" INFO run folder "
+"""In the first line that a run writes to its rank-N.log, and each time that it is started again."""
 _SHOWN = 400
 """Bytes of a line that are kept."""
 _MARK = 12
@@ -58,19 +62,25 @@ class Scan:
     ranks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     num_bytes: int = 0
+    earlier: int = 0
+    """Hits from before the last start of a run, left out."""
     unkept: int = 0
     """Hits beyond `MOST_SIGHTS`."""
 
 
 def scan(
-    logs: Iterable[Log], matcher: Matcher, *, strict: bool = True, progress: Callable[[int], None] | None = None
+    logs: Iterable[Log],
+    matcher: Matcher,
+    *,
+    every_start: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Scan:
     """Read every log once, in bounded memory.
 
     Args:
         logs: what to read, in this order.
         matcher: what to look for.
-        strict: a file that cannot be read is an error, else a note.
+        every_start: keep what a run wrote before it was started again.
         progress: told the bytes of every block.
 
     Raises:
@@ -79,13 +89,14 @@ def scan(
     result = Scan()
     kept: dict[tuple[str, str, int | None], Sight] = {}
     for log in logs:
-        reader = _File(log, result, kept)
+        reader = _File(log, result, kept, every_start)
         before = len(result.notes)
-        for block in blocks(log, result.notes, strict):
+        for block in blocks(log, result.notes):
             reader.block(block, matcher)
             if progress is not None:
                 progress(len(block))
         result.files.append(log.name)
+        result.earlier += reader.earlier
         if log.rank is not None:
             result.ranks.add(log.rank)
         if not reader.num_bytes and len(result.notes) == before:
@@ -106,8 +117,11 @@ def scan_text(text: str, matcher: Matcher) -> Scan:
 class _File:
     """The place in one file: line number, the last time seen, the rank."""
 
-    def __init__(self, log: Log, result: Scan, kept: dict[tuple[str, str, int | None], Sight]) -> None:
-        self.log, self.result, self.kept = log, result, kept
+    def __init__(
+        self, log: Log, result: Scan, kept: dict[tuple[str, str, int | None], Sight], every_start: bool = True
+    ) -> None:
+        self.log, self.result, self.kept, self.every_start = log, result, kept, every_start
+        self.earlier = 0
         self.num_bytes = 0
         self.lines = 0
         self.last_time: datetime | None = None
@@ -115,13 +129,25 @@ class _File:
 
     def block(self, block: bytes, matcher: Matcher) -> None:
         """Read the next block of the file."""
+        start = -1 if self.every_start else block.rfind(_START)
+        if start >= 0:
+            self._forget()
+        first = block.count(b"\n", 0, start) if start >= 0 else 0
         for index, lines, hits in matcher.hits(block):
+            if index < first:
+                self.earlier += len(hits)
+                continue
             for hit in hits:
                 self._hit(lines, index, hit)
         self.num_bytes += len(block)
         self.result.num_bytes += len(block)
         self.lines += block.count(b"\n")
         self.last_time = self._time_before(block[-_TAIL:].split(b"\n")) or self.last_time
+
+    def _forget(self) -> None:
+        """The run was started again: what stopped it before was mended, or is said again."""
+        for key in [key for key in self.kept if key[1] == self.log.name]:
+            self.earlier += self.kept.pop(key).count
 
     def _hit(self, lines: list[bytes], index: int, hit: Hit) -> None:
         raw = lines[index]
@@ -140,9 +166,8 @@ class _File:
         shown = clean(_around(raw, hit.at))
         at = max(0, shown.find(clean(raw[hit.at : hit.at + _MARK])))
         line = self.lines + index + 1
-        self.kept[key] = Sight(
-            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, own is not None, len(self.kept)
-        )
+        order = len(self.result.files) * _LINES + line
+        self.kept[key] = Sight(hit.entry, hit.code, self.log.name, rank, line, shown, at, time, own is not None, order)
 
     def _time_before(self, lines: list[bytes]) -> datetime | None:
         found = (_time(_TIME.search(line), self.year) for line in reversed(lines))

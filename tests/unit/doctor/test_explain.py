@@ -82,6 +82,23 @@ def test_files_without_times_are_ordered_by_reading_and_it_is_said(
     assert "the order is that of reading" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_stopped_a_run_before_it_was_started_again_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "rank-0.log"
+    start = "2026-11-21 {}:00:00,000 INFO run folder runs/x\n"
+    log.write_text(start.format(10) + OOM * 3 + start.format(11) + "error code is 507053\n")
+    for block in (16, 100, 1 << 20):
+        monkeypatch.setattr(logs, "BLOCK", block)
+        report = explained(log)
+        assert [finding.code for finding in report.findings] == ["507053"]
+        assert report.findings[0].first.line == 6 and report.scan.earlier == 3
+    assert run(log, "--lang", "en") == 0
+    assert "3 lines from before the last start" in " ".join(capsys.readouterr().out.split())
+    assert run(log, "--all", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["first"]["id"] == "npu-oom"
+
+
 def test_blocks_are_joined_and_lines_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "train.log"
     log.write_text("2026-11-21 10:00:00,000 INFO ready\n" + "step\n" * 5000 + OOM + "step\n" * 5000 + OOM)
@@ -137,6 +154,7 @@ def test_a_cut_gz_tells_what_came_before(tmp_path: Path) -> None:
 def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.log").write_bytes(b"\x7fELF" + b"\0" * 500)
     (tmp_path / "wide.log").write_bytes("error".encode("utf-16"))
+    (tmp_path / "good.log").write_text(OOM)
     (tmp_path / "packed.log").write_bytes(bytes(range(256)) * 9)
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -151,6 +169,7 @@ def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["/dev/zero"], "is no regular file"),
         (["--jsn"], 'unknown option "--jsn"'),
         (["EI0002", tmp_path / "model.log"], "is a code"),
+        ([tmp_path / "good.log", tmp_path / "model.log"], "is binary, no log"),
         (["--lang", "fr", "EI0002"], '--lang is "fr"'),
         (["--knowledge", tmp_path / "none.yaml", "EI0002"], "does not exist"),
         (["--knowledge", tmp_path, "EI0002"], "is a folder"),
