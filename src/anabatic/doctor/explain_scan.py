@@ -30,7 +30,16 @@ _TIME = re.compile(
     rb"|(?<![A-Za-z0-9])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})"  # glog, which torch's C++ uses
 )
 _RANK = re.compile(rb"\[rank:? ?(\d{1,6})\]|\[default(\d{1,6})\]|rankid:(\d{1,6})\b", re.IGNORECASE)
+_WARNING = re.compile(
+    rb"\s*(?:\[rank\d+\]: ?)?"
+    rb"(?:\[W(?:\d{4} |\]| )|W\d{4} |\[?WARN(?:ING)?[\]: ]|20\d\d-\d\d-\d\d[ T][\d:.,]+ (?:- )?WARN)"
+)
+"""How glog, plogs and Python's logging begin a warning."""
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?)")
+
+
+_Key = tuple[str, str, "int | None", bool]
+"""Entry, file, rank, whether it is a warning."""
 
 
 @dataclass
@@ -46,6 +55,8 @@ class Sight:
     at: int
     """Where in `text` that stands which was recognised."""
     time: datetime | None
+    role: str
+    """That of the entry; a note when the line is only a warning: connections that are tried again, and the like."""
     own_time: bool
     """The time stands on the line itself, not on one before it."""
     order: int
@@ -87,7 +98,7 @@ def scan(
         DataError: as for `logs.blocks`.
     """
     result = Scan()
-    kept: dict[tuple[str, str, int | None], Sight] = {}
+    kept: dict[_Key, Sight] = {}
     for log in logs:
         reader = _File(log, result, kept, every_start)
         before = len(result.notes)
@@ -108,7 +119,7 @@ def scan(
 def scan_text(text: str, matcher: Matcher) -> Scan:
     """Read a text that is already here."""
     result = Scan()
-    kept: dict[tuple[str, str, int | None], Sight] = {}
+    kept: dict[_Key, Sight] = {}
     _File(Log("", None), result, kept).block(text.encode("utf-8", "replace"), matcher)
     result.sights = list(kept.values())
     return result
@@ -117,9 +128,7 @@ def scan_text(text: str, matcher: Matcher) -> Scan:
 class _File:
     """The place in one file: line number, the last time seen, the rank."""
 
-    def __init__(
-        self, log: Log, result: Scan, kept: dict[tuple[str, str, int | None], Sight], every_start: bool = True
-    ) -> None:
+    def __init__(self, log: Log, result: Scan, kept: dict[_Key, Sight], every_start: bool = True) -> None:
         self.log, self.result, self.kept, self.every_start = log, result, kept, every_start
         self.earlier = 0
         self.num_bytes = 0
@@ -152,7 +161,8 @@ class _File:
     def _hit(self, lines: list[bytes], index: int, hit: Hit) -> None:
         raw = lines[index]
         rank = self._rank(raw)
-        key = (hit.entry.id, self.log.name, rank)
+        warning = _WARNING.match(raw) is not None
+        key = (hit.entry.id, self.log.name, rank, warning)
         if known := self.kept.get(key):
             known.count += 1
             return
@@ -167,7 +177,10 @@ class _File:
         at = max(0, shown.find(clean(raw[hit.at : hit.at + _MARK])))
         line = self.lines + index + 1
         order = len(self.result.files) * _LINES + line
-        self.kept[key] = Sight(hit.entry, hit.code, self.log.name, rank, line, shown, at, time, own is not None, order)
+        role = "notice" if warning else hit.entry.role
+        self.kept[key] = Sight(
+            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, role, own is not None, order
+        )
 
     def _time_before(self, lines: list[bytes]) -> datetime | None:
         found = (_time(_TIME.search(line), self.year) for line in reversed(lines))

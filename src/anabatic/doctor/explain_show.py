@@ -95,7 +95,7 @@ def show(report: Report, language: Language, console: Console) -> None:
 
 
 def _first(finding: Finding, language: Language, width: int) -> RenderableType:
-    role = finding.entry.role
+    role = finding.role
     head = Text.assemble(
         (word(f"first.{role}", language), _COLOURS[role]), (f": {finding.code or finding.entry.id}", "bold")
     )
@@ -132,7 +132,7 @@ def _others(findings: list[Finding], language: Language, width: int) -> Renderab
     parts: list[RenderableType] = [Text(word("also", language), style="bold")]
     shown = findings[:MOST_OTHERS]
     for finding in shown:
-        role = finding.entry.role
+        role = finding.role
         line = Text.assemble(
             (finding.code or finding.entry.id, "bold"),
             "  ",
@@ -205,7 +205,7 @@ def _plain(finding: Finding, language: Language) -> dict[str, Any]:
     return {
         "id": finding.entry.id,
         "code": finding.code or None,
-        "role": finding.entry.role,
+        "role": finding.role,
         "meaning": said.meaning,
         "cause": said.cause,
         "fix": said.fix,
@@ -232,7 +232,7 @@ def _sight(sight: Sight) -> dict[str, Any]:
 def one_line(report: Report, language: Language) -> str:
     """Return the hint below a failed command: what it was and the fix; empty when nothing is known."""
     first = report.first
-    if first is None or first.entry.role in ("wrapper", "notice"):
+    if first is None or first.role in ("wrapper", "notice"):
         return ""
     said = first.entry.say(language)
     between = "" if said.meaning.endswith("。") else " "

@@ -54,6 +54,17 @@ def test_the_earliest_of_several_causes_is_first(tmp_path: Path) -> None:
     assert [finding.code for finding in explained(tmp_path).findings] == ["507053", "507899", "507015"]
 
 
+def test_a_warning_is_only_a_note(tmp_path: Path) -> None:
+    for warning in ("[W1121 09:00:00.1 socket.cpp:7] ", "[WARNING] HCCL(1,python): ", "2026-11-21 09:00:00,1 WARNING "):
+        report = explain.explain_text(f"{warning}error code is 507015\nEI0002: waited\n", KNOWN)
+        assert [(finding.code, finding.role) for finding in report.findings] == [
+            ("EI0002", "consequence"),
+            ("507015", "notice"),
+        ]
+        report = explain.explain_text(f"{warning}error code is 507015\nerror code is 507015\n", KNOWN)
+        assert [(finding.role, finding.first.line, finding.count) for finding in report.findings] == [("cause", 2, 2)]
+
+
 def test_a_rank_that_is_silent_while_others_wait_is_named(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         (tmp_path / f"rank-{rank}.log").write_text(WAITED.format("2026-11-21-10:31:00.000.000"))
