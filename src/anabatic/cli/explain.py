@@ -19,6 +19,7 @@ NOTHING_KNOWN = 1
 def explain(
     *logs: Annotated[str, Parameter(allow_leading_hyphen=True)],
     json_: Annotated[bool, Parameter(name="--json", negative=(), show_default=False)] = False,
+    all_: Annotated[bool, Parameter(name="--all", negative=(), show_default=False)] = False,
     lang: Annotated[str | None, Parameter(negative=())] = None,
     knowledge: Annotated[tuple[Path, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
 ) -> int:
@@ -32,6 +33,8 @@ def explain(
         Log files, folders, `-` for standard input, or codes such as EI0006; default: CANN's own logs (~/ascend/log).
     json_
         Print everything that was found as JSON.
+    all_
+        Also what a run wrote before it was started again.
     lang
         en or zh; default: what the locale says.
     knowledge
@@ -46,7 +49,7 @@ def explain(
     speak = language.choose(lang, os.environ)
     entries = known.load(knowledge)
     with _progress() as advance:
-        report = explaining.explain(logs, entries, advance)
+        report = explaining.explain(logs, entries, advance, all_)
     if json_:
         sys.stdout.write(json.dumps(explain_show.as_json(report, speak), ensure_ascii=False, indent=2) + "\n")
     else:

@@ -32,6 +32,11 @@ class Finding:
     ranks: list[int]
     seen: list[Sight] = field(default_factory=list)
 
+    @property
+    def role(self) -> str:
+        """The heaviest role in which the entry was seen."""
+        return self.first.role
+
 
 @dataclass
 class Report:
@@ -52,13 +57,19 @@ class Report:
         return self.findings[0] if self.findings else None
 
 
-def explain(words: tuple[str, ...], known: Knowledge, progress: Callable[[int], None] | None = None) -> Report:
+def explain(
+    words: tuple[str, ...],
+    known: Knowledge,
+    progress: Callable[[int], None] | None = None,
+    every_start: bool = False,
+) -> Report:
     """Explain logs, or codes typed in their place.
 
     Args:
         words: files, folders, `-`, or codes such as `EI0006`; nothing: CANN's own log folder.
         known: the entries.
         progress: told the bytes of every block that was read.
+        every_start: also what a run wrote before it was started again.
 
     Raises:
         ConfigError: a word is an option that there is not.
@@ -73,8 +84,7 @@ def explain(words: tuple[str, ...], known: Knowledge, progress: Callable[[int], 
     if codes:
         raise DataError(f"{codes[0]} is a code, {next(w for w in words if w not in codes)} a log", "ask for one kind")
     found = logs.collect(words)
-    named = len(found.files) == 1
-    result = explain_scan.scan(found.files, Matcher(known), strict=named, progress=progress)
+    result = explain_scan.scan(found.files, Matcher(known), every_start=every_start, progress=progress)
     result.notes = found.notes + result.notes
     return judge(result)
 
@@ -91,10 +101,10 @@ def judge(result: Scan) -> Report:
         by_entry.setdefault(sight.entry.id, []).append(sight)
     findings = [_finding(sights) for sights in by_entry.values()]
     findings.sort(key=lambda finding: _weight(finding.first))
-    causes = [finding for finding in findings if finding.entry.role == "cause"]
+    causes = [finding for finding in findings if finding.role == "cause"]
     suffering = {rank for finding in findings for rank in finding.ranks}
     silent = sorted(result.ranks - suffering) if findings and not causes else []
-    serious = [finding for finding in findings if finding.entry.role != "notice"]
+    serious = [finding for finding in findings if finding.role != "notice"]
     return Report(findings, silent, result, _comparable(serious))
 
 
@@ -107,7 +117,7 @@ def _finding(sights: list[Sight]) -> Finding:
 def _weight(sight: Sight) -> tuple[int, bool, datetime, int]:
     """Sort key; a guess, as from the prefix of a code, comes after what is known."""
     guess = sight.entry.confidence == "low"
-    return knowledge.ROLES.index(sight.entry.role), guess, sight.time or datetime.max, sight.order
+    return knowledge.ROLES.index(sight.role), guess, sight.time or datetime.max, sight.order
 
 
 def _comparable(findings: list[Finding]) -> bool:
@@ -123,6 +133,6 @@ def _codes(words: list[str], known: Knowledge) -> Report:
         entry = known.of_code(code)
         if entry is None:
             raise DataError(f"no component of CANN counts its codes like {word}", "give the log in which it stands")
-        result.sights.append(Sight(entry, code, "", None, 0, "", 0, None, False, order))
+        result.sights.append(Sight(entry, code, "", None, 0, "", 0, None, entry.role, False, order))
     findings = [_finding([sight]) for sight in result.sights]
     return Report(findings, [], result, asked=True)

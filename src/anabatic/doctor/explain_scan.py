@@ -13,6 +13,10 @@ from anabatic.doctor.logs import Log, blocks
 
 MOST_SIGHTS = 20_000
 """Different (entry, file, rank) that are kept; more of them are only counted."""
+_LINES = 10**12
+"""More than a file has lines."""
+_START = b" INFO run folder "
+"""In the first line that a run writes to its rank-N.log, and each time that it is started again."""
 _SHOWN = 400
 """Bytes of a line that are kept."""
 _MARK = 12
@@ -26,7 +30,16 @@ _TIME = re.compile(
     rb"|(?<![A-Za-z0-9])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})"  # glog, which torch's C++ uses
 )
 _RANK = re.compile(rb"\[rank:? ?(\d{1,6})\]|\[default(\d{1,6})\]|rankid:(\d{1,6})\b", re.IGNORECASE)
+_WARNING = re.compile(
+    rb"\s*(?:\[rank\d+\]: ?)?"
+    rb"(?:\[W(?:\d{4} |\]| )|W\d{4} |\[?WARN(?:ING)?[\]: ]|20\d\d-\d\d-\d\d[ T][\d:.,]+ (?:- )?WARN)"
+)
+"""How glog, plogs and Python's logging begin a warning."""
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?)")
+
+
+_Key = tuple[str, str, "int | None", bool]
+"""Entry, file, rank, whether it is a warning."""
 
 
 @dataclass
@@ -42,6 +55,8 @@ class Sight:
     at: int
     """Where in `text` that stands which was recognised."""
     time: datetime | None
+    role: str
+    """That of the entry; a note when the line is only a warning: connections that are tried again, and the like."""
     own_time: bool
     """The time stands on the line itself, not on one before it."""
     order: int
@@ -58,34 +73,41 @@ class Scan:
     ranks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     num_bytes: int = 0
+    earlier: int = 0
+    """Hits from before the last start of a run, left out."""
     unkept: int = 0
     """Hits beyond `MOST_SIGHTS`."""
 
 
 def scan(
-    logs: Iterable[Log], matcher: Matcher, *, strict: bool = True, progress: Callable[[int], None] | None = None
+    logs: Iterable[Log],
+    matcher: Matcher,
+    *,
+    every_start: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Scan:
     """Read every log once, in bounded memory.
 
     Args:
         logs: what to read, in this order.
         matcher: what to look for.
-        strict: a file that cannot be read is an error, else a note.
+        every_start: keep what a run wrote before it was started again.
         progress: told the bytes of every block.
 
     Raises:
         DataError: as for `logs.blocks`.
     """
     result = Scan()
-    kept: dict[tuple[str, str, int | None], Sight] = {}
+    kept: dict[_Key, Sight] = {}
     for log in logs:
-        reader = _File(log, result, kept)
+        reader = _File(log, result, kept, every_start)
         before = len(result.notes)
-        for block in blocks(log, result.notes, strict):
+        for block in blocks(log, result.notes):
             reader.block(block, matcher)
             if progress is not None:
                 progress(len(block))
         result.files.append(log.name)
+        result.earlier += reader.earlier
         if log.rank is not None:
             result.ranks.add(log.rank)
         if not reader.num_bytes and len(result.notes) == before:
@@ -97,7 +119,7 @@ def scan(
 def scan_text(text: str, matcher: Matcher) -> Scan:
     """Read a text that is already here."""
     result = Scan()
-    kept: dict[tuple[str, str, int | None], Sight] = {}
+    kept: dict[_Key, Sight] = {}
     _File(Log("", None), result, kept).block(text.encode("utf-8", "replace"), matcher)
     result.sights = list(kept.values())
     return result
@@ -106,8 +128,9 @@ def scan_text(text: str, matcher: Matcher) -> Scan:
 class _File:
     """The place in one file: line number, the last time seen, the rank."""
 
-    def __init__(self, log: Log, result: Scan, kept: dict[tuple[str, str, int | None], Sight]) -> None:
-        self.log, self.result, self.kept = log, result, kept
+    def __init__(self, log: Log, result: Scan, kept: dict[_Key, Sight], every_start: bool = True) -> None:
+        self.log, self.result, self.kept, self.every_start = log, result, kept, every_start
+        self.earlier = 0
         self.num_bytes = 0
         self.lines = 0
         self.last_time: datetime | None = None
@@ -115,7 +138,14 @@ class _File:
 
     def block(self, block: bytes, matcher: Matcher) -> None:
         """Read the next block of the file."""
+        start = -1 if self.every_start else block.rfind(_START)
+        if start >= 0:
+            self._forget()
+        first = block.count(b"\n", 0, start) if start >= 0 else 0
         for index, lines, hits in matcher.hits(block):
+            if index < first:
+                self.earlier += len(hits)
+                continue
             for hit in hits:
                 self._hit(lines, index, hit)
         self.num_bytes += len(block)
@@ -123,10 +153,16 @@ class _File:
         self.lines += block.count(b"\n")
         self.last_time = self._time_before(block[-_TAIL:].split(b"\n")) or self.last_time
 
+    def _forget(self) -> None:
+        """The run was started again: what stopped it before was mended, or is said again."""
+        for key in [key for key in self.kept if key[1] == self.log.name]:
+            self.earlier += self.kept.pop(key).count
+
     def _hit(self, lines: list[bytes], index: int, hit: Hit) -> None:
         raw = lines[index]
         rank = self._rank(raw)
-        key = (hit.entry.id, self.log.name, rank)
+        warning = _WARNING.match(raw) is not None
+        key = (hit.entry.id, self.log.name, rank, warning)
         if known := self.kept.get(key):
             known.count += 1
             return
@@ -140,8 +176,10 @@ class _File:
         shown = clean(_around(raw, hit.at))
         at = max(0, shown.find(clean(raw[hit.at : hit.at + _MARK])))
         line = self.lines + index + 1
+        order = len(self.result.files) * _LINES + line
+        role = "notice" if warning else hit.entry.role
         self.kept[key] = Sight(
-            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, own is not None, len(self.kept)
+            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, role, own is not None, order
         )
 
     def _time_before(self, lines: list[bytes]) -> datetime | None:

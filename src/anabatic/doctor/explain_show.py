@@ -53,6 +53,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     "more": ("{} more, see --json", "还有 {} 项，见 --json"),
     "nothing": ("nothing known in {} ({})", "在 {} 中没有找到已知的错误（{}）"),
     "files": ("{} files", "{} 个文件"),
+    "earlier": (
+        "{} lines from before the last start of the run are left out, see --all",
+        "该作业最后一次启动之前的 {} 行未计入，见 --all",
+    ),
     "unkept": ("{} further lines were only counted", "另有 {} 行只计数"),
 }
 
@@ -82,6 +86,8 @@ def show(report: Report, language: Language, console: Console) -> None:
     notes = list(report.scan.notes)
     if first is not None and not report.ordered:
         notes.append(word("order", language))
+    if report.scan.earlier:
+        notes.append(word("earlier", language, f"{report.scan.earlier:,}"))
     if report.scan.unkept:
         notes.append(word("unkept", language, report.scan.unkept))
     for note in notes:
@@ -89,7 +95,7 @@ def show(report: Report, language: Language, console: Console) -> None:
 
 
 def _first(finding: Finding, language: Language, width: int) -> RenderableType:
-    role = finding.entry.role
+    role = finding.role
     head = Text.assemble(
         (word(f"first.{role}", language), _COLOURS[role]), (f": {finding.code or finding.entry.id}", "bold")
     )
@@ -126,7 +132,7 @@ def _others(findings: list[Finding], language: Language, width: int) -> Renderab
     parts: list[RenderableType] = [Text(word("also", language), style="bold")]
     shown = findings[:MOST_OTHERS]
     for finding in shown:
-        role = finding.entry.role
+        role = finding.role
         line = Text.assemble(
             (finding.code or finding.entry.id, "bold"),
             "  ",
@@ -188,6 +194,7 @@ def as_json(report: Report, language: Language) -> dict[str, Any]:
         "files": report.scan.files,
         "num_bytes": report.scan.num_bytes,
         "ordered_by_time": report.ordered,
+        "lines_before_last_start": report.scan.earlier,
         "lines_only_counted": report.scan.unkept,
         "notes": report.scan.notes,
     }
@@ -198,7 +205,7 @@ def _plain(finding: Finding, language: Language) -> dict[str, Any]:
     return {
         "id": finding.entry.id,
         "code": finding.code or None,
-        "role": finding.entry.role,
+        "role": finding.role,
         "meaning": said.meaning,
         "cause": said.cause,
         "fix": said.fix,
@@ -225,7 +232,8 @@ def _sight(sight: Sight) -> dict[str, Any]:
 def one_line(report: Report, language: Language) -> str:
     """Return the hint below a failed command: what it was and the fix; empty when nothing is known."""
     first = report.first
-    if first is None or first.entry.role in ("wrapper", "notice"):
+    if first is None or first.role in ("wrapper", "notice"):
         return ""
     said = first.entry.say(language)
-    return f"hint: {first.code or first.entry.id}: {said.meaning} {said.fix}"
+    between = "" if said.meaning.endswith("。") else " "
+    return f"hint: {first.code or first.entry.id}: {said.meaning}{between}{said.fix}"

@@ -41,6 +41,8 @@ class Log:
     path: Path | None
     rank: int | None = None
     """What the file's name says."""
+    named: bool = True
+    """Not found in a folder: when it cannot be read, that is an error."""
 
 
 @dataclass
@@ -70,7 +72,7 @@ def collect(words: tuple[str, ...]) -> Logs:
             status = one.stat()
             if (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                logs.files.append(Log(str(one), one, rank_of(one)))
+                logs.files.append(Log(str(one), one, rank_of(one), one == path))
     return logs
 
 
@@ -87,16 +89,15 @@ def rank_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def blocks(log: Log, notes: list[str], strict: bool = True) -> Iterator[bytes]:
+def blocks(log: Log, notes: list[str]) -> Iterator[bytes]:
     """Yield the log in blocks that end at line breaks.
 
     Args:
         log: the file.
-        notes: where a file that ends early leaves a line.
-        strict: raise for a file that is no text; else skip it with a note.
+        notes: where a file that ends early leaves a line, or one in a folder that cannot be read.
 
     Raises:
-        DataError: it cannot be opened, or is no text.
+        DataError: a file that was named cannot be opened, or is no text.
     """
     try:
         with _open(log) as raw, _unpacked(raw) as stream:
@@ -104,14 +105,14 @@ def blocks(log: Log, notes: list[str], strict: bool = True) -> Iterator[bytes]:
                 raise DataError(f"{log.name} is {problem[0]}", problem[1])
             yield from _whole_lines(stream)
     except DataError as error:
-        if strict:
+        if log.named:
             raise
         notes.append(f"{error}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         notes.append(f"{log.name} ends early ({error}); what came before was read")
     except OSError as error:
         problem_text = f"cannot read {log.name}: {error.strerror or error}"
-        if strict:
+        if log.named:
             raise DataError(problem_text, "check its permissions, or copy it to where you can read it") from error
         notes.append(problem_text)
 

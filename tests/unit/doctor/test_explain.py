@@ -54,6 +54,17 @@ def test_the_earliest_of_several_causes_is_first(tmp_path: Path) -> None:
     assert [finding.code for finding in explained(tmp_path).findings] == ["507053", "507899", "507015"]
 
 
+def test_a_warning_is_only_a_note(tmp_path: Path) -> None:
+    for warning in ("[W1121 09:00:00.1 socket.cpp:7] ", "[WARNING] HCCL(1,python): ", "2026-11-21 09:00:00,1 WARNING "):
+        report = explain.explain_text(f"{warning}error code is 507015\nEI0002: waited\n", KNOWN)
+        assert [(finding.code, finding.role) for finding in report.findings] == [
+            ("EI0002", "consequence"),
+            ("507015", "notice"),
+        ]
+        report = explain.explain_text(f"{warning}error code is 507015\nerror code is 507015\n", KNOWN)
+        assert [(finding.role, finding.first.line, finding.count) for finding in report.findings] == [("cause", 2, 2)]
+
+
 def test_a_rank_that_is_silent_while_others_wait_is_named(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         (tmp_path / f"rank-{rank}.log").write_text(WAITED.format("2026-11-21-10:31:00.000.000"))
@@ -80,6 +91,23 @@ def test_files_without_times_are_ordered_by_reading_and_it_is_said(
     assert not explained(tmp_path).ordered
     assert run(tmp_path, "--lang", "en") == 0
     assert "the order is that of reading" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_stopped_a_run_before_it_was_started_again_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "rank-0.log"
+    start = "2026-11-21 {}:00:00,000 INFO run folder runs/x\n"
+    log.write_text(start.format(10) + OOM * 3 + start.format(11) + "error code is 507053\n")
+    for block in (16, 100, 1 << 20):
+        monkeypatch.setattr(logs, "BLOCK", block)
+        report = explained(log)
+        assert [finding.code for finding in report.findings] == ["507053"]
+        assert report.findings[0].first.line == 6 and report.scan.earlier == 3
+    assert run(log, "--lang", "en") == 0
+    assert "3 lines from before the last start" in " ".join(capsys.readouterr().out.split())
+    assert run(log, "--all", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["first"]["id"] == "npu-oom"
 
 
 def test_blocks_are_joined_and_lines_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +165,7 @@ def test_a_cut_gz_tells_what_came_before(tmp_path: Path) -> None:
 def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.log").write_bytes(b"\x7fELF" + b"\0" * 500)
     (tmp_path / "wide.log").write_bytes("error".encode("utf-16"))
+    (tmp_path / "good.log").write_text(OOM)
     (tmp_path / "packed.log").write_bytes(bytes(range(256)) * 9)
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -151,6 +180,7 @@ def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["/dev/zero"], "is no regular file"),
         (["--jsn"], 'unknown option "--jsn"'),
         (["EI0002", tmp_path / "model.log"], "is a code"),
+        ([tmp_path / "good.log", tmp_path / "model.log"], "is binary, no log"),
         (["--lang", "fr", "EI0002"], '--lang is "fr"'),
         (["--knowledge", tmp_path / "none.yaml", "EI0002"], "does not exist"),
         (["--knowledge", tmp_path, "EI0002"], "is a folder"),
