@@ -17,7 +17,20 @@ from house import tree
 
 PAGES = [*sorted(tree.ROOT.glob("*.md")), *sorted((tree.ROOT / "docs").rglob("*.md"))]
 OTHER_PROGRAMS = set(
-    ["git", "cd", "sudo", "python", "python3", "source", "pip", "export", ".ci/run", ".venv/bin/pre-commit"]
+    [
+        "git",
+        "cd",
+        "sudo",
+        "python",
+        "python3",
+        "source",
+        "pip",
+        "export",
+        "eval",
+        "tar",
+        ".ci/run",
+        ".venv/bin/pre-commit",
+    ]
 )
 
 

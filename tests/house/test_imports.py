@@ -42,6 +42,8 @@ stages:
         "config show pretrain",
         "config show run",
         "monitor --once",
+        "doctor --root /etc",
+        "env --explain",
         "config check PIPELINE",
         "run PIPELINE --dry-run",
         "pretrain --schedule.max-steps 1.5",

@@ -41,6 +41,8 @@ _CLASSIFY = (
 )
 """Verb, and its name in `cli/classify.py`."""
 
+_DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
+_ENV = "Print the variables that this machine needs, for eval."
 EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
 
@@ -64,6 +66,9 @@ def build() -> App:
     ):
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
+    app.command("anabatic.cli.doctor:doctor", name="doctor", help=_DOCTOR, group=MACHINE)
+    app.command("anabatic.cli.env:env", name="env", help=_ENV, group=MACHINE)
+    app.command("anabatic.cli.explain:explain", name="explain", help="Say what the errors in logs mean.", group=MACHINE)
     app.command(
         "anabatic.cli.launch:app", name="launch", help="Run a training command in several processes or machines.",
         group=TRAIN,

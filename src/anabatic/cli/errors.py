@@ -30,6 +30,9 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of our output has left, as `head` does."""
+EXPLAIN = "ANABATIC_EXPLAIN"
+"""`0` leaves out the hint from the knowledge of `anabatic explain`."""
+_MOST_CAUSES = 20
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -60,7 +63,7 @@ def _guarded(call: Callable[[], int], debug: bool) -> int:
         _to_log_files(trace)
         if debug:
             sys.stderr.write(trace)
-        _report(shown)
+        _report(shown, "" if isinstance(error, AnabaticError) else _explained(error))
         return shown.exit_code
 
 
@@ -82,9 +85,27 @@ def readable(error: Exception) -> AnabaticError:
     return Failure(f"unexpected {type(error).__name__}: {text}", "add --debug for the traceback")
 
 
-def _report(error: AnabaticError) -> None:
+def _explained(error: BaseException) -> str:
+    """Return a hint from what `anabatic explain` knows of the messages of `error` and of its causes."""
+    if os.environ.get(EXPLAIN) == "0":
+        return ""
+    messages: list[str] = []
+    one: BaseException | None = error
+    while one is not None and len(messages) < _MOST_CAUSES:
+        messages.insert(0, f"{type(one).__name__}: {one}")
+        one = one.__cause__ or one.__context__
+    try:
+        from anabatic.doctor import explain, explain_show, knowledge, language
+
+        report = explain.explain_text("\n".join(messages), knowledge.load())
+        return explain_show.one_line(report, language.choose(None, os.environ))
+    except Exception as failed:  # a hint must never take the place of the error
+        return f"hint: `anabatic explain` failed: {' '.join(str(failed).split())}"
+
+
+def _report(error: AnabaticError, explained: str = "") -> None:
     rank = log.rank()
-    text = error.render()
+    text = f"{error.render()}\n{explained}" if explained else error.render()
     if folder := os.environ.get(REPORTS):
         paths.write_atomic(Path(folder) / f"rank-{rank}.error", text)
         return

@@ -206,7 +206,7 @@ class Training:
         )
         tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
         self._require_same_sizes()
-        # Of dropout and of rounding: equal on every rank, or copies of the weights would part. A checkpoint brings its own.
+        # Of dropout and of rounding: equal on every rank, or copies of weights would part. A checkpoint brings its own.
         torch.manual_seed(job.seed)
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)

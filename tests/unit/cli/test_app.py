@@ -209,6 +209,25 @@ def test_what_is_raised_becomes_a_line_and_a_code(
     assert err.startswith(text) and "Traceback" not in err
 
 
+def test_a_failure_that_is_known_ends_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    os.environ["LC_ALL"] = "C"
+    error = ValueError("wrapped")
+    error.__cause__ = RuntimeError("NPU function error, error code is 507035")
+    assert errors.guard(_Broken(error), debug=False) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["error: unexpected ValueError: wrapped", "hint: add --debug for the traceback"]
+    assert len(lines) == 3 and lines[2].startswith("hint: 507035: ")
+    os.environ[errors.EXPLAIN] = "0"
+    assert errors.guard(_Broken(error), debug=False) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_hint_that_cannot_be_made_does_not_hide_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    os.environ["ANABATIC_KNOWLEDGE"] = "/nowhere.yaml"
+    assert errors.guard(_Broken(ValueError("one")), debug=False) == 1
+    assert capsys.readouterr().err.startswith("error: unexpected ValueError: one\nhint: add --debug")
+
+
 def test_a_worker_reports_to_its_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.environ.update(ANABATIC_REPORTS=str(tmp_path), RANK="3")
     assert errors.guard(_Broken(DataError("no corpus", "give one")), debug=False) == 2

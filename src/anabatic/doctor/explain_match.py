@@ -1,0 +1,209 @@
+"""Finds known texts and codes in logs, fast enough for gigabytes.
+
+Logs repeat themselves but for their numbers. So a block is first freed of its digits and split into lines, and only
+lines that were not seen before are looked at: a text that stands in a line still stands there when both have lost
+their digits. New lines are split into words, which repeat themselves too; each known text contains, within one word,
+one of some seventy stems, so most lines are done with when all of their words are known not to contain any. What may
+match after that is compared for good, digits included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from anabatic.doctor.knowledge import Entry, Knowledge
+
+STEMS = (
+    b"exception", b"timeout", b"timed", b"times", b"memory", b"cannot", b"can't", b"invalid", b"mismatch", b"should",
+    b"inconsistent", b"unable", b"killed", b"expected", b"signal", b"undefined", b"version", b"denied", b"oom",
+    b"closed", b"terminate", b"address", b"process", b"dataloader", b"unsupported", b"occurred", b"must", b"finite",
+    b"been", b"status", b"compile", b"received", b"removed", b"execution", b"driver", b"buffer", b"duplicate",
+    b"module", b"variable", b"connect", b"nan", b"tensor", b"fail", b"error", b"not", b"file", b"device", b"code",
+    b"ret",
+)  # fmt: skip
+"""In lower case. A text is filed under the first that one of its pieces contains, else under its own longest word."""
+MOST_SEEN = 50_000
+"""Different lines without digits that are remembered, and four times as many words."""
+LONGEST_SEEN = 1 << 10
+"""Bytes of a line that is remembered: memory stays bounded."""
+_DIGITS = b"0123456789"
+_CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
+_CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
+_NUMBER = re.compile(rb"[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)")
+"""What follows one of `_RETURNS`."""
+_NUMBER_BARE = re.compile(rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)")
+_RETURNS = (b"error", b"ret", b"code")
+"""One of them stands before the number that a call returned."""
+_WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
+_HCCL = re.compile(rb"hccl function error.*?error code is (\d{1,2})(?!\d)")
+_QUIET = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
+_SPOKEN = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")
+
+
+class Text(NamedTuple):
+    """A text of an entry, in lower case, split at its `*`."""
+
+    entry: Entry
+    pieces: tuple[bytes, ...]
+    bare: tuple[bytes, ...]
+    """The pieces without digits."""
+    weight: int
+    """Characters of all pieces."""
+
+
+class Suspect(NamedTuple):
+    """What may stand in a line, judged without its digits."""
+
+    texts: tuple[Text, ...]
+    code: bool
+    """A code with letters."""
+    number: bool
+
+
+class Hit(NamedTuple):
+    """One finding in a line."""
+
+    entry: Entry
+    code: str
+    weight: int
+    """Characters that matched: the most special text of a line is meant."""
+    at: int
+    """Byte of the line at which it begins."""
+
+
+class Matcher:
+    """Compiled knowledge, and what it remembers of the lines that it saw."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self.knowledge = knowledge
+        self.filed: dict[bytes, list[Text]] = {stem: [] for stem in _RETURNS}
+        for entry in knowledge.entries:
+            for text in entry.texts:
+                pieces = tuple(piece.encode() for piece in text.lower().split("*") if piece.strip())
+                bare = tuple(piece.translate(None, _DIGITS) for piece in pieces)
+                words = [word for piece in bare for word in piece.split()]
+                stem = next((stem for stem in STEMS for word in words if stem in word), max(words, key=len))
+                self.filed.setdefault(stem, []).append(Text(entry, pieces, bare, sum(map(len, pieces))))
+        self.seen: set[bytes] = set()
+        self.harmless: set[bytes] = set()
+        """Words without a stem."""
+        self.stems: dict[bytes, tuple[bytes, ...]] = {}
+        """Word -> the stems that it contains."""
+        self.suspects: dict[bytes, Suspect] = {}
+        """By the line without its digits."""
+
+    def hits(self, block: bytes) -> Iterator[tuple[int, list[bytes], list[Hit]]]:
+        """Yield (index of a line in the block, all its lines, what is known in that line)."""
+        bare = block.translate(None, _DIGITS).split(b"\n")
+        new = set(bare).difference(self.seen, self.suspects)
+        if new:
+            self._look(new)
+        if self.suspects.keys().isdisjoint(bare):
+            return
+        lines = block.split(b"\n")
+        for index, line in enumerate(bare):
+            suspect = self.suspects.get(line)
+            if suspect is not None and (found := self.in_line(lines[index], suspect)):
+                yield index, lines, found
+
+    def in_line(self, line: bytes, suspect: Suspect) -> list[Hit]:
+        """Return the codes of a line and the most special text in it."""
+        low = line.lower()
+        found: list[Hit] = []
+        if suspect.number:
+            self._numbers(low, found)
+        if suspect.code:
+            self._codes(line, low, found)
+        found.sort(key=lambda hit: hit.at)
+        best: Hit | None = None
+        for text in suspect.texts:
+            at = _in_order(low, text.pieces)
+            if at >= 0 and (best is None or text.weight > best.weight):
+                best = Hit(text.entry, "", text.weight, at)
+        if best is not None and not _among(found, best.entry):
+            found.append(best)
+        return found
+
+    def _look(self, new: set[bytes]) -> None:
+        """File new lines under `seen` or `suspects`."""
+        if len(self.seen) + len(self.suspects) > MOST_SEEN:
+            self.seen.clear()
+            self.suspects.clear()
+        if len(self.harmless) + len(self.stems) > 4 * MOST_SEEN:
+            self.harmless.clear()
+            self.stems.clear()
+        self._learn(set(b"\n".join(new).lower().split()).difference(self.harmless, self.stems))
+        for line in new:
+            low = line.lower()
+            words = low.split()
+            suspect = None
+            if _CODE_BARE.search(line) or not self.stems.keys().isdisjoint(words):
+                suspect = self._suspect(line, low, words)
+            if suspect is not None:
+                self.suspects[line] = suspect
+            elif len(line) <= LONGEST_SEEN:
+                self.seen.add(line)
+
+    def _learn(self, words: set[bytes]) -> None:
+        """File new words under `harmless` or `stems`."""
+        joined = b" ".join(words)
+        found: dict[bytes, list[bytes]] = {}
+        for stem in self.filed:
+            at = joined.find(stem)
+            while at >= 0:
+                start, end = joined.rfind(b" ", 0, at) + 1, joined.find(b" ", at)
+                end = end if end >= 0 else len(joined)
+                found.setdefault(joined[start:end], []).append(stem)
+                at = joined.find(stem, end)
+        self.stems.update((word, tuple(stems)) for word, stems in found.items())
+        self.harmless.update(word for word in words if word not in found and len(word) <= LONGEST_SEEN)
+
+    def _suspect(self, line: bytes, low: bytes, words: list[bytes]) -> Suspect | None:
+        """Return what may stand in a line without digits, or None."""
+        if _QUIET.match(low):
+            return None
+        stems = {stem for word in words for stem in self.stems.get(word, ())}
+        texts = tuple(text for stem in stems for text in self.filed[stem] if _in_order(low, text.bare) >= 0)
+        number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
+        code = _CODE_BARE.search(line) is not None
+        return Suspect(texts, code, number) if texts or number or code else None
+
+    def _numbers(self, low: bytes, found: list[Hit]) -> None:
+        for word in _RETURNS:
+            at = low.find(word)
+            while at >= 0:
+                end = at + len(word)
+                match = _NUMBER.match(low, end)
+                if match and (word == b"code" or not at or low[at - 1] not in _WORDY):
+                    self._add(str(int(match[1], 16)) if match[1] else match[2].decode(), at, found)
+                at = low.find(word, end)
+        if b"hccl function" in low and (told := _HCCL.search(low)):
+            self._add(f"hccl:{told[1].decode()}", told.start(), found)
+
+    def _codes(self, line: bytes, low: bytes, found: list[Hit]) -> None:
+        """Codes with letters. One that no entry names counts only where a line speaks of an error."""
+        for match in _CODE.finditer(line):
+            code = match[0].decode()
+            if code in self.knowledge.by_code or _SPOKEN.search(low):
+                self._add(code, match.start(), found)
+
+    def _add(self, code: str, at: int, found: list[Hit]) -> None:
+        entry = self.knowledge.of_code(code)
+        if entry is not None and not (found and _among(found, entry)):
+            found.append(Hit(entry, code, len(code), at))
+
+
+def _among(found: list[Hit], entry: Entry) -> bool:
+    return any(hit.entry.id == entry.id for hit in found)
+
+
+def _in_order(line: bytes, pieces: tuple[bytes, ...]) -> int:
+    """Return where the first piece stands, or -1 unless all follow one another."""
+    first = at = line.find(pieces[0])
+    for piece in pieces[1:]:
+        if at < 0:
+            return -1
+        at = line.find(piece, at)
+    return first if at >= 0 else -1

@@ -1,0 +1,99 @@
+"""The files of a machine: `/`, or another root folder (a mounted container, an unpacked bundle).
+
+Links are followed inside the root, as after chroot(2), so `latest -> /usr/local/Ascend/cann-9.0.0` of a container is
+the container's. Nothing here raises: what cannot be read is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+MOST_BYTES = 1 << 20
+"""Of one file; nothing that a check reads is longer."""
+_MOST_LINKS = 40
+"""As Linux has it (path_resolution(7))."""
+
+
+class Files:
+    """What a root folder holds. `seen` remembers the answers, for a bundle."""
+
+    def __init__(self, root: str | Path = "/") -> None:
+        self.root = os.path.abspath(root)
+        self.live = self.root == "/"
+        self.seen: dict[str, bytes | None] = {}
+        """Path -> content; None: only that it exists."""
+
+    def real(self, path: str) -> str | None:
+        """Return where `path` of the machine lies here, all links followed; None: nowhere."""
+        todo = [part for part in reversed(PurePosixPath(path).parts) if part not in ("/", ".")]
+        done: list[str] = []
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == "..":
+                del done[-1:]
+                continue
+            here = os.path.join(self.root, *done, part)
+            try:
+                target = os.readlink(here)
+            except OSError:  # no link
+                done.append(part)
+                continue
+            except ValueError:  # a NUL in the name
+                return None
+            links += 1
+            if links > _MOST_LINKS:
+                return None
+            if target.startswith("/"):
+                done = []
+            todo += [piece for piece in reversed(PurePosixPath(target).parts) if piece not in ("/", ".")]
+        return os.path.join(self.root, *done)
+
+    def _stat(self, path: str) -> os.stat_result | None:
+        real = self.real(path)
+        if real is None:
+            return None
+        try:
+            return os.stat(real)
+        except (OSError, ValueError):
+            return None
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything of that name."""
+        found = self._stat(path) is not None
+        if found:
+            self.seen.setdefault(path, None)
+        return found
+
+    def folder(self, path: str) -> bool:
+        """Whether it is a folder."""
+        found = self._stat(path)
+        return found is not None and stat.S_ISDIR(found.st_mode) and self.exists(path)
+
+    def text(self, path: str) -> str | None:
+        """Return the start of a file, odd bytes replaced; None when there is none to read."""
+        found, real = self._stat(path), self.real(path)
+        if found is None or real is None or not stat.S_ISREG(found.st_mode):
+            return None
+        try:
+            with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                data = file.read(MOST_BYTES)
+        except (OSError, ValueError):
+            return None
+        self.seen[path] = data
+        return data.decode("utf-8", "replace").replace("\0", "\n")
+
+    def names(self, folder: str, pattern: str = "*") -> list[str]:
+        """Return the sorted names in a folder that fit a pattern (`davinci[0-9]*`)."""
+        real = self.real(folder)
+        try:
+            found = sorted(os.listdir(real)) if real else []
+        except (OSError, ValueError):
+            return []
+        chosen = [name for name in found if fnmatchcase(name, pattern)]
+        for name in chosen:
+            self.seen.setdefault(f"{folder}/{name}", None)
+        return chosen

@@ -1,0 +1,181 @@
+"""What error codes and error texts mean: entries from the YAML files in `knowledge/`, and a user's own.
+
+An entry is found by a code (`EI0006`, `507015`, `hccl:9`, `-8020`) or by a text. A text is compared without regard to
+upper and lower case; `*` in it stands for anything on the same line. There are no regular expressions: a file that a
+colleague sends cannot make the search slow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from anabatic.config import yaml_file
+from anabatic.core.errors import ConfigError
+
+FOLDER = Path(__file__).with_name("knowledge")
+VARIABLE = "ANABATIC_KNOWLEDGE"
+"""Names a file of own entries that is always read."""
+ROLES = ("cause", "consequence", "wrapper", "notice")
+"""A cause; what other ranks suffer from it; a general message around either; nothing that stops a job."""
+SURE = ("high", "medium", "low")
+LANGUAGES = ("en", "zh")
+PARTS = ("meaning", "cause", "fix")
+SHORTEST = 6
+"""Characters of the longest piece of a text: less would match anything."""
+_KEYS = {"id", "codes", "texts", "role", "confidence", "source", *LANGUAGES}
+
+
+@dataclass(frozen=True)
+class Words:
+    """An entry in one language."""
+
+    meaning: str
+    cause: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that can be said in a log."""
+
+    id: str
+    codes: tuple[str, ...]
+    texts: tuple[str, ...]
+    role: str
+    confidence: str
+    source: str
+    words: dict[str, Words]
+
+    def say(self, language: str) -> Words:
+        """Return the words in `language`, else in English, else in the language there is."""
+        return self.words.get(language) or self.words.get("en") or next(iter(self.words.values()))
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """All entries, and what prefixes of codes say about codes without one."""
+
+    entries: tuple[Entry, ...]
+    by_code: dict[str, Entry]
+    prefixes: tuple[tuple[str, Entry], ...]
+    """Longest first."""
+
+    def of_code(self, code: str) -> Entry | None:
+        """Return the entry of a code, or what its prefix says, or None."""
+        if code in self.by_code:
+            return self.by_code[code]
+        found = next((entry for prefix, entry in self.prefixes if code.startswith(prefix)), None)
+        return replace(found, id=code) if found else None
+
+
+def load(files: tuple[Path, ...] = ()) -> Knowledge:
+    """Read the package's entries and the users'; a user's entry takes the codes and the id that it names.
+
+    Args:
+        files: YAML files with a list `entries`, and the one that `ANABATIC_KNOWLEDGE` names.
+
+    Raises:
+        ConfigError: a file is missing, no YAML, or an entry is wrong; names the file and the line.
+    """
+    own = list(files)
+    if named := os.environ.get(VARIABLE):
+        own.insert(0, Path(named))
+    entries = {entry.id: entry for entry in shipped()}
+    by_code = {code: entry for entry in shipped() for code in entry.codes}
+    for path in own:
+        for entry in _of_user(path):
+            entries[entry.id] = entry
+            by_code.update(dict.fromkeys(entry.codes, entry))
+    return Knowledge(tuple(entries.values()), by_code, prefixes())
+
+
+@cache
+def shipped() -> tuple[Entry, ...]:
+    """Return the entries of the package."""
+    found: list[Entry] = []
+    for path in sorted(FOLDER.glob("*.yaml")):
+        if path.name != "prefixes.yaml":
+            found += [_entry(raw, f"{path.name}: ") for raw in _quick(path)]
+    return tuple(found)
+
+
+@cache
+def prefixes() -> tuple[tuple[str, Entry], ...]:
+    """Return (prefix, entry), the longest prefix first."""
+    found = [(str(raw["id"]), _entry(raw, "prefixes.yaml: ")) for raw in _quick(FOLDER / "prefixes.yaml")]
+    return tuple(sorted(found, key=lambda row: -len(row[0])))
+
+
+def _quick(path: Path) -> list[dict[str, Any]]:
+    """libyaml reads our own files in a tenth of the time that the reader with line numbers takes."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    tree = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    return list(tree["entries"])
+
+
+def _of_user(path: Path) -> list[Entry]:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", "give the YAML file with the entries")
+    source = yaml_file.read(path)
+    unknown = sorted(set(source.tree) - {"entries"})
+    rows = source.tree.get("entries")
+    if unknown or not isinstance(rows, list):
+        what = f'has a key "{unknown[0]}"' if unknown else "has no list `entries`"
+        raise ConfigError(f"{path} {what}", "write `entries:` and below it `- id: ...`; see the guide to explain")
+    return [_entry(row, source.where(("entries", index))) for index, row in enumerate(rows)]
+
+
+def _entry(raw: Any, where: str) -> Entry:
+    if not isinstance(raw, dict) or not isinstance(raw.get("id"), (str, int)):
+        raise ConfigError(f"{where}an entry has no id", "write `- id: my-error`")
+    name = str(raw["id"])
+    if unknown := sorted(set(map(str, raw)) - _KEYS):
+        raise ConfigError(f'{where}entry {name}: unknown key "{unknown[0]}"', f"keys: {', '.join(sorted(_KEYS))}")
+    texts = tuple(_list(raw, "texts", where))
+    for text in texts:
+        if max(len(piece) for piece in text.split("*")) < SHORTEST:
+            raise ConfigError(
+                f'{where}entry {name}: the text "{text}" would match too much',
+                f"one piece between `*` needs {SHORTEST} characters",
+            )
+    words = {
+        language: _words(raw[language], f"{where}entry {name}: {language}") for language in LANGUAGES if language in raw
+    }
+    if not words:
+        raise ConfigError(f"{where}entry {name} says nothing", "write `en:` or `zh:` with meaning, cause and fix")
+    return Entry(
+        name,
+        tuple(code.upper() if code[:1] in "eE" else code for code in _list(raw, "codes", where)),
+        texts,
+        _one_of(raw, "role", ROLES, where),
+        _one_of(raw, "confidence", SURE, where),
+        str(raw.get("source", "")),
+        words,
+    )
+
+
+def _list(raw: dict[str, Any], key: str, where: str) -> list[str]:
+    value = raw.get(key, [])
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}entry {raw['id']}: {key} is no list", f"write `{key}: [...]`")
+    return [str(one) for one in value]
+
+
+def _words(raw: Any, where: str) -> Words:
+    if not isinstance(raw, dict) or set(raw) != set(PARTS) or not all(str(raw[part]).strip() for part in PARTS):
+        raise ConfigError(f"{where} needs exactly {', '.join(PARTS)}", "write each as one line of text")
+    return Words(*(re.sub(r"\s+", " ", str(raw[part])).strip() for part in PARTS))
+
+
+def _one_of(raw: dict[str, Any], key: str, known: tuple[str, ...], where: str) -> str:
+    value = str(raw.get(key, known[0]))
+    if value not in known:
+        raise ConfigError(f'{where}entry {raw["id"]}: {key} is "{value}"', f"one of {', '.join(known)}")
+    return value

@@ -1,0 +1,60 @@
+"""Each entry is found by its samples, and healthy logs find nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anabatic.config import yaml_file
+from anabatic.doctor import explain, knowledge
+
+HERE = Path(__file__).parent
+SAMPLES: dict[str, list[str]] = yaml.safe_load((HERE / "explain_samples.yaml").read_text(encoding="utf-8"))
+KNOWN = knowledge.load()
+HEALTHY = (HERE / "explain_healthy.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("entry", KNOWN.entries, ids=lambda entry: entry.id)
+def test_entry_is_found(entry: knowledge.Entry) -> None:
+    assert len(SAMPLES[entry.id]) >= max(1, len(entry.codes))
+    for sample in SAMPLES[entry.id]:
+        report = explain.explain_text(f"step 1\n{sample}\nstep 2\n", KNOWN)
+        assert report.first is not None, sample
+        assert report.first.entry.id == entry.id, sample
+        assert report.first.first.line == 2
+        for code in entry.codes:
+            if code in sample:
+                assert report.first.code == code
+
+
+def test_samples_belong_to_entries() -> None:
+    assert set(SAMPLES) == {entry.id for entry in KNOWN.entries}
+
+
+def test_healthy_logs_find_nothing() -> None:
+    report = explain.explain_text(HEALTHY, KNOWN)
+    assert [(finding.entry.id, finding.first.text) for finding in report.findings] == []
+
+
+def test_enough_is_known() -> None:
+    assert len(KNOWN.entries) >= 150
+    codes = [code for entry in KNOWN.entries for code in entry.codes]
+    assert len(codes) == len(set(codes)), "a code belongs to one entry"
+    assert len({entry.id for entry in KNOWN.entries}) == len(KNOWN.entries)
+
+
+@pytest.mark.parametrize("entry", [*KNOWN.entries, *(entry for _, entry in KNOWN.prefixes)], ids=lambda entry: entry.id)
+def test_both_languages_say_it(entry: knowledge.Entry) -> None:
+    assert entry.source
+    for language in knowledge.LANGUAGES:
+        words = entry.words[language]
+        for part in (words.meaning, words.cause, words.fix):
+            assert part.endswith("." if language == "en" else "。"), part
+            assert len(part) <= 420
+
+
+@pytest.mark.parametrize("path", sorted(knowledge.FOLDER.glob("*.yaml")), ids=lambda path: path.name)
+def test_files_read_the_same_with_line_numbers(path: Path) -> None:
+    assert yaml_file.read(path).tree == yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,0 +1,200 @@
+"""The machine itself: programs that hang, files that are odd, and that nothing makes the doctor fall over."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from anabatic.core.errors import ConfigError
+from anabatic.doctor import commands, facts, language, npus, probe, report
+from anabatic.doctor.examine import CHECKS, examine, exit_code
+from anabatic.doctor.files import Files
+from anabatic.doctor.line import Line
+from anabatic.doctor.machine import Machine, Recorded, parse_environ, rooted
+from anabatic.doctor.variable_table import VARIABLES
+from unit.doctor import roots
+
+FACTS = (
+    "packages",
+    "python",
+    "cpu",
+    "limits",
+    "npu-smi",
+    "disk",
+    "interfaces",
+    "denied",
+    "hccn",
+    "ecc",
+    "nvidia-smi",
+    "import",
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = [row.name for row in VARIABLES]
+NAMES += ["ASCEND_HOME_PATH", "ASCEND_RT_VISIBLE_DEVICES", "PYTORCH_NPU_ALLOC_CONF", "OMP_NUM_THREADS", "MASTER_PORT"]
+NAMES += ["HCCL_SOCKET_IFNAME", "HCCL_IF_IP", "LD_LIBRARY_PATH", "HOME", "RANK_TABLE_FILE", "PYTORCH_ALLOC_CONF"]
+
+
+def judged(found: list[Line]) -> None:
+    """The report can be shown in every form."""
+    for words in ("en", "zh"):
+        for width in (20, 40, 100):
+            assert report.text(found, words, width, colour=True)
+        json.loads(report.as_json(found, words, "0", "/"))
+    assert exit_code(found, strict=True) in (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return roots.a3().write(tmp_path_factory.mktemp("healthy"))
+
+
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(env=st.dictionaries(st.sampled_from(NAMES), st.text(max_size=30) | st.from_regex(r"[0-9,: ={}%-]{0,20}")))
+def test_any_environment(healthy: Path, env: dict[str, str]) -> None:
+    machine = rooted(healthy)
+    machine.env = {**machine.env, **env}
+    judged(examine(machine))
+
+
+@FUZZ
+@given(told=st.dictionaries(st.sampled_from(FACTS), JSON))
+def test_any_facts(healthy: Path, told: dict[str, object]) -> None:
+    machine = rooted(healthy)
+    machine.facts = Recorded({**{name: machine.facts.get(name) for name in FACTS}, **told})
+    judged(examine(machine))
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_file_contents(healthy: Path, data: st.DataObject) -> None:
+    class Odd(Files):
+        def text(self, path: str) -> str | None:
+            there = super().text(path)
+            if there is None or not data.draw(st.booleans()):
+                return there
+            drawn: str = data.draw(st.text(max_size=40) | st.just("9" * 5000) | st.just(there[: len(there) // 2]))
+            return drawn
+
+    machine = rooted(healthy)
+    machine.files = Odd(str(healthy))
+    judged(list(line for check in (npus.smi, *CHECKS) for line in check(machine)))
+
+
+def test_bytes_folders_and_pipes_in_the_place_of_files(tmp_path: Path) -> None:
+    root = roots.a2().write(tmp_path)
+    (root / "proc/meminfo").write_bytes(bytes(range(256)) * 9000)
+    (root / "proc/net/tcp").unlink()
+    os.mkfifo(root / "proc/net/tcp")
+    (root / "etc/hccn.conf").unlink()
+    (root / "etc/hccn.conf").mkdir()
+    (root / "anabatic-doctor/facts.json").write_text("[" * 100_000)
+    (root / "anabatic-doctor/environ").write_bytes(b"\xff\xfe=1\nHOME=\xff\nNOTHING\n=x\n")
+    judged(examine(rooted(root)))
+
+
+def test_collected_outputs_of_npu_smi(healthy: Path, shared_data: Path) -> None:
+    samples = sorted((shared_data / "npu-smi").glob("*.txt"))
+    if not samples:
+        pytest.skip("the collected outputs of npu-smi are not here")
+    for sample in samples:
+        machine = rooted(healthy)
+        machine.facts = Recorded({"npu-smi": {"code": 0, "text": sample.read_text(encoding="utf-8")}})
+        npus.note(machine)
+        found = [line for check in (npus.smi, npus.health, npus.busy) for line in check(machine)]
+        table = sample.name.startswith("info-") and not sample.name.startswith("info-vnpu")
+        assert ("npu-smi.ok" in roots.ids(found)) == table, sample.name
+        assert len(found) < 6  # devices with the same fault share a line
+        judged(found)
+
+
+def test_environ_of_the_first_process(tmp_path: Path) -> None:
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/environ").write_bytes(b"ASCEND_LAUNCH_BLOCKING=1\0HCCL_ALGO=ring\0")
+    machine = rooted(tmp_path)
+    assert machine.env == {"ASCEND_LAUNCH_BLOCKING": "1", "HCCL_ALGO": "ring"}
+    assert roots.ids(examine(machine), "WARN") == {"variables.harmful"}
+    assert parse_environ("A=1=2\n\nodd line\n9=x\n") == {"A": "1=2"}
+
+
+def test_a_program_that_hangs_is_left(tmp_path: Path) -> None:
+    script = tmp_path / "npu-smi"
+    script.write_text("#!/bin/sh\necho half\nsleep 60 & sleep 60\n")
+    script.chmod(0o755)
+    started = time.monotonic()
+    output = commands.run([str(script)], 0.3)
+    assert (output.code, output.text) == (None, "half\n")
+    assert time.monotonic() - started < 30  # not the minute that it sleeps
+    assert commands.run([str(tmp_path / "none")], 1).code == 127
+
+
+def test_a_check_that_hangs_is_reported(tmp_path: Path) -> None:
+    machine = roots.cpu().machine(tmp_path)
+
+    def hangs(machine: Machine) -> list[Line]:
+        time.sleep(30)
+        return []
+
+    found = examine(machine, 0.2, [CHECKS[0], hangs])  # type: ignore[list-item]
+    assert [line.verdict.id for line in found] == ["npu.none", "time.stopped"]
+
+
+def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = roots.smi(2)["text"]
+    script = tmp_path / "npu-smi"
+    script.write_text(f"#!{sys.executable}\nimport os\nprint(os.environ['LC_ALL'], os.environ['LD_LIBRARY_PATH'])\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    told = facts.smi(["info"], 20, {"LD_LIBRARY_PATH": "/mine"})
+    assert told is not None
+    assert told["text"].startswith("C /mine:/usr/local/Ascend/driver/lib64")
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    told = facts.smi(["info"], 20, {})
+    assert told is not None
+    assert told["text"].strip() == text.strip()
+
+
+def test_the_child_tells_how_far_it_came(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '9.9'\nclass version: cuda = None\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert probe.run([], 30, env) == {"stage": "done", "torch": "9.9", "cuda": None}
+    broken = (
+        "try:\n    import nothing_of_that_name\nexcept ImportError as error:\n    raise RuntimeError('x') from error\n"
+    )
+    (tmp_path / "torch_npu.py").write_text(broken)
+    told = probe.run(["npu"], 30, env)
+    assert told["stage"] == "torch_npu"
+    assert told["error"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
+    (tmp_path / "torch_npu.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
+    assert probe.run(["npu"], 30, env)["signal"] == 11
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
+    assert probe.run([], 0.5, env)["hung"] == 0
+    assert probe.parse('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
+
+
+def test_language() -> None:
+    assert language.choose(None, {"LANG": "zh_CN.UTF-8"}) == "zh"
+    assert language.choose(None, {"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}) == "en"
+    assert language.choose("zh", {}) == "zh"
+    with pytest.raises(ConfigError, match='--lang is "cn"'):
+        language.choose("cn", {})
+
+
+@given(st.text(max_size=200), st.integers(8, 60))
+def test_wrapping_keeps_the_words(text: str, width: int) -> None:
+    shown = report.wrap(report.printable(text), width)
+    assert all(report.cells(line) <= width for line in shown)
+    assert "".join("".join(shown).split()) == "".join(report.printable(text).split())
