@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,6 +14,8 @@ Message = dict[str, Any]
 
 MAX_ROW = 64 * 2**20
 """Longest row in bytes."""
+
+_BY_LINE = re.compile(r"\.jsonl(\.gz|\.zst)?$", re.IGNORECASE)
 
 SKIP_HINT = "or pass over such rows with data.on_bad_row: skip"
 
@@ -52,9 +55,9 @@ class Document:
 
     @property
     def place(self) -> str:
-        """File and row for messages: `chats.jsonl: row 17`."""
+        """File and row for messages: `chats.json: row 17`, `chats.jsonl: line 17`."""
         file, _, row = self.id.rpartition(":")
-        return f"{file}: row {row}"
+        return f"{file}: {'line' if _BY_LINE.search(file) else 'row'} {row}"
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,27 @@ class Columns:
 
 @dataclass(frozen=True)
 class Problem:
-    """A row (or the rest of a file) that cannot be used. `message` names file, line and numbers."""
+    """A row (or the rest of a file) that cannot be used. `message` names file, line and numbers.
+
+    Attributes:
+        place: file and row, of a row without a column of any format.
+        columns: what such a row has.
+    """
 
     message: str
     hint: str
+    place: str = ""
+    columns: tuple[str, ...] = ()
+
+    def after(self, form: Form) -> Problem:
+        """Return the problem as one of a row among others that were taken for `form`."""
+        wanted = [column.rpartition("=")[2] for column in form.columns]
+        lacking = [f'"{column}"' for column in wanted if column not in self.columns]
+        if not self.place or not lacking or form.name == "plain text":
+            return self
+        there = ", ".join(f'"{column}"' for column in self.columns[:12]) or "no columns"
+        what = f"{self.place}: no column {', '.join(lacking)}, which the rows before have; the row has {there}"
+        return Problem(what, f"mend the row, {SKIP_HINT}")
 
     def fail(self) -> NoReturn:
         """Raise the problem as `DataError`."""

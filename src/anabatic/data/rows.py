@@ -43,7 +43,9 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
         return Problem(
             f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
         )
-    return Problem(f"{place}: {missing(columns, row)}; the row has {listed(row)}", missing_hint(columns, row))
+    what = f"{place}: {missing(columns, row)}; the row has {listed(row)}"
+    begun, _ = _begun(row)
+    return Problem(what, missing_hint(columns, row), "" if begun else place, tuple(row))
 
 
 def _level(row: dict[str, Any], columns: Columns) -> str:

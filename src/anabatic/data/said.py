@@ -46,6 +46,17 @@ _LOST = {
 }
 
 
+_ADVICE = {
+    "unread": "data.on_bad_row: fail names the first of them",
+    "bad": "data.on_bad_row: fail names the first of them",
+    "truncated": "raise batch.seq_len to keep more",
+    "too_long": "raise batch.seq_len to keep more",
+    "unlearned": "raise batch.seq_len, or cut the beginning: truncation_strategy: left",
+}
+_MUCH = 0.05
+"""Share of the rows whose loss is worth advice."""
+
+
 def say(shards: ShardSet, cached: bool) -> None:
     """Say in one line what a source holds, a warning where something was cut or left out."""
     kept = "conversations" if shards.is_chat else "documents"
@@ -58,7 +69,9 @@ def say(shards: ShardSet, cached: bool) -> None:
         parts.append(f"{held_out:,} held out")
     read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread")))
     lost = [f"{n:,} {words} ({n / read:.1%})" for name, words in _LOST.items() if (n := shards.counts[name])]
-    line = f"data {shards.name} ({shards.meta['split']}): {'; '.join([*parts, *lost])}"
+    much = [advice for name, advice in _ADVICE.items() if shards.counts[name] > _MUCH * read]
+    parts += lost + much[-1:]
+    line = f"data {shards.name} ({shards.meta['split']}): {'; '.join(parts)}"
     (log.warn if lost else log.info)(line + (" (from the cache)" if cached else ""))
     log.debug(f"{shards.name} lies in {shards.path}")
 

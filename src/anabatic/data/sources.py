@@ -10,7 +10,7 @@ from anabatic.config.shared import Data
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.data import stdlib
-from anabatic.data.document import Columns, Document, Message, Problem, Skips, is_held_out
+from anabatic.data.document import Columns, Document, Form, Message, Problem, Skips, is_held_out
 from anabatic.data.readers import reader_for
 from anabatic.data.spec import Source, files, kind, named_files, parse, parse_all
 
@@ -92,14 +92,15 @@ def documents(
             document at all.
     """
     skips = Skips() if skips is None else skips
-    skipped_before, found = skips.count, 0
+    skipped_before, found, form = skips.count, 0, Form()
     for item in _READ[kind(source)](source, data, split, level_field):
         if isinstance(item, Problem):
+            item = item.after(form)
             if data.on_bad_row == "fail":
                 item.fail()
             skips.add(item)
             continue
-        found += 1
+        found, form = found + 1, item.form
         yield item
         if found == source.rows:
             break

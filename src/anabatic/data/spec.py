@@ -115,7 +115,15 @@ def kind(source: Source) -> str:
         raise DataError(f"{source.path}: a link to {os.readlink(path)}, which is not there", "mend the link")
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     where = f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
-    raise DataError(f"{source.path}: no such file or folder", f"{where}.{did_you_mean(path.name, beside)}")
+    near = did_you_mean(path.name, beside) or _beside(path.parent, beside)
+    raise DataError(f"{source.path}: no such file or folder", f"{where}.{near}")
+
+
+def _beside(folder: Path, names: list[str]) -> str:
+    """Name some files that could be meant."""
+    readable = sorted(name for name in names if reader_for(Path(name)) and not name.startswith("."))
+    some = ", ".join(readable[:5]) + (f" and {len(readable) - 5} more" if len(readable) > 5 else "")
+    return f" There are {some} in {folder}" if len(readable) > 1 else f" There is {some} in {folder}" if some else ""
 
 
 def _built_in_kind(source: Source, scheme: str, name: str) -> str:

@@ -165,7 +165,7 @@ def read_csv(path: Path, name: str, columns: Columns) -> Iterator[Document | Pro
             for number, cells in enumerate(rows, start=1):
                 if not cells:
                     continue
-                place = f"{path}: line {rows.line_num}"
+                place = f"{path}: row {number} (line {rows.line_num})"
                 if len(cells) != len(heading):
                     yield Problem(
                         f"{place}: {len(cells)} cells, the heading has {len(heading)}",
@@ -181,7 +181,8 @@ def read_csv(path: Path, name: str, columns: Columns) -> Iterator[Document | Pro
                 if item is not None:
                     yield item
     except UnicodeDecodeError as error:
-        where = f"{path}: invalid UTF-8 after row {number} (0x{error.object[error.start]:02x})"
+        where = f"{path}: row {number + 1} or a later one: invalid UTF-8 (0x{error.object[error.start]:02x})"
         yield Problem(f"{where}; {_NO_MORE}", "convert the file with `iconv -f OLD_ENCODING -t UTF-8`")
     except csv.Error as error:
-        yield Problem(f"{path}: broken CSV after row {number}: {error}; {_NO_MORE}", "mend the file from there on")
+        what = f"{path}: row {number + 1} (up to line {rows.line_num}): broken CSV: {error}; {_NO_MORE}"
+        yield Problem(what, "mend the file from there on")

@@ -324,6 +324,16 @@ def load(model: PreTrainedModel, folder: Path) -> None:
     _fill(model, read_weights(folder), folder)
 
 
+def require_weights(folder: Path) -> None:
+    """Make sure that an adapter folder holds tensors.
+
+    Raises:
+        DataError: it does not.
+    """
+    if not (folder / WEIGHTS).is_file():
+        raise DataError(f"{folder / WEIGHTS} is missing", "copy the folder again; only safetensors are read")
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of an adapter folder under PEFT's names.
 

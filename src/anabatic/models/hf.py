@@ -10,15 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from anabatic.config.parallel import Recompute
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder, folder_atomic
+from anabatic.core.text import did_you_mean
 from anabatic.device.ops import dear_operators, for_device
 from anabatic.models import adapter, attention, fuse, hub, stack, stored
 from anabatic.parallel.sharded import materialise
@@ -122,7 +131,13 @@ def load_config(path: str | Path) -> PretrainedConfig:
         DataError: config.json is missing, torn or of an unknown architecture.
     """
     folder = base_of(resolve(path))
-    stored.read_json(folder / "config.json")
+    kind = stored.read_json(folder / "config.json").get("model_type")
+    if kind and kind not in CONFIG_MAPPING:
+        raise DataError(
+            f'{folder / "config.json"}: transformers {transformers.__version__} knows no model_type "{kind}".'
+            f"{did_you_mean(str(kind), CONFIG_MAPPING)}",
+            "a newer transformers may know it: pip install -U transformers",
+        )
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:

@@ -109,6 +109,16 @@ def opened(folder: Path) -> Iterator[Stored]:
         yield Stored(folder, files)
 
 
+def require_files(folder: Path) -> None:
+    """Make sure that the weight files of a folder are there and whole as far as their headings tell.
+
+    Raises:
+        DataError: one is missing or torn.
+    """
+    with opened(folder):
+        pass
+
+
 @dataclass
 class _Plan:
     """Where each parameter of a model comes from."""

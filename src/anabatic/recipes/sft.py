@@ -22,7 +22,7 @@ from anabatic.data.pairs import longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device, pick
 from anabatic.evals import difficulty
-from anabatic.models import adapter, fuse, stack, tensor
+from anabatic.models import adapter, fuse, stack, stored, tensor
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.models.hf import base_of, below, fill, load_config, recompute, require_fit, resolve, skeleton
@@ -99,6 +99,13 @@ def _pack(
     log.info(f"{adapter.pack(model, job.quantize)} linear layers are frozen in {job.quantize}")
 
 
+def _require_weights(named: Path, base: Path) -> None:
+    """The files of the weights are opened before the rows are read."""
+    stored.require_files(base)
+    if named != base:
+        adapter.require_weights(named)
+
+
 def _by_loss(
     data: Corpus, lessons: Curriculum, root: Root, job: TuneJob, micro_batch_tokens: int, device: Device, world: World,
     folder: RunFolder, continues: bool,
@@ -150,6 +157,7 @@ def tune(
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
         _pack(job, model, named, lora, shares, division)
+        _require_weights(named, base)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = data.tokenised
         for part in parts + (data.valid or []):

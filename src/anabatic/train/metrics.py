@@ -16,6 +16,8 @@ from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.text import count, duration, size
 from anabatic.train.sinks import Sink, open_sinks, switched_off
 
+_MUCH_PADDING = 0.01
+"""A packed batch has hardly any; less than this share is not worth a word."""
 _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("loss", lambda value: f"loss {value:.4f}"),
     ("accuracy", lambda value: f"accuracy {100 * value:.1f} %"),
@@ -27,7 +29,7 @@ _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("tokens_per_s", lambda value: f"{count(value)} tok/s"),
     ("mfu", lambda value: f"MFU {100 * value:.1f} %"),
     ("memory_bytes", lambda value: f"mem {size(value)}"),
-    ("padding", lambda value: f"pad {100 * value:.1f} %"),
+    ("padding", lambda value: f"pad {100 * value:.1f} %" if value >= _MUCH_PADDING else ""),
     ("data_wait", lambda value: f"wait {100 * value:.1f} %"),
     ("device_util_pct_mean", lambda value: f"util {value:.0f} %"),
     ("device_power_w_mean", lambda value: f"{value:.0f} W"),
@@ -165,7 +167,7 @@ class Metrics:
         words = [write(row[key]) for key, write in parts if row.get(key) is not None]
         if row.get("skipped"):
             words.append(f"skipped {row['skipped']}")
-        return " | ".join([head, *words])
+        return " | ".join([head, *filter(None, words)])
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         for kind, sink in list(self._sinks.items()):

@@ -109,16 +109,16 @@ TORN = [
     ("rows.jsonl", b'{"instruction": "a\x00", "output": "c"}\n', "a binary file: NUL byte at byte 18"),
     ("rows.jsonl", b'{"instruction": ' + b"[" * 100_000 + b"\n", "line 1: broken JSON: "),
     ("rows.jsonl", b'{"instruction": ' + b"1" * 5000 + b"}\n", "line 1: broken JSON: "),
-    ("rows.csv", b"query,response\na,b\nc,\n", 'line 3: "response" is empty: nothing to learn'),
-    ("rows.csv", b"query,response\na,b\n,c\n", 'line 3: "query" is empty'),
-    ("rows.csv", b"query,response\na,b\nc\n", "line 3: 1 cells, the heading has 2"),
-    ("rows.csv", b"query,response\na,b\nd,e,f\n", "line 3: 3 cells, the heading has 2"),
+    ("rows.csv", b"query,response\na,b\nc,\n", 'row 2 \\(line 3\\): "response" is empty: nothing to learn'),
+    ("rows.csv", b"query,response\na,b\n,c\n", 'row 2 \\(line 3\\): "query" is empty'),
+    ("rows.csv", b"query,response\na,b\nc\n", "row 2 \\(line 3\\): 1 cells, the heading has 2"),
+    ("rows.csv", b"query,response\na,b\nd,e,f\n", "row 2 \\(line 3\\): 3 cells, the heading has 2"),
     ("rows.csv", b"query,query\na,b\n", 'the column "query" stands twice in the heading'),
-    ("rows.csv", b"frage,antwort\na,b\n", 'line 2: no column "text"; the row has "frage", "antwort"'),
+    ("rows.csv", b"frage,antwort\na,b\n", 'row 1 \\(line 2\\): no column "text"; the row has "frage", "antwort"'),
     ("rows.csv", b"query,response\n", "no document: its files hold no rows"),
-    ("rows.csv", b'query,response\na,"b\n', "broken CSV after row 0: .*; no row from there on is read"),
-    ("rows.csv", b"query,response\na,\xff\n", "invalid UTF-8 after row 0"),
-    ("rows.tsv", b"query\tresponse\na\tb\nc\n", "line 3: 1 cells"),
+    ("rows.csv", b'query,response\na,"b\n', "row 1 .up to line 2.: broken CSV: .*; no row from there on is read"),
+    ("rows.csv", b"query,response\na,\xff\n", "row 1 or a later one: invalid UTF-8"),
+    ("rows.tsv", b"query\tresponse\na\tb\nc\n", "row 2 .line 3.: 1 cells"),
 ]
 
 
@@ -128,6 +128,23 @@ def test_torn_and_ragged_files(name: str, content: bytes, words: str, tmp_path: 
     with pytest.raises(DataError, match=rf"{re.escape(name)}: {words}") as caught:
         built(tmp_path / name, tok)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("rows.jsonl", "line 3"), ("rows.json", "row 3"), ("rows.csv", r"row 3 \(line 4\)")]
+)
+def test_a_row_unlike_those_before_it(name: str, place: str, tmp_path: Path, tok: Path) -> None:
+    row = '{"query": "a", "response": "b"}'
+    content = {
+        "rows.jsonl": f'{row}\n{row}\n{{"x": 1}}\n',
+        "rows.json": f'[{row}, {row}, {{"x": 1}}]',
+        "rows.csv": "query,response\na,b\na,b\n,b\n",
+    }
+    (tmp_path / name).write_text(content[name])
+    words = '"query" is empty' if name == "rows.csv" else 'no column "query", "response", which the rows before have'
+    with pytest.raises(DataError, match=rf"{re.escape(name)}: {place}: {words}") as caught:
+        built(tmp_path / name, tok)
+    assert "on_bad_row: skip" in caught.value.hint
 
 
 def test_a_nul_in_a_table(tmp_path: Path, tok: Path) -> None:

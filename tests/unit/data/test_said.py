@@ -16,6 +16,7 @@ from anabatic.testing.corpora import byte_tokenizer
 
 ALPACA = {"instruction": "Say it", "input": "", "output": "yes"}
 MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+ADVICE = "; raise batch.seq_len, or cut the beginning: truncation_strategy: left"
 PAIR = {"query": "a", "response": "b"}
 
 
@@ -81,7 +82,7 @@ def test_what_is_lost_makes_the_line_a_warning(tmp_path: Path, tok: Path, caplog
         (line,) = [one for one in said(spec, tok, caplog, data, seq_len=100) if "WARNING data" in one]
         assert "9 rows as alpaca" in line
         assert "; 1 bad rows passed over (10.0%); 1 conversations too long and cut (10.0%)" in line
-        assert line.endswith(f"nothing to learn in what is left (10.0%){tail}")
+        assert line.endswith(f"nothing to learn in what is left (10.0%){ADVICE}{tail}")
 
 
 def test_held_out_rows_are_counted(tmp_path: Path, tok: Path, caplog: pytest.LogCaptureFixture) -> None:

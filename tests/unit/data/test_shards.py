@@ -198,7 +198,7 @@ def test_build_conversations(tmp_path, tok, data, caplog):
 def test_malformed_conversations_fail_or_are_counted(tmp_path, tok, data, caplog):
     rows = [conversation(n) for n in range(5)] + [{"messages": [{"role": "user", "content": "alone"}]}]
     spec = jsonl(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataError, match="a.jsonl: row 6: 1 messages, none of them by the assistant"):
+    with pytest.raises(DataError, match="a.jsonl: line 6: 1 messages, none of them by the assistant"):
         shards.build(spec, tok, data(valid=["x"]), "train")
     made = shards.build(spec, tok, data(valid=["x"], on_bad_row="skip"), "train")
     assert (made.num_docs, made.counts["bad"]) == (5, 1)
@@ -207,10 +207,10 @@ def test_malformed_conversations_fail_or_are_counted(tmp_path, tok, data, caplog
 
 def test_texts_and_conversations_do_not_mix(tmp_path, tok, data):
     spec = jsonl(tmp_path / "a.jsonl", [{"text": "one"}, conversation(1)])
-    with pytest.raises(DataError, match=r"a.jsonl: row 2: a conversation among texts"):
+    with pytest.raises(DataError, match=r"a.jsonl: line 2: a conversation among texts"):
         shards.build(spec, tok, data(valid=["x"]), "train")
     spec = jsonl(tmp_path / "b.jsonl", [conversation(1), {"text": "one"}])
-    with pytest.raises(DataError, match=r"b.jsonl: row 2: a text among conversations"):
+    with pytest.raises(DataError, match=r"b.jsonl: line 2: a text among conversations"):
         shards.build(spec, tok, data(valid=["x"]), "train")
 
 

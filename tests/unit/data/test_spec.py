@@ -103,6 +103,7 @@ def test_kinds_without_files(path: str, expected: str) -> None:
     ("path", "words", "hint"),
     [
         ("corpus.jsnl", "no such file", 'Did you mean "corpus.jsonl"?'),
+        ("else.json", "no such file", "There is corpus.jsonl in ."),
         ("nowhere/corpus.txt", "no such file", "is not there either"),
         ("stdlb:", "neither a file nor a built-in source", 'Did you mean "stdlib:"?'),
         ("hf://some/data", "neither a file nor a built-in source", "Fetch remote data"),

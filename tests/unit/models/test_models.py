@@ -212,6 +212,8 @@ def test_a_damaged_model_folder_is_named(tmp_path: Path, damage: str) -> None:
     with pytest.raises(DataError, match=str(folder)) as caught:
         hf.load_model(folder, CPU)
     assert caught.value.hint
+    if damage == "architecture":
+        assert 'knows no model_type "nothing-like-it"' in str(caught.value) and "-U transformers" in caught.value.hint
 
 
 @pytest.mark.parametrize("tied", [True, False])

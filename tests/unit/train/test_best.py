@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from anabatic.config.shared import Evaluate
+from anabatic.config.shared import Data, Evaluate
+from anabatic.config.train import TrainJob
 from anabatic.core.errors import ConfigError
 from anabatic.train.best import Best
 from anabatic.train.loop import Progress
@@ -63,6 +64,8 @@ def test_patience_needs_evaluations() -> None:
         Evaluate(patience=2)
     with pytest.raises(ConfigError, match=r"min_delta"):
         Evaluate(min_delta=-1.0)
+    with pytest.raises(ConfigError, match=r"patience is 2, but nothing is held out"):
+        TrainJob(data=Data(train=["rows.json"], valid_fraction=0.0), eval=Evaluate(every=1, patience=2))
 
 
 def test_perplexity() -> None:

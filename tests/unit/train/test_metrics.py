@@ -92,6 +92,14 @@ def test_a_step_is_recorded_and_printed(folder: RunFolder, printed: Callable[[],
     ]
 
 
+def test_hardly_any_padding_is_not_worth_a_word(folder: RunFolder, printed: Callable[[], str]) -> None:
+    with Metrics(folder, Log(), {}) as metrics:
+        metrics.train(7, {"loss": 1.0, "padding": 0.009})
+        metrics.train(8, {"loss": 1.0, "padding": 0.25})
+    assert printed() == "step 7 | loss 1.0000\nstep 8 | loss 1.0000 | pad 25.0 %\n"
+    assert [row["padding"] for row in jsonl.read(folder.metrics)] == [0.009, 0.25]
+
+
 def test_unknown_values_are_left_out_of_the_line(folder: RunFolder, printed: Callable[[], str]) -> None:
     with Metrics(folder, Log(), {}) as metrics:
         metrics.train(7, {"loss": float("nan"), "grad_norm": float("inf"), "mfu": None})
