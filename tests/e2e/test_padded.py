@@ -20,7 +20,7 @@ def test_padded_training_is_killed_and_continued(home: Home, base: Path, tmp_pat
     rows = [{"instruction": f"Say {n}", "input": "", "output": f"{n} " * (1 + n % 9)} for n in range(300)]
     data = tmp_path / "rows.json"
     data.write_text(json.dumps(rows))
-    more = {"data.train": data, "batch.packing=false": []}
+    more = {"data.train": data, "batch.packing=false": [], "tuner": "lora", "lora.r": 4, "lora.dropout": 0.2}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     said = home.anabatic(*home.sft(whole, base, more=more)).err
     assert re.search(r"^data .*rows\.json \(train\): 29\d rows as alpaca \(instruction, input, output\); ", said, re.M)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from e2e import command
-from e2e.home import SHORT, Home, Options
+from e2e.home import SHORT, STEPS, Home, Options
 
 pytestmark = pytest.mark.slow
 
@@ -73,14 +74,15 @@ def test_a_run_of_two_divided_processes_goes_on_in_one(home: Home, base: Path, t
     close(command.losses(single), command.losses(out))
 
 
-def test_two_processes_that_share_the_heads_are_killed_and_go_on(home: Home, base: Path, tmp_path: Path) -> None:
-    out, more = tmp_path / "run", {"parallel.tensor": 2, "eval.sample-prompts": "The"}
-    command.interrupt(home.start(*home.pretrain(out, 2, more=more)), out, 7, signal.SIGKILL, -9)
-    told = home.anabatic(*home.pretrain(out, 2, more=more))
+def test_a_run_of_one_process_goes_on_in_two_that_share_the_heads(home: Home, base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(base, out, ignore=shutil.ignore_patterns(f"checkpoint-{STEPS}", "*_model", "summary.json"))
+    told = home.anabatic(*home.pretrain(out, 2, more={"parallel.tensor": 2, "eval.sample-prompts": "The"}))
     assert "2 processes share 2 attention blocks and 2 MLPs" in told.err and "sample: The" in told.err
     close(command.losses(base), command.losses(out))
+    assert "resume" in command.events(out)
     assert command.evaluations(out) == [pytest.approx(row, rel=2e-4) for row in command.evaluations(base)]
     expected, found = (weights(folder, "model.safetensors") for folder in (base, out))
     assert found.keys() == expected.keys()
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-2, atol=2e-3, msg=key)
+        torch.testing.assert_close(found[key], value, rtol=1e-2, atol=2e-4, msg=key)

@@ -191,7 +191,7 @@ def skeleton(folder: Path, dtype: torch.dtype, entries: int = 0) -> PreTrainedMo
         )
     try:
         with on_meta():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, Settings, Settings | None, str, str]] = {
     "qwen2": ("Qwen2", {}, None, "ddp", "adamw"),
     "qwen3": ("Qwen3", {"head_dim": 8}, None, "zero3", "muon"),
     "llama": ("Llama", BIASED, None, "ddp", "muon"),
-    "gemma": ("Gemma", {"head_dim": 8}, None, "ddp", "adamw"),
+    "gemma2": ("Gemma2", {"head_dim": 8}, None, "ddp", "adamw"),
     "qwen2-moe": (*FAMILIES["qwen2-moe"][:2], None, "ddp", "adamw"),
     "lora": ("Llama", BIASED, {"init": "pissa"}, "zero2", "adamw"),
     "dora": ("Llama", BIASED, {"use_dora": True}, "zero3", "adamw"),
@@ -151,7 +151,9 @@ def test_attention_that_is_not_divided_by_heads_is_refused(family: str) -> None:
     assert "zero3" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("family", ["mistral", "granite", "cohere", "glm4", "gemma3", "mixtral", "qwen3-moe", "glm4-moe"])
+@pytest.mark.parametrize(
+    "family", ["mistral", "granite", "cohere", "glm4", "gemma3", "mixtral", "qwen3-moe", "glm4-moe"]
+)
 def test_these_families_are_divided(family: str) -> None:
     name, settings, _ = FAMILIES[family]
     with on_meta():
