@@ -105,7 +105,7 @@ def score(truth: Ints, predicted: Ints, classes: Sequence[str]) -> Scores:
     precision, recall, f1, present = _per_class(matrix)
     support = matrix.sum(1)
     table = tuple(
-        ClassScore(name, *map(float, (precision[at], recall[at], f1[at])), int(support[at]))
+        ClassScore(name, float(precision[at]), float(recall[at]), float(f1[at]), int(support[at]))
         for at, name in enumerate(classes)
     )
     return Scores(
