@@ -29,7 +29,7 @@ def check_same(name: str, kind: str, inputs: list[torch.Tensor], *rest: object) 
     device = accelerator(kind)
     there = [x.to(device, torch.bfloat16).requires_grad_() for x in inputs]
     here = [x.bfloat16().double().requires_grad_() for x in inputs]
-    moved = [Segments(x.cu_seqlens, device) if isinstance(x, Segments) else x for x in rest]
+    moved = [Segments(x.cu_seqlens, device, x.causal) if isinstance(x, Segments) else x for x in rest]
     ours = getattr(for_device(kind), name)(*there, *moved)
     theirs = getattr(REFERENCE, name)(*here, *rest)
     assert ours.requires_grad, f"{name} cuts the graph"
@@ -99,6 +99,14 @@ SEGMENTS = Segments([0, 128, 129, 400, 512], torch.device("cpu"))
 def test_attention_is_causal_and_isolated(kind: str, window: int | None, value_size: int) -> None:
     inputs = [torch.randn(512, heads, size) for heads, size in ((8, 64), (2, 64), (2, value_size))]
     check_same("attention", kind, inputs, SEGMENTS, Scores(0.125, window))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [None, 1, 50])
+def test_attention_both_ways_is_isolated(kind: str, window: int | None) -> None:
+    inputs = [torch.randn(512, heads, 64) for heads in (8, 2, 2)]
+    both_ways = Segments([0, 128, 129, 238, 400, 512], torch.device("cpu"), causal=False)
+    check_same("attention", kind, inputs, both_ways, Scores(0.125, window))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -60,7 +60,8 @@ def sizes(
         log.info(f"{batch.rows} segments a step are {batch.global_batch_tokens:,} words")
     sized = replace(job, batch=batch)
     tokens = (job.schedule.epochs or 1.0) * train.num_tokens
-    tuned = None if base.folder is None else 2e-5
+    tuned = 2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5  # of text, of words
+    tuned = None if base.folder is None else tuned
     found = planning.settle(
         plan, sized, model, train.num_tokens, tokens, "given", job.model.recompute, tuned, device, world
     )

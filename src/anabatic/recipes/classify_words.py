@@ -14,7 +14,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.paths import file_atomic, output_file, write_atomic
 from anabatic.core.text import duration
 from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.segment import WORDS, as_row, files, segments, spec_of
+from anabatic.trajectory.segment import WORDS, as_line, files, segments, spec_of
 from anabatic.trajectory.tracks import open_tracks
 from anabatic.trajectory.words import WordSpec
 
@@ -39,8 +39,7 @@ def run(job: ClassifyWordsJob) -> None:
         per_class: dict[str, int] = dict.fromkeys((*spec.classes, "no class"), 0)
         number_of_words = 0
         for segment in segments(tracks, reading, spec, bad):
-            row = as_row(segment, spec, job.source_keys)
-            file.write(json.dumps(row).encode() + b"\n")
+            file.write(as_line(segment, spec, job.source_keys).encode() + b"\n")
             number_of_words += segment.text.count(" ") + 1
             per_class["no class" if segment.label is None else spec.classes[segment.label]] += 1
         if not bad.counts["segments"]:

@@ -58,54 +58,39 @@ def cells(track: Track, resolution: int) -> list[int]:
     return [latlng_to_cell(lat, lon, resolution) for lat, lon in points]
 
 
-def _source(position: Callable[[int], str]) -> Callable[..., list[str]]:
-    def encoded(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
-        ends = _motion_ends(f" {class_word} {END}" if class_word else f" {END}")
-        speed = np.searchsorted([2.0, 5.0, 10.0, 15.0], track.sog, side="right")  # NaN sorts last: SPD_HIGH, as there
-        sector = np.where(np.isnan(track.cog), 8, (track.cog % 360 + 22.5) // 45 % 8).astype(np.int64)
-        motions = (speed * 9 + sector).tolist()
-        minutes, seconds = np.divmod(track.time, 60)
-        points = [
-            f"{_minute(minute)} SECOND_{second} {position(cell)} {ends[motion]}"
-            for minute, second, cell, motion in zip(
-                minutes.tolist(), seconds.tolist(), cells(track, spec.resolution), motions, strict=True
-            )
-        ]
-        return [" ".join(points[start:end]) for start, end in cuts]
-
-    return encoded
-
-
 def _motion_ends(tail: str) -> list[str]:
     return [f"{speed} {course}{tail}" for speed in SPEEDS for course in (*COURSES, "COG_UNKNOWN")]
 
 
-@lru_cache(2**12)
-def _day(day: int) -> str:
-    year, month, date = str(np.datetime64(day, "D")).split("-")
-    return f"YEAR_{int(year)} MONTH_{int(month)} DAY_{int(date)}"
+class _Texts(dict[int, str]):
+    """Texts that are made when they are first asked for, and forgotten when there are too many."""
+
+    def __init__(self, make: Callable[[int], str]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: int) -> str:
+        if len(self) >= MOST_TEXTS:
+            self.clear()
+        made = self[key] = self._make(key)
+        return made
 
 
-@lru_cache(2**16)
+MOST_TEXTS = 2**17
+"""Texts of one kind that are kept: some 15 MB."""
+
+
 def _minute(minute: int) -> str:
-    day, minute = divmod(minute, 1440)
-    return f"{_day(day)} HOUR_{minute // 60} MINUTE_{minute % 60}"
+    day, hour, minute = minute // 1440, minute // 60 % 24, minute % 60
+    year, month, date = str(np.datetime64(day, "D")).split("-")
+    return f"YEAR_{int(year)} MONTH_{int(month)} DAY_{int(date)} HOUR_{hour} MINUTE_{minute}"
 
 
-def _char(cell: int) -> str:
-    return f"{_characters(0, cell >> 40)} {_characters(5, cell >> 20 & 0xFFFFF)} {_characters(10, cell & 0xFFFFF)}"
+def _characters(first: int) -> Callable[[int], str]:
+    """Words of five characters of a cell, the place of the first given."""
+    return lambda part: " ".join(f"H3_CHAR_{place}_{digit}" for place, digit in enumerate(f"{part:05x}", first))
 
 
-@lru_cache(2**16)
-def _characters(first: int, part: int) -> str:
-    return " ".join(f"H3_CHAR_{place}_{digit}" for place, digit in enumerate(f"{part:05x}", first))
-
-
-def _cell(cell: int) -> str:
-    return f"{_cell_head(cell >> 36)} {_digits(5, cell >> 27 & 511)} {_digits(8, cell >> 18 & 511)}"
-
-
-@lru_cache(2**16)
 def _cell_head(part: int) -> str:
     """Resolution, base cell and four digits; they start three bits early, as in the source's code."""
     res, base = part >> 16 & 15, part >> 9 & 127
@@ -113,9 +98,36 @@ def _cell_head(part: int) -> str:
     return f"H3_res_{res} H3_base_{base} {digits}"
 
 
-@cache
-def _digits(first: int, part: int) -> str:
-    return " ".join(f"H3_cell_{first + place}_{part >> 3 * (2 - place) & 7}" for place in range(3))
+def _digits(first: int) -> Callable[[int], str]:
+    return lambda part: " ".join(f"H3_cell_{first + place}_{part >> 3 * (2 - place) & 7}" for place in range(3))
+
+
+_MINUTES = _Texts(_minute)
+_CHAR = [
+    (40, 0xFFFFF, _Texts(_characters(0))),
+    (20, 0xFFFFF, _Texts(_characters(5))),
+    (0, 0xFFFFF, _Texts(_characters(10))),
+]
+_CELL = [(36, 0xFFFFF, _Texts(_cell_head)), (27, 511, _Texts(_digits(5))), (18, 511, _Texts(_digits(8)))]
+"""Of each part of a cell's index: by how many bits it is shifted, what is left of it, and its words."""
+
+
+def _source(parts: list[tuple[int, int, _Texts]]) -> Callable[..., list[str]]:
+    def encoded(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
+        ends = _motion_ends(f" {class_word} {END}" if class_word else f" {END}")
+        speed = np.searchsorted([2.0, 5.0, 10.0, 15.0], track.sog, side="right")  # NaN sorts last: SPD_HIGH, as there
+        sector = np.where(np.isnan(track.cog), 8, (track.cog % 360 + 22.5) // 45 % 8).astype(np.int64)
+        minutes, seconds = np.divmod(track.time, 60)
+        found = np.array(cells(track, spec.resolution), np.int64)
+        keys = [minutes, seconds, *(found >> shift & mask for shift, mask, _ in parts), speed * 9 + sector]
+        (_, _, first), (_, _, second), (_, _, third) = parts
+        points = [
+            f"{_MINUTES[a]} SECOND_{b} {first[c]} {second[d]} {third[e]} {ends[f]}"
+            for a, b, c, d, e, f in zip(*(key.tolist() for key in keys), strict=True)
+        ]
+        return [" ".join(points[start:end]) for start, end in cuts]
+
+    return encoded
 
 
 def speed_bins(knots: Floats) -> Ints:
@@ -151,7 +163,7 @@ def _compact(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, clas
     moved = _moved(np.array(found, np.int64), spec.resolution)
     for start, end in cuts:
         minute, second = divmod(times[start], 60)
-        head = f"{_minute(minute)} SECOND_{second} {_from(found[start], 0, spec.resolution)}{motion[start]}"
+        head = f"{_MINUTES[minute]} SECOND_{second} {_from(found[start], 0, spec.resolution)}{motion[start]}"
         rest = zip(_steps(times[start:end]), moved[start : end - 1], motion[start + 1 : end], strict=True)
         texts.append(" ".join([head, *(f"{step} {move}{tail}" for step, move, tail in rest)]))
     return texts
@@ -182,21 +194,10 @@ def _moved(found: Ints, resolution: int) -> list[str]:
     ]
 
 
-class _Last(dict[int, str]):
-    """Words of at most four last digits, made when they are first asked for: `level << 12 | digits`."""
-
-    def __init__(self, resolution: int) -> None:
-        super().__init__()
-        self._resolution = resolution
-
-    def __missing__(self, key: int) -> str:
-        made = self[key] = _digit_words(key & 0xFFF, key >> 12, self._resolution)
-        return made
-
-
 @cache
-def _last(resolution: int) -> _Last:
-    return _Last(resolution)
+def _last(resolution: int) -> _Texts:
+    """Words of at most four last digits: `level << 12 | digits`."""
+    return _Texts(lambda key: _digit_words(key & 0xFFF, key >> 12, resolution))
 
 
 def _digit_words(digits: int, level: int, resolution: int) -> str:
@@ -236,4 +237,4 @@ _TURNS = {0: "TURN_0"} | {
     for side, sign in (("P", -1), ("S", 1))
     for place, edge in enumerate(TURN_EDGES[1:], start=1)
 }
-_FORMATS = {"char": _source(_char), "cell": _source(_cell), "compact": _compact, "motion": _motion}
+_FORMATS = {"char": _source(_CHAR), "cell": _source(_CELL), "compact": _compact, "motion": _motion}

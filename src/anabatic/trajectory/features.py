@@ -49,7 +49,9 @@ def values(points: Floats) -> NDArray[np.float32]:
         steps = _Steps(points)
         found = {**_speed(steps), **_turns(steps), **_shape(steps), **_stops(steps), **_reports(steps)}
         found |= {**_bow(steps), **_location(steps)}
-    return np.stack([found[name] for name in NAMES], axis=1).astype(np.float32)
+    numbers = np.stack([found[name] for name in NAMES], axis=1).astype(np.float32)
+    numbers[~np.isfinite(numbers)] = np.nan
+    return numbers
 
 
 def _mean(numbers: Floats) -> Floats:
@@ -78,7 +80,8 @@ def _quantiles(numbers: Floats, shares: Sequence[float]) -> list[Floats]:
 
 
 def _largest(numbers: Floats) -> Floats:
-    return _quantiles(numbers, [1.0])[0]
+    found: Floats = np.fmax.reduce(numbers, axis=1, initial=-np.inf)
+    return np.where(found > -np.inf, found, np.nan)
 
 
 def _share(flags: Flags, among: Flags) -> Floats:
@@ -92,9 +95,8 @@ def _where(flags: Flags, numbers: Floats) -> Floats:
 
 
 def _around(degrees: Floats) -> Floats:
-    """Degrees from -180 up to, not including, 180."""
-    wrapped: Floats = (degrees + 180) % 360 - 180
-    return wrapped
+    """The same direction, from -180 to 180 degrees."""
+    return degrees - 360 * np.round(degrees / 360)
 
 
 class _Steps:

@@ -16,7 +16,7 @@ from anabatic.config.reading import Reading
 from anabatic.core.errors import DataError
 from anabatic.trajectory import split
 from anabatic.trajectory.features import NAMES
-from anabatic.trajectory.segment import Segments, as_row, files, read_segments
+from anabatic.trajectory.segment import Segments, as_line, as_row, files, read_segments
 from anabatic.trajectory.words import SOURCE_CLASSES, WordSpec
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")
@@ -69,6 +69,7 @@ def test_our_rows_come_back_as_they_were(tmp_path: Path) -> None:
         first = read_segments([table(tmp_path)], Reading(format=kind))
         assert len(first) == 8
         path = write(tmp_path, *(as_row(one, first.spec) for one in first))
+        assert path.read_text().splitlines() == [as_line(one, first.spec) for one in first]
         again = read_segments([path])
         assert (again.spec.name, again.classes) == (first.spec.name, ("Cargo", "Tanker"))
         for one, other in zip(first, again, strict=True):
