@@ -94,8 +94,11 @@ def anabatic(words: list[str]) -> None:
     if name and name != "run":
         from anabatic.cli import job
 
+        row = commands.get(name)
         given = {key: value for key, value in bound.arguments.items() if key != "config"}
-        check.section(job.tree(given), commands.get(name).job_class(), check.Flags())
+        if bare := given.pop(row.words.upper(), ()):
+            given[row.words] = [check.Text(word) for word in bare]
+        check.section(job.tree(given), row.job_class(), check.Flags())
     assert callable(command)
 
 

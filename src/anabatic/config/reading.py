@@ -12,8 +12,8 @@ from anabatic.config.shared import require
 class Reading:
     """How AIS files become segments of words; rows of words (.jsonl) keep the words they have."""
 
-    format: Literal["compact", "motion", "cell", "char"] = "compact"
-    """Words of a point: ours with position (compact) or without (motion), or the source project's two."""
+    format: Literal["motion", "compact", "cell", "char"] = "motion"
+    """Words of a point: ours without place and clock (motion) or with them (compact), or the source project's two."""
     resolution: int = 10
     """H3 resolution of a position; cells of 10 are some 130 m across, each step more divides by 2.6."""
     points: int = 30

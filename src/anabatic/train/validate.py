@@ -90,6 +90,7 @@ def class_probabilities(
     wide = torch.float64 if device.type == "cpu" else torch.float32
     found = torch.zeros(sequences + 1, classes + 2, dtype=wide, device=device.torch)
     for batch in batches:
+        HEART.beat()
         rows = loss.pack(batch, device.torch)
         with device.autocast():
             logits = root(class_logits, rows).to(wide)

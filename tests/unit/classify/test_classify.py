@@ -194,6 +194,9 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
     np.testing.assert_allclose([row["probabilities"] for row in said[:9]], together, atol=2e-6)
     assert classifier.predict(texts[0], abstain=1.0)["class_name"] == "ABSTAIN"
 
+    leaky = " ".join(f"{word} Trawler" for word in texts[0].split())
+    assert classifier.predict(leaky) == classifier.predict(texts[0])
+
     ships = predict(trained, [rows], tmp_path / "ships", level="vessel", abstain=0.999999)
     assert len(ships) == 30 and ships[0]["segments"] == 4 and ships[0]["predicted_class"] is None
     mean = np.mean([row["probabilities"] for row in said[:4]], axis=0)

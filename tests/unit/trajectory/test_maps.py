@@ -119,7 +119,7 @@ def test_the_command_draws_files_words_and_predictions(
     ais: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, predictions, out = tmp_path / "w.jsonl", tmp_path / "p.jsonl", tmp_path / "maps" / "m.html"
-    assert run("words", str(ais), "-o", str(words)) == 0
+    assert run("words", str(ais), "-o", str(words), "--tracks.format", "compact") == 0
     rows = [json.loads(line) for line in words.read_text().splitlines()]
     told_rows = [told(row["vessel"], [0.2, 0.8], 0, original_text=row["text"], true_class="Cargo") for row in rows]
     predictions.write_text("".join(json.dumps(row) + "\n" for row in told_rows))
@@ -151,6 +151,6 @@ def test_what_cannot_be_drawn(content: str, message: str, tmp_path: Path, capsys
 
 def test_words_without_a_place_say_so(ais: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = tmp_path / "w.jsonl"
-    assert run("words", str(ais), "-o", str(words), "--tracks.format", "motion") == 0
+    assert run("words", str(ais), "-o", str(words)) == 0
     assert run("map", str(words), "-o", str(tmp_path / "m.html")) == 2
     assert "hold no position" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def test_char_rows_follow_the_rules(demo: Path) -> None:
 
 
 def test_compact_needs_under_fifteen_words_a_point(demo: Path) -> None:
-    read = read_segments([demo / name for name in FILES], Reading(gap_minutes=0))
+    read = read_segments([demo / name for name in FILES], Reading(format="compact", gap_minutes=0))
     assert sum(len(one.text.split()) for one in read) / sum(one.points for one in read) < 15
 
 
