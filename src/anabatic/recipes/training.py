@@ -298,7 +298,7 @@ class Training:
             describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world),
             evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
-            flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
+            flops_per_token=flops_per_token(self.model, context, goal.logits), peak_flops=run.peak(self.device),
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:

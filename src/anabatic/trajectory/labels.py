@@ -40,12 +40,12 @@ DANISH = {
     "sailing": "Sailing",
     "tug": "Tug_Tow",
     "towing": "Tug_Tow",
-    "towing long/wide": "Tug_Tow",
-    **dict.fromkeys(("hsc", "wig", "pilot", "sar", "dredging", "diving", "military", "law enforcement"), "Other"),
-    **dict.fromkeys(("port tender", "anti-pollution", "medical", "other", "spare 1", "spare 2"), "Other"),
+    "towing_long/wide": "Tug_Tow",
+    **dict.fromkeys(("hsc", "wig", "pilot", "sar", "dredging", "diving", "military", "law_enforcement"), "Other"),
+    **dict.fromkeys(("port_tender", "anti-pollution", "medical", "other", "spare_1", "spare_2"), "Other"),
 }
-"""`Ship type` of the Danish Maritime Authority's files, in lower case."""
-NO_TYPE = ("undefined", "unknown", "reserved", "not party to conflict", "not available", "nan", "none")
+"""`Ship type` of the Danish Maritime Authority's files, in lower case, with `_` for a space."""
+NO_TYPE = ("undefined", "unknown", "reserved", "not_party_to_conflict", "not_available", "nan", "none")
 
 
 def ais_class(code: int) -> str:
@@ -95,6 +95,7 @@ def number(text: str) -> int | None:
 
 def _name(text: str, given: tuple[str, ...], renamed: dict[str, str]) -> str:
     column, _, value = text.partition(":")
+    value = "_".join(value.split()) if value not in given and value not in renamed else value
     code = number(value)
     if (mapped := renamed.get(value, renamed.get(str(code)))) is not None:
         return mapped

@@ -131,7 +131,10 @@ class Converter:
         if name not in columns:
             return np.full(rows, names.place(prefix + other if other else ""), np.int64)
         column = columns[name]
-        text = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), "")).dictionary_encode()
+        if pa.types.is_floating(column.type):  # ids and codes with gaps, as pandas writes them
+            column = column.cast(pa.int64(), safe=False)
+        text = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
+        text = pc.replace_substring_regex(text, r"^(\d+)\.0+$", r"\1").dictionary_encode()
         places = [names.place(prefix + one if one else "") for one in text.dictionary.to_pylist()]
         found: Ints = np.array(places or [0], np.int64)[text.indices.to_numpy(zero_copy_only=False)]
         return found

@@ -19,7 +19,7 @@ from anabatic.trajectory.features import features
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.track import Track
 from anabatic.trajectory.tracks import Tracks, open_tracks
-from anabatic.trajectory.words import H3_METHOD, SOURCE_CLASSES, UNKNOWN_CLASS, WITH_CLASS, WordSpec
+from anabatic.trajectory.words import H3_METHOD, SOURCE_CLASSES, WITH_CLASS, WordSpec, class_word
 
 WORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """File names of rows of words."""
@@ -159,7 +159,7 @@ def segments(tracks: Tracks, reading: Reading, spec: WordSpec, bad: BadRows) -> 
     for track in tracks:
         cuts = cut(track, reading, bad)
         bad.counts["segments"] += len(cuts)
-        word = (track.label or UNKNOWN_CLASS) if reading.keep_class_word and spec.format in WITH_CLASS else ""
+        word = class_word(track.label) if reading.keep_class_word and spec.format in WITH_CLASS else ""
         label = positions.get(track.label)
         for (start, end), text in zip(cuts, encode(track, cuts, spec, word), strict=True):
             place = (round(float(track.lat[start:end].mean()), 4), round(float(track.lon[start:end].mean()), 4))

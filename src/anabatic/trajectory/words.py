@@ -109,6 +109,11 @@ class WordSpec:
         return WordSpec(found[1], int(found[3]), int(found[2]), tuple(classes))
 
 
+def class_word(name: str) -> str:
+    """Return the word of a class: `_` for blanks; a class that is not known has a word too."""
+    return "_".join(name.split()) or UNKNOWN_CLASS
+
+
 def vocabulary(spec: WordSpec) -> list[str]:
     """Return every word that `spec` can write, in a fixed order; class words last."""
     words = {"char": _char_words, "cell": _cell_words, "compact": _compact_words, "motion": _motion_words}
@@ -122,7 +127,7 @@ def _clock_words() -> list[str]:
 
 
 def _source_words(position: list[str], classes: tuple[str, ...]) -> list[str]:
-    return [*_clock_words(), *position, *SPEEDS, *COURSES, "COG_UNKNOWN", END, *classes, UNKNOWN_CLASS]
+    return [*_clock_words(), *position, *SPEEDS, *COURSES, "COG_UNKNOWN", END, *map(class_word, classes), UNKNOWN_CLASS]
 
 
 def _char_words(spec: WordSpec) -> list[str]:

@@ -149,6 +149,27 @@ def test_parquet_gzip_and_zip_are_the_same_table(tmp_path: Path) -> None:
     }
 
 
+def test_ids_and_codes_that_became_floats(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    columns = {"mmsi": [367000001.0, 367000001.0], "time": [START, START + 9], "lat": [1.0, 1.0], "lon": [2.0, 2.0]}
+    columns |= {"vessel_type": [None, 52.0]}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    (track,), _, _ = read(tmp_path / "a.parquet")
+    assert (track.vessel, track.label) == ("367000001", "Tug_Tow")
+    path = table(tmp_path, "mmsi,time,lat,lon,vessel_type", *(f"367000001.0,{START + s},1,2,31.0" for s in range(2)))
+    (track,), _, _ = read(path)
+    assert (track.vessel, track.label) == ("367000001", "Tug_Tow")
+
+
+def test_names_with_blanks_are_one_word(tmp_path: Path) -> None:
+    rows = [f"1,{START + s},1,2,Law  enforcement boat" for s in range(2)]
+    (track,), classes, _ = read(table(tmp_path, "mmsi,time,lat,lon,label", *rows))
+    assert (track.label, classes) == ("Law_enforcement_boat", ("Law_enforcement_boat",))
+    (track,), classes, _ = read(table(tmp_path, "mmsi,time,lat,lon,ship_type", *[r.replace(" boat", "") for r in rows]))
+    assert track.label == "Other"
+
+
 def test_semicolons_tabs_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
     heading, rows = LAYOUTS["ours"]
     for mark in ";\t":
