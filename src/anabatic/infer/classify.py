@@ -21,7 +21,8 @@ from anabatic.models import classifier, forest, fuse
 from anabatic.models.classifier import Description, logits, pack_rows
 from anabatic.models.hf import resolve
 
-ABSTAIN = "ABSTAIN"
+ABSTAIN, UNKNOWN_CLASS = "ABSTAIN", "CLASS_UNKNOWN"
+"""What stands for a class that is not named, in answers and in the words of the source's rows."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class TrajectoryClassifier:
 
     def _samples(self, texts: Sequence[str], features: np.ndarray | None) -> list[Sample]:
         features = self._numbers(len(texts), features)
+        texts = self._without_answers(texts)
         words = WordIds(self._words.known, self._words.unknown)
         samples = []
         for number, text in enumerate(texts):
@@ -156,6 +158,15 @@ class TrajectoryClassifier:
             samples.append(Sample(ids, number=number, features=numbers))
         words.report("the segments")
         return samples
+
+    def _without_answers(self, texts: Sequence[str]) -> list[str]:
+        """Take class words out: they are what is asked for, and none was there in training."""
+        answers = {*self.classes, UNKNOWN_CLASS}
+        plain = [[word for word in text.split() if word not in answers] for text in texts]
+        taken = sum(len(text.split()) - len(words) for text, words in zip(texts, plain, strict=True))
+        if taken:
+            log.warn(f"{taken:,} class words are taken out of the text: they are the answer")
+        return [" ".join(words) for words in plain]
 
     def _numbers(self, count: int, features: np.ndarray | None) -> np.ndarray | None:
         """Return the numbers as the head takes them; all unknown where none are given."""

@@ -212,6 +212,8 @@ def attach(model: PreTrainedModel, description: Description) -> None:
     with hf.on_meta():
         model.add_module(PREFIX.rstrip("."), ClassHead(model.config.hidden_size, description))
     output = model.get_output_embeddings()
+    for parameter in head_of(model).parameters():  # one format for all: what divides a model asks for it
+        parameter.data = parameter.data.to(output.weight.dtype)
     if output.weight is not model.get_input_embeddings().weight:
         output.weight.requires_grad_(False)
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,6 @@ def run(job: ClassifyEvalJob) -> None:
         DataError: the predictions, the data or the model cannot be used, or vessels were seen in training.
         Failure: a file cannot be written.
     """
-    out = _out(job)
-    RunFolder(out).create()
     rows, split, segments = _predictions(job)
     for reason, count in rows.counts.items():
         if count:
@@ -45,6 +43,8 @@ def run(job: ClassifyEvalJob) -> None:
     measured = {name: evaluate.measure(part, job.bootstrap, job.seed) for name, part in divided.items()}
     main = divided[next(iter(divided))]
     others = _baselines(job, main, split, segments)
+    out = _out(job)
+    RunFolder(out).create()
     sys.stdout.write(report.text(measured, others))
     _write(job, out, measured, others)
 
@@ -65,31 +65,42 @@ def _predictions(job: ClassifyEvalJob) -> tuple[Predictions, Split | None, list[
     labelled = [one for one in found if one.label is not None]
     if not labelled:
         raise DataError(f"none of {len(found):,} segments has a class", "a score needs to know the right answers")
+    split = splits.load(classifier.folder / classify_data.SPLIT)
+    trained = _trained(split, [one.vessel for one in labelled], job.seen)
+    if job.seen == "skip":
+        labelled = [one for one in labelled if one.vessel not in trained]
     rows = _of(labelled, classify_predict.ask(classifier, labelled), classifier.classes)
-    rows.counts["segments without a class"] = len(found) - len(labelled)
-    return rows, splits.load(classifier.folder / classify_data.SPLIT), labelled
+    rows.counts["segments without a class"] = sum(one.label is None for one in found)
+    return rows, split, labelled
+
+
+def _trained(split: Split, vessels: Sequence[str], seen: str) -> set[str]:
+    """Return the vessels that the model was trained on.
+
+    Raises:
+        DataError: there are some and `seen` refuses them, or there are no others.
+    """
+    every = set(vessels)
+    trained = {vessel for vessel in every if split.side(vessel) == "train"}
+    if trained and seen == "refuse":
+        raise DataError(
+            f"the model was trained on {len(trained):,} of {len(every):,} vessels: a score on them shows what it knows"
+            " by heart",
+            "give other vessels; --seen skip leaves these out, --seen mark scores them apart",
+        )
+    if trained == every:
+        raise DataError(f"the model was trained on all {len(every):,} vessels", "give vessels that it does not know")
+    if trained:
+        log.info(f"trained on {len(trained):,} of the vessels: {'left out' if seen == 'skip' else 'scored apart'}")
+    return trained
 
 
 def parts(rows: Predictions, split: Split | None, job: ClassifyEvalJob) -> dict[str, Predictions]:
-    """Divide the rows: new vessels, those the model was chosen on, regions of both, those it was trained on.
-
-    Raises:
-        DataError: vessels were trained on and may not be left out, or nothing else is there.
-    """
+    """Divide the rows: new vessels, those the model was chosen on, regions of both, those it was trained on."""
     if split is None:
         return {"all": rows, **_regions(rows, job.regions)}
     sides = np.array([split.side(vessel) for vessel in rows.vessels])
     trained, chosen = sides == "train", sides == "valid"
-    used, total = len(set(rows.keep(trained).vessels)), len(set(rows.vessels))
-    if used and job.seen == "refuse":
-        raise DataError(
-            f"the model was trained on {used:,} of {total:,} vessels: a score on them shows what it knows by heart",
-            "give other vessels; --seen skip leaves these out, --seen mark scores them apart",
-        )
-    if used == total:
-        raise DataError(f"the model was trained on all {total:,} vessels", "give vessels that it does not know")
-    if used:
-        log.info(f"trained on {used:,} of the vessels: {'left out' if job.seen == 'skip' else 'scored apart'}")
     if chosen.any():
         log.warn(
             f"{len(set(rows.keep(chosen).vessels)):,} vessels chose the model in training (early stopping, best_model):"
@@ -98,7 +109,7 @@ def parts(rows: Predictions, split: Split | None, job: ClassifyEvalJob) -> dict[
     named = {"new vessels": ~trained & ~chosen, "validation vessels": chosen}
     divided = {name: rows.keep(which) for name, which in named.items() if which.any()}
     divided |= _regions(rows.keep(~trained), job.regions)
-    if used and job.seen == "mark":
+    if trained.any() and job.seen == "mark":
         divided["TRAINED ON"] = rows.keep(trained)
     return divided
 

@@ -127,11 +127,11 @@ def test_continued_it_ends_the_same(rows: Path, tmp_path: Path, verb: str, more:
 
 def test_a_frozen_model_stays_as_it_is(rows: Path, pretrained: Path, tmp_path: Path) -> None:
     head = {"freeze_epochs": 100}
-    run("train", tmp_path / "run", rows, model={"path": str(pretrained)}, head=head, optim={"lr": 0.05})
+    run("train", tmp_path / "run", rows, model={"path": str(pretrained)}, head=head)
     before, after = (load_file(one / "final_model" / "model.safetensors") for one in (pretrained, tmp_path / "run"))
     assert all(before[key].equal(after[key]) for key in before)
-    losses = list(logged(tmp_path / "run", "train", "loss").values())
-    assert min(losses) < 0.98 * losses[0]  # the head learns
+    head_now = load_file(tmp_path / "run" / "final_model" / "classifier.safetensors")
+    assert head_now["out.bias"].abs().max() > 1e-4  # it began at zero
 
 
 def test_pretraining_learns_and_hands_on_its_split(rows: Path, pretrained: Path, tmp_path: Path) -> None:
@@ -193,6 +193,9 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
     np.testing.assert_allclose([classifier.predict(text)["probabilities"] for text in texts], together, atol=2e-6)
     np.testing.assert_allclose([row["probabilities"] for row in said[:9]], together, atol=2e-6)
     assert classifier.predict(texts[0], abstain=1.0)["class_name"] == "ABSTAIN"
+
+    leaky = " ".join(f"{word} Trawler" for word in texts[0].split())
+    assert classifier.predict(leaky) == classifier.predict(texts[0])
 
     ships = predict(trained, [rows], tmp_path / "ships", level="vessel", abstain=0.999999)
     assert len(ships) == 30 and ships[0]["segments"] == 4 and ships[0]["predicted_class"] is None

@@ -115,14 +115,16 @@ def test_vessels_seen_in_training_are_refused_left_out_or_scored_apart(tmp_path)
     split = Split(train=("a",), valid=("c",))
     job = ClassifyEvalJob(predictions=["p"], out="x")
     with pytest.raises(DataError, match="trained on 1 of 3 vessels"):
-        classify_eval.parts(rows, split, job)
+        classify_eval._trained(split, rows.vessels, job.seen)
+    with pytest.raises(DataError, match="all 3 vessels"):
+        classify_eval._trained(Split(("a", "b", "c"), ()), rows.vessels, "skip")
+    assert classify_eval._trained(split, rows.vessels, "skip") == {"a"}
+    assert classify_eval._trained(Split(("z",), ()), rows.vessels, "refuse") == set()
     job.seen = "skip"
     divided = {name: set(part.vessels) for name, part in classify_eval.parts(rows, split, job).items()}
     assert divided == {"new vessels": {"b"}, "validation vessels": {"c"}}
     job.seen = "mark"
     assert list(classify_eval.parts(rows, split, job)) == ["new vessels", "validation vessels", "TRAINED ON"]
-    with pytest.raises(DataError, match="all 3 vessels"):
-        classify_eval.parts(rows, Split(("a", "b", "c"), ()), job)
 
 
 def test_a_region_may_lie_across_the_date_line():
