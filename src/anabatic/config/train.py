@@ -32,10 +32,6 @@ class LoopJob:
     def __post_init__(self) -> None:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
-        held_out = bool(self.data.valid) or self.data.valid_fraction > 0
-        patience = self.eval.patience
-        hint = "name sources in data.valid, or raise data.valid_fraction"
-        require(not patience or held_out, f"eval.patience is {patience}, but nothing is held out", hint)
 
 
 @dataclass(kw_only=True)
@@ -51,6 +47,13 @@ class TrainJob(LoopJob, _OnText):
 
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the one of the model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        held_out = bool(self.data.valid) or self.data.valid_fraction > 0
+        patience = self.eval.patience
+        hint = "name sources in data.valid, or raise data.valid_fraction"
+        require(not patience or held_out, f"eval.patience is {patience}, but nothing is held out", hint)
 
 
 def _gentle() -> Optim:
