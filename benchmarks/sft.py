@@ -79,12 +79,12 @@ def rows_of(name: str) -> list[dict[str, str]]:
 def prepare(folder: Path, cases: list[str]) -> None:
     """Rows, a tokenizer with a chat template, and a model folder for every size of vocabulary."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from anabatic.config.shared import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
     from anabatic.data import tokenizer, tokenizer_train
     from anabatic.models.hf import save_model
+    from anabatic.testing.tiny import tiny_qwen2
 
     rows = documented()
     random.Random(0).shuffle(rows)
@@ -93,12 +93,11 @@ def prepare(folder: Path, cases: list[str]) -> None:
     tokenizer_train.train(TokenizerTrainJob(out=str(tokens), vocab_size=4096, data=Data(train=["stdlib:docs"])))
     for size in {CASES[case][0] for case in cases}:
         torch.manual_seed(0)
-        config = Qwen2Config(
-            vocab_size=size, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-            intermediate_size=704, tie_word_embeddings=True, max_position_embeddings=1024, eos_token_id=0,
-            bos_token_id=None, pad_token_id=None,
+        model = tiny_qwen2(
+            vocab_size=size, hidden_size=256, num_hidden_layers=4, intermediate_size=704, tie_word_embeddings=True,
+            max_position_embeddings=1024,
         )  # fmt: skip
-        save_model(Qwen2ForCausalLM(config), folder / f"model-{size}", tokenizer.load(tokens))
+        save_model(model, folder / f"model-{size}", tokenizer.load(tokens))
 
 
 @dataclass(frozen=True)

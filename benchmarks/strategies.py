@@ -36,19 +36,15 @@ TUNERS = {"full": ["--tuner", "full"], "lora": ["--tuner", "lora", "--lora.r", "
 
 def prepare(folder: Path) -> dict[str, int]:
     """Write a model, a tokenizer and rows; return numbers of parameters."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     from anabatic.data import tokenizer as tokenizers
     from anabatic.models.hf import save_model
-    from anabatic.testing.tiny import tiny_text, tiny_tokenizer
+    from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
 
     tokens = tiny_tokenizer(folder, tiny_text(folder))
-    config = Qwen2Config(
+    model: Any = tiny_qwen2(
         vocab_size=4096, hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8,
-        intermediate_size=1408, max_position_embeddings=256, tie_word_embeddings=False, eos_token_id=0,
-        bos_token_id=None, pad_token_id=None,
+        intermediate_size=1408, max_position_embeddings=256,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
     save_model(model, folder / "model", tokenizers.load(tokens))
     rows = [{"query": f"{n}?", "response": "the wind moves upward along the slope"} for n in range(200)]
     (folder / "rows.json").write_text(json.dumps(rows))

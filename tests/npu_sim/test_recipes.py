@@ -11,7 +11,7 @@ import pytest
 from anabatic.core import jsonl
 from anabatic.data import tokenizer as tokenizers
 from anabatic.models.hf import save_model
-from anabatic.testing.tiny import tiny_text, tiny_tokenizer
+from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
 from npu_sim.conftest import Sim
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -34,16 +34,9 @@ CASES = {
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A Qwen2 with grouped queries, biases and its own chat template, and rows of three levels."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     root = tmp_path_factory.mktemp("small")
     tokenizer = tiny_tokenizer(root, tiny_text(root))
-    config = Qwen2Config(
-        vocab_size=320, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=128, max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=0,
-        bos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    save_model(Qwen2ForCausalLM(config), root / "model", tokenizers.load(tokenizer))
+    save_model(tiny_qwen2(), root / "model", tokenizers.load(tokenizer))
     draw, levels = random.Random(0), ("explain", "reasoning", "topology")
     rows = [
         {"instruction": f"{n} and", "input": "", "output": "the wind moves upward", "difficulty": draw.choice(levels)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from anabatic.config.pretrain import Model
 from anabatic.config.shared import Data
@@ -44,3 +45,13 @@ def tiny_model(vocab_size: int = 320, depth: int = 2, seq_len: int = 64, seed: i
             if not parameter.any():
                 parameter.normal_(0.0, 0.05, generator=generator)
     return model
+
+
+def tiny_qwen2(**settings: Any) -> PreTrainedModel:
+    """Return a Qwen2 with transformers' own random weights; `settings` are those of its configuration."""
+    sizes = dict(
+        vocab_size=320, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=128, max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=0,
+        bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(Qwen2Config(**{**sizes, **settings}))

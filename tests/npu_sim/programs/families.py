@@ -9,56 +9,18 @@ import warnings
 import torch
 import transformers
 
+from anabatic.testing.families import SETTINGS, SIZES
+
 warnings.filterwarnings("ignore")
 
-SIZES = dict(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-WINDOW = dict(sliding_window=8, head_dim=8)
-EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-ROUTED = dict(
-    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, first_k_dense_replace=1
-)
 # Routers that sum scores are not among those compared under autocast: torch_npu sums in float32, the CPU in bfloat16.
-LATENT = dict(
-    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, num_key_value_heads=4
-)
 FAMILIES = {
-    "Llama": {},
-    "Mistral": WINDOW,
-    "Glm": dict(head_dim=8),
-    "Glm4": dict(head_dim=8),
-    "Gemma2": WINDOW,
-    "Gemma3Text": WINDOW,
-    "Phi3": {},
-    "Olmo2": {},
-    "Mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
-    "GptOss": dict(num_local_experts=4, num_experts_per_tok=2, **WINDOW),
-    "Qwen2Moe": dict(shared_expert_intermediate_size=32, **EXPERTS),
-    "Qwen3Moe": dict(head_dim=8, **EXPERTS),
-    "DeepseekV2": dict(n_group=2, topk_group=1, topk_method="group_limited_greedy", **ROUTED, **LATENT),
-    "DeepseekV3": dict(n_group=2, topk_group=1, **ROUTED, **LATENT),
-    "Glm4Moe": dict(n_group=1, topk_group=1, head_dim=8, **ROUTED),
-    "Qwen3Next": dict(
-        shared_expert_intermediate_size=32,
-        head_dim=8,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-        **EXPERTS,
-    ),
-}
+    name: SETTINGS[name]
+    for name in (
+        "Llama", "Mistral", "Glm", "Glm4", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Mixtral", "GptOss", "Qwen2Moe",
+        "Qwen3Moe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next",
+    )
+}  # fmt: skip
 EAGER = ("Gemma2", "GptOss")
 """Have no SDPA."""
 

@@ -6,13 +6,14 @@ import warnings
 
 import torch
 import transformers
-from families import FAMILIES, SIZES
+from families import FAMILIES
 
 from anabatic.config.tuner import Lora
 from anabatic.data.batch import Batch
 from anabatic.device.ops import REFERENCE
 from anabatic.models import adapter, attention, forward, fuse
 from anabatic.models.packed import weights
+from anabatic.testing.families import SIZES
 
 warnings.filterwarnings("ignore")
 NAMES = [name for name in FAMILIES if name != "Qwen3Next"]

@@ -15,78 +15,59 @@ from anabatic.data.batch import Batch
 from anabatic.device.ops import for_device
 from anabatic.models import attention, forward, fuse
 from anabatic.models.attention import KVCache
+from anabatic.testing.families import SETTINGS, SIZES
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = dict(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-WINDOW = dict(sliding_window=8, head_dim=8)
-EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-ROUTED = dict(
-    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, first_k_dense_replace=1
-)
-LATENT = dict(
-    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, num_key_value_heads=4
-)
-SINGLE = dict(num_local_experts=4, num_experts_per_tok=2)
 NORMS, GATED, ROTARY, MOE = "RMSNorms", "gated MLPs", "rotary embeddings", "expert layers"
-# family: (class, what its configuration adds, what is fused in two layers)
-FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+# family: (class, what its configuration adds to that of anabatic.testing, what is fused in two layers)
+_KINDS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "qwen2": ("Qwen2", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
     "qwen2-window": (
         "Qwen2",
         dict(use_sliding_window=True, sliding_window=8, max_window_layers=1),
         {NORMS: 5, GATED: 2, ROTARY: 2},
     ),
-    "qwen3": ("Qwen3", dict(head_dim=8), {NORMS: 9, GATED: 2, ROTARY: 2}),
+    "qwen3": ("Qwen3", {}, {NORMS: 9, GATED: 2, ROTARY: 2}),
     "llama": ("Llama", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
-    "mistral": ("Mistral", WINDOW, {NORMS: 5, GATED: 2, ROTARY: 2}),
-    "glm": ("Glm", dict(head_dim=8), {NORMS: 5, GATED: 2, ROTARY: 2}),
-    "glm4": ("Glm4", dict(head_dim=8), {NORMS: 9, GATED: 2, ROTARY: 2}),
-    "gemma": ("Gemma", dict(head_dim=8), {NORMS: 5, ROTARY: 2}),
-    "gemma2": ("Gemma2", WINDOW, {NORMS: 9, ROTARY: 2}),
+    "mistral": ("Mistral", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "glm": ("Glm", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "glm4": ("Glm4", {}, {NORMS: 9, GATED: 2, ROTARY: 2}),
+    "gemma": ("Gemma", {}, {NORMS: 5, ROTARY: 2}),
+    "gemma2": ("Gemma2", {}, {NORMS: 9, ROTARY: 2}),
     "gemma3": (
         "Gemma3Text",
-        dict(query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"], **WINDOW),
+        dict(query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"]),
         {NORMS: 13, ROTARY: 2},
     ),
     "phi3": ("Phi3", dict(sliding_window=8), {NORMS: 5, GATED: 2, ROTARY: 2}),
     "olmo2": ("Olmo2", {}, {NORMS: 9, GATED: 2, ROTARY: 2}),
-    "granite": ("Granite", dict(logits_scaling=3.0), {NORMS: 5, GATED: 2, ROTARY: 2}),
+    "granite": ("Granite", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
     "cohere": ("Cohere", {}, {GATED: 2, ROTARY: 2}),
-    "mixtral": ("Mixtral", SINGLE, {NORMS: 5, ROTARY: 2, MOE: 2}),
-    "gpt-oss": ("GptOss", {**SINGLE, **WINDOW}, {NORMS: 5, MOE: 2}),
+    "mixtral": ("Mixtral", {}, {NORMS: 5, ROTARY: 2, MOE: 2}),
+    "gpt-oss": ("GptOss", {}, {NORMS: 5, MOE: 2}),
     "qwen2-moe": (
         "Qwen2Moe",
-        dict(shared_expert_intermediate_size=32, use_sliding_window=True, sliding_window=8, **EXPERTS),
+        dict(use_sliding_window=True, sliding_window=8),
         {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 2},
     ),
-    "qwen3-moe": ("Qwen3Moe", dict(head_dim=8, **EXPERTS), {NORMS: 9, ROTARY: 2, MOE: 2}),
+    "qwen3-moe": ("Qwen3Moe", {}, {NORMS: 9, ROTARY: 2, MOE: 2}),
     "deepseek-v2": (
         "DeepseekV2",
-        dict(n_group=2, topk_group=1, topk_method="group_limited_greedy", **ROUTED, **LATENT),
+        {},
         {NORMS: 9, GATED: 2, MOE: 1},
     ),
     "deepseek-v3": (
         "DeepseekV3",
-        dict(n_group=2, topk_group=1, **ROUTED, **{**LATENT, "v_head_dim": 12}),
+        dict(v_head_dim=12),
         {NORMS: 9, GATED: 2, MOE: 1},
     ),
     "glm4-moe": (
         "Glm4Moe",
-        dict(n_group=1, topk_group=1, head_dim=8, **ROUTED),
+        {},
         {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 1},
     ),
 }
+FAMILIES = {family: (name, {**SETTINGS[name], **more}, fused) for family, (name, more, fused) in _KINDS.items()}
 
 
 def build(name: str, settings: dict[str, Any]) -> Any:
@@ -182,13 +163,17 @@ def test_prefill_and_decode_equal_one_long_forward_pass(family: str) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "other mixers": (
         "Qwen3Next",
-        dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=32, **EXPERTS),
+        dict(SETTINGS["Qwen3Next"]),
         "mixes tokens in its own way",
     ),
     "own attention": ("Bloom", {}, "BloomForCausalLM mixes tokens in its own way"),
     "other layers": ("Lfm2", dict(layer_types=["conv", "full_attention"]), "layers of the kind conv"),
     "dropout": ("Llama", dict(attention_dropout=0.1), "drops 0.1 of its attention weights"),
-    "both ways": ("Gemma3Text", dict(use_bidirectional_attention=True, **WINDOW), "looks forward and backward"),
+    "both ways": (
+        "Gemma3Text",
+        dict(SETTINGS["Gemma3Text"], use_bidirectional_attention=True),
+        "looks forward and backward",
+    ),
 }
 
 
