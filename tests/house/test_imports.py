@@ -41,6 +41,7 @@ stages:
         "run --help",
         "config show pretrain",
         "config show run",
+        "explain EI0006",
         "config check PIPELINE",
         "run PIPELINE --dry-run",
         "pretrain --schedule.max-steps 1.5",
