@@ -44,6 +44,7 @@ stages:
         "monitor --once",
         "doctor --root /etc",
         "env --explain",
+        "explain EI0006",
         "config check PIPELINE",
         "run PIPELINE --dry-run",
         "pretrain --schedule.max-steps 1.5",
