@@ -48,6 +48,8 @@ class Rows:
 class RowBatch(Batch):
     """How many segments enter a step. They are packed side by side without padding."""
 
+    seq_len: int = 1024
+    """Longest segment, in words; a longer one loses its end, with a warning."""
     rows: int = 64
     """Segments per optimizer step over all ranks, where global_batch_tokens is not given."""
 
@@ -92,7 +94,6 @@ class Masks:
     """Share of the words that may be hidden, which are."""
     h3: float = 0.4
     """Share of the hidden words that are of the position."""
-    # `class` is no name that Python allows.
     class_word: float = 0.3
     """Share that are class words; without any in the rows it goes to the others."""
     motion: float = 0.2
@@ -172,14 +173,30 @@ def _schedule() -> Schedule:
 
 
 @dataclass(kw_only=True)
-class WordsJob(LoopJob):
+class _OnWords:
+    """First in help and templates, as in `config.train`."""
+
+    data: Rows = field(default_factory=Rows)
+    tracks: Reading = field(default_factory=Reading)
+    model: Model = field(default_factory=_small)
+
+
+@dataclass(kw_only=True)
+class _WithMasks(_OnWords):
+    mask: Masks = field(default_factory=Masks)
+
+
+@dataclass(kw_only=True)
+class _WithHead(_OnWords):
+    head: Head = field(default_factory=Head)
+
+
+@dataclass(kw_only=True)
+class WordsJob(LoopJob, _OnWords):
     """A training on words of trajectories."""
 
     seed: int = 0
     """Seed of new weights, of the data order, of masks and of a split that is made."""
-    data: Rows = field(default_factory=Rows)
-    tracks: Reading = field(default_factory=Reading)
-    model: Model = field(default_factory=_small)
     batch: RowBatch = field(default_factory=RowBatch)
     optim: Optim = field(default_factory=_adamw)
     schedule: Schedule = field(default_factory=_schedule)
@@ -190,7 +207,7 @@ class WordsJob(LoopJob):
 
 
 @dataclass(kw_only=True)
-class ClassifyPretrainJob(WordsJob):
+class ClassifyPretrainJob(WordsJob, _WithMasks):
     """Train a model on words alone, before it learns classes."""
 
     out: str = "runs/classify-pretrain"
@@ -198,17 +215,15 @@ class ClassifyPretrainJob(WordsJob):
     objective: Literal["masked", "next", "source"] = "masked"
     """masked: guess hidden words from both sides; next: the next word; source: hidden words from what comes before
     them, hidden as rarely as in the scripts of "token_for_nj"."""
-    mask: Masks = field(default_factory=Masks)
     eval: WordEvaluate = field(default_factory=WordEvaluate)
 
 
 @dataclass(kw_only=True)
-class ClassifyTrainJob(WordsJob):
+class ClassifyTrainJob(WordsJob, _WithHead):
     """Train a classifier of vessel trajectories, from scratch or on top of a model."""
 
     out: str = "runs/classify"
     """Run folder."""
-    head: Head = field(default_factory=Head)
     eval: RowEvaluate = field(default_factory=RowEvaluate)
 
     def __post_init__(self) -> None:

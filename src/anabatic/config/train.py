@@ -35,12 +35,18 @@ class LoopJob:
 
 
 @dataclass(kw_only=True)
-class TrainJob(LoopJob):
+class _OnText:
+    """The data come first in help and templates: a dataclass lists the fields of its last base first."""
+
+    data: Data = field(default_factory=Data)
+
+
+@dataclass(kw_only=True)
+class TrainJob(LoopJob, _OnText):
     """A training on text or conversations."""
 
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the one of the model."""
-    data: Data = field(default_factory=Data)
 
 
 def _gentle() -> Optim:

@@ -161,9 +161,12 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return total, total if tied else total - embedding.numel()
 
 
-def flops_per_token(model: PreTrainedModel, mean_context: float) -> float:
+def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = True) -> float:
     """Training operations per token: 6 per multiplying parameter, 4 per frozen one, which needs no gradient of its
     own, and 12 x layers x width x mean attended length.
+
+    Args:
+        logits: the head over the vocabulary is used.
 
     Source: PaLM (arXiv 2204.02311), appendix B, with the attended length instead of the whole sequence.
     """
@@ -171,7 +174,8 @@ def flops_per_token(model: PreTrainedModel, mean_context: float) -> float:
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    embedding = model.get_input_embeddings().weight
-    idle = embedding if model.get_output_embeddings().weight is not embedding else None
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and p is not idle)
-    return 4.0 * count_parameters(model)[1] + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    idle = [weight for weight in (embedding, head) if not (logits and weight is head)]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and not any(p is one for one in idle))
+    multiplying = count_parameters(model)[1] - (0 if logits else head.numel())
+    return 4.0 * multiplying + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context

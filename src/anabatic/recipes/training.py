@@ -17,7 +17,7 @@ from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
 from anabatic.config.train import LoopJob
 from anabatic.config.tuner import Lora
-from anabatic.core import log
+from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import count
@@ -170,8 +170,7 @@ class Training:
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
 
-        A run that SIGTERM or SIGUSR1 ended early has saved itself and returns 0, as schedulers expect of a job they
-        put back into the queue; Ctrl-C returns 130. `summary.json` says whether the run is complete.
+        A run that SIGTERM or SIGUSR1 ended early has saved itself and returns `PREEMPTED`; Ctrl-C returns 130.
         """
         job = self.job
         if job.eval.patience and self.corpus.valid is None:
@@ -228,7 +227,9 @@ class Training:
                     self.device.torch,
                     self.world,
                 )
-        return 130 if not done and step.stop_signal == signal.SIGINT else 0
+        if done:
+            return 0
+        return 130 if step.stop_signal == signal.SIGINT else child.PREEMPTED
 
     def _stages(self) -> list[Stage]:
         levels, lessons = self.corpus.levels, self.lessons
@@ -298,7 +299,7 @@ class Training:
             describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world),
             evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
-            flops_per_token=flops_per_token(self.model, context), peak_flops=run.peak(self.device),
+            flops_per_token=flops_per_token(self.model, context, goal.logits), peak_flops=run.peak(self.device),
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:

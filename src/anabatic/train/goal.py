@@ -37,6 +37,7 @@ class Goal:
         lay: makes a batch of pieces.
         pack: moves a batch to the device, as `loss` takes it.
         sums: what `loss` adds up beside its result, on the device, one number for each of `names`; None: nothing.
+        logits: the model's head over the vocabulary is used.
     """
 
     seq_len: int
@@ -46,6 +47,7 @@ class Goal:
     pack: Callable[[Batch, torch.device], Any] = pack
     sums: Tensor | None = None
     names: Sequence[str] = ()
+    logits: bool = True
 
 
 def next_token(root: Root, device: Device, world: World, seq_len: int) -> Goal:
@@ -90,4 +92,4 @@ def classes(
         mean_loss, probabilities = class_probabilities(root, loss, batches, sequences, device, world)
         return {"valid_loss": mean_loss, **score(probabilities)}
 
-    return Goal(seq_len, loss, measure, flatten_classes, loss.pack, loss.sums, loss.names)
+    return Goal(seq_len, loss, measure, flatten_classes, loss.pack, loss.sums, loss.names, logits=False)

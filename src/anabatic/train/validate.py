@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from anabatic.core.heart import HEART
 from anabatic.data.batch import Batch
 from anabatic.data.loader import ValidPass
 from anabatic.device.device import Device
@@ -35,6 +36,7 @@ def validate(
     root.eval()
     totals = torch.zeros(3, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch)
     for batch in batches:
+        HEART.beat()
         with device.autocast():
             losses, hits = root(token_scores, pack(batch, device.torch), device.row.chunk_bytes)
         totals[0] += losses.sum(dtype=totals.dtype)
@@ -62,6 +64,7 @@ def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: World) -> di
     loss.sums.zero_()
     totals = torch.zeros(3, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch)
     for batch in batches:
+        HEART.beat()
         pairs = loss.pack(batch, device.torch)
         with device.autocast():
             totals[0] += root(loss, pairs)
@@ -87,6 +90,7 @@ def class_probabilities(
     wide = torch.float64 if device.type == "cpu" else torch.float32
     found = torch.zeros(sequences + 1, classes + 2, dtype=wide, device=device.torch)
     for batch in batches:
+        HEART.beat()
         rows = loss.pack(batch, device.torch)
         with device.autocast():
             logits = root(class_logits, rows).to(wide)
