@@ -14,11 +14,15 @@ from anabatic.config.reading import Reading
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import output_file, write_atomic
+from anabatic.evals.progress import Bar
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
 from anabatic.trajectory.segment import Segment, read_segments
 from anabatic.trajectory.words import WordSpec, strip_class_words
+
+AT_ONCE = 4096
+"""Segments between two signs of progress; among so many there are enough of like length for whole batches."""
 
 
 def run(job: ClassifyPredictJob) -> int:
@@ -46,7 +50,14 @@ def ask(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray
     """
     names = classifier.description.features
     bare = all(row.features is None for row in segments) and classifier.description.features_hidden > 0
-    return classifier.probabilities([row.text for row in segments], None if bare else numbers(segments, names))
+    found = np.empty((len(segments), len(classifier.classes)))
+    with Bar("segments", len(segments)) as bar:
+        for start in range(0, len(segments), AT_ONCE):
+            some = segments[start : start + AT_ONCE]
+            known = None if bare else numbers(some, names)
+            found[start : start + AT_ONCE] = classifier.probabilities([row.text for row in some], known)
+            bar.to(start + len(some))
+    return found
 
 
 def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:
