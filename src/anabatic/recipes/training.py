@@ -203,7 +203,7 @@ class Training:
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
-        step.number = progress.step
+        optimizer.number = progress.step
         loader = Loader(
             self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=self.sizes.micro_batch_tokens,
             rank=self.world.rank, world_size=self.world.size, seed=job.seed, state=progress.loader or None,
