@@ -262,3 +262,50 @@ def test_bad_questions(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no config.json"):
         predict(tmp_path, [cell], tmp_path / "said.jsonl")
     assert not (tmp_path / "said.jsonl").exists()
+
+
+def test_the_answer_is_the_mean_of_network_and_trees(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    from anabatic.models import forest
+    from anabatic.trajectory.features import NAMES
+
+    told = vessel_rows(36)
+    for row in told:
+        row["features"] = [float(row["label"])] * len(NAMES)
+    source = write(tmp_path / "rows.jsonl", told)
+    head = {"features": ["motion"], "trees": 5, "trees_share": 0.25}
+    out = run("train", tmp_path / "run", source, head=head, schedule={"max_steps": 4})
+    both = predict(out, [source], tmp_path / "both.jsonl")
+    folder = out / "best_model"
+    grown = forest.load(folder)
+    about = json.loads((folder / "classifier.json").read_text())
+    (folder / "classifier.json").write_text(json.dumps({**about, "trees_share": 0.0}))
+    network = predict(folder, [source], tmp_path / "network.jsonl")
+    numbers = np.array([row["features"] for row in told], dtype=np.float32)[:, : len(about["features"])]
+    mean = 0.75 * np.array([row["probabilities"] for row in network]) + 0.25 * grown.probabilities(numbers)
+    assert np.array([row["probabilities"] for row in both]) == pytest.approx(mean, abs=2e-6)
+
+
+def test_a_model_is_scored_on_vessels_it_does_not_know(rows: Path, trained: Path, tmp_path: Path, capsys: Any) -> None:
+    def score(**more: Any) -> dict[str, Any]:
+        tree = {"model": str(trained), "data": [str(rows)], "out": str(tmp_path / "eval"), "figures": False,
+                "device": {"type": "cpu", "threads": 1}, **more}  # fmt: skip
+        commands.get("classify eval").recipe_function()(load.build("classify eval", tree, "test"))
+        found: dict[str, Any] = json.loads((tmp_path / "eval" / "eval.json").read_text())
+        return found
+
+    with pytest.raises(UserError, match="was trained on"):
+        score()
+    assert not (tmp_path / "eval").exists()
+    split = json.loads((trained / "best_model" / "split.json").read_text())
+    assert list(score(seen="skip")["parts"]) == ["validation vessels"]
+    marked = score(seen="mark")["parts"]
+    assert marked["TRAINED ON"]["vessel"]["rows"] == len(split["train"])
+    assert marked["validation vessels"]["vessel"]["rows"] == len(split["valid"])
+    others = [{**row, "vessel": f"new {row['vessel']}"} for row in vessel_rows()]
+    write(tmp_path / "others.jsonl", others)
+    new = score(data=[str(tmp_path / "others.jsonl")])
+    said = predict(trained, [tmp_path / "others.jsonl"], tmp_path / "said.jsonl")
+    right = np.mean([row["predicted_class"] == row["true_label"] for row in said])
+    assert new["parts"]["new vessels"]["segment"]["accuracy"] == pytest.approx(right, abs=1e-4)
+    assert "majority class" in capsys.readouterr().out

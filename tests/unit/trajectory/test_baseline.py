@@ -1,0 +1,67 @@
+"""What a model must beat."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from anabatic.config.classify_eval import ClassifyEvalJob
+from anabatic.core.errors import DataError
+from anabatic.recipes import classify_eval
+from anabatic.trajectory import baseline
+from anabatic.trajectory.features import NAMES
+from anabatic.trajectory.segment import Segment
+
+
+def segment(vessel, label, number):
+    return Segment("", label, vessel, "rows.jsonl", None, 3, (float(number),) * len(NAMES), 1)
+
+
+def test_the_most_frequent_class_wins_always():
+    told = baseline.majority(np.array([2, 2, 0, 2]), rows=3, classes=4)
+    assert told.tolist() == [[0.25, 0, 0.75, 0]] * 3
+
+
+def test_trees_learn_from_other_vessels_alone():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    train = [segment(f"t{at}", at % 2, at % 2) for at in range(120)]
+    test = [segment("a", None, 0), segment("b", None, 1)]
+    assert baseline.trees(train, test, classes=3).argmax(1).tolist() == [0, 1]
+    with pytest.raises(DataError, match="1 vessels both train and test"):
+        baseline.trees(train, [*test, train[0]], classes=3)
+    with pytest.raises(DataError, match="fewer than two classes"):
+        baseline.trees(train[:1], test, classes=3)
+    with pytest.raises(DataError, match="line 1: no `features`"):
+        baseline.numbers([Segment("", 0, "a", "rows.jsonl", None, 3, None, 1)])
+
+
+def test_trees_stand_beside_the_model_on_the_same_vessels(tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+    def rows(name, vessels):
+        lines = []
+        for at in range(vessels):
+            row = {"text": "DT_60 SPD_50 TURN_0 MOVE_NONE", "words": "motion-v1-r10", "vessel": f"{name}{at}"}
+            lines.append({**row, "label": at % 2, "class": "AB"[at % 2], "features": [at % 2] * len(NAMES)})
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+        return str(path), lines
+
+    train, _ = rows("train", 120)
+    test, lines = rows("test", 10)
+    said = [{"true_label": one["label"], "probabilities": [0.6, 0.4], "vessel": one["vessel"]} for one in lines]
+    (tmp_path / "said.jsonl").write_text("".join(json.dumps(one) + "\n" for one in said))
+    job = ClassifyEvalJob(
+        predictions=[str(tmp_path / "said.jsonl")],
+        data=[test],
+        baseline=[train, test],  # what is scored never trains
+        out=str(tmp_path / "eval"),
+        figures=False,
+    )
+    classify_eval.run(job)
+    found = json.loads((tmp_path / "eval/eval.json").read_text())
+    assert found["baselines"]["boosted trees"]["vessel"]["accuracy"] == 1.0
+    assert found["parts"]["all"]["vessel"]["accuracy"] == 0.5
+    assert "Against boosted trees: 0 vessels right where it is wrong, 5 the other way round" in capsys.readouterr().out
