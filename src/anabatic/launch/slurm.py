@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from anabatic.core import child
 from anabatic.core.errors import ConfigError, Failure
 
-
 DEVICES = "npu"
 """Kind of devices that is asked for unless another is named."""
 
