@@ -14,7 +14,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.paths import file_atomic, output_file, write_atomic
 from anabatic.core.text import duration
 from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.segment import WORDS, as_line, files, segments, spec_of
+from anabatic.trajectory.segment import POINTS, WORDS, as_line, files, segments, spec_of
 from anabatic.trajectory.tracks import open_tracks
 from anabatic.trajectory.words import WordSpec
 
@@ -30,21 +30,22 @@ def run(job: ClassifyWordsJob) -> None:
     """
     started, reading = time.monotonic(), job.tracks
     bad = BadRows(reading.on_bad_row == "skip")
-    inputs = files(job.inputs)
-    if words := [path for path in inputs if path.name.lower().endswith(WORDS)]:
+    if words := [name for name in job.inputs if name.lower().endswith(WORDS)]:
         raise DataError(f"{words[0]} holds words already", "give AIS tables (.csv, .parquet) or sentences (.nmea)")
+    inputs = files(job.inputs, POINTS)
     out = output_file(job.out, "words.jsonl")
     with open_tracks(inputs, reading, bad) as tracks, file_atomic(out, OTHER) as file:
         spec = spec_of(reading, tracks.classes)
         per_class: dict[str, int] = dict.fromkeys((*spec.classes, "no class"), 0)
-        number_of_words = 0
+        number_of_words = number_of_points = 0
         for segment in segments(tracks, reading, spec, bad):
             file.write(as_line(segment, spec, job.source_keys).encode() + b"\n")
             number_of_words += segment.text.count(" ") + 1
+            number_of_points += segment.points
             per_class["no class" if segment.label is None else spec.classes[segment.label]] += 1
         if not bad.counts["segments"]:
             raise DataError(f"no segment of {reading.min_points} points or more in {len(inputs)} files", _why(bad))
-    report = _report(inputs, spec, bad, per_class, number_of_words)
+    report = _report(inputs, spec, bad, per_class, number_of_words / number_of_points)
     write_atomic(out.with_suffix(".report.json"), json.dumps(report, indent=2, ensure_ascii=False) + "\n", OTHER)
     _tell(report, out, time.monotonic() - started)
 
@@ -55,7 +56,7 @@ def _why(bad: BadRows) -> str:
 
 
 def _report(
-    inputs: list[Path], spec: WordSpec, bad: BadRows, per_class: dict[str, int], number_of_words: int
+    inputs: list[Path], spec: WordSpec, bad: BadRows, per_class: dict[str, int], words_per_point: float
 ) -> dict[str, Any]:
     counts = {what: count for what, count in bad.counts.items() if count}
     main = {name: counts.pop(name, 0) for name in ("vessels", "points", "segments")}
@@ -65,7 +66,7 @@ def _report(
         "classes": list(spec.classes),
         "inputs": [str(path) for path in inputs],
         **main,
-        "words_per_point": round(number_of_words / max(main["points"], 1), 2),
+        "words_per_point": round(words_per_point, 2),
         "segments_per_class": {name: count for name, count in per_class.items() if count},
         "left_out_or_changed": counts,
         "skipped_rows": bad.examples,

@@ -211,7 +211,7 @@ class Training:
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
-        step.number = progress.step
+        optimizer.number = progress.step
         data = self.world.data
         loader = Loader(
             self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=self.sizes.micro_batch_tokens,

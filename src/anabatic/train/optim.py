@@ -136,6 +136,8 @@ class Optimizer:
         ]
         self.buckets = adamw.buckets(rest, config, self.home, body=True) + adamw.buckets(on_top, config, self.home)
         self.count = torch.zeros((), device=self.home)
+        self.number = 0
+        """Steps, refused ones included; whoever continues a run sets it."""
         # On the host torch's fused kernel is there whatever the device; bf16 weights need the flat one's rounding.
         self.fused = (device.row.fused_adamw or self.home.type == "cpu") and config.weights == "fp32"
 
@@ -155,21 +157,21 @@ class Optimizer:
         return parts, shared
 
     @torch.no_grad()
-    def step(self, scale: float, factor: Tensor, ok: Tensor, number: int = 1) -> None:
+    def step(self, scale: float, factor: Tensor, ok: Tensor) -> None:
         """Update the parameters, after `collect`.
 
         Args:
             scale: share of the peak learning rates.
-            number: of the step, from 1.
             factor: fp32 scalar that the gradients are multiplied by.
             ok: fp32 scalar, 0 to refuse the update whatever the gradients hold, 1 to make it.
         """
+        self.number += 1
         if self.home.type == "cpu":  # reading costs little there, and refusing outright is cheaper
             factor, ok = factor.to(self.home), ok.to(self.home)
             if not ok:
                 return
         self.count.add_(ok)
-        body = self.rates.of_body(number)
+        body = self.rates.of_body(self.number)
         for stack in self.stacks:
             self._muon(stack, self.matrix_lr * scale * body, factor, ok)
         for bucket in self.buckets:

@@ -105,8 +105,6 @@ class TrainStep:
         self.norm = torch.zeros((), device=device.torch)
         self.wait = 0.0
         self.stop_signal = 0
-        self.number = 0
-        """Steps made; whoever continues a run sets it."""
 
     def run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch | None:
         """Make one optimizer step from `micro_steps` batches; return the last batch.
@@ -167,8 +165,7 @@ class TrainStep:
         clip = self.optimizer.config.max_grad_norm
         if clip:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-        self.number += 1
-        self.optimizer.step(lr_scale, factor, ok, self.number)
+        self.optimizer.step(lr_scale, factor, ok)
         self.scale.update(ok)
         self.optimizer.zero_grad()
         self.norm = norm

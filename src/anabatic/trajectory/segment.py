@@ -75,13 +75,20 @@ class Segments:
         return len(self.rows)
 
 
-def files(paths: Sequence[str | Path]) -> list[Path]:
+POINTS = (*tables.TABLES, *nmea.NAMES)
+"""File names of AIS files."""
+
+
+def files(paths: Sequence[str | Path], known: tuple[str, ...] = (*WORDS, *POINTS)) -> list[Path]:
     """Return the files that paths and globs name: a folder stands for the files in it that can be read, sorted.
+
+    Args:
+        paths: files, folders and globs.
+        known: ends of the file names that can be read.
 
     Raises:
         DataError: a path does not exist, is of a kind that is not read, or a folder holds none.
     """
-    known = (*WORDS, *tables.TABLES, *nmea.NAMES)
     found: list[Path] = []
     for path in _named(paths):
         if path.is_dir():

@@ -163,6 +163,8 @@ def test_the_command_writes_rows_and_a_report(tmp_path: Path, capsys: pytest.Cap
     report = json.loads((tmp_path / "words.report.json").read_text())
     assert (report["vessels"], report["points"], report["segments"]) == (4, 160, 8)
     assert report["segments_per_class"] == {"Cargo": 4, "Tanker": 4}
+    assert report["words_per_point"] == 21
+    assert run("words", str(tmp_path), "-o", str(out)) == 0  # of a folder, the AIS files
     assert "4 vessels, 160 points, 8 segments" in capsys.readouterr().err
 
 
