@@ -103,7 +103,7 @@ def translate(content: dict[str, Any], source: str) -> Translation:
             continue
         try:
             handler(made, value)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ConfigError(f"{source}: {key} is {json.dumps(value)[:80]}", f"check its type: {error}") from error
     return made
 

@@ -48,11 +48,12 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, sco
     Returns:
         `[T, N, E]`.
     """
-    q, k, v = (segments.spread(x) for x in (q, k, v))
+    sizes = [rows * length for _, rows, length in segments.groups]
+    # One split: the gradient of every slice by itself would be zeros for all tokens, added up.
+    parts = zip(*(segments.spread(x).split(sizes) for x in (q, k, v)), strict=True)
     pieces = []
-    for number, (start, rows, length) in enumerate(segments.groups):
-        part = slice(start, start + rows * length)
-        a, b, c = (x[part].unflatten(0, (rows, length)).transpose(1, 2) for x in (q, k, v))
+    for number, ((_, rows, length), part) in enumerate(zip(segments.groups, parts, strict=True)):
+        a, b, c = (x.unflatten(0, (rows, length)).transpose(1, 2) for x in part)
         out = _causal(a, b, c, scores) if segments.causal else _both_ways(a, b, c, segments.real[number], scores)
         pieces.append(out.transpose(1, 2).flatten(0, 1))
     return segments.gather(pieces[0] if len(pieces) == 1 else torch.cat(pieces))

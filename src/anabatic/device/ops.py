@@ -59,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         small = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        d_weight = _room(weight, hidden) if need_weight else None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], rows):
             part = hidden[start : start + rows]
@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden is not None:
                 torch.mm(delta, small, out=d_hidden[start : start + rows])
             if d_weight is not None:
-                _add_product(d_weight, delta, part)
+                _add_product(d_weight, delta, part, first=start == 0)
             del logits, weights, delta  # or the next chunk would be made beside this one
         ctx.found = (d_hidden, d_weight)
         return total
@@ -106,10 +106,18 @@ def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | Non
     return logits.mul_(softcap), slope
 
 
-def _add_product(total: Tensor, delta: Tensor, part: Tensor) -> None:
-    """`total += delta^T part`, `total` in fp32 whatever the factors are."""
+def _room(weight: Tensor, hidden: Tensor) -> Tensor:
+    """Memory for the gradient of the weight, in fp32; the first chunk writes it, without one it is zero."""
+    make = torch.empty_like if len(hidden) else torch.zeros_like
+    return make(weight, dtype=torch.float32)
+
+
+def _add_product(total: Tensor, delta: Tensor, part: Tensor, first: bool) -> None:
+    """`total += delta^T part`, `total` in fp32 whatever the factors are; `first`: what it holds is overwritten."""
     if delta.dtype == total.dtype:
-        total.addmm_(delta.t(), part)
+        total.addmm_(delta.t(), part, beta=0.0 if first else 1.0)
+    elif first:
+        total.copy_(delta.t() @ part)
     else:
         total += delta.t() @ part
 
@@ -153,7 +161,7 @@ class _LinearLogProbs(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         small = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        d_weight = _room(weight, hidden) if need_weight else None
         for start in range(0, hidden.shape[0], ctx.rows):
             chunk = slice(start, start + ctx.rows)
             part, worth = hidden[chunk], grad[chunk].unsqueeze(1)
@@ -166,7 +174,7 @@ class _LinearLogProbs(torch.autograd.Function):
             if d_hidden is not None:
                 torch.mm(delta, small, out=d_hidden[chunk])
             if d_weight is not None:
-                _add_product(d_weight, delta, part)
+                _add_product(d_weight, delta, part, first=start == 0)
             del logits, weights, delta
         return d_hidden, d_weight if d_weight is None else d_weight.to(weight.dtype), None, None, None
 
