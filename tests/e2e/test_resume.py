@@ -17,7 +17,7 @@ MISALIGNED = {"log.every": 3}
 """Rows at steps that are no checkpoint's: each is a mean that a checkpoint cuts in two."""
 
 
-ENDS = ((signal.SIGTERM, 0), (signal.SIGKILL, -9), (signal.SIGUSR1, 0), (signal.SIGINT, 130))
+ENDS = ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGUSR1, 143), (signal.SIGINT, 130))
 """Signals and exit codes: schedulers expect 0 of a job that saved itself."""
 
 
@@ -70,7 +70,7 @@ def test_from_one_process_to_two_and_back(home: Home, base: Path, killed: Path, 
     out = shutil.copytree(killed, tmp_path / "again")
     at = command.checkpoints(out)[-1]
     step = command.draw("two and back").randint(at + 1, STEPS - 6)
-    stopped = command.interrupt(home.start(*home.pretrain(out, 2)), out, step, signal.SIGTERM, 0)
+    stopped = command.interrupt(home.start(*home.pretrain(out, 2)), out, step, signal.SIGTERM, 143)
     assert f"checkpoint-{at}: step {at}" in stopped.err and "saved; the same command continues" in stopped.err
     home.anabatic(*home.pretrain(out))
     rows, wanted = command.losses(out), command.losses(base)

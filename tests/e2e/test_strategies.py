@@ -68,7 +68,7 @@ def test_an_offloaded_run_is_killed_and_goes_on(home: Home, base: Path, tmp_path
 
 def test_a_run_of_two_divided_processes_goes_on_in_one(home: Home, base: Path, tmp_path: Path) -> None:
     out, single = tmp_path / "run", tmp_path / "single"
-    command.interrupt(home.start(*home.sft(out, base, 2, more=CASES["full"])), out, 7, signal.SIGTERM, 0)
+    command.interrupt(home.start(*home.sft(out, base, 2, more=CASES["full"])), out, 7, signal.SIGTERM, 143)
     home.together(*(home.sft(folder, base, more={"optim.lr": 0.003}) for folder in (out, single)))
     assert len(command.losses(out)) == SHORT
     close(command.losses(single), command.losses(out))

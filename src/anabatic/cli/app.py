@@ -54,6 +54,10 @@ def build() -> App:
     ):
         tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
     app.command(tokenizer)
+    app.command(
+        "anabatic.cli.launch:app", name="launch", help="Run a training command in several processes or machines.",
+        group=TRAIN,
+    )  # fmt: skip
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")

@@ -11,11 +11,13 @@ import inspect
 import os
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from anabatic.config import check, commands, load, template
+from anabatic.config.launch import Launch
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
@@ -38,14 +40,19 @@ def job_command(name: str) -> Callable[..., int]:
 
 def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
-    settings = load.tree_of(job)
-    nproc = settings.get("device", {}).get("nproc", 1)
+    nproc = load.tree_of(job).get("device", {}).get("nproc", 1)
     if nproc > 1 and "RANK" not in os.environ:
-        from anabatic.launch import spawn
-
-        return spawn.run(row.name, load.dump(job), nproc)
+        return spread(row, job, Launch(nproc=nproc))
     code = row.recipe_function()(job)
     return int(code or 0)
+
+
+def spread(row: commands.Command, job: Any, launch: Launch) -> int:
+    """Run a job in the processes that `launch` asks for."""
+    from anabatic.launch import spawn
+
+    out = load.tree_of(job).get("out")
+    return spawn.run(row.name, load.dump(job), launch, Path(out) if out else None)
 
 
 def set_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:

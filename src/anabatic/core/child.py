@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PROGRAM = (sys.executable, "-m", "anabatic")
 """Command line of this program; a command and its options follow."""
@@ -13,9 +14,28 @@ REPORTS = "ANABATIC_REPORTS"
 """Environment variable: folder in which a worker leaves `rank-N.error` and `rank-N.code` for its launcher."""
 FAILED = "failed.json"
 """File in that folder: rank and exit code of each worker that ended badly before the others were stopped."""
+RETRY = "ANABATIC_RETRY"
+"""Environment variable, set for workers that take the place of failed ones."""
+
+PREEMPTED = 143
+"""Exit code, 128 + SIGTERM, of a run that a scheduler has ended early and that has saved itself: to be queued again.
+
+Kubernetes never starts a pod again that ends with 0; Kubeflow's `restartPolicy: ExitCode` takes 128 to 255 as worth
+another try (kubeflow.org, "PyTorchJob"), Slurm what its `RequeueExit` lists (slurm.conf(5)).
+"""
+MISTAKE = 2
+"""Exit code for what the user has to mend."""
+LOST = 3
+"""Exit code of an agent that has lost the others or the rendezvous: worth another try."""
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""
+
+
+def reports() -> Path | None:
+    """Return the folder for this worker's reports; None where nobody has asked for them."""
+    folder = os.environ.get(REPORTS)
+    return Path(folder) if folder else None
 
 
 def die_with_parent() -> None:

@@ -1,10 +1,12 @@
-"""`torch.distributed.run` without its tracebacks: the launcher reads what the workers left (`spawn.py`).
+"""`torch.distributed.run` without its tracebacks: the launcher reads what the workers left (`reports.py`).
 
-torch is named, not imported: the module is run by name.
+The words are those of torch.distributed.run. Each start of the workers gets a folder of its own for reports, `try-0`,
+`try-1`, ..., in the folder that ANABATIC_REPORTS names. torch is imported in functions: the module is run by name.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -17,9 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import child
+from anabatic.launch import reports
+from anabatic.launch.place import Place
+from anabatic.launch.roll import Roll
 
 _QUIET = ("ChildFailedError", "SignalException")
 """Exceptions of torch's agent that only say: a worker failed, or a signal came."""
+_LOST = ("RendezvousConnectionError", "RendezvousTimeoutError", "RendezvousClosedError", "RendezvousStateError",
+         "DistNetworkError", "DistStoreError")  # fmt: skip
+"""Exceptions of torch's agent that say: the other machines, or the place where they meet, are gone."""
 
 
 def main() -> None:
@@ -27,24 +35,73 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    root = child.reports()
+    if root is not None:
+        _report_into(root)
+    roll = None
+    if root is not None and (root / reports.MACHINE).is_file():
+        machine = json.loads((root / reports.MACHINE).read_text(encoding="utf-8"))
+        _order_machines(machine["number"])
+        roll = Roll(**machine, refuse=functools.partial(_refuse, root))
+        roll.start()
     try:
         runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
     except Exception as error:
-        if type(error).__name__ not in _QUIET:
+        name = type(error).__name__
+        if name in _QUIET:
+            sys.exit(1)
+        if name not in _LOST or root is None:
             raise
-        _name_the_failed(error)
-        sys.exit(1)
+        why = roll.waiting() if roll is not None and roll.missing else f"{name}: {' '.join(str(error).split())[:400]}"
+        (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
+        sys.exit(child.LOST)
 
 
-def _name_the_failed(error: Any) -> None:
-    """Leave the exit codes of the ranks that failed by themselves: the agent stops the others because of them.
+def _refuse(root: Path, differences: list[str]) -> None:
+    (root / reports.REFUSED).write_text("\n".join(differences), encoding="utf-8")
+    os.kill(os.getpid(), signal.SIGTERM)
 
-    `ChildFailedError.failures`, torch/distributed/elastic/multiprocessing/errors/__init__.py, torch 2.13.
+
+def _report_into(root: Path) -> None:
+    """Give every start of the workers a folder, and leave there who failed by itself and how.
+
+    `LocalElasticAgent._start_workers` and `_monitor_workers` of torch 2.13 (elastic/agent/server): the agent stops all
+    workers when one fails, and tells nobody which one it was until its restarts are used up.
     """
-    failures = getattr(error, "failures", None)
-    if failures and child.REPORTS in os.environ:
-        codes = {str(rank): failure.exitcode for rank, failure in failures.items()}
-        Path(os.environ[child.REPORTS], child.FAILED).write_text(json.dumps(codes), encoding="utf-8")
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.launcher import api
+
+    class Agent(LocalElasticAgent):
+        def _start_workers(self, worker_group: Any) -> Any:
+            folder = reports.begin(root, [worker.global_rank for worker in worker_group.workers])
+            os.environ[child.REPORTS] = str(folder)
+            if len(reports.tries(root)) > 1:
+                os.environ[child.RETRY] = "1"
+            return super()._start_workers(worker_group)
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            if result.is_failed():
+                codes = {str(rank): failure.exitcode for rank, failure in result.failures.items()}
+                Path(os.environ[child.REPORTS], child.FAILED).write_text(json.dumps(codes), encoding="utf-8")
+                if child.MISTAKE in codes.values():
+                    self._remaining_restarts = 0  # another start would end in the same way
+            return result
+
+    api.LocalElasticAgent = Agent  # type: ignore[misc]
+
+
+def _order_machines(node_rank: int) -> None:
+    """Make machine 0 hold rank 0.
+
+    `DynamicRendezvousHandler._node_desc_generator` of torch 2.13 (elastic/rendezvous/dynamic_rendezvous.py) names
+    machines by their address, and their ranks follow from the order of the names.
+    """
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    generator = DynamicRendezvousHandler._node_desc_generator
+    generate = generator.generate
+    generator.generate = lambda local_addr=None: generate(Place(node_rank, local_addr or ""))  # type: ignore[method-assign]
 
 
 def _leave_with_parent(parent: int) -> None:

@@ -1,9 +1,10 @@
-"""`--device.nproc N`: the same command again in N processes, through the elastic agent of torch.
+"""The same command again in several processes, through the elastic agent of torch, kept alive.
 
-The agent (`torch.distributed.run --standalone`) picks a free port, sets RANK, LOCAL_RANK and WORLD_SIZE, and
-stops the others when one fails. It runs in a session of its own: a signal reaches it once, from here. Each
-worker leaves its message and exit code in a folder that is read here, so that the user sees the cause and not
-the agent's traceback, and sees it once when all ranks say the same.
+The agent (`agent.py`) picks the ports, sets RANK, LOCAL_RANK and WORLD_SIZE, stops the others when one fails, and
+starts all again as often as asked. It runs in a session of its own: a signal reaches it once, from here. Each worker
+leaves its message, exit code and heartbeat in a folder that is read here, so that the user sees the cause and not the
+agent's traceback, and sees it once when all ranks say the same. An agent that was killed, or has lost the other
+machines, is started again as well.
 """
 
 from __future__ import annotations
@@ -14,113 +15,203 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import yaml
+
+from anabatic.config.launch import Launch
 from anabatic.core import child, log
-from anabatic.core.errors import DeviceError
+from anabatic.core.errors import ConfigError, DeviceError, Failure
+from anabatic.core.paths import write_atomic
+from anabatic.launch import cluster, reports, roll
+from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
 """The agent kills workers that take longer than this to save after a signal."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_LOOK = 0.25
+"""Seconds between two looks at the workers."""
 
 
-def run(command: str, recipe: str, nproc: int) -> int:
-    """Run `anabatic COMMAND` in `nproc` processes and return the exit code.
+def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> int:
+    """Run `anabatic COMMAND` in the processes that `launch` asks for and return the exit code.
 
     Args:
         command: for example `pretrain`.
         recipe: the resolved settings, as YAML.
-        nproc: processes on this machine.
+        out: run folder, for the stacks of processes that hang.
 
     Raises:
-        DeviceError: a process ended without a message, for example killed for its memory.
+        ConfigError: the machines were given different jobs, or the meeting point cannot be reached or is taken.
+        DeviceError: a process ended without a message, for example killed for its memory, or hung.
+        Failure: the other machines did not come, or went.
     """
     with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
-        arguments = [
-            sys.executable,
-            "-m",
-            "anabatic.launch.agent",
-            "--standalone",
-            f"--nproc-per-node={nproc}",
-        ]
-        arguments += ["-m", "anabatic", *command.split(), "-c", str(folder / "job.yaml")]
-        log.info(f"starting {nproc} processes")
-        code = _wait(arguments, _environment(folder, nproc))
-        return _outcome(folder, nproc, code)
+        if launch.fixed:
+            own = roll.facts(roll.flat(yaml.safe_load(recipe)))
+            place = {"host": launch.master_addr, "port": launch.master_port, "number": launch.node_rank}
+            machine = {**place, "size": launch.max_nodes, "own": own}
+            (folder / reports.MACHINE).write_text(json.dumps(machine), encoding="utf-8")
+        processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
+        log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.several else ''}")
+        return _Supervisor(command.split(), folder, launch, out).run()
 
 
-def _environment(reports: Path, nproc: int) -> dict[str, str]:
-    variables = child.environment()
-    variables[child.REPORTS] = str(reports)
-    threads = max(1, len(os.sched_getaffinity(0)) // nproc)
-    variables.setdefault("OMP_NUM_THREADS", str(threads))
-    variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
-    return variables
+class _Supervisor:
+    """Starts agents until the job has ended."""
 
+    def __init__(self, command: list[str], folder: Path, launch: Launch, out: Path | None) -> None:
+        self.command, self.folder, self.launch, self.out = command, folder, launch, out
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.received: list[int] = []
+        self.told = 0
+        """Starts of the workers whose end was told."""
+        self.hung: list[str] = []
+        """What the newest standstill looked like."""
+        self.extra = 0
+        """Restarts spent on agents, some of which left no start of the workers behind."""
 
-def _wait(arguments: list[str], variables: dict[str, str]) -> int:
-    received: list[int] = []
+    def run(self) -> int:
+        old: dict[signal.Signals, Any] = {}
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                old[number] = signal.signal(number, self._forward)
+        try:
+            while True:
+                code = self._agent()
+                again = code < 0 or code == child.LOST
+                if not again or self.received or self._restarts() < 1:
+                    return self._outcome(128 - code if code < 0 else code)
+                why = f"killed by {signal.Signals(-code).name}" if code < 0 else self._lost()
+                log.warn(f"the launcher's agent has ended ({why}): starting again, {self._left()}")
+                self.told = max(self.told, len(reports.tries(self.folder)))
+                self.extra += 1
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        # All but Ctrl-C arrive as SIGTERM: the agent dies of SIGUSR1, and the workers of SIGHUP.
-        wish = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        agent.send_signal(wish if len(received) == 1 else signal.SIGKILL)
+    def _restarts(self) -> int:
+        """How many restarts are left."""
+        return self.launch.max_restarts - max(len(reports.tries(self.folder)) - 1, self.extra)
 
-    agent = subprocess.Popen(arguments, env=variables, start_new_session=True)
-    old: dict[signal.Signals, Any] = {}
-    for number in _SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            old[number] = signal.signal(number, forward)
-    try:
-        code = agent.wait()
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    return 128 - code if code < 0 else code
+    def _left(self) -> str:
+        return f"{self._restarts() - 1} of {self.launch.max_restarts} restarts left"
 
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if self.agent is not None:
+            # All but Ctrl-C arrive as SIGTERM: the agent dies of SIGUSR1, and the workers of SIGHUP.
+            wish = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            self.agent.send_signal(wish if len(self.received) == 1 else signal.SIGKILL)
 
-def _outcome(folder: Path, nproc: int, code: int) -> int:
-    """Show each different message once; return the workers' own exit code rather than the agent's."""
-    messages: dict[str, list[int]] = {}
-    codes: dict[int, int] = {}
-    for rank in range(nproc):
-        error = folder / f"rank-{rank}.error"
-        ended = folder / f"rank-{rank}.code"
-        if error.is_file():
-            messages.setdefault(error.read_text(encoding="utf-8"), []).append(rank)
-        if ended.is_file():
-            codes[rank] = int(ended.read_text(encoding="utf-8"))
-    for text, ranks in messages.items():
-        who = "" if len(ranks) == nproc else f"[rank {', '.join(map(str, ranks))}] "
-        sys.stderr.write(f"{who}{text}\n")
-    failed = [ended for ended in codes.values() if ended]
-    if failed:
-        return max(failed, key=lambda ended: ended not in (1, 130))
-    if len(codes) == nproc:
-        return 0
-    if messages or not code:
-        return code
-    silent = _silent(folder, nproc, codes, code)
-    how = ", ".join(sorted({_ending(ended) for ended in silent.values()}))
-    raise DeviceError(
-        f"rank {', '.join(map(str, silent))} of {nproc} ended without a message ({how})",
-        "killed from outside, for example for its memory: see `dmesg`, and rank-N.log in the run folder",
-    )
+    def _agent(self) -> int:
+        """Run one agent to its end; return its exit code, negative for a signal."""
+        words = cluster.arguments(self.launch, max(self._restarts(), 0))
+        words += ["-m", "anabatic", *self.command, "-c", str(self.folder / "job.yaml")]
+        self.agent = subprocess.Popen(words, env=self._environment(), start_new_session=True)
+        watch: Watch | None = None
+        while True:
+            try:
+                return self.agent.wait(timeout=_LOOK)
+            except subprocess.TimeoutExpired:
+                watch = self._look(watch)
 
+    def _look(self, watch: Watch | None) -> Watch | None:
+        started = reports.tries(self.folder)
+        while self.told < len(started) - 1:
+            self._tell_restart(started[self.told])
+            self.told += 1
+        if not started:
+            return None
+        if watch is None or watch.folder != started[-1]:
+            watch = Watch(started[-1], self.launch.hang_seconds)
+        if watch.hung():
+            self._end_hung(watch)
+        return watch
 
-def _silent(folder: Path, nproc: int, codes: dict[int, int], code: int) -> dict[int, int]:
-    """Return exit codes of the ranks that failed first where the agent could say so, else of all that left nothing."""
-    named = folder / child.FAILED
-    if named.is_file():
-        return {int(rank): ended for rank, ended in json.loads(named.read_text(encoding="utf-8")).items()}
-    return {rank: code for rank in range(nproc) if rank not in codes}
+    def _end_hung(self, watch: Watch) -> None:
+        stands = watch.end()
+        self.hung = [stand.line() for stand in stands]
+        log.warn(f"no process has moved for {self.launch.hang_seconds:g} s: they are ended")
+        for line in self.hung:
+            log.warn(line)
+        if self.out is not None and self.out.is_dir():
+            path = self.out / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+            write_atomic(path, "\n".join(f"{stand.line()}\n{stand.stack}" for stand in stands))
+            log.warn(f"all their stacks are in {path}")
 
+    def _tell_restart(self, folder: Path) -> None:
+        number = int(folder.name.partition("-")[2]) + 1
+        log.warn(f"{reports.read(folder).brief()}: all processes start again, restart {number} of"
+                 f" {self.launch.max_restarts}")  # fmt: skip
 
-def _ending(code: int) -> str:
-    names = {number.value: number.name for number in signal.Signals}
-    return f"killed by {names.get(-code, -code)}" if code < 0 else f"exit code {code}"
+    def _environment(self) -> dict[str, str]:
+        variables = child.environment()
+        variables[child.REPORTS] = str(self.folder)
+        threads = max(1, len(os.sched_getaffinity(0)) // self.launch.nproc)
+        variables.setdefault("OMP_NUM_THREADS", str(threads))
+        variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
+        # torch 2.13 would hand the workers of the next start the store of those before, whose keys tell old addresses.
+        variables.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its stores warn of every connection that ends
+        for name, value in cluster.variables(self.launch).items():
+            variables.setdefault(name, value)
+        return variables
+
+    def _lost(self) -> str:
+        path = self.folder / reports.LOST_WHY
+        return path.read_text(encoding="utf-8") if path.is_file() else "it has lost the other machines"
+
+    def _outcome(self, code: int) -> int:
+        """Show each different message once; return the workers' own exit code rather than the agent's."""
+        started = reports.tries(self.folder)
+        refused = self.folder / reports.REFUSED
+        if refused.is_file():
+            lines = refused.read_text(encoding="utf-8").splitlines()
+            raise ConfigError(
+                f"the machines run different jobs: {'; '.join(lines[:3])}{', and more' if len(lines) > 3 else ''}",
+                "give the same recipe and options on every machine",
+            )
+        if code == child.LOST or not started:
+            raise Failure(*self._nobody(code))
+        told = reports.read(started[-1])
+        for line in told.lines():
+            sys.stderr.write(f"{line}\n")
+        first = [told.codes[rank] for rank in told.failed if told.codes.get(rank)]
+        failed = first or [ended for ended in told.codes.values() if ended]
+        if failed and not told.silent:
+            return max(
+                failed, key=lambda ended: ended == child.MISTAKE
+            )  # the user's mistake, which others follow with a failure
+        if len(told.codes) == len(told.ranks):
+            return 0  # the agent, too, was told to end
+        if not code:
+            return code
+        if self.received:
+            log.info(f"{signal.Signals(self.received[0]).name} before the processes had begun, or a second time: ended")
+            return 130 if self.received[0] == signal.SIGINT else child.PREEMPTED
+        silent = told.silent or {rank: -(code - 128) for rank in told.ranks if rank not in told.codes}
+        ranks = ", ".join(map(str, silent))
+        everybody = "" if self.launch.several else f" of {len(told.ranks)}"
+        raise DeviceError(
+            f"rank {ranks}{everybody} ended without a message ({self._how(silent)})",
+            "killed from outside, for example for its memory: see `dmesg`, and rank-N.log in the run folder",
+        )
+
+    def _how(self, silent: dict[int, int]) -> str:
+        return f"hung: {self.hung[0]}" if self.hung else reports.ending(silent)
+
+    def _nobody(self, code: int) -> tuple[str, str]:
+        place = f"{self.launch.master_addr}:{self.launch.master_port}"
+        if not self.launch.several:
+            return f"the launcher's agent ended with exit code {code}", "add --debug for its messages"
+        return (
+            f"the machines did not meet at {place}, or lost each other ({self._lost()})",
+            "start the same command on every machine with the same --nnodes, --master-addr and --master-port, and let"
+            " that port through their firewalls",
+        )

@@ -18,7 +18,7 @@ from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
 from anabatic.config.train import TrainJob
 from anabatic.config.tuner import Lora
-from anabatic.core import log
+from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import count
@@ -163,8 +163,7 @@ class Training:
     def go(self) -> int:
         """Train to the end and write the models; return the exit code.
 
-        A run that SIGTERM or SIGUSR1 ended early has saved itself and returns 0, as schedulers expect of a job they
-        put back into the queue; Ctrl-C returns 130. `summary.json` says whether the run is complete.
+        A run that SIGTERM or SIGUSR1 ended early has saved itself and returns `PREEMPTED`; Ctrl-C returns 130.
         """
         job = self.job
         if job.eval.patience and self.corpus.valid is None:
@@ -222,7 +221,9 @@ class Training:
                     self.device.torch,
                     self.world,
                 )
-        return 130 if not done and step.stop_signal == signal.SIGINT else 0
+        if done:
+            return 0
+        return 130 if step.stop_signal == signal.SIGINT else child.PREEMPTED
 
     def _loss(self) -> tuple[Callable[..., Tensor], dict[str, Any]]:
         """Return the loss, and what the step must know of it."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from anabatic.config.shared import Evaluate, Log, Save, Schedule
 from anabatic.core import log
 from anabatic.core.errors import Failure
+from anabatic.core.heart import HEART
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import duration
 from anabatic.data.batch import Batch
@@ -94,6 +95,7 @@ def fit(job: Fit, progress: Progress) -> bool:
     """
     clock = _Clock(job, progress)
     saved = progress.step
+    HEART.start(progress.step)
     with _signals(job.step):
         if progress.evaluated < progress.step and _evaluates(job, progress.step):
             _evaluate(job, progress, clock)  # a checkpoint is written before the evaluation of its step
@@ -104,6 +106,7 @@ def fit(job: Fit, progress: Progress) -> bool:
                 progress.seconds = clock.seconds()
                 return _stop(job, progress, saved)
             progress.step += 1
+            HEART.beat(progress.step)
             progress.loader = batch.state
             last = progress.step == job.total_steps
             # One process, or several on a CPU, stop here without writing a row, so that the rows to come are those of a

@@ -21,6 +21,7 @@ from anabatic import __version__
 from anabatic.config import load
 from anabatic.config.train import TrainJob
 from anabatic.core import log
+from anabatic.core.child import RETRY
 from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.paths import RunFolder, alone, cannot_write, fsync_folder, replace_folder, write_atomic
 from anabatic.core.text import count, duration
@@ -63,7 +64,7 @@ def find_checkpoint(job: TrainJob, folder: RunFolder, world: World) -> checkpoin
         ConfigError: the recipe differs from the one that saved it, or the folder holds models and no checkpoint.
         CheckpointError: `save.resume: must` and there is none.
     """
-    if job.save.resume == "never":
+    if job.save.resume == "never" and RETRY not in os.environ:
         if world.first:
             _set_aside(folder)
         barrier(world)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from anabatic.core import log
+from anabatic.core.heart import HEART
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.device.transfer import send
@@ -127,6 +128,7 @@ class TrainStep:
                 log.info(f"  in a step: micro-batch {index} of {micro_steps}")
                 told = start
             batch = next(batches)
+            HEART.beat()
             self.wait += time.perf_counter() - start
             loss += self._micro(batch, last=index == micro_steps - 1)
             targets += batch.num_targets

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from anabatic.core.heart import HEART
 from anabatic.data.loader import ValidPass
 from anabatic.device.device import Device
 from anabatic.models.forward import Root, pack, token_scores
@@ -23,6 +24,7 @@ def validate(root: Root, batches: ValidPass, device: Device, world: Group) -> di
     root.eval()
     totals = torch.zeros(3, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch)
     for batch in batches:
+        HEART.beat()
         with device.autocast():
             losses, hits = root(token_scores, pack(batch, device.torch), device.row.chunk_bytes)
         totals[0] += losses.sum(dtype=totals.dtype)
@@ -50,6 +52,7 @@ def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: Group) -> di
     loss.sums.zero_()
     totals = torch.zeros(3, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch)
     for batch in batches:
+        HEART.beat()
         pairs = loss.pack(batch, device.torch)
         with device.autocast():
             totals[0] += root(loss, pairs)

@@ -1,0 +1,104 @@
+"""What workers leave for their launcher, start by start: `rank-N.error`, `.code`, `.beat`, `.stack`, `failed.json`."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anabatic.core import child
+
+LOST_WHY = "lost"
+"""File in which an agent says how it has lost the others."""
+REFUSED = "refused"
+"""File in which an agent says in what the recipes of the machines differ."""
+MACHINE = "machine.json"
+"""File that tells an agent its place among the machines, and what to compare with the others."""
+_RANKS = "ranks.json"
+
+
+def begin(root: Path, ranks: list[int]) -> Path:
+    """Make the folder for the next start of the workers with these global ranks."""
+    folder = root / f"try-{len(tries(root))}"
+    folder.mkdir()
+    (folder / _RANKS).write_text(json.dumps(ranks), encoding="utf-8")
+    return folder
+
+
+def tries(root: Path) -> list[Path]:
+    """The folders of all starts, oldest first."""
+    return sorted(root.glob("try-*"), key=lambda path: int(path.name.partition("-")[2]))
+
+
+@dataclass
+class Told:
+    """What the workers of one start have left.
+
+    Attributes:
+        ranks: global ranks on this machine.
+        messages: message -> the ranks that gave it.
+        codes: rank -> exit code, of those that ended by themselves.
+        failed: rank -> exit code, of those that failed before the agent stopped the others.
+    """
+
+    ranks: list[int]
+    messages: dict[str, list[int]] = field(default_factory=dict)
+    codes: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def silent(self) -> dict[int, int]:
+        """Rank -> exit code of those that failed first and left no message."""
+        spoken = {rank for ranks in self.messages.values() for rank in ranks}
+        return {rank: code for rank, code in self.failed.items() if rank not in spoken and rank not in self.codes}
+
+    def lines(self) -> list[str]:
+        """Every different message once, those of the ranks that failed first before the others."""
+        order = sorted(self.messages.items(), key=lambda item: not set(item[1]) & set(self.failed))
+        everybody = len(self.ranks)
+        return [f"{'' if len(ranks) == everybody else who(ranks) + ' '}{text}" for text, ranks in order]
+
+    def brief(self) -> str:
+        """One line: who failed, and how."""
+        if self.silent:
+            return f"rank {_joined(self.silent)} ended without a message ({ending(self.silent)})"
+        lines = self.lines()
+        return lines[0].splitlines()[0].removeprefix("error: ") if lines else "a process on another machine failed"
+
+
+def read(folder: Path) -> Told:
+    """Return what is there."""
+    told = Told(json.loads((folder / _RANKS).read_text(encoding="utf-8")))
+    for rank in told.ranks:
+        error, ended = folder / f"rank-{rank}.error", folder / f"rank-{rank}.code"
+        if error.is_file():
+            told.messages.setdefault(error.read_text(encoding="utf-8"), []).append(rank)
+        if ended.is_file():
+            told.codes[rank] = int(ended.read_text(encoding="utf-8"))
+    named = folder / child.FAILED
+    if named.is_file():
+        told.failed = _first({int(rank): code for rank, code in json.loads(named.read_text(encoding="utf-8")).items()})
+    return told
+
+
+def _first(codes: dict[int, int]) -> dict[int, int]:
+    """Leave those out that the agent has ended because of the others: it lists them, too, by its SIGTERM."""
+    own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
+    return own or codes
+
+
+def who(ranks: list[int]) -> str:
+    """`[rank 1, 3]`."""
+    return f"[rank {_joined(ranks)}]"
+
+
+def ending(codes: dict[int, int]) -> str:
+    """`killed by SIGKILL`, `exit code 5`, each once."""
+    names = {number.value: number.name for number in signal.Signals}
+    told = {f"killed by {names.get(-code, -code)}" if code < 0 else f"exit code {code}" for code in codes.values()}
+    return ", ".join(sorted(told))
+
+
+def _joined(ranks: object) -> str:
+    return ", ".join(str(rank) for rank in ranks)  # type: ignore[attr-defined]

@@ -1,0 +1,111 @@
+"""The roll call of a job on several machines: who is there, and whether all run the same.
+
+Each agent leaves its facts in the store by which the machines meet (torch's TCPStore, hosted by machine 0).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib import metadata
+from platform import python_version
+from typing import Any
+
+PACKAGES = ("anabatic", "torch", "torch_npu", "transformers", "peft", "safetensors")
+_ASK = 15.0
+"""Seconds between two lines about those who are missing."""
+_LOOK = 0.5
+
+
+def facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must be, or should be, the same on every machine.
+
+    Args:
+        recipe: the resolved settings, flat: dotted key -> value.
+    """
+    versions: dict[str, str | None] = {"python": python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {"recipe": dict(recipe), "versions": versions}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"optim": {"lr": 1}}` -> `{"optim.lr": 1}`."""
+    result: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        result.update(flat(value, f"{name}.") if isinstance(value, dict) else {name: value})
+    return result
+
+
+def differences(found: Mapping[int, Mapping[str, Any]], part: str) -> list[str]:
+    """Name what differs from machine 0 in one part of the facts, machine by machine."""
+    first = found[0][part]
+    told = []
+    for number, other in sorted(found.items()):
+        for key in sorted(first.keys() | other[part].keys()):
+            mine, theirs = first.get(key), other[part].get(key)
+            if mine != theirs:
+                told.append(f"{key} is {_shown(mine)} on machine 0 and {_shown(theirs)} on machine {number}")
+    return told
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else str(value)
+
+
+class Roll(threading.Thread):
+    """Registers this machine, says who is missing, and compares once all are here.
+
+    Args:
+        own: this machine's facts.
+        refuse: called once when recipes differ, with what differs.
+    """
+
+    def __init__(self, host: str, port: int, number: int, size: int, own: dict[str, Any], refuse: Any) -> None:
+        super().__init__(daemon=True)
+        self.host, self.port, self.number, self.size, self.own, self.refuse = host, port, number, size, own, refuse
+        self.missing = [other for other in range(size) if other != number]
+
+    def run(self) -> None:
+        """Work until all are here."""
+        store = self._connect()
+        store.set(self._key(self.number), json.dumps(self.own))
+        asked = time.monotonic()
+        while self.missing:
+            self.missing = [number for number in self.missing if not store.check([self._key(number)])]
+            if self.missing and time.monotonic() - asked > _ASK:
+                asked = time.monotonic()
+                sys.stderr.write(f"{self.waiting()}\n")
+            time.sleep(_LOOK if self.missing else 0)
+        found = {number: json.loads(store.get(self._key(number))) for number in range(self.size)}
+        if recipes := differences(found, "recipe"):
+            self.refuse(recipes)
+        elif self.number == 0:
+            for line in differences(found, "versions"):
+                sys.stderr.write(f"warning: {line}\n")
+
+    def waiting(self) -> str:
+        """One line about who is not here yet."""
+        here = self.size - len(self.missing)
+        machines = f"machine{'s' if len(self.missing) > 1 else ''} {', '.join(map(str, self.missing))}"
+        return f"waiting for {machines} at {self.host}:{self.port} ({here} of {self.size} are here)"
+
+    def _key(self, number: int) -> str:
+        return f"anabatic/machine/{number}"
+
+    def _connect(self) -> Any:
+        from torch.distributed import DistNetworkError, TCPStore
+
+        while True:
+            try:
+                return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=30))
+            except DistNetworkError:  # machine 0 has not opened it yet; the rendezvous tells when it is too late
+                time.sleep(_LOOK)

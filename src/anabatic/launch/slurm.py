@@ -1,0 +1,105 @@
+"""A batch script for Slurm that runs `anabatic launch` on every machine of an allocation, and its submission.
+
+Options of sbatch and variables as in sbatch(1) and srun(1), schedmd.com.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from anabatic.core import child
+from anabatic.core.errors import ConfigError, Failure
+
+
+DEVICES = "npu"
+"""Kind of devices that is asked for unless another is named."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the scheduler is asked for.
+
+    Attributes:
+        name: of the job.
+        nodes: machines.
+        nproc: processes, and devices, on each.
+        gres: kind of the devices as the site names it, `npu` or `gpu`; empty: none is asked for.
+        grace: seconds before the end of the time limit at which the job is told to save itself.
+        options: further options of sbatch, `--partition=train` say, one a line.
+        restarts: how often processes that fail are started again within the job.
+        setup: lines of the shell before the command: modules, environments.
+    """
+
+    name: str
+    nodes: int
+    nproc: int
+    gres: str = DEVICES
+    grace: int = 120
+    options: tuple[str, ...] = ()
+    restarts: int = 3
+    setup: tuple[str, ...] = ()
+
+
+def script(batch: Batch, command: list[str]) -> str:
+    """Return the batch script that runs a training command."""
+    asked = [
+        f"--job-name={batch.name}",
+        f"--nodes={batch.nodes}",
+        "--ntasks-per-node=1",
+        *([f"--gres={batch.gres}:{batch.nproc}"] if batch.gres else []),
+        f"--signal=TERM@{batch.grace}",
+        "--requeue",
+        "--open-mode=append",
+        "--output=%x-%j.log",
+        *batch.options,
+    ]
+    launch = ["anabatic", "launch", f"--nproc={batch.nproc}", f"--max-restarts={batch.restarts}"]
+    if batch.nodes > 1:
+        launch += [f"--nnodes={batch.nodes}"]
+    inner = shlex.join([*launch, "--", *command])
+    if batch.nodes > 1:
+        inner = f'export NODE_RANK="$SLURM_NODEID"; exec {inner}'
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in asked),
+        "",
+        *batch.setup,
+        *_MEETING[: 2 if batch.nodes > 1 else 0],
+        "# One launcher on each machine; it starts the processes. Its log is appended to after every requeue.",
+        f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)}",
+        "code=$?",
+        f'if [ "$code" -eq {child.PREEMPTED} ]; then  # told to leave, and saved: once more',
+        '  scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        'exit "$code"',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_MEETING = (
+    'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+    'export MASTER_PORT="$((20000 + SLURM_JOB_ID % 20000))"',
+)
+"""Machine 0 is the first of the list, as SLURM_NODEID counts; jobs that share a machine get different ports."""
+
+
+def submit(text: str) -> str:
+    """Hand a batch script to sbatch and return what it says.
+
+    Raises:
+        ConfigError: there is no sbatch here.
+        Failure: it refuses.
+    """
+    if shutil.which("sbatch") is None:
+        raise ConfigError("there is no sbatch on the PATH", "leave --submit out, and take the script to a login node")
+    done = subprocess.run(["sbatch"], input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Failure(
+            f"sbatch refuses with exit code {done.returncode}: {' '.join(done.stderr.split())}",
+            "change what it does not like by --option, for example --option=--partition=train",
+        )
+    return done.stdout.strip()

@@ -1,0 +1,118 @@
+"""See when no process of a job moves any more, learn where they stand, and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabatic.core import heart
+
+_PATIENCE = 3.0
+"""Seconds that processes get to write their stacks."""
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where one process stands.
+
+    Attributes:
+        step: the last one it has finished.
+        state: of the process as Linux names it, `T` is stopped; empty when it is gone.
+        stack: of all its threads as faulthandler writes it; empty where it did not answer.
+    """
+
+    rank: int
+    pid: int
+    step: int
+    state: str
+    stack: str
+
+    def line(self) -> str:
+        """One line about it."""
+        place = "it did not tell where"
+        if self.state in ("T", "t"):
+            place = "the process is stopped (SIGSTOP)"
+        elif not self.state:
+            place = "the process is gone"
+        elif found := innermost(self.stack):
+            place = f"in {found}"
+        return f"rank {self.rank} stands after step {self.step}: {place}"
+
+
+class Watch:
+    """Looks at the heartbeats of one start of the workers.
+
+    Args:
+        folder: of their reports.
+        patience: seconds without any beat after which they count as hung; 0: never.
+        now: a clock in seconds.
+    """
+
+    def __init__(self, folder: Path, patience: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.patience, self.now = folder, patience, now
+        self._seen: dict[str, int] = {}
+        self._moved = now()
+        self._over = False
+
+    def hung(self) -> bool:
+        """True when processes have begun to beat and none has for too long; those that have ended do not count."""
+        beats = {path.name: path.stat().st_mtime_ns for path in self.folder.glob("*.beat") if not _ended(path)}
+        if beats != self._seen or not beats:
+            self._seen, self._moved = beats, self.now()
+        return bool(self.patience and beats) and not self._over and self.now() - self._moved > self.patience
+
+    def end(self) -> list[Stand]:
+        """Ask every process for its stack, kill them all, and return where they stood: the least step first."""
+        self._over = True
+        found = [(path, beat) for path in self.folder.glob("*.beat") if not _ended(path) and (beat := heart.read(path))]
+        for _, (pid, _) in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, heart.DUMP)
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline and not all(_stack(path) or _state(beat[0]) in "Tt" for path, beat in found):
+            time.sleep(0.05)
+        time.sleep(0.1)  # the last lines of a stack
+        stands = []
+        for path, (pid, step) in found:
+            stands.append(Stand(_rank(path), pid, step, _state(pid), _stack(path)))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return sorted(stands, key=lambda stand: (stand.step, stand.state not in ("T", "t", ""), stand.rank))
+
+
+def innermost(stack: str) -> str:
+    """Return `FILE:LINE function` of the main thread's innermost frame; empty when there is none."""
+    *_, main = stack.partition("Current thread") if "Current thread" in stack else ("", stack)
+    for line in main.splitlines():
+        if found := _FRAME.match(line):
+            return f"{found['file']}:{found['line']} {found['function']}"
+    return ""
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+def _ended(beat: Path) -> bool:
+    return beat.with_suffix(".code").exists()
+
+
+def _stack(beat: Path) -> str:
+    path = beat.with_suffix(".stack")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _state(pid: int) -> str:
+    """The letter of `/proc/PID/stat` (proc_pid_stat(5)); empty for a process that is gone or not collected yet."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    return "" if letter in "ZX" else letter

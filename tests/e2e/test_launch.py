@@ -1,0 +1,129 @@
+"""Jobs kept alive: ranks killed or stopped, an agent killed, a machine gone; the losses are an undisturbed run's."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from e2e import command
+from e2e.home import STEPS, Home
+
+HANG = 10
+
+
+def launch(*words: object) -> list[object]:
+    """The words of `anabatic launch` up to the command."""
+    return ["launch", *words, "--"]
+
+
+def agent(launcher: psutil.Process) -> psutil.Process:
+    """The agent of a launcher, once its workers run."""
+    found: list[psutil.Process] = []
+
+    def started() -> bool:
+        found[:] = [child for child in launcher.children() if child.children()]
+        return bool(found)
+
+    command.wait_for(launcher, started)  # type: ignore[arg-type]
+    return found[0]
+
+
+def worker(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of a local rank."""
+    workers = agent(psutil.Process(process.pid)).children()
+    return next(one for one in workers if one.environ()["LOCAL_RANK"] == str(rank))
+
+
+def test_ranks_and_their_agent_fail_and_the_losses_are_the_same(home: Home, base2: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = launch("--max-restarts", 6, "--hang-seconds", HANG)
+    process = home.start(*options, *home.pretrain(out, 2))
+    command.wait_for_step(process, out, 7)
+    worker(process, 1).kill()
+    command.wait_for(process, lambda: command.events(out).count("resume") == 1)
+    reached = max(command.losses(out))
+    command.wait_for(process, lambda: max(command.losses(out)) > reached + 4)
+    worker(process, 1).send_signal(signal.SIGSTOP)
+    command.wait_for(process, lambda: command.events(out).count("resume") == 2)
+    reached = max(command.losses(out))
+    command.wait_for(process, lambda: max(command.losses(out)) > reached + 4)
+    agent(psutil.Process(process.pid)).kill()
+    said = command.end(process).err
+    assert "rank 1 ended without a message (killed by SIGKILL): all processes start again, restart 1 of 6" in said
+    assert f"no process has moved for {HANG} s" in said and "the process is stopped (SIGSTOP)" in said
+    assert "the launcher's agent has ended (killed by SIGKILL): starting again" in said
+    assert "stands_here" not in said and len(list(out.glob("stacks-*.txt"))) == 1
+    assert command.events(out).count("resume") == 3
+    assert command.losses(out) == command.losses(base2)
+    assert (out / "final_model" / "model.safetensors").read_bytes() == (
+        base2 / "final_model" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_mistake_is_not_tried_again(home: Home, tmp_path: Path) -> None:
+    missing = {"tokenizer": tmp_path / "nowhere"}
+    done = home.anabatic(*launch("--max-restarts", 3), *home.pretrain(tmp_path / "run", 2, missing), code=2)
+    assert "start again" not in done.err and done.err.count("error: ") == 1
+
+
+def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    out = tmp_path / "run"
+
+    def machine(number: int) -> subprocess.Popen[str]:
+        words = launch(
+            "--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port,
+            "--nproc", 1, "--max-restarts", 3, "--join-seconds", 120,
+        )  # fmt: skip
+        return home.start(*words, *home.pretrain(out))
+
+    one = machine(1)  # the order in which they come does not matter
+    zero = machine(0)
+    command.wait_for_step(zero, out, 7)
+    command.kill(one)
+    one.communicate()
+    again = machine(1)
+    ends = [command.end(process) for process in (zero, again)]
+    assert "step 40/40" in ends[0].err and "step 40/40" not in ends[1].err, "rank 0 is on machine 0"
+    assert max(command.losses(out)) == STEPS
+    assert command.losses(out) == command.losses(base2)
+
+
+def test_machines_with_different_jobs_are_told(home: Home, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for number, seed in ((0, 1), (1, 2)):
+        words = launch("--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port)
+        processes.append(home.start(*words, *home.pretrain(tmp_path / "run", more={"seed": seed})))
+    for process in processes:
+        said = command.end(process, 2).err
+        assert "error: the machines run different jobs: seed is 1 on machine 0 and 2 on machine 1" in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_who_is_missing_is_named(home: Home, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = launch(
+        "--nnodes", 3, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port, "--join-seconds", 8
+    )
+    said = home.anabatic(*words, *home.pretrain(tmp_path / "run"), code=1).err
+    assert f"waiting for machines 1, 2 at 127.0.0.1:{port} (1 of 3 are here)" in said
+
+
+def test_what_cannot_be_launched(home: Home) -> None:
+    said = home.anabatic(*launch(), "chat", "-m", "x", code=2).err
+    assert "chat is not a command that trains" in said and "hint: these are: pretrain, sft, dpo" in said
+    assert "which command?" in home.anabatic("launch", code=2).err
+    assert "--nnodes is 2, but where do the machines meet?" in home.anabatic(
+        *launch("--nnodes", 2), *home.pretrain(Path("x")), code=2
+    ).err  # fmt: skip

@@ -1,0 +1,189 @@
+"""Standstills are seen, told and ended; what workers leave is read; machines are ordered and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from anabatic.config.launch import Launch
+from anabatic.core import child, heart
+from anabatic.core.errors import ConfigError
+from anabatic.launch import cluster, reports, roll
+from anabatic.launch.place import Place
+from anabatic.launch.watch import Watch, innermost
+
+WORKER = """
+import os, time
+from anabatic.core.heart import HEART
+HEART.start(4)
+HEART.beat(7)
+def stands_here():
+    time.sleep(600)
+stands_here()
+"""
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def worker(folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, child.REPORTS: str(folder), "RANK": str(rank)}
+    process = subprocess.Popen([sys.executable, "-c", WORKER], env=environment)
+    beat = folder / f"rank-{rank}.beat"
+    deadline = time.monotonic() + 60
+    while not (beat.exists() and (found := heart.read(beat)) and found[1] == 7):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+def test_nothing_counts_before_the_first_beat(tmp_path: Path) -> None:
+    clock = Clock()
+    watch = Watch(tmp_path, 5.0, clock)
+    clock.time = 1000.0
+    assert not watch.hung()
+
+
+def test_a_beat_begins_the_wait_anew(tmp_path: Path) -> None:
+    clock = Clock()
+    beat = tmp_path / "rank-0.beat"
+    beat.touch()
+    watch = Watch(tmp_path, 5.0, clock)
+    for moment in range(4):
+        clock.time = 4.0 * moment
+        os.utime(beat, (moment, moment))
+        assert not watch.hung()
+    clock.time += 5.1
+    assert watch.hung()
+    assert not Watch(tmp_path, 0.0, clock).hung()
+
+
+def test_who_has_ended_does_not_count(tmp_path: Path) -> None:
+    clock = Clock()
+    for name in ("rank-0.beat", "rank-0.code"):
+        (tmp_path / name).touch()
+    watch = Watch(tmp_path, 5.0, clock)
+    assert not watch.hung()
+    clock.time = 100.0
+    assert not watch.hung()
+
+
+def test_stacks_are_told_and_all_are_ended(tmp_path: Path) -> None:
+    workers = [worker(tmp_path, rank) for rank in (0, 1)]
+    workers[1].send_signal(signal.SIGSTOP)
+    watch = Watch(tmp_path, 5.0)
+    stands = watch.end()
+    assert [stand.rank for stand in stands] == [1, 0], "the stopped one comes first"
+    assert "rank 1 stands after step 7: the process is stopped (SIGSTOP)" in stands[0].line()
+    assert "stands_here" in stands[1].line() and "stands_here" in stands[1].stack
+    assert [process.wait(10) for process in workers] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert not watch.hung(), "it is told once"
+
+
+def test_a_stack_is_read_from_its_innermost_frame() -> None:
+    stack = (
+        'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in other\n\n'
+        "Current thread 0x2 (most recent call first):\n"
+        '  File "b c.py", line 22 in wait\n  File "d.py", line 3 in main\n'
+    )
+    assert innermost(stack) == "b c.py:22 wait"
+    assert innermost("") == ""
+
+
+def test_a_beat_half_written_is_no_beat(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.beat"
+    path.write_text("         123")
+    assert heart.read(path) is None
+
+
+def test_what_a_start_has_left(tmp_path: Path) -> None:
+    first, second = reports.begin(tmp_path, [2, 3]), reports.begin(tmp_path, [2, 3])
+    assert reports.tries(tmp_path) == [first, second]
+    (first / "rank-2.error").write_text("error: connection lost\nhint: see the others")
+    (first / "rank-2.code").write_text("1")
+    (first / child.FAILED).write_text(json.dumps({"3": -9}))
+    told = reports.read(first)
+    assert told.silent == {3: -9}
+    assert told.brief() == "rank 3 ended without a message (killed by SIGKILL)"
+    (first / "rank-3.error").write_text("error: out of memory")
+    told = reports.read(first)
+    assert told.brief() == "[rank 3] error: out of memory"
+    assert [line.splitlines()[0] for line in told.lines()] == [
+        "[rank 3] error: out of memory",
+        "[rank 2] error: connection lost",
+    ]
+    (second / child.FAILED).write_text(json.dumps({"2": -15, "3": 1}))
+    assert reports.read(second).failed == {3: 1}, "the agent has ended rank 2 because of it"
+    (second / child.FAILED).write_text(json.dumps({"2": -15}))
+    assert reports.read(second).failed == {2: -15}
+    (second / child.FAILED).unlink()
+    assert reports.read(second).brief() == "a process on another machine failed"
+
+
+def test_machines_sort_by_number_and_travel() -> None:
+    places = [Place(1, "10.0.0.1"), Place(0, "9.0.0.1"), Place(10, "10.0.0.1"), Place(2, "10.0.0.0")]
+    there = pickle.loads(pickle.dumps(places))
+    assert [place.number for place in sorted(there)] == [0, 1, 2, 10]
+    assert there == places and there[0] != there[2] and len(set(there + places)) == 4
+    assert f"{there[1]}" == "9.0.0.1"
+
+
+def test_what_differs_between_machines_is_named() -> None:
+    found = {
+        0: roll.facts({"optim.lr": 1e-4, "seed": 1}),
+        1: roll.facts({"optim.lr": 2e-4, "seed": 1, "extra": True}),
+    }
+    assert roll.differences(found, "recipe") == [
+        "extra is missing on machine 0 and True on machine 1",
+        "optim.lr is 0.0001 on machine 0 and 0.0002 on machine 1",
+    ]
+    assert roll.differences(found, "versions") == []
+    assert roll.flat({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {"a.b": 1, "a.c.d": [2], "e": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nproc": 0}, "nproc is 0"),
+        ({"max_nodes": 2}, "where do the machines meet"),
+        ({"min_nodes": 3, "max_nodes": 2, "master_addr": "a"}, "3 to 2 machines"),
+        ({"min_nodes": 2, "max_nodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank is 2 of 2"),
+        ({"master_port": 70000}, "--master-port is 70000"),
+        ({"hang_seconds": -1}, "--hang-seconds"),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Launch(**given)  # type: ignore[arg-type]
+
+
+def test_the_meeting_point_is_checked_first() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        launch = Launch(min_nodes=2, max_nodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port)
+        with pytest.raises(ConfigError, match=f"port {port} cannot be opened here"):
+            cluster.arguments(launch, 0)
+        other = Launch(min_nodes=2, max_nodes=2, node_rank=1, master_addr="127.0.0.1", master_port=port)
+        assert any("is_host=0" in word for word in cluster.arguments(other, 0))
+    with pytest.raises(ConfigError, match="nowhere.invalid has no address"):
+        cluster.arguments(Launch(min_nodes=2, max_nodes=2, node_rank=1, master_addr="nowhere.invalid"), 0)
+    assert cluster.variables(other)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert cluster.is_here("127.0.0.1") and not cluster.is_here("192.0.2.1")
