@@ -14,6 +14,7 @@ from anabatic.cli import errors
 from anabatic.config import commands
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError
+from anabatic.core.heart import HEART
 
 TRAIN = Group("Train", sort_key=1)
 USE = Group("Use", sort_key=2)
@@ -95,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _open_standard_files()
     if os.environ.get(child.REPORTS):
         child.die_with_parent()
+        HEART.open()
     tokens = list(sys.argv[1:] if argv is None else argv)
     border = tokens.index("--") if "--" in tokens else len(tokens)  # what follows belongs to the command of `sim`
     if "--debug" in tokens[:border]:

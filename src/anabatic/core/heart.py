@@ -11,6 +11,8 @@ from anabatic.core import child, log
 
 DUMP = signal.SIGUSR2
 """Asks a process for the stacks of its threads."""
+BEFORE = -1
+"""Step of a process that is not training yet, but reads data or a model, or waits for one that does."""
 _WIDTH = 12
 
 
@@ -18,18 +20,18 @@ class Heart:
     """Writes `rank-N.beat`, and `rank-N.stack` when asked for; does nothing without a launcher."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = BEFORE
         self._file: int | None = None
 
-    def start(self, step: int) -> None:
-        """Begin to beat; from here on a standstill is a fault."""
+    def open(self) -> None:
+        """Show that this process is there, and be ready to tell where it stands."""
         folder = child.reports()
         if folder is None:
             return
         stack = open(folder / f"rank-{log.rank()}.stack", "w", encoding="utf-8")  # noqa: SIM115  (open to the end)
         faulthandler.register(DUMP, file=stack, all_threads=True)
-        self._file = os.open(folder / f"rank-{log.rank()}.beat", os.O_WRONLY | os.O_CREAT)
-        self.beat(step)
+        self._file = os.open(folder / f"rank-{log.rank()}.beat", os.O_WRONLY | os.O_CREAT, 0o600)
+        self.beat()
 
     def beat(self, step: int | None = None) -> None:
         """Say that this process moves; `step` is the last finished one."""

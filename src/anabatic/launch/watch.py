@@ -43,7 +43,8 @@ class Stand:
             place = "the process is gone"
         elif found := innermost(self.stack):
             place = f"in {found}"
-        return f"rank {self.rank} stands after step {self.step}: {place}"
+        when = "before the first step" if self.step == heart.BEFORE else f"after step {self.step}"
+        return f"rank {self.rank} stands {when}: {place}"
 
 
 class Watch:
@@ -57,13 +58,16 @@ class Watch:
 
     def __init__(self, folder: Path, patience: float, now: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.patience, self.now = folder, patience, now
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
         self._moved = now()
         self._over = False
 
     def hung(self) -> bool:
-        """True when processes have begun to beat and none has for too long; those that have ended do not count."""
-        beats = {path.name: path.stat().st_mtime_ns for path in self.folder.glob("*.beat") if not _ended(path)}
+        """True when none of the processes has moved for too long; those that have ended do not count.
+
+        A process that trains moves when it beats; one that does not train yet, when it takes CPU time.
+        """
+        beats = {path.name: _sign(path) for path in self.folder.glob("*.beat") if not _ended(path)}
         if beats != self._seen or not beats:
             self._seen, self._moved = beats, self.now()
         return bool(self.patience and beats) and not self._over and self.now() - self._moved > self.patience
@@ -94,6 +98,22 @@ def innermost(stack: str) -> str:
         if found := _FRAME.match(line):
             return f"{found['file']}:{found['line']} {found['function']}"
     return ""
+
+
+def _sign(path: Path) -> tuple[int, int]:
+    """What changes while a process moves."""
+    found = heart.read(path)
+    busy = _cpu_seconds(found[0]) if found is not None and found[1] == heart.BEFORE else 0
+    return path.stat().st_mtime_ns, busy
+
+
+def _cpu_seconds(pid: int) -> int:
+    """Whole seconds of CPU time that a process has taken (proc_pid_stat(5), fields 14 and 15); 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return (int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK")
 
 
 def _rank(path: Path) -> int:

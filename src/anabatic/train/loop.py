@@ -99,7 +99,7 @@ def fit(job: Fit, progress: Progress) -> bool:
     """
     clock = _Clock(job, progress)
     saved = progress.step
-    HEART.start(progress.step)
+    HEART.beat(progress.step)
     with _signals(job.step):
         if progress.evaluated < progress.step and _evaluates(job, progress.step):
             _evaluate(job, progress, clock)  # a checkpoint is written before the evaluation of its step

@@ -24,8 +24,9 @@ from anabatic.launch.watch import Watch, innermost
 WORKER = """
 import os, time
 from anabatic.core.heart import HEART
-HEART.start(4)
-HEART.beat(7)
+HEART.open()
+if os.environ.get("TRAINS"):
+    HEART.beat(7)
 def stands_here():
     time.sleep(600)
 stands_here()
@@ -42,12 +43,12 @@ class Clock:
         return self.time
 
 
-def worker(folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, child.REPORTS: str(folder), "RANK": str(rank)}
+def worker(folder: Path, rank: int, step: int = 7) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, child.REPORTS: str(folder), "RANK": str(rank), "TRAINS": "1" * (step > 0)}
     process = subprocess.Popen([sys.executable, "-c", WORKER], env=environment)
     beat = folder / f"rank-{rank}.beat"
     deadline = time.monotonic() + 60
-    while not (beat.exists() and (found := heart.read(beat)) and found[1] == 7):
+    while not (beat.exists() and (found := heart.read(beat)) and found[1] == step):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
@@ -94,6 +95,25 @@ def test_stacks_are_told_and_all_are_ended(tmp_path: Path) -> None:
     assert "stands_here" in stands[1].line() and "stands_here" in stands[1].stack
     assert [process.wait(10) for process in workers] == [-signal.SIGKILL, -signal.SIGKILL]
     assert not watch.hung(), "it is told once"
+
+
+def test_a_process_that_does_not_train_yet_moves_by_its_cpu_time(tmp_path: Path) -> None:
+    clock = Clock()
+    process = worker(tmp_path, 0, heart.BEFORE)
+    watch = Watch(tmp_path, 5.0, clock)
+    assert not watch.hung()
+    clock.time = 6.0
+    assert watch.hung(), "it sleeps"
+    assert "before the first step" in watch.end()[0].line()
+    process.wait(10)
+    (tmp_path / "rank-0.beat").write_text(f"{os.getpid():>12}{heart.BEFORE:>12}")
+    watch = Watch(tmp_path, 5.0, clock)
+    assert not watch.hung()
+    clock.time = 12.0
+    start = time.process_time()
+    while time.process_time() - start < 1.1:
+        sum(range(1000))
+    assert not watch.hung(), "this test has worked meanwhile"
 
 
 def test_a_stack_is_read_from_its_innermost_frame() -> None:
