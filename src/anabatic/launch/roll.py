@@ -86,6 +86,9 @@ class Roll(threading.Thread):
                 sys.stderr.write(f"{self.waiting()}\n")
             time.sleep(_LOOK if self.missing else 0)
         found = {number: json.loads(store.get(self._key(number))) for number in range(self.size)}
+        store.set(self._key(self.number, "knows"), "")
+        if self.number == 0:
+            self._wait_for_readers(store)
         if recipes := differences(found, "recipe"):
             self.refuse(recipes)
         elif self.number == 0:
@@ -98,8 +101,15 @@ class Roll(threading.Thread):
         machines = f"machine{'s' if len(self.missing) > 1 else ''} {', '.join(map(str, self.missing))}"
         return f"waiting for {machines} at {self.host}:{self.port} ({here} of {self.size} are here)"
 
-    def _key(self, number: int) -> str:
-        return f"anabatic/machine/{number}"
+    def _wait_for_readers(self, store: Any) -> None:
+        """The store ends with machine 0, which may be about to leave: let the others read first."""
+        deadline = time.monotonic() + _ASK
+        readers = [self._key(number, "knows") for number in range(self.size)]
+        while not store.check(readers) and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+
+    def _key(self, number: int, what: str = "facts") -> str:
+        return f"anabatic/machine/{number}/{what}"
 
     def _connect(self) -> Any:
         from torch.distributed import DistNetworkError, TCPStore
