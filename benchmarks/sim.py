@@ -22,19 +22,11 @@ INSIDE = "ANABATIC_BENCHMARK_INSIDE"
 def stepper(device: str) -> Callable[[], None]:
     """Return a function that trains a tiny Qwen2 on `device` for one step."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from anabatic.testing.tiny import tiny_qwen2
 
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
-    model = Qwen2ForCausalLM(config).to(device)
+    model = tiny_qwen2(vocab_size=256, num_key_value_heads=2).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     ids = torch.randint(0, 256, (4, 64)).to(device)
 

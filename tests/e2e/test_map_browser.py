@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,9 @@ import pytest
 
 from anabatic.trajectory import map_page, maps
 from anabatic.trajectory.track import Track
+from e2e.browser import NEEDED, started
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BROWSER and DRIVER), reason="no chromium here (Debian: apt-get install chromium chromium-driver)"
-    ),
-]
-
-OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1200,800")
+pytestmark = NEEDED
 
 PAINTED = """
 const canvas = document.querySelector("canvas"), found = {};
@@ -57,15 +45,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def browser() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for option in OPTIONS:
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
-    yield driver
-    driver.quit()
+def browser(tmp_path: Path) -> Iterator[Any]:
+    with started(tmp_path / "profile") as driver:
+        yield driver
 
 
 def painted(browser: Any) -> dict[str, int]:
