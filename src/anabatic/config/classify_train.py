@@ -204,6 +204,11 @@ class WordsJob(LoopJob, _OnWords):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.data.train), "data.train is empty", "give --data FILE.jsonl of words, or an AIS table")
+        require(
+            self.parallel.tensor == 1,
+            f"parallel.tensor is {self.parallel.tensor}, and a model of words is not divided by heads",
+            "leave it out: ddp, zero2 and zero3 divide the rows",
+        )
 
 
 @dataclass(kw_only=True)

@@ -7,38 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from anabatic.config import deepspeed
 from anabatic.config.classify_train import ClassifyTrainJob
 from anabatic.core import log
 from anabatic.data.sequences import Sequences
 from anabatic.data.word_ids import WordIds
-from anabatic.device.device import pick
 from anabatic.models import classifier, forest, fuse
 from anabatic.models.classifier import ClassLoss, Description, head_of
 from anabatic.models.place import format_of, place
-from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import barrier
 from anabatic.recipes import classify_data, classify_model, classify_rows, classify_trees
+from anabatic.recipes.begin import begun
 from anabatic.recipes.classify_data import Vessels
 from anabatic.recipes.training import Corpus, Training, say_plan
 from anabatic.train import goal
-from anabatic.train import plan as planning
 from anabatic.train.optim import Rates
-from anabatic.train.run import find_checkpoint, open_folder
 from anabatic.trajectory import metrics
 
 
 def run(job: ClassifyTrainJob) -> int:
     """Train as the job says; return the exit code."""
-    job, told = deepspeed.apply(job, parallel.size())
-    device = pick(job.device)
-    world = parallel.start(device)
-    planning.require_divisible(job.batch, world)
-    with open_folder(job, device, world) as folder:
-        for line in told:
-            log.info(line)
-        found = find_checkpoint(job, folder, world)
+    with begun(job) as (job, folder, device, world, found):
         base = classify_data.base_of(job.model.path)
         vessels = classify_data.labelled(classify_data.read(job, base))
         description = describe(job, vessels)
@@ -88,7 +77,6 @@ def run(job: ClassifyTrainJob) -> int:
 
         training.writes = write
         code = training.go()
-    parallel.stop(world)
     return code
 
 

@@ -7,33 +7,23 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from anabatic.config import deepspeed
 from anabatic.config.pretrain import PretrainJob
 from anabatic.core import log
 from anabatic.data import sample
 from anabatic.data import tokenizer as tokenizers
-from anabatic.device.device import pick
 from anabatic.models import fuse, tensor
 from anabatic.models.build import Plan, blank, count_parameters, initialise, shape
 from anabatic.models.hf import fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.place import format_of, place
-from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import settle
+from anabatic.recipes.begin import begun
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning
-from anabatic.train.run import find_checkpoint, open_folder
 
 
 def run(job: PretrainJob) -> int:
     """Train as the job says; return the exit code."""
-    job, told = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
-    device = pick(job.device)
-    world = parallel.start(device, job.parallel.tensor)
-    planning.require_divisible(job.batch, world.data)
-    with open_folder(job, device, world) as folder:
-        for line in told:
-            log.info(line)
-        found = find_checkpoint(job, folder, world)
+    with begun(job) as (job, folder, device, world, found):
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve(str(job.model.path))
         tokenizer = tokenizers.load(tokenizer_folder)
         if job.model.path is not None:
@@ -63,7 +53,6 @@ def run(job: PretrainJob) -> int:
         say_plan(plan, model, world, division)
 
         code = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found).go()
-    parallel.stop(world)
     return code
 
 

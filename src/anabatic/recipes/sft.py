@@ -6,7 +6,6 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from anabatic.config import deepspeed
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.sft import SftJob
 from anabatic.config.shared import require
@@ -20,7 +19,7 @@ from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.data.pairs import longest
 from anabatic.data.shard_set import ShardSet
-from anabatic.device.device import Device, pick
+from anabatic.device.device import Device
 from anabatic.evals import difficulty
 from anabatic.models import adapter, fuse, stack, stored, tensor
 from anabatic.models.build import Plan
@@ -30,13 +29,12 @@ from anabatic.models.hf import tokenizer_folder as topmost
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
 from anabatic.models.stack import Share
-from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import Division, settle
 from anabatic.parallel.world import World
+from anabatic.recipes.begin import begun
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
 from anabatic.train import plan as planning
 from anabatic.train.goal import preference
-from anabatic.train.run import find_checkpoint, open_folder
 
 
 def _learning(job: SftJob) -> Learning:
@@ -138,14 +136,7 @@ def tune(
         full_lr, adapter_lr: learning rates where the job names none.
         objective: of pairs; None: next-token prediction.
     """
-    job, told = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
-    device = pick(job.device)
-    world = parallel.start(device, job.parallel.tensor)
-    planning.require_divisible(job.batch, world.data)
-    with open_folder(job, device, world) as folder:
-        for line in told:
-            log.info(line)
-        found = find_checkpoint(job, folder, world)
+    with begun(job) as (job, folder, device, world, found):
         named = resolve(job.model, job.hub, world)
         base = base_of(named, job.hub, world)
         shares = below(job.adapter, named, job.hub, world)
@@ -201,5 +192,4 @@ def tune(
         training.lora, training.base, training.shares, training.lessons = lora, base, shares, lessons
         training.goal = preference(root, device, world, job.batch.seq_len, objective) if objective else None
         code = training.go()
-    parallel.stop(world)
     return code

@@ -169,8 +169,9 @@ fragments = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.one_of(fragments, st.text(max_size=40))).map("\n".join)))
 def test_no_text_raises(text: str) -> None:
-    json.dumps(npu_smi.plain(npu_smi.parse(text)))
-    npu_smi.info(text)
+    plain = npu_smi.plain(npu_smi.parse(text))
+    assert json.loads(json.dumps(plain)) == plain
+    assert all(isinstance(device.npu_id, int) for device in npu_smi.info(text).devices)
 
 
 @settings(max_examples=25, deadline=None)

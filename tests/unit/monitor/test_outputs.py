@@ -80,8 +80,10 @@ def test_what_cannot_be_played(tmp_path: Path) -> None:
     )
 )
 def test_no_row_of_a_log_raises(value: object) -> None:
-    if isinstance(value, dict):
-        from_row(value)
+    if not isinstance(value, dict):
+        return
+    found = from_row(value)
+    assert (found is None) or (found.source == value["source"] and len(found.devices) <= len(value["devices"]))
 
 
 def _series(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
