@@ -12,13 +12,19 @@ Value = int | float | str | None
 
 
 @dataclass
-class Watch:
-    """`npu-smi info watch`: a row per chip and second."""
+class Rows:
+    """A listing with a heading for every column."""
 
-    kind: ClassVar = "watch"
     optional: ClassVar[tuple[str, ...]] = ()
     columns: list[str] = field(default_factory=list)
     rows: list[dict[str, Value]] = field(default_factory=list)
+
+
+@dataclass
+class Watch(Rows):
+    """`npu-smi info watch`: a row per chip and second."""
+
+    kind: ClassVar = "watch"
 
 
 @dataclass
@@ -33,13 +39,10 @@ class Topology:
 
 
 @dataclass
-class Mapping:
+class Mapping(Rows):
     """`npu-smi info -m`: a row per chip; rows of a management controller have no logic id."""
 
     kind: ClassVar = "mapping"
-    optional: ClassVar[tuple[str, ...]] = ()
-    columns: list[str] = field(default_factory=list)
-    rows: list[dict[str, Value]] = field(default_factory=list)
 
 
 @dataclass

@@ -236,6 +236,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], str]] = [
     ("other words", "train", {"words": "cell-v1-r10"}, {"model": {"path": "TRAINED"}}, "motion-v1-r10"),
     ("both sides", "train", {}, {"data": {"valid": ["SAME"]}}, "are in data.train and in data.valid"),
     ("no numbers", "train", {}, {"head": {"features": ["motion"]}}, "no `features`"),
+    ("heads divided", "train", {}, {"parallel": {"tensor": 2}}, "parallel.tensor is 2, and a model of words"),
     ("no such file", "pretrain", {}, {"data": {"train": ["nowhere.jsonl"]}}, "nowhere.jsonl"),
 ]
 
