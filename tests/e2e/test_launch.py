@@ -124,6 +124,7 @@ def test_what_cannot_be_launched(home: Home) -> None:
     said = home.anabatic(*launch(), "chat", "-m", "x", code=2).err
     assert "chat is not a command that trains" in said and "hint: these are: pretrain, sft, dpo" in said
     assert "which command?" in home.anabatic("launch", code=2).err
+    assert "stand after --" in home.anabatic("launch", "sft", "-c", "x.yaml", code=2).err
     assert "--nnodes is 2, but where do the machines meet?" in home.anabatic(
         *launch("--nnodes", 2), *home.pretrain(Path("x")), code=2
     ).err  # fmt: skip

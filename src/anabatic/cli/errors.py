@@ -125,7 +125,7 @@ def usage(error: CycloptsError, app: App) -> ConfigError:
     hint = f"see `{words} --help`"
     if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in ("true", "false"):
         hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
-    if words == "anabatic sim":
+    if words in ("anabatic sim", "anabatic launch"):
         hint = f"the command to run and its options stand after --; {hint}"
     for kind, describe in _USAGE:
         if isinstance(error, kind):
