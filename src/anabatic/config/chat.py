@@ -17,10 +17,24 @@ class Sampling:
     """Only the k likeliest tokens."""
     top_p: float = 1.0
     """Only the likeliest tokens that hold this share of the probability."""
+    min_p: float = 0.0
+    """Only tokens that are at least this share as likely as the likeliest."""
+    repetition_penalty: float = 1.0
+    """Above 1: tokens of the prompt and of the answer so far become less likely."""
     max_new_tokens: int = 256
     """Longest answer in tokens."""
     seed: int | None = None
     """Seed of the draws; default: another answer each time."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end the answer; they are no part of it."""
+    top_logprobs: int = 0
+    """Log-probabilities of so many of the likeliest tokens are kept beside those of the chosen ones."""
+    choices: list[str] = field(default_factory=list)
+    """The answer is one of these texts."""
+    json_schema: str | None = None
+    """The answer is JSON of this schema, itself JSON; `{}` allows any."""
+    regex: str | None = None
+    """The answer as a whole matches this regular expression."""
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, f"temperature is {self.temperature}", "use 0 or more")
@@ -28,6 +42,13 @@ class Sampling:
         require(0 < self.top_p <= 1, f"top_p is {self.top_p}", "use a share above 0, at most 1")
         require(self.seed is None or 0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
         require(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}", "use 1 or more")
+        require(0 <= self.min_p <= 1, f"min_p is {self.min_p}", "use a share from 0 to 1; 0.05 is common")
+        require(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}", "use 1 or more; 1.1")
+        require(all(self.stop), "a text of stop is empty", "leave it out")
+        require(0 <= self.top_logprobs <= 20, f"top_logprobs is {self.top_logprobs}", "use 0 to 20")
+        require(all(self.choices), "a text of choices is empty", "leave it out")
+        forms = [name for name in ("choices", "json_schema", "regex") if getattr(self, name)]
+        require(len(forms) <= 1, f"{' and '.join(forms)} are given", "give one form of the answer")
 
 
 @dataclass(kw_only=True)
