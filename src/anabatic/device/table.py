@@ -29,6 +29,8 @@ class DeviceRow:
     """torch.compile is worth its start-up time on long runs."""
     group_adapters: bool
     """Launches cost more than the zeros that are multiplied when adapters are computed together."""
+    read_cache_together: bool
+    """Launches cost more than padding and copying what generating requests see."""
     pin_memory: bool
     chunk_bytes: int
     """Logits that linear_cross_entropy holds at once."""
@@ -48,6 +50,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=False,
             compile_pays=False,
             group_adapters=True,
+            read_cache_together=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -61,6 +64,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=True,
             compile_pays=True,
             group_adapters=True,
+            read_cache_together=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -74,6 +78,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=False,
             compile_pays=False,
             group_adapters=False,
+            read_cache_together=True,
             pin_memory=False,
             chunk_bytes=128 << 20,
         ),
@@ -89,6 +94,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=True,
             compile_pays=False,
             group_adapters=False,
+            read_cache_together=False,
             pin_memory=False,
             chunk_bytes=8 << 20,
         ),

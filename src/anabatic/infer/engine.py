@@ -1,76 +1,56 @@
-"""Generate text: a key-value cache with a slot per request, filled and emptied while others go on.
+"""Generate text: requests share a cache of blocks and join and leave the running batch at every step.
 
-`generate` is the one method that most callers need. Underneath, `submit` queues a request and `step` reads
-one token for everybody: finished requests leave their slot, waiting ones take it at the next step.
+`generate` is the one method that most callers need. Underneath, `submit` queues a request and `step` reads one token
+for everybody, and pieces of new prompts beside them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from anabatic.core.errors import DataError, Failure
-from anabatic.infer.sampling import Sampling, choose, log_probability, source_of_draws
-from anabatic.infer.stream import TextStream, decode
+from anabatic.infer import form
+from anabatic.infer.blocks import SIZE, Blocks
+from anabatic.infer.request import Completion, Request
+from anabatic.infer.sampling import Sampling, pick, source_of_draws
+from anabatic.infer.stream import decode
 from anabatic.models import forward
-from anabatic.models.attention import KVCache
+from anabatic.models.cache import Cache, Row
 from anabatic.models.forward import Root
+from anabatic.models.lora_many import Adapters
 
-PREFILL_TOKENS = 8192
-"""Prompt tokens read in one forward pass; a longer prompt is read alone."""
+__all__ = ["Completion", "Engine", "Load", "Request"]
 
 
 @dataclass(frozen=True)
-class Completion:
-    """An answer.
+class Load:
+    """How busy an engine is.
 
     Attributes:
-        ids: the tokens, the one that ended the answer included.
-        text: the decoded answer, without the ending token and other special ones.
-        finish_reason: `stop` (one of the stop ids), `length` (`max_new_tokens`, or the engine's `max_len`).
-        logprobs: log-probability of each token under the model itself (temperature 1, nothing cut).
+        running, waiting: requests.
+        blocks: of the cache, `SIZE` tokens each.
+        used: by running requests; idle: by none, kept because later requests may begin alike.
+        prompt_tokens: of all prompts so far; shared_tokens: those of them that were in the cache already.
+        steps: forward passes so far; new_tokens: chosen so far; put_back: requests that had to make room for others.
     """
 
-    ids: list[int]
-    text: str
-    finish_reason: str
-    logprobs: list[float]
-
-
-@dataclass(eq=False)
-class Request:
-    """A prompt on its way: waiting, in a slot, or finished.
-
-    Attributes:
-        prompt: token ids.
-        sampling: how its tokens are chosen.
-        stop_ids: tokens that end it.
-        limit: tokens at most.
-        ids: tokens so far.
-        logprobs: their log-probabilities.
-        finish_reason: empty until it is finished; `cancelled` when it was given up.
-    """
-
-    prompt: list[int]
-    sampling: Sampling
-    stop_ids: frozenset[int]
-    limit: int
-    draws: Random
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str = ""
-    slot: int = -1
-
-    @property
-    def answer(self) -> list[int]:
-        """The tokens without the one that ended the answer."""
-        return self.ids[:-1] if self.finish_reason == "stop" else self.ids
+    running: int
+    waiting: int
+    blocks: int
+    used: int
+    idle: int
+    prompt_tokens: int
+    shared_tokens: int
+    steps: int
+    new_tokens: int
+    put_back: int
 
 
 class Engine:
@@ -82,35 +62,79 @@ class Engine:
         max_batch: requests that run at once; the others wait.
         max_len: tokens of a request at most, prompt and answer together.
         root: what the model is divided under; all ranks then make the same calls.
+        cache_tokens: tokens that the cache has room for, allocated here and now; default: `max_batch` requests of
+            `max_len`. Requests wait while there is no room, and the youngest makes room for older ones.
+        step_tokens: tokens of prompts that are read in one step at most; longer prompts are read in pieces, and those
+            who are already being answered do not wait for the whole.
 
     Raises:
-        DataError: `max_len` is more than the model has positions for.
+        DataError: `max_len` is more than the model has positions for, or the cache has no room for one block.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int, root: Root | None = None
-    ) -> None:
+        self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int, root: Root | None = None,
+        cache_tokens: int | None = None, step_tokens: int = 2048,
+    ) -> None:  # fmt: skip
         positions = model.config.max_position_embeddings
         if max_len > positions:
             raise DataError(
                 f"max_len is {max_len}, the model has {positions} positions",
                 f"use at most {positions} tokens",
             )
-        self._root = root or Root(model)
+        self._model, self._root = model, root or Root(model)
         # Weights that are gathered for training later may not become inference tensors.
         self._untracked = torch.inference_mode if root is None else torch.no_grad
         self.tokenizer = tokenizer
-        self.max_len = max_len
         self.stop_ids = _end_ids(model, tokenizer)
-        self._cache = KVCache(model.config, max_batch, max_len, model.device, model.dtype, self._root.parts)
-        self._free = list(range(max_batch - 1, -1, -1))
+        blocks = max_batch * -(-max_len // SIZE) if cache_tokens is None else cache_tokens // SIZE
+        if blocks < 1:
+            raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {SIZE} or more")
+        self.max_len = min(max_len, blocks * SIZE)
+        self._max_batch, self._step_tokens = max_batch, step_tokens
+        self._cache = Cache(model.config, blocks, SIZE, model.device, model.dtype, self._root.parts)
+        self._blocks = Blocks(blocks)
+        self._adapters = Adapters(model)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._counts = dict.fromkeys(("prompt_tokens", "shared_tokens", "steps", "new_tokens", "put_back"), 0)
 
     @property
     def busy(self) -> bool:
         """True while a request waits or runs."""
         return bool(self._waiting or self._running)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that requests may ask."""
+        return list(self._adapters.names)
+
+    def load(self) -> Load:
+        """Return how busy the engine is."""
+        used = self._blocks.count - self._blocks.available
+        return Load(len(self._running), len(self._waiting), self._blocks.count, used, self._blocks.idle, **self._counts)
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Read an adapter that requests may then ask by its name; the model's own weights stay as they are.
+
+        Raises:
+            DataError: the name is taken, or the folder is damaged, of another model, or of a kind that must be merged.
+        """
+        self._adapters.add(name, Path(folder))
+
+    def drop_adapter(self, name: str) -> None:
+        """Give up an adapter.
+
+        Raises:
+            DataError: there is none of that name, or requests are under way that ask it.
+        """
+        asked = sum(request.adapter == name for request in (*self._waiting, *self._running))
+        if asked:
+            raise DataError(f"{asked} requests ask the adapter {name}", "wait for them, or cancel them")
+        self._adapters.remove(name)
+
+    def forget(self) -> None:
+        """Forget what is kept of earlier requests: for whoever has changed the weights."""
+        self._blocks.forget()
 
     def generate(
         self,
@@ -126,8 +150,7 @@ class Engine:
             stop_ids: tokens that end an answer; default: those of the model's generation settings.
 
         Raises:
-            DataError: a prompt is empty or leaves no room for an answer, or the samplings are not as many
-            as the
+            DataError: a prompt is empty or leaves no room for an answer, or the samplings are not as many as the
                 prompts. Nothing is generated then.
             Failure: the model's logits are not numbers.
         """
@@ -160,19 +183,12 @@ class Engine:
         yield from self.follow(request)
 
     def follow(self, request: Request) -> Iterator[str]:
-        """Yield the text of a submitted request while it is written; `request` holds the rest of the
-        story."""
-        text = TextStream(self.tokenizer)
-        seen = 0
+        """Yield the text of a submitted request while it is written; `request` holds the rest of the story."""
         try:
             while not request.finish_reason:
                 self.step()
-                for token in request.answer[seen:]:
-                    if piece := text.push(token):
-                        yield piece
-                seen = len(request.answer)
-            if piece := text.finish():
-                yield piece
+                if piece := request.take():
+                    yield piece
         finally:
             self.cancel([request])
 
@@ -182,11 +198,16 @@ class Engine:
         sampling: Sampling,
         stop_ids: Iterable[int] | None = None,
         name: str = "the prompt",
+        adapter: str | None = None,
     ) -> Request:
         """Check a prompt and return its request, not yet submitted.
 
+        Args:
+            adapter: name of the adapter that is asked; None: the model itself.
+
         Raises:
-            DataError: it is empty, or leaves no room for an answer.
+            DataError: the prompt is empty, or leaves no room for an answer; there is no such adapter.
+            ConfigError: the form of the answer cannot be read, or needs a library that is not installed.
         """
         room = self.max_len - len(prompt)
         if not prompt:
@@ -197,26 +218,31 @@ class Engine:
                 f"shorten it to {self.max_len - 1} tokens or fewer, or use a model with a longer context",
             )
         stops = self.stop_ids if stop_ids is None else frozenset(stop_ids)
-        limit = min(sampling.max_new_tokens, room)
-        return Request(list(prompt), sampling, stops, limit, source_of_draws(sampling))
+        salt = self._adapters.salt(adapter)
+        return Request(
+            list(prompt), sampling, stops, min(sampling.max_new_tokens, room), source_of_draws(sampling),
+            self.tokenizer, adapter, salt, form.of(sampling, self.tokenizer, self._model.config.vocab_size, stops),
+        )  # fmt: skip
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests; they start as slots become free, first come first served."""
-        self._waiting.extend(requests)
+        """Queue requests; they start as there is room, first come first served."""
+        for request in requests:
+            self._counts["prompt_tokens"] += len(request.prompt)
+            self._waiting.append(request)
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """Give up requests that are not finished and free their slots."""
+        """Give up requests that are not finished and free what they hold."""
         for request in requests:
             if request.finish_reason:
                 continue
             request.finish_reason = "cancelled"
-            if request.slot >= 0:
+            if request.running:
                 self._leave(request)
             elif request in self._waiting:
                 self._waiting.remove(request)
 
     def step(self) -> list[Request]:
-        """Read one token for every running request, new ones included; return those that finished.
+        """Read one token for every running request, and pieces of prompts; return the requests that finished.
 
         Raises:
             Failure: the model's logits are not numbers.
@@ -234,60 +260,117 @@ class Engine:
     def completion(self, request: Request) -> Completion:
         """Return the answer of a finished request."""
         text = decode(self.tokenizer, request.answer)
-        return Completion(request.ids, text, request.finish_reason, request.logprobs)
+        if request.stop_string is not None:
+            text = text[: text.index(request.stop_string)]
+        return Completion(request.ids, text, request.finish_reason, request.logprobs, request.top_logprobs)
 
     def _step(self) -> list[Request]:
-        finished: list[Request] = []
-        going = list(self._running)
-        if joined := self._admit():
-            prompts, slots = [request.prompt for request in joined], [request.slot for request in joined]
-            finished += self._take(joined, self._root(forward.prefill, prompts, slots, self._cache))
-        if going:
-            tokens, slots = [request.ids[-1] for request in going], [request.slot for request in going]
-            finished += self._take(going, self._root(forward.decode, tokens, slots, self._cache))
-        return finished
-
-    def _admit(self) -> list[Request]:
-        """Move waiting requests into free slots, as many as one forward pass should read."""
-        joined: list[Request] = []
-        tokens = 0
-        while self._waiting and self._free:
-            tokens += len(self._waiting[0].prompt)
-            if joined and tokens > PREFILL_TOKENS:
-                break
-            request = self._waiting.popleft()
-            request.slot = self._free.pop()
-            self._running.append(request)
-            joined.append(request)
-        return joined
-
-    def _take(self, requests: list[Request], logits: torch.Tensor) -> list[Request]:
-        """Give each request its next token; return those that are finished, their slots freed."""
-        draws = [request.draws.random() for request in requests]
-        tokens = choose(logits, [request.sampling for request in requests], draws)
-        logprobs = log_probability(logits, tokens).tolist()
-        if any(value != value for value in logprobs):
+        rows = self._plan()
+        if not rows:
+            return []
+        logits = self._root(forward.extend, list(rows.values()), self._cache)
+        done = [request for request, row in rows.items() if row.wanted]
+        chosen = pick(logits, done) if done else []
+        self._counts["steps"] += 1
+        if any(value != value for _, value, _ in chosen):
+            self.forget()
             raise Failure(
                 "the model's logits are not numbers (NaN)",
                 "the weights are broken, or device.dtype is too narrow for them: try --device.dtype fp32",
             )
-        finished = []
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs, strict=True):
-            request.ids.append(token)
-            request.logprobs.append(logprob)
-            if token in request.stop_ids:
-                request.finish_reason = "stop"
-            elif len(request.ids) >= request.limit:
-                request.finish_reason = "length"
-            if request.finish_reason:
-                self._leave(request)
-                finished.append(request)
+        for request, row in rows.items():
+            self._note(request, row.start + len(row.tokens))
+        for request, (token, logprob, top) in zip(done, chosen, strict=True):
+            request.take_token(token, logprob)
+            if request.sampling.top_logprobs:
+                request.top_logprobs.append(top)
+        self._counts["new_tokens"] += len(done)
+        finished = [request for request in done if request.finish_reason]
+        for request in finished:
+            self._leave(request)
         return finished
+
+    def _note(self, request: Request, computed: int) -> None:
+        """Tokens are in the cache now: blocks that became full may be shared."""
+        full = computed // SIZE
+        for at in range(request.computed // SIZE, full):
+            self._blocks.name(request.table.ids[at], request.names(full)[at])
+        request.computed = computed
+
+    def _plan(self) -> dict[Request, Row]:
+        """Decide which tokens are read in this step: the next one of everybody, then of prompts what else fits."""
+        rows: dict[Request, Row] = {}
+        left = self._step_tokens
+        for request in list(self._running):  # the oldest first; the youngest may have to make room on the way
+            reading = request.size - request.computed > 1
+            if not request.running or (reading and left < 1) or not self._make_room(request):
+                continue
+            rows[request] = self._row(request, left)
+            left -= len(rows[request].tokens) if reading else 0
+        begun = {name for request in self._running if self._waiting for name in self._unread(request)}
+        while self._waiting and left > 0 and len(self._running) < self._max_batch:
+            request = self._waiting[0]
+            if not self._admit(request, begun):
+                break
+            self._waiting.popleft()
+            rows[request] = self._row(request, left)
+            left -= len(rows[request].tokens)
+            begun.update(self._unread(request))
+        return rows
+
+    def _unread(self, request: Request) -> list[bytes]:
+        """Names of the blocks of a prompt that will be in the cache when it is read."""
+        if request.size - request.computed <= 1:
+            return []
+        return request.names(request.size // SIZE)[request.computed // SIZE :]
+
+    def _row(self, request: Request, left: int) -> Row:
+        start = request.computed
+        end = min(request.size, start + max(1, left))
+        return Row(
+            request.tokens(start, end), start, request.table.ids, request.table.runs, end == request.size,
+            self._adapters.place(request.adapter),
+        )  # fmt: skip
+
+    def _admit(self, request: Request, begun: set[bytes]) -> bool:
+        """Give a waiting request its blocks, those of an equal beginning first; False: it has to wait."""
+        names = request.names((request.size - 1) // SIZE)
+        found = self._blocks.known(names)
+        if len(found) < len(names) and names[len(found)] in begun:
+            return False  # somebody is reading the same beginning: it is there in the next step
+        blocks = -(-request.size // SIZE)
+        if self._running and not self._blocks.room_for(found, blocks - len(found) + len(self._running)):
+            return False
+        self._blocks.share(request.table, found)
+        self._blocks.grow(request.table, blocks, self._expected(request))
+        request.computed = len(found) * SIZE
+        if not request.ids:
+            request.cached = request.computed
+            self._counts["shared_tokens"] += request.computed
+        request.running = True
+        self._running.append(request)
+        return True
+
+    def _expected(self, request: Request) -> int:
+        return -(-(len(request.prompt) + request.limit) // SIZE)
+
+    def _make_room(self, request: Request) -> bool:
+        """Give a running request blocks for its next tokens; the youngest make room. False: it had to itself."""
+        blocks = -(-request.size // SIZE)
+        while not self._blocks.grow(request.table, blocks, self._expected(request)):
+            youngest = self._running[-1]
+            self._leave(youngest)
+            youngest.computed = 0
+            self._waiting.appendleft(youngest)
+            self._counts["put_back"] += 1
+            if youngest is request:
+                return False
+        return True
 
     def _leave(self, request: Request) -> None:
         self._running.remove(request)
-        self._free.append(request.slot)
-        request.slot = -1
+        self._blocks.release(request.table)
+        request.running = False
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

@@ -1,20 +1,26 @@
 """Choosing the next token: pure functions of logits, settings and one uniform number per row.
 
-Temperature, then top-k, then top-p, as transformers' `generate` orders them. Each request brings its own
-number, so what it draws does not depend on who else is in the batch.
+The form of the answer and the repetition penalty come first, then temperature, top-k, top-p and min-p, as transformers'
+`generate` orders and defines them. Each request brings its own number, so what it draws does not depend on who else is
+in the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from anabatic.config.chat import Sampling
+from anabatic.device.transfer import send
 
-__all__ = ["GREEDY", "Sampling", "choose", "log_probability", "source_of_draws"]
+if TYPE_CHECKING:
+    from anabatic.infer.request import Request, TopLogprobs
+
+__all__ = ["GREEDY", "Sampling", "choose", "log_probability", "penalise", "pick", "source_of_draws"]
 
 GREEDY = Sampling(temperature=0.0)
 """The likeliest token, always."""
@@ -23,6 +29,58 @@ GREEDY = Sampling(temperature=0.0)
 def source_of_draws(sampling: Sampling) -> Random:
     """Return the generator of a request's uniform numbers: fixed by its seed, or fresh without one."""
     return Random(sampling.seed) if sampling.seed is not None else Random()
+
+
+def pick(logits: Tensor, requests: Sequence[Request]) -> list[tuple[int, float, TopLogprobs]]:
+    """Return the next token of each request, its log-probability and the likeliest ones; the host waits once.
+
+    Args:
+        logits: fp32 `[B, V]`.
+    """
+    samplings = [request.sampling for request in requests]
+    draws = [request.draws.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
+    tokens = choose(_formed(penalise(logits, requests), requests), samplings, draws)
+    # Token numbers are exact in fp32 up to 2^24: one copy to the host brings everything.
+    parts = [tokens.float()[:, None], log_probability(logits, tokens)[:, None]]
+    most = max(sampling.top_logprobs for sampling in samplings)
+    if most:
+        values, best = logits.topk(most, dim=-1)
+        parts += [values - logits.logsumexp(-1, keepdim=True), best.float()]
+    rows = torch.cat(parts, dim=-1).tolist()
+    return [
+        (
+            int(row[0]),
+            row[1],
+            [(int(token), value) for value, token in zip(row[2 : 2 + n], row[2 + most :], strict=False)],
+        )
+        for row, n in zip(rows, (sampling.top_logprobs for sampling in samplings), strict=True)
+    ]
+
+
+def penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Return logits with the repetition penalty (CTRL, arXiv 1909.05858, section 4.1): those of tokens that have come
+    are divided by it where they are positive, else multiplied."""
+    rows = [row for row, request in enumerate(requests) if request.sampling.repetition_penalty != 1]
+    if not rows:
+        return logits
+    seen = [sorted({*requests[row].prompt, *requests[row].ids}) for row in rows]
+    flat = torch.tensor([row for row, some in zip(rows, seen, strict=True) for _ in some])
+    index = send(flat, logits.device), send(torch.tensor([token for some in seen for token in some]), logits.device)
+    factors = [requests[row].sampling.repetition_penalty for row, some in zip(rows, seen, strict=True) for _ in some]
+    penalty = send(torch.tensor(factors), logits.device)
+    values = logits[index]
+    return logits.index_put(index, torch.where(values < 0, values * penalty, values / penalty))
+
+
+def _formed(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Rule out what the forms of the answers do not allow."""
+    rows = [row for row, request in enumerate(requests) if request.form is not None]
+    if rows:
+        logits = logits.clone()
+        for row in rows:
+            allowed: Tensor = requests[row].form.allowed()  # type: ignore[union-attr]
+            logits[row].masked_fill_(~send(allowed, logits.device), float("-inf"))
+    return logits
 
 
 def choose(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
@@ -37,38 +95,60 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]
         int64 `[B]`, on the device of `logits`.
     """
     tokens = logits.argmax(dim=-1)
-    rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
-    if rows:
-        picked = _draw(logits[rows].float(), [samplings[row] for row in rows], [draws[row] for row in rows])
-        tokens[rows] = picked
+    drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+    whole = [row for row in drawn if _takes_all(samplings[row])]
+    cut = [row for row in drawn if not _takes_all(samplings[row])]
+    for rows, draw in ((whole, _draw_of_all), (cut, _draw)):
+        if rows:
+            every = len(rows) == logits.shape[0]
+            some = logits.float() if every else logits[send(torch.tensor(rows), logits.device)].float()
+            picked = draw(some, [samplings[row] for row in rows], [draws[row] for row in rows])
+            tokens = picked if every else tokens.index_put((send(torch.tensor(rows), logits.device),), picked)
     return tokens
+
+
+def _takes_all(sampling: Sampling) -> bool:
+    return sampling.top_k is None and sampling.top_p == 1 and sampling.min_p == 0
+
+
+def _scaled(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    # Dividing after subtracting the largest keeps a temperature near zero finite.
+    shifted = logits - logits.max(dim=-1, keepdim=True).values
+    return shifted / _column([sampling.temperature for sampling in samplings], logits)
+
+
+def _draw_of_all(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
+    """Nothing is cut: tokens stay in the order of the vocabulary, which saves sorting it."""
+    return _place(torch.softmax(_scaled(logits, samplings), dim=-1), draws)
 
 
 def _draw(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
     vocabulary = logits.shape[-1]
     limits = [min(sampling.top_k or vocabulary, vocabulary) for sampling in samplings]
-    # Dividing after subtracting the largest keeps a temperature near zero finite.
-    shifted = logits - logits.max(dim=-1, keepdim=True).values
-    scaled = shifted / _column([sampling.temperature for sampling in samplings], logits)
-    values, tokens = torch.topk(scaled, max(limits), dim=-1)
+    values, tokens = torch.topk(_scaled(logits, samplings), max(limits), dim=-1)
     places = torch.arange(values.shape[-1], device=logits.device)[None, :]
     values = values.masked_fill(places >= _column(limits, logits), float("-inf"))
     shares = torch.softmax(values, dim=-1)
     before = shares.cumsum(dim=-1) - shares
     keep = before < _column([sampling.top_p for sampling in samplings], logits)
+    keep &= shares >= _column([sampling.min_p for sampling in samplings], logits) * shares[:, :1]
     keep[:, 0] = True
-    shares = shares.masked_fill(~keep, 0.0)
+    return tokens.gather(1, _place(shares.masked_fill(~keep, 0.0), draws)[:, None]).squeeze(1)
+
+
+def _place(shares: Tensor, draws: Sequence[float]) -> Tensor:
+    """Return which share of each row holds its draw."""
     ends = shares.cumsum(dim=-1)
-    targets = _column(draws, logits) * ends[:, -1:]
-    place = torch.searchsorted(ends, targets, right=True)
-    # A draw that rounding pushed past the end takes the last token that has a share.
-    last = (shares > 0).sum(dim=-1, keepdim=True) - 1
-    # No row without numbers (NaN) has a share; whoever asked finds out by its log-probability.
-    return tokens.gather(1, torch.minimum(place, last).clamp_(min=0)).squeeze(1)
+    place = torch.searchsorted(ends, _column(draws, shares) * ends[:, -1:], right=True)
+    # A draw that rounding pushed past the end takes the last token that has a share. No row without numbers (NaN) has
+    # one; whoever asked finds out by its log-probability.
+    order = torch.arange(1, shares.shape[-1] + 1, device=shares.device)
+    last = ((shares > 0) * order).amax(dim=-1, keepdim=True) - 1
+    return torch.minimum(place, last).clamp_(min=0).squeeze(1)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device).unsqueeze(1)
+    return send(torch.tensor(values, dtype=torch.float32), like.device).unsqueeze(1)
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 REPLACEMENT = "\ufffd"
@@ -61,3 +62,42 @@ def decode(tokenizer: Any, tokens: list[int]) -> str:
     """Return the text of tokens without special ones, spaces as they are."""
     text: str = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
+
+
+class StopStrings:
+    """Passes text on, but for what may be the beginning of a text that ends the answer.
+
+    Attributes:
+        texts: those that end it.
+        found: the one that came first; nothing passes any more.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = list(texts)
+        self.found: str | None = None
+        self._held = ""
+
+    def push(self, piece: str) -> str:
+        """Take a piece of text; return what is certain to stand before any of the texts."""
+        if not self.texts or self.found is not None:
+            return "" if self.texts else piece
+        text = self._held + piece
+        places = [(text.find(one), -len(one), one) for one in self.texts if one in text]
+        if places:
+            place, _, self.found = min(places)
+            self._held = ""
+            return text[:place]
+        kept = max(_overlap(text, one) for one in self.texts)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def finish(self) -> str:
+        """Return what was held back: nothing came of it."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, end: str) -> int:
+    """Return how many characters at the end of `text` are the beginning of `end`, which is not in it whole."""
+    longest = min(len(text), len(end) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(end[:size])), 0)

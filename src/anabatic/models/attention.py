@@ -1,6 +1,6 @@
 """How Hugging Face models reach our attention: one function in transformers' attention interface.
 
-The model's forward passes `segments=` (training, scoring, prefill) or `cache=` alone (decoding) down to here.
+The model's forward passes `segments=` (training, scoring) or `cache=` (generating) down to here.
 """
 
 from __future__ import annotations
@@ -12,52 +12,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from anabatic.core.errors import DataError
-from anabatic.device.attention import Scores, attend
+from anabatic.device.attention import Scores
 from anabatic.device.ops import for_device
 from anabatic.device.segments import Segments
+from anabatic.models.cache import Cache
 
 NAME = "anabatic"
 _PASSED_BY = {"position_ids", "use_cache", "output_attentions", "position_embeddings", "is_causal"}
 """What layers hand down to their attention and what changes nothing in it."""
-
-
-def head_sizes(config: Any) -> tuple[int, int, int]:
-    """Key/value heads, head size of keys, head size of values, as attention sees them.
-
-    Latent attention (DeepSeek-V2, arXiv 2405.04434) is seen with its heads expanded and values smaller than keys.
-    """
-    if getattr(config, "kv_lora_rank", None):
-        return config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return heads, size, size
-
-
-class KVCache:
-    """Keys and values of up to `slots` conversations, `max_len` tokens each, allocated once.
-
-    `write` and `read` say where the tokens of the running forward pass go and which slots they see; the caller sets
-    them. `parts` ranks hold the heads together.
-    """
-
-    def __init__(
-        self, config: Any, slots: int, max_len: int, device: torch.device, dtype: torch.dtype, parts: int = 1
-    ) -> None:
-        heads, wide, narrow = head_sizes(config)
-        shape = (config.num_hidden_layers, slots, max_len, heads // parts)
-        self.keys = torch.zeros(*shape, wide, device=device, dtype=dtype)
-        self.values = torch.zeros(*shape, narrow, device=device, dtype=dtype)
-        self.slots = slots
-        self.max_len = max_len
-        self.lengths = [0] * slots
-        self.write: tuple[Tensor, Tensor]
-        self.read: Tensor
-        self.mask: Tensor
-
-    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store `[T, K, D]` keys and values of the running tokens at their slots and positions."""
-        self.keys[layer].index_put_(self.write, keys.to(self.keys.dtype))
-        self.values[layer].index_put_(self.write, values.to(self.values.dtype))
 
 
 def attention_forward(
@@ -71,7 +33,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     segments: Segments | None = None,
-    cache: KVCache | None = None,
+    cache: Cache | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention for transformers' interface. query `[1, N, T, D]`, key `[1, K, T, D]`, value `[1, K, T, E]` ->
@@ -89,13 +51,11 @@ def attention_forward(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
     q, k, v = (x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value))
     if cache is not None:
-        cache.put(int(module.layer_idx), k, v)  # type: ignore[arg-type]
-    if segments is not None:
-        segments.attended += 1
-        return for_device(q.device.type).attention(q, k, v, segments, scores).unsqueeze(0), None
-    if cache is None:
+        return cache.attend(int(module.layer_idx), q, k, v, scores).unsqueeze(0), None  # type: ignore[arg-type]
+    if segments is None:
         raise DataError("the packed forward pass needs segments or a cache", "call models.forward, not the model")
-    return _decode(int(module.layer_idx), q, cache, scores), None  # type: ignore[arg-type]
+    segments.attended += 1
+    return for_device(q.device.type).attention(q, k, v, segments, scores).unsqueeze(0), None
 
 
 def _window(module: nn.Module, others: dict[str, Any]) -> int | None:
@@ -124,18 +84,6 @@ def _refuse(module: nn.Module, mask: Any, dropout: float, others: dict[str, Any]
     if unknown or mask is not None:
         what = ", ".join(unknown) or "an attention mask of its own"
         raise DataError(f"{name} needs {what}, which packed attention does not know", "use a model of another family")
-
-
-def _decode(layer: int, q: Tensor, cache: KVCache, scores: Scores) -> Tensor:
-    """One new token for each of `B` conversations: q `[B, N, D]` against the cached `[B, L, K, D]`."""
-    mask, length = cache.mask, cache.mask.shape[-1]
-    keys = cache.keys[layer, :, :length].index_select(0, cache.read).transpose(1, 2)
-    values = cache.values[layer, :, :length].index_select(0, cache.read).transpose(1, 2)
-    if scores.window is not None:
-        now = cache.write[1][:, None, None, None]
-        mask = mask & (torch.arange(length, device=q.device) > now - scores.window)
-    out = attend(q.unsqueeze(2), keys.to(q.dtype), values.to(q.dtype), mask, scores)
-    return out.squeeze(2).unsqueeze(0)
 
 
 AttentionInterface.register(NAME, attention_forward)

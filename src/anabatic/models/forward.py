@@ -5,7 +5,7 @@ Shapes: `T` tokens, `H` hidden size, `V` vocabulary, `B` conversations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from anabatic.data.batch import IGNORE, Batch
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
 from anabatic.device.segments import Segments
 from anabatic.device.transfer import send
-from anabatic.models import head
-from anabatic.models.attention import KVCache
+from anabatic.models import head, lora_many
+from anabatic.models.cache import Cache, Pass, Row
 from anabatic.models.head import Head
 
 NO_MASK = {"full_attention": None, "sliding_attention": None}
@@ -67,7 +67,7 @@ def pack(batch: Batch, device: torch.device, causal: bool = True) -> Packed:
     )
 
 
-def hidden_states(model: PreTrainedModel, packed: Packed, cache: KVCache | None = None) -> Tensor:
+def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
     """Return the last hidden states `[T, H]`.
 
     Raises:
@@ -81,7 +81,6 @@ def hidden_states(model: PreTrainedModel, packed: Packed, cache: KVCache | None 
         attention_mask=NO_MASK,
         use_cache=False,
         segments=packed.segments,
-        cache=cache,
     )
     _require_apart(model, packed.segments.attended - before)
     states: Tensor = out.last_hidden_state.squeeze(0)
@@ -179,56 +178,27 @@ def token_scores(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> tu
 
 
 @torch.no_grad()
-def prefill(model: PreTrainedModel, prompts: list[list[int]], slots: list[int], cache: KVCache) -> Tensor:
-    """Read whole prompts, packed without padding, into the cache.
-
-    Args:
-        prompts: token ids, none empty, each shorter than the cache.
-        slots: the cache slot of each prompt.
+def extend(model: PreTrainedModel, rows: Sequence[Row], cache: Cache) -> Tensor:
+    """Read new tokens of many requests, packed without padding, into the cache.
 
     Returns:
-        Logits after each prompt's last token, fp32 `[n, V]`.
+        Logits after the last token of each row that wants them, fp32 `[n, V]`.
+
+    Raises:
+        DataError: the model mixes tokens in its own way.
     """
-    device = cache.keys.device
-    borders = [0]
-    for prompt in prompts:
-        borders.append(borders[-1] + len(prompt))
-    positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
-    where = torch.repeat_interleave(torch.tensor(slots), torch.tensor([len(prompt) for prompt in prompts]))
-    cache.write = (where.to(device), positions.to(device))
-    packed = Packed(
-        torch.tensor([token for prompt in prompts for token in prompt], device=device).unsqueeze(0),
-        positions.unsqueeze(0).to(device),
-        Segments(borders, device),
-        torch.empty(0, dtype=torch.int64),
-        None,
-    )
-    states = hidden_states(model, packed, cache)
-    for slot, prompt in zip(slots, prompts, strict=True):
-        cache.lengths[slot] = len(prompt)
-    last = torch.tensor(borders[1:], device=device) - 1
-    return _logits(model, states.index_select(0, last))
-
-
-@torch.no_grad()
-def decode(model: PreTrainedModel, ids: list[int], slots: list[int], cache: KVCache) -> Tensor:
-    """Read one more token of each conversation; return the logits after it, fp32 `[B, V]`."""
-    device = cache.keys.device
-    at = torch.tensor([cache.lengths[slot] for slot in slots])
-    longest = int(at.max()) + 1
-    cache.read = torch.tensor(slots, device=device)
-    cache.write = (cache.read, at.to(device))
-    cache.mask = (torch.arange(longest)[None, :] <= at[:, None])[:, None, None, :].to(device)
+    _require_known(model)
+    now = cache.now = Pass(rows, cache)
+    lora_many.use(model, now.adapters)
     out = model.base_model(
-        input_ids=torch.tensor([ids], device=device),
-        position_ids=at.unsqueeze(0).to(device),
+        input_ids=now.input_ids,
+        position_ids=now.position_ids,
         attention_mask=NO_MASK,
         use_cache=False,
         cache=cache,
     )
-    for slot in slots:
-        cache.lengths[slot] += 1
-    return _logits(model, out.last_hidden_state.squeeze(0))
+    _require_apart(model, now.attended)
+    return _logits(model, out.last_hidden_state.squeeze(0).index_select(0, now.last))
 
 
 def _logits(model: PreTrainedModel, states: Tensor) -> Tensor:

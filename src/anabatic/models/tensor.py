@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
-from anabatic.models.attention import head_sizes
+from anabatic.models.cache import head_sizes
 from anabatic.models.fuse import GATED
 from anabatic.models.lora import LoraLinear
 from anabatic.parallel.sharded import divided_by

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
@@ -67,3 +70,27 @@ def random_model(vocab_size: int, *, seed: int = 0, max_len: int = 128, kv_heads
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     return prepare(model.train(False), torch.device("cpu"))
+
+
+def logits_in_pieces(model: PreTrainedModel, texts: list[list[int]]) -> Iterator[tuple[list[int], Tensor]]:
+    """Read texts of at most 24 tokens through a cache: a beginning, two more tokens, then one at a time.
+
+    Yields the tokens read so far of each text, and the logits after them, `[n, V]`. Some blocks are consecutive, some
+    are not.
+    """
+    import torch
+
+    from anabatic.models import forward
+    from anabatic.models.cache import Cache, Row
+
+    cache = Cache(model.config, 3 * len(texts), 8, model.device, torch.float32)
+    at = [0] * len(texts)
+    for back in (5, 3, 2, 1, 0):
+        rows = []
+        for row, text in enumerate(texts):
+            blocks = [3 * row + place for place in ((0, 1, 2) if row % 2 else (2, 0, 1))]
+            runs = [(3 * row, 3)] if row % 2 else [(3 * row + 2, 1), (3 * row, 2)]
+            end = len(text) - back
+            rows.append(Row(text[at[row] : end], at[row], blocks, runs[: 1 if end <= 8 else 2]))
+            at[row] = end
+        yield at, forward.extend(model, rows, cache)

@@ -86,7 +86,7 @@ def test_slots_are_reused_and_freed(model, tokenizer):
     engine.submit(requests)
     while engine.busy:
         engine.step()
-        running.append(sum(request.slot >= 0 for request in requests))
+        running.append(sum(request.running for request in requests))
     assert max(running) <= 2
     assert [len(request.ids) for request in requests] == [1 + n % 5 for n in range(9)]
     assert len(running) < sum(1 + n % 5 for n in range(9))

@@ -25,13 +25,16 @@ def shares(logits: list[float], sampling: Sampling) -> dict[int, float]:
     for token, weight in zip(order, weights, strict=True):
         if kept and mass >= sampling.top_p:
             break
+        if weight / weights[0] < sampling.min_p:
+            break
         kept[token] = weight / total
         mass += weight / total
-    return {token: share / mass for token, share in kept.items()}
+    order = kept if (sampling.top_k, sampling.top_p, sampling.min_p) != (None, 1, 0) else sorted(kept)
+    return {token: kept[token] / mass for token in order}
 
 
 def pick(probabilities: dict[int, float], draw: float) -> int:
-    """The token whose share of [0, 1) holds `draw`, the likeliest first."""
+    """The token whose share of [0, 1) holds `draw`."""
     end = 0.0
     for token, share in probabilities.items():
         end += share
@@ -45,6 +48,7 @@ samplings = st.builds(
     temperature=st.sampled_from([0.0, 0.2, 0.7, 1.0, 3.0]),
     top_k=st.sampled_from([None, 1, 2, 5, 1000]),
     top_p=st.sampled_from([0.01, 0.35, 0.8, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05, 0.4]),
 )
 
 

@@ -14,8 +14,8 @@ from anabatic.core.errors import DataError
 from anabatic.data.batch import Batch
 from anabatic.device.ops import for_device
 from anabatic.models import attention, forward, fuse
-from anabatic.models.attention import KVCache
 from anabatic.testing.families import SETTINGS, SIZES
+from anabatic.testing.untrained import logits_in_pieces
 
 CPU = torch.device("cpu")
 NORMS, GATED, ROTARY, MOE = "RMSNorms", "gated MLPs", "rotary embeddings", "expert layers"
@@ -143,21 +143,16 @@ def test_autocast_reaches_the_fused_operators(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3-moe"])
-def test_prefill_and_decode_equal_one_long_forward_pass(family: str) -> None:
+def test_reading_in_pieces_equals_one_long_forward_pass(family: str) -> None:
     name, settings, _ = FAMILIES[family]
     reference = build(name, settings).float().eval()
     ours = packed(reference)
     fuse.install(ours, for_device("cpu"))
     texts = [torch.randint(3, 96, (length,)).tolist() for length in (6, 23, 12)]
-    cache = KVCache(ours.config, 4, 32, CPU, torch.float32)
-    slots = [2, 0, 3]
-    logits = forward.prefill(ours, [text[:-3] for text in texts], slots, cache)
-    for back in (3, 2, 1, 0):
-        for row, text in enumerate(texts):
-            expected = reference(input_ids=torch.tensor([text[: len(text) - back]])).logits[0, -1].detach()
+    for ends, logits in logits_in_pieces(ours, texts):
+        for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
+            expected = reference(input_ids=torch.tensor([text[:end]])).logits[0, -1].detach()
             torch.testing.assert_close(logits[row], expected, rtol=1e-3, atol=1e-3)
-        if back:
-            logits = forward.decode(ours, [text[-back] for text in texts], slots, cache)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -16,9 +16,9 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import IGNORE, Batch
 from anabatic.device.segments import Segments
 from anabatic.models import adapter, build, forward, hf
-from anabatic.models.attention import KVCache
 from anabatic.testing.corpora import byte_tokenizer
 from anabatic.testing.tiny import tiny_model
+from anabatic.testing.untrained import logits_in_pieces
 
 CPU = torch.device("cpu")
 
@@ -85,21 +85,14 @@ def test_token_losses_sum_to_the_loss() -> None:
     torch.testing.assert_close(losses.sum(), forward.summed_loss(model, packed, 1 << 12).detach())
 
 
-def test_prefill_and_decode_equal_one_long_forward_pass(tmp_path: Path) -> None:
+def test_reading_in_pieces_equals_one_long_forward_pass(tmp_path: Path) -> None:
     model = tiny_model().eval()
     reference = reference_model(model, tmp_path).eval()
     texts = [torch.randint(0, 320, (length,)).tolist() for length in (6, 13, 9)]
-    cache = KVCache(model.config, 4, 32, CPU, torch.float32)
-    slots = [2, 0, 3]
-    logits = forward.prefill(model, [text[:-3] for text in texts], slots, cache)
-    for back in (3, 2, 1, 0):
-        for row, text in enumerate(texts):
-            seen = text[: len(text) - back]
-            expected = reference(input_ids=torch.tensor([seen])).logits[0, -1].detach()
+    for ends, logits in logits_in_pieces(model, texts):
+        for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
+            expected = reference(input_ids=torch.tensor([text[:end]])).logits[0, -1].detach()
             torch.testing.assert_close(logits[row], expected, rtol=1e-4, atol=1e-4)
-        if back:
-            logits = forward.decode(model, [text[-back] for text in texts], slots, cache)
-    assert [cache.lengths[slot] for slot in slots] == [6, 13, 9]
 
 
 def test_every_segment_plan_gives_the_same_hidden_state() -> None:

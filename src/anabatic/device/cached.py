@@ -1,0 +1,137 @@
+"""Attention of new tokens over keys and values that lie in a cache of blocks, in plain torch.
+
+Shapes: `S` tokens that a layer's cache has room for, `N` query heads, `K` key/value heads, `D` head size of queries and
+keys, `E` of values, `L` tokens that a row sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anabatic.device.attention import Scores, attend
+from anabatic.device.transfer import send
+
+
+class Span(NamedTuple):
+    """Where the tokens of one row lie.
+
+    Attributes:
+        start: tokens of it that are in the cache already.
+        count: new ones, which this forward pass puts there.
+        runs: `(first block, blocks)` of consecutive blocks, in the order of the tokens.
+    """
+
+    start: int
+    count: int
+    runs: Sequence[Sequence[int]]
+
+
+class Cached:
+    """The plan of rows that see cached tokens, made on the host: no layer waits for the device.
+
+    Args:
+        spans: rows, those with several new tokens first.
+        size: tokens of a block.
+        device: where the cache is.
+        together: rows with one new token are padded to the longest and computed in one call; else each by itself, read
+            where it lies when its blocks are consecutive: which of the two is faster the device table says.
+    """
+
+    def __init__(self, spans: Sequence[Span], size: int, device: torch.device, together: bool) -> None:
+        self._size, self._device = size, device
+        last = [span for span in spans if span.count == 1]
+        self._alone = list(spans if not together else spans[: len(spans) - len(last)])
+        self._last = last if together else []
+        self.counts = [span.count for span in self._alone] + ([len(last)] if self._last else [])
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        if self._last:
+            self._lengths = np.array([span.start + 1 for span in last])
+            self._width = -(-int(self._lengths.max()) // size) * size
+            self._blocks = send(torch.from_numpy(self._table()), device)
+
+    def _table(self) -> np.ndarray:
+        """Blocks of the rows computed together, `[R * M]`; where a row has none, block 0, which its mask hides."""
+        table = np.zeros((len(self._last), self._width // self._size), dtype=np.int64)
+        for row, span in enumerate(self._last):
+            at = 0
+            for first, blocks in span.runs:
+                end = min(at + blocks, table.shape[1])
+                table[row, at:end] = np.arange(first, first + end - at)
+                at = end
+        return table.reshape(-1)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
+        """q `[T, N, D]`, a layer's whole cache `[S, K, D]` and `[S, K, E]` -> `[T, N, E]`."""
+        parts = q.split(self.counts)
+        outs = [self._one(row, part, keys, values, scores) for row, part in enumerate(parts[: len(self._alone)])]
+        if self._last:
+            outs.append(self._all(parts[-1], keys, values, scores))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _one(self, row: int, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
+        """One row against exactly what it sees."""
+        span = self._alone[row]
+        length = span.start + span.count
+        k, v = (self._read(x, span, length) for x in (keys, values))
+        if span.count == 1 and scores.plain:
+            if scores.window is not None and length > scores.window:
+                k, v = k[length - scores.window :], v[length - scores.window :]
+            # Query heads of one key head become queries of it: nothing is repeated, and nothing needs a mask.
+            heads = k.shape[1]
+            grouped = q.view(1, heads, q.shape[1] // heads, q.shape[2])
+            out = F.scaled_dot_product_attention(
+                grouped, k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0), scale=scores.scale
+            )
+            return out.view(1, q.shape[1], v.shape[2])
+        k, v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
+        mask = self._mask(row, span, scores.window)
+        return attend(q.transpose(0, 1).unsqueeze(0), k, v, mask, scores).squeeze(0).transpose(0, 1)
+
+    def _read(self, x: Tensor, span: Span, length: int) -> Tensor:
+        """The first `length` tokens of a row, `[length, K, D]`: a view where they are consecutive."""
+        if len(span.runs) == 1:
+            start = span.runs[0][0] * self._size
+            return x[start : start + length]
+        parts = [x[first * self._size : (first + blocks) * self._size] for first, blocks in span.runs]
+        return torch.cat(parts)[:length]
+
+    def _mask(self, row: int, span: Span, window: int | None) -> Tensor:
+        """What the new tokens of a row see, bool `[1, 1, count, L]`."""
+        if (row, window) not in self._masks:
+            seen = torch.arange(span.start + span.count)[None, :]
+            own = torch.arange(span.start, span.start + span.count)[:, None]
+            mask = seen <= own
+            if window is not None:
+                mask &= seen > own - window
+            self._masks[row, window] = send(mask[None, None], self._device)
+        return self._masks[row, window]
+
+    def _all(self, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
+        """Rows of one new token each, padded to the longest."""
+        rows = len(self._last)
+        k, v = (
+            x.unflatten(0, (-1, self._size)).index_select(0, self._blocks).unflatten(0, (rows, -1)).flatten(1, 2)
+            for x in (keys, values)
+        )
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        mask = self._seen(scores.window)
+        if scores.plain:
+            out = attend(q.unflatten(1, (k.shape[1], -1)), k, v, mask, scores)
+            return out.flatten(1, 2)
+        return attend(q.unsqueeze(2), k, v, mask, scores).squeeze(2)
+
+    def _seen(self, window: int | None) -> Tensor:
+        """What the rows computed together see, bool `[R, 1, 1, width]`."""
+        if (-1, window) not in self._masks:
+            place = np.arange(self._width)[None, :]
+            mask = place < self._lengths[:, None]
+            if window is not None:
+                mask &= place >= self._lengths[:, None] - window
+            self._masks[-1, window] = send(torch.from_numpy(mask[:, None, None, :]), self._device)
+        return self._masks[-1, window]

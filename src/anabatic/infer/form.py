@@ -1,0 +1,84 @@
+"""Answers of a given form: one of some texts, JSON of a schema, text that matches an expression.
+
+Which tokens may come next is found out by llguidance (github.com/guidance-ai/llguidance), an optional library.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabatic.config.chat import Sampling
+from anabatic.core.errors import ConfigError
+from anabatic.infer.request import Form
+
+EXTRA = "pip install 'anabatic[constrain]'"
+
+
+def of(sampling: Sampling, tokenizer: Any, entries: int, stop_ids: frozenset[int]) -> Form | None:
+    """Return the form that a sampling asks for, at its beginning; None: it asks for none.
+
+    Args:
+        entries: rows of logits, which may be more than the tokenizer has.
+        stop_ids: tokens that may come where the answer is whole.
+
+    Raises:
+        ConfigError: the form cannot be read, or the library is not installed.
+    """
+    if not (sampling.choices or sampling.json_schema or sampling.regex):
+        return None
+    try:
+        import llguidance
+        import llguidance.hf
+    except ImportError as error:
+        raise ConfigError("answers of a given form need llguidance, which is not installed", EXTRA) from error
+    known = tokenizer.__dict__.get("_anabatic_forms")
+    if known is None:  # reads the whole vocabulary: once for each tokenizer
+        known = tokenizer.__dict__["_anabatic_forms"] = llguidance.hf.from_tokenizer(tokenizer, n_vocab=entries)
+    matcher = llguidance.LLMatcher(known, _grammar(llguidance, sampling))
+    if matcher.is_error():
+        name = next(name for name in ("choices", "json_schema", "regex") if getattr(sampling, name))
+        raise ConfigError(f"{name} cannot be used: {matcher.get_error().splitlines()[0]}", "simplify it")
+    return _Matched(matcher, known, entries, stop_ids)
+
+
+def _grammar(library: Any, sampling: Sampling) -> str:
+    matcher = library.LLMatcher
+    if sampling.choices:
+        alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in sampling.choices)
+        return str(matcher.grammar_from_lark(f"start: {alternatives}"))
+    if sampling.regex:
+        return str(matcher.grammar_from_regex(sampling.regex))
+    try:
+        schema = json.loads(sampling.json_schema or "")
+    except ValueError as error:
+        raise ConfigError(f"json_schema is no JSON: {error}", 'give a schema such as {"type": "object"}') from error
+    return str(matcher.grammar_from_json_schema(schema))
+
+
+class _Matched:
+    """Follows one answer."""
+
+    def __init__(self, matcher: Any, tokenizer: Any, entries: int, stop_ids: frozenset[int]) -> None:
+        self._matcher, self._entries, self._stops = matcher, entries, stop_ids
+        self._words = -(-max(entries, tokenizer.vocab_size) // 32)
+
+    def allowed(self) -> Tensor:
+        """Return which tokens may come next, bool `[V]` on the host."""
+        mask = torch.zeros(1, self._words, dtype=torch.int32)
+        self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * 4)
+        bits = (mask.view(-1, 1) >> torch.arange(32, dtype=torch.int32)) & 1
+        allowed = bits.view(-1)[: self._entries].bool()
+        if self._matcher.is_accepting():
+            allowed[[stop for stop in self._stops if stop < self._entries]] = True
+        return allowed
+
+    def accept(self, token: int) -> bool:
+        """Take the chosen token; return True when the answer is whole and nothing may follow."""
+        if token in self._stops:
+            return True
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
