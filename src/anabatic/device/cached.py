@@ -23,12 +23,12 @@ class Span(NamedTuple):
 
     Attributes:
         start: tokens of it that are in the cache already.
-        count: new ones, which this forward pass puts there.
+        new: new ones, which this forward pass puts there.
         runs: `(first block, blocks)` of consecutive blocks, in the order of the tokens.
     """
 
     start: int
-    count: int
+    new: int
     runs: Sequence[Sequence[int]]
 
 
@@ -45,10 +45,10 @@ class Cached:
 
     def __init__(self, spans: Sequence[Span], size: int, device: torch.device, together: bool) -> None:
         self._size, self._device = size, device
-        last = [span for span in spans if span.count == 1]
+        last = [span for span in spans if span.new == 1]
         self._alone = list(spans if not together else spans[: len(spans) - len(last)])
         self._last = last if together else []
-        self.counts = [span.count for span in self._alone] + ([len(last)] if self._last else [])
+        self.counts = [span.new for span in self._alone] + ([len(last)] if self._last else [])
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         if self._last:
             self._lengths = np.array([span.start + 1 for span in last])
@@ -77,9 +77,9 @@ class Cached:
     def _one(self, row: int, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         """One row against exactly what it sees."""
         span = self._alone[row]
-        length = span.start + span.count
+        length = span.start + span.new
         k, v = (self._read(x, span, length) for x in (keys, values))
-        if span.count == 1 and scores.plain:
+        if span.new == 1 and scores.plain:
             if scores.window is not None and length > scores.window:
                 k, v = k[length - scores.window :], v[length - scores.window :]
             # Query heads of one key head become queries of it: nothing is repeated, and nothing needs a mask.
@@ -102,10 +102,10 @@ class Cached:
         return torch.cat(parts)[:length]
 
     def _mask(self, row: int, span: Span, window: int | None) -> Tensor:
-        """What the new tokens of a row see, bool `[1, 1, count, L]`."""
+        """What the new tokens of a row see, bool `[1, 1, new, L]`."""
         if (row, window) not in self._masks:
-            seen = torch.arange(span.start + span.count)[None, :]
-            own = torch.arange(span.start, span.start + span.count)[:, None]
+            seen = torch.arange(span.start + span.new)[None, :]
+            own = torch.arange(span.start, span.start + span.new)[:, None]
             mask = seen <= own
             if window is not None:
                 mask &= seen > own - window

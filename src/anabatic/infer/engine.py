@@ -247,7 +247,7 @@ class Engine:
         Raises:
             Failure: the model's logits are not numbers.
         """
-        training = self._root.training
+        training = self._model.training
         if training:
             self._root.train(False)
         try:

@@ -36,7 +36,7 @@ def reference(q, keys, values, scores):
             for block in range(first, first + n)
             for offset in range(SIZE)
         ]
-        for now in range(span.start, span.start + span.count):
+        for now in range(span.start, span.start + span.new):
             first = 0 if scores.window is None else max(0, now - scores.window + 1)
             seen = places[first : now + 1]
             for head in range(HEADS):

@@ -1,0 +1,179 @@
+"""How fast is generation beside transformers on the same CPU?
+
+    python benchmarks/serve.py [--rounds N] [--seconds S] [--threads N] [--requests N] [--only many,one]
+
+A random Qwen2 (8 layers, width 384, 19 M parameters, fp32), greedy. `many`: requests of mixed lengths (log-normal, most
+short, a few long, as chat traffic is), 16 at a time:
+
+- `engine`: ours; whoever is finished leaves, whoever waits joins.
+- `generate`: transformers' `generate` in batches of 16 in the order of arrival, left padding; a batch lasts as long as
+  its longest answer.
+- `continuous`: transformers' own continuous batching (`generate_batch`), with room for 16 requests.
+
+`one`: a single request at a time, ours beside `generate`. Only tokens that were asked for count. Sides run in processes
+of their own and take turns; ratios are medians over turns. Before the first turn every side answers the same requests,
+and the answers are compared token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+from typing import Any
+
+from paired import Turns, alternate, table
+
+VOCABULARY = 16384
+AT_ONCE = 16
+LONGEST = 512
+PEER = "generate"
+
+
+def model_of(threads: int) -> Any:
+    """The same random model in every process."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    config = transformers.Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, eos_token_id=None,
+        bos_token_id=None, pad_token_id=0, initializer_range=0.05, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.Qwen2ForCausalLM(config).eval()
+
+
+def requests_of(count: int, seed: int = 0) -> list[tuple[list[int], int]]:
+    """Prompts, and how many tokens each asks for."""
+    rng = random.Random(seed)
+
+    def length(median: float, low: int, high: int) -> int:
+        return int(min(high, max(low, rng.lognormvariate(0, 0.9) * median)))
+
+    return [
+        ([rng.randrange(1, VOCABULARY) for _ in range(length(48, 4, LONGEST // 2))], length(40, 4, LONGEST // 2))
+        for _ in range(count)
+    ]
+
+
+class Letters:
+    """Stands for a tokenizer: no text is asked for."""
+
+    eos_token_id = None
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return ""
+
+
+def engine(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_once: int) -> None:
+    """Ours."""
+    import torch
+
+    from anabatic.config.chat import Sampling
+    from anabatic.infer.engine import Engine
+    from anabatic.models.hf import prepare
+
+    model = prepare(model_of(threads), torch.device("cpu"))
+    ours = Engine(model, Letters(), max_batch=at_once, max_len=LONGEST)
+
+    def answer() -> list[list[int]]:
+        samplings = [Sampling(temperature=0.0, max_new_tokens=size) for _, size in wanted]
+        ours.forget()  # every round reads its prompts
+        return [one.ids for one in ours.generate([prompt for prompt, _ in wanted], samplings, [])]
+
+    rounds(turns, answer)
+
+
+def generate(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_once: int) -> None:
+    """transformers' batches with left padding."""
+    import torch
+
+    model = model_of(threads)
+
+    def batch(some: list[tuple[list[int], int]]) -> list[list[int]]:
+        width = max(len(prompt) for prompt, _ in some)
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in some])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in some])
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=max(size for _, size in some), do_sample=False, pad_token_id=0
+        )
+        return [row[width : width + size].tolist() for row, (_, size) in zip(out, some, strict=True)]
+
+    def answer() -> list[list[int]]:
+        parts = [wanted[start : start + at_once] for start in range(0, len(wanted), at_once)]
+        return [ids for part in parts for ids in batch(part)]
+
+    rounds(turns, answer)
+
+
+def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_once: int) -> None:
+    """transformers' continuous batching."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    logging.disable(logging.WARNING)
+    model = model_of(threads)
+    tokens = at_once * LONGEST
+    settings = GenerationConfig(do_sample=False, max_new_tokens=LONGEST, eos_token_id=-1, pad_token_id=0)
+    batching = ContinuousBatchingConfig(block_size=32, num_blocks=tokens // 32, max_batch_tokens=LONGEST)
+
+    def answer() -> list[list[int]]:
+        with model.continuous_batching_context_manager(
+            generation_config=settings, continuous_batching_config=batching
+        ) as manager:
+            names = [manager.add_request(prompt, max_new_tokens=size) for prompt, size in wanted]
+            found: dict[str, list[int]] = {}
+            while len(found) < len(names):
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    found[result.request_id] = result.generated_tokens
+        return [found[name] for name in names]
+
+    rounds(turns, answer)
+
+
+def rounds(turns: Turns, answer: Any) -> None:
+    """Answer again and again; the answers of the first time are compared."""
+    answers = answer()
+    size = sum(map(len, answers))
+    turns.begin(answers=answers)
+    while True:
+        answer()
+        turns.step(size)
+
+
+def compare(title: str, sides: dict[str, Any], args: argparse.Namespace, wanted: Any, at_once: int) -> None:
+    """Run the sides, print how many answers are equal, and the table."""
+    tokens = sum(size for _, size in wanted)
+    print(f"{title}: {len(wanted)} requests, {sum(len(p) for p, _ in wanted):,} tokens in, {tokens:,} out a round")
+    chosen = {name: (work, (args.threads, wanted, at_once)) for name, work in sides.items()}
+    results = alternate(chosen, args.rounds, args.seconds, 0.0)
+    expected = results[PEER].facts["answers"]
+    for name, result in results.items():
+        same = sum(a == b for a, b in zip(result.facts["answers"], expected, strict=True))
+        print(f"  {name}: {same} of {len(expected)} answers are those of {PEER}, token by token")
+    table(results, PEER)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--only", default="many,one")
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    wanted = requests_of(args.requests)
+    if "many" in args.only:
+        sides = {"engine": engine, "generate": generate, "continuous": continuous}
+        compare(f"{AT_ONCE} at a time", sides, args, wanted, AT_ONCE)
+    if "one" in args.only:
+        compare("one at a time", {"engine": engine, "generate": generate}, args, wanted[:4], 1)
+
+
+if __name__ == "__main__":
+    main()
