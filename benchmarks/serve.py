@@ -118,7 +118,10 @@ def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], 
     model = model_of(threads)
     tokens = at_once * LONGEST
     settings = GenerationConfig(do_sample=False, max_new_tokens=LONGEST, eos_token_id=-1, pad_token_id=0)
-    batching = ContinuousBatchingConfig(block_size=32, num_blocks=tokens // 32, max_batch_tokens=LONGEST)
+    batching = ContinuousBatchingConfig(
+        page_size=32, num_blocks=tokens // 32, max_batch_tokens=LONGEST, max_requests_per_batch=at_once,
+        use_async_batching=False, use_cuda_graph=False,
+    )  # fmt: skip
 
     def answer() -> list[list[int]]:
         with model.continuous_batching_context_manager(
@@ -128,6 +131,8 @@ def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], 
             found: dict[str, list[int]] = {}
             while len(found) < len(names):
                 result = manager.get_result(timeout=1)
+                if result is not None and result.error:
+                    raise SystemExit(f"continuous batching failed: {result.error}")
                 if result is not None and result.is_finished():
                     found[result.request_id] = result.generated_tokens
         return [found[name] for name in names]
@@ -165,11 +170,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--only", default="many,one")
+    parser.add_argument("--sides", default="engine,generate,continuous")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     wanted = requests_of(args.requests)
     if "many" in args.only:
-        sides = {"engine": engine, "generate": generate, "continuous": continuous}
+        every = {"engine": engine, "generate": generate, "continuous": continuous}
+        sides = {name: work for name, work in every.items() if name in args.sides}
         compare(f"{AT_ONCE} at a time", sides, args, wanted, AT_ONCE)
     if "one" in args.only:
         compare("one at a time", {"engine": engine, "generate": generate}, args, wanted[:4], 1)
