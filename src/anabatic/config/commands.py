@@ -159,6 +159,14 @@ _ROWS = (
         makes=("eval.json",),
     ),
     Command(
+        "infer",
+        "anabatic.config.infer:InferJob",
+        "anabatic.recipes.infer:run",
+        "Answer the rows of files.",
+        short={"model": "-m", "out": "-o"},
+        words="inputs",
+    ),
+    Command(
         "chat",
         "anabatic.config.chat:ChatJob",
         "anabatic.recipes.chat:run",

@@ -70,6 +70,19 @@ def find(columns: Mapping[str, Any] | list[str]) -> Format | None:
     return next((one for one in FORMATS if all(name in columns for name in one.needs)), None)
 
 
+def question(row: Row) -> Conversation | None:
+    """Return the turns of a row that an answer follows (a conversation may end with one); None: nothing is asked.
+
+    Raises:
+        BadRow: the row is not well formed.
+    """
+    turns = _before(row)
+    if not turns:
+        return None
+    begins = _system(row) if turns[0]["role"] not in ("system", "developer") else []
+    return Conversation([*begins, *_history(row), *turns], None, _tools(row))
+
+
 def _messages_row(row: Row) -> Conversation:
     return Conversation(_system(row) + turns(row["messages"], "messages"), None, _tools(row))
 

@@ -109,7 +109,7 @@ def _try_template(tokenizer: Any, folder: Path) -> None:
         return  # it refuses this conversation; others it may take
 
 
-def chat_prompt(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+def chat_prompt(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
     """Return the tokens of a conversation, ready for the assistant to speak.
 
     Raises:
@@ -119,7 +119,7 @@ def chat_prompt(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
 
     try:
         ids: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
         )
     except TemplateError as error:
         raise DataError(

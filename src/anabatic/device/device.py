@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -65,6 +66,12 @@ class Device:
         if self.chip is not None:
             return int(self.chip.memory_gib * 2**30)
         return int(_module(self.type).get_device_properties(self.index).total_memory)
+
+    def free_bytes(self) -> int:
+        """Bytes of memory that nobody uses: of the device, or of the machine on a CPU."""
+        if self.type in ("cpu", "mps"):
+            return int(psutil.virtual_memory().available)
+        return int(_module(self.type).mem_get_info(self.index)[0])
 
     def rng_state(self) -> dict[str, Tensor]:
         """The random number generators of this process, as CPU byte tensors."""

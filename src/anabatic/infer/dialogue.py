@@ -89,7 +89,7 @@ class Dialogue:
         self.dropped = 0
         if not self.has_turns:
             self.messages[:] = self.messages[-1:]
-            return _continuation(self.engine.tokenizer, text)
+            return continuation(self.engine.tokenizer, text)
         room = self.engine.max_len - min(self.sampling.max_new_tokens, self.engine.max_len // 2)
         prompt = self._prompt()
         while len(prompt) > room and len(self.messages) > 1:
@@ -103,7 +103,7 @@ class Dialogue:
         return chat_prompt(self.engine.tokenizer, self.transcript())
 
 
-def _continuation(tokenizer: Any, text: str) -> list[int]:
+def continuation(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of plain text as a document's beginning: behind the token that separates documents."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -146,16 +146,19 @@ def load_config(path: str | Path) -> PretrainedConfig:
 
 
 def load_model(
-    path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32, shares: Sequence[stack.Share] = ()
-) -> PreTrainedModel:
+    path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32, shares: Sequence[stack.Share] = (),
+    quantize: Literal["none", "int8", "nf4"] = "none",
+) -> PreTrainedModel:  # fmt: skip
     """Load a causal language model onto `device` with packed attention and the device's fused operators.
 
     An adapter folder gives the model it was made for with the adapter in it, all but the adapter frozen.
 
     Args:
         shares: adapters that become part of the weights first, see `below`.
+        quantize: hold the weights of the linear layers packed (`packed.py`); the head stays as it is.
 
     Raises:
+        ConfigError: weights are to be packed and changed by `shares`.
         DataError: the folder or a file in it is missing, torn or of an unknown architecture.
     """
     named = resolve(path)
@@ -163,6 +166,12 @@ def load_model(
     model = skeleton(folder, dtype)
     if folder != named:
         adapter.prepare(model, named)
+    if quantize != "none":
+        if shares:
+            raise ConfigError(f"quantize is {quantize}, and adapters become part of the weights", "merge them first")
+        if folder == named:
+            model.requires_grad_(False)
+        adapter.pack(model, quantize)
     model = prepare(model, device)
     materialise(model, device, device)
     fill(model, folder)

@@ -1,0 +1,5 @@
+"""`anabatic infer`."""
+
+from anabatic.cli.job import job_command
+
+infer = job_command("infer")
