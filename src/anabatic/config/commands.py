@@ -163,7 +163,7 @@ _ROWS = (
         "anabatic.config.infer:InferJob",
         "anabatic.recipes.infer:run",
         "Answer the rows of files.",
-        short={"model": "-m", "out": "-o"},
+        short={"model": "-m", "out": "-o", "device.nproc": "--nproc"},
         words="inputs",
     ),
     Command(

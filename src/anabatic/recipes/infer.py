@@ -65,20 +65,21 @@ def run(job: InferJob) -> int:
     out = output_file(job.out, "answers.jsonl")
     part = Part(out, _identity(job), rank, ranks, job.resume)
     if not part.finished:
-        engine = _engine(job, ranks)
         began, totals = time.perf_counter(), [0, 0, 0]
         try:
-            with Bar("rows", _rows(job) // ranks) as bar:
+            rows = _rows(job)
+            engine = _engine(job, ranks)
+            with Bar("rows", rows // ranks) as bar:
                 for place in _answers(job, engine, _places(job, engine, part.lines, rank, ranks)):
                     part.write(_line(job, engine, place, totals))
                     bar.to(part.lines)
+            part.finish()
         finally:
             part.close()
-        part.finish()
         _say(totals, time.perf_counter() - began, engine)
     if rank == 0:
-        rows, skipped = merge(out, ranks, HEART.beat)
-        log.info(f"wrote {rows:,} answers to {out}")
+        written, skipped = merge(out, ranks, HEART.beat)
+        log.info(f"wrote {written:,} answers to {out}")
         if skipped:
             log.warn(f"{len(skipped):,} rows were passed over; first: {skipped[0]}")
     return 0

@@ -68,12 +68,15 @@ class Part:
         self.lines += 1
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; a part without a row is none."""
         self._writer.close()
+        if not self.lines and not self.finished:
+            self._path.unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Say that all rows of this process are in its part."""
         os.replace(self._path, self._done)
+        self.finished = True
 
 
 def _path(out: Path, rank: int, ranks: int) -> Path:

@@ -1,0 +1,99 @@
+"""Rows that ask: every shape, without its own answer; every broken one named with file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from anabatic.core.errors import DataError
+from anabatic.data.asked import Asked, read
+from anabatic.data.document import Problem
+
+USER = {"role": "user", "content": "q"}
+CASES = [
+    ({"messages": [USER]}, [USER], None),
+    ({"messages": [USER, {"role": "assistant", "content": "a"}]}, [USER], "a"),
+    ({"system": "s", "messages": [USER]}, [{"role": "system", "content": "s"}, USER], None),
+    ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, [USER], "a"),
+    ({"query": "q", "response": "a"}, [USER], "a"),
+    (
+        {"query": "q", "history": [["x", "y"]]},
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, USER],
+        None,
+    ),
+    ({"prompt": "q"}, [USER], None),
+    ({"prompt": [USER], "completion": "a"}, [USER], "a"),
+    ({"question": "q", "answer": "a"}, [USER], "a"),
+    ({"instruction": "q", "input": "", "output": "a"}, [USER], "a"),
+    ({"instruction": "do", "input": "it"}, [{"role": "user", "content": "do\nit"}], None),
+]
+
+
+@pytest.mark.parametrize(("row", "turns", "label"), CASES)
+def test_a_row_is_what_it_asks(tmp_path, row, turns, label):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (found,) = read([str(path)], {})
+    assert isinstance(found, Asked)
+    assert (found.messages, found.label, found.id) == (turns, label, f"{path}:1")
+
+
+def test_files_of_all_kinds_and_other_names_of_columns(tmp_path):
+    packed, lines = tmp_path / "a.jsonl.gz", tmp_path / "b.txt"
+    packed.write_bytes(gzip.compress(b'{"wie": "q"}\n\n{"wie": "r"}\n'))
+    lines.write_text("\ufeffq\n\n  r \n", encoding="utf-8")
+    found = [row.text for row in read([str(packed)], {"query": "wie"})] + [row.text for row in read([str(lines)], {})]
+    assert found == ["q", "r", "q", "  r "]
+    (text,) = read([_written(tmp_path, b'{"text": "once"}\n')], {})
+    assert (text.messages, text.text) == (None, "once")
+
+
+def _written(folder, content):
+    path = folder / "c.jsonl"
+    path.write_bytes(content)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "broken JSON"),
+        (b'{"query": "a", "query": "b"}', "stands twice"),
+        (b"[1]", "the row is a list"),
+        (b'{"other": 1}', 'nothing is asked.*the row has "other"'),
+        (b'{"query": 5}', "is a number"),
+        (b'{"messages": []}', "nothing is asked|is empty"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "no user's turn"),
+        (b'{"messages": [{"role": "usr", "content": "a"}]}', "user"),
+        (b'{"query": "\\ud800"}', "lone surrogate"),
+        (b'{"query": "\xff"}', "invalid UTF-8"),
+        (b"[" * 100_000, "broken JSON"),
+    ],
+)
+def test_broken_rows_are_named(tmp_path, line, message):
+    path = _written(tmp_path, b'{"query": "q"}\n' + line + b"\n" + b'{"query": "r"}\n')
+    good, bad, after = read([path], {})
+    assert isinstance(bad, Problem)
+    assert bad.message.startswith(f"{path}: line 2: ")
+    import re
+
+    assert re.search(message, bad.message), bad.message
+    assert (good.text, after.text) == ("q", "r")
+
+
+def test_files_that_are_not_there_or_of_another_kind(tmp_path):
+    path = _written(tmp_path, b'{"query": "q"}\n')
+    with pytest.raises(DataError, match="does not exist.*c.jsonl"):
+        list(read([path.replace("c.jsonl", "cc.jsonl")], {}))
+    with pytest.raises(DataError, match="is a folder"):
+        list(read([str(tmp_path)], {}))
+    other = tmp_path / "x.csv"
+    other.write_text("a")
+    with pytest.raises(DataError, match="of another kind"):
+        list(read([path, str(other)], {}))
+    torn = tmp_path / "t.jsonl.gz"
+    torn.write_bytes(gzip.compress(b'{"query": "q"}\n' * 50)[:-12])
+    with pytest.raises(DataError, match="cannot be read after line"):
+        list(read([str(torn)], {}))
