@@ -31,6 +31,7 @@ _LAZY = (
     ("eval", "anabatic.cli.evaluate:evaluate", USE),
     ("infer", "anabatic.cli.infer:infer", USE),
     ("chat", "anabatic.cli.chat:chat", USE),
+    ("serve", "anabatic.cli.serve:serve", USE),
 )
 
 _CLASSIFY = (

@@ -167,6 +167,13 @@ _ROWS = (
         words="inputs",
     ),
     Command(
+        "serve",
+        "anabatic.config.serve:ServeJob",
+        "anabatic.recipes.serve:run",
+        "Answer over HTTP, as OpenAI's API does.",
+        words="model",
+    ),
+    Command(
         "chat",
         "anabatic.config.chat:ChatJob",
         "anabatic.recipes.chat:run",

@@ -1,0 +1,77 @@
+"""`anabatic serve`: answer over HTTP, as OpenAI's API does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from anabatic.config.chat import Sampling
+from anabatic.config.infer import Batching
+from anabatic.config.shared import Device, require
+
+
+@dataclass(kw_only=True)
+class Limits:
+    """What a request may ask for, so that none can hold up the others."""
+
+    body_mib: float = 4.0
+    """Largest body of a request."""
+    body_seconds: float = 30.0
+    """Longest time for a body to arrive."""
+    new_tokens: int = 4096
+    """Longest answer that may be asked for."""
+    answers: int = 16
+    """Answers that one request may ask for: its prompts times its n."""
+    queue: int = 256
+    """Requests that wait for a place; more are refused with status 429."""
+    seconds: float = 600.0
+    """Longest time for an answer; then it ends."""
+    shutdown_seconds: float = 30.0
+    """After a signal, answers under way have so long to come to their end."""
+
+    def __post_init__(self) -> None:
+        for name in ("body_mib", "body_seconds", "seconds"):
+            require(getattr(self, name) > 0, f"limits.{name} is {getattr(self, name)}", "use more than 0")
+        for name in ("new_tokens", "answers", "queue"):
+            require(getattr(self, name) >= 1, f"limits.{name} is {getattr(self, name)}", "use 1 or more")
+        seconds = self.shutdown_seconds
+        require(seconds >= 0, f"limits.shutdown_seconds is {seconds}", "use 0 or more")
+
+
+@dataclass(kw_only=True)
+class ServeJob:
+    """Serve models over HTTP, as OpenAI's API does."""
+
+    model: list[str] = field(default_factory=list)
+    """Models: a Hugging Face folder, run folder or adapter folder, as often as wanted; NAME=FOLDER gives it a name."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters of the first model: NAME=FOLDER. Each is served as a model of its own; the weights are shared."""
+    classifier: list[str] = field(default_factory=list)
+    """Classifiers of trajectories: NAME=FOLDER, asked at /v1/classify."""
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 lets other machines in."""
+    port: int = 8000
+    """Port to listen at; 0 takes a free one."""
+    api_key_file: str | None = None
+    """File with keys, one a line; requests then need one (`Authorization: Bearer KEY`). Also from the variable
+    ANABATIC_API_KEYS, separated by commas."""
+    cors: list[str] = field(default_factory=list)
+    """Origins whose web pages may ask, for example https://example.org; `*` for all. None by default."""
+    runs: str | None = None
+    """Folder of run folders that the web page shows; none by default."""
+    too_long: Literal["error", "cut"] = "error"
+    """A prompt without room for an answer: refuse it, or cut its beginning away."""
+    quantize: Literal["none", "int8", "nf4"] = "none"
+    """Hold the weights of the linear layers in few bits: less memory; slower where the device must widen them."""
+    batching: Batching = field(default_factory=Batching)
+    limits: Limits = field(default_factory=Limits)
+    sampling: Sampling = field(default_factory=Sampling)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        require(bool(self.model or self.classifier), "no model is given", "anabatic serve FOLDER")
+        require(0 <= self.port < 65536, f"port is {self.port}", "use 0 to 65535")
+        for one in (*self.adapter, *self.classifier):
+            name, _, folder = one.partition("=")
+            require(bool(name and folder), f"{one!r} is not NAME=FOLDER", "for example legal=runs/legal")
+        require(not self.adapter or bool(self.model), "adapters need a model", "anabatic serve FOLDER --adapter a=DIR")

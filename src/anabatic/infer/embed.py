@@ -1,0 +1,51 @@
+"""Texts as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from anabatic.data.batch import Batch
+from anabatic.models import forward, lora_many
+
+_TOKENS = 8192
+"""Tokens of a forward pass; a longer text is read alone."""
+
+
+def embed(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return the mean of the last hidden states of each row of tokens, of length 1, fp32 `[n, H]`.
+
+    Raises:
+        DataError: the model mixes tokens in its own way.
+    """
+    found: list[list[float]] = []
+    lora_many.use(model, [])
+    with torch.inference_mode():
+        for some in _packs(rows):
+            batch = _batch(some)
+            states = forward.hidden_states(model, forward.pack(batch, model.device)).float()
+            borders = batch.cu_seqlens
+            means = [states[start:end].mean(0) for start, end in zip(borders, borders[1:], strict=False)]
+            found += torch.nn.functional.normalize(torch.stack(means), dim=-1).tolist()
+    return found
+
+
+def _packs(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    pack: list[Sequence[int]] = []
+    for row in rows:
+        if pack and sum(map(len, pack)) + len(row) > _TOKENS:
+            yield pack
+            pack = []
+        pack.append(row)
+    yield pack
+
+
+def _batch(rows: Sequence[Sequence[int]]) -> Batch:
+    borders = [0]
+    for row in rows:
+        borders.append(borders[-1] + len(row))
+    ids = torch.tensor([token for row in rows for token in row])
+    positions = torch.cat([torch.arange(len(row)) for row in rows])
+    return Batch(ids, ids, positions, borders, borders[-1], borders[-1])

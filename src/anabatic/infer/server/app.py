@@ -1,0 +1,218 @@
+"""The application: paths, and what happens at each. Shapes and names are OpenAI's."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from anabatic import __version__
+from anabatic.core.errors import AnabaticError
+from anabatic.core.text import utf8
+from anabatic.infer.dialogue import continuation
+from anabatic.infer.embed import embed
+from anabatic.infer.server.answers import Shape
+from anabatic.infer.server.errors import ApiError, from_ours, from_validation
+from anabatic.infer.server.flow import Flow
+from anabatic.infer.server.gate import Gate
+from anabatic.infer.server.metrics import Metrics
+from anabatic.infer.server.schema import (
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Generation,
+    TokenizeRequest,
+)
+from anabatic.infer.server.served import Catalogue, Served
+from anabatic.infer.server.worker import Worker
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": about}
+    for status, about in {
+        400: "The request is wrong.",
+        404: "There is no such model.",
+        408: "The body came too slowly.",
+        413: "The body is too large.",
+        429: "Too many requests wait.",
+        504: "The answer took too long.",
+    }.items()
+}
+
+
+class Api:
+    """The paths of the API, over a catalogue and the worker that runs its engines."""
+
+    def __init__(self, catalogue: Catalogue, worker: Worker) -> None:
+        self._catalogue, self._worker = catalogue, worker
+        self._metrics = Metrics(catalogue.models, worker)
+        self.router = APIRouter(responses=_ERRORS)
+        for path, method, function in (
+            ("/health", "GET", self.health),
+            ("/metrics", "GET", self.metrics),
+            ("/v1/models", "GET", self.models),
+            ("/v1/models/{name:path}", "GET", self.model),
+            ("/v1/chat/completions", "POST", self.chat),
+            ("/v1/completions", "POST", self.completions),
+            ("/v1/embeddings", "POST", self.embeddings),
+            ("/v1/classify", "POST", self.classify),
+            ("/tokenize", "POST", self.tokenize),
+        ):
+            self.router.add_api_route(path, function, methods=[method], response_model=None)
+
+    async def health(self) -> Response:
+        """Say whether requests are answered."""
+        if self._worker.failure:
+            raise ApiError(503, f"the engine has stopped: {self._worker.failure}")
+        return JSONResponse({"status": "ok", "version": __version__})
+
+    async def metrics(self) -> Response:
+        """Figures for Prometheus."""
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self) -> Response:
+        """List what is served."""
+        rows = [served.as_json() for served in self._catalogue.models]
+        rows += [{"id": name, "object": "model", "owned_by": "anabatic"} for name in self._catalogue.classifiers]
+        return JSONResponse({"object": "list", "data": rows})
+
+    async def model(self, name: str) -> Response:
+        """Describe one model."""
+        return JSONResponse(self._catalogue.model(name).as_json())
+
+    async def chat(self, asked: ChatRequest, http: Request) -> Response:
+        """Answer a conversation."""
+        served = self._catalogue.model(asked.model)
+        requests = await asyncio.to_thread(self._catalogue.chat, served, asked)
+        return await self._answer(served, asked, requests, Shape(True, served.name, (), bool(asked.logprobs)), http)
+
+    async def completions(self, asked: CompletionRequest, http: Request) -> Response:
+        """Continue texts."""
+        served = self._catalogue.model(asked.model)
+        requests = await asyncio.to_thread(self._catalogue.completion, served, asked)
+        echo: list[str] = []
+        if asked.echo:
+            texts = [_text(served, prompt) for prompt in asked.prompts()]
+            echo = [text for text in texts for _ in range(asked.n)]
+        shape = Shape(False, served.name, echo, asked.logprobs is not None)
+        return await self._answer(served, asked, requests, shape, http)
+
+    async def _answer(
+        self, served: Served, asked: Generation, requests: list[Any], shape: Shape, http: Request
+    ) -> Response:
+        limits = self._catalogue.limits
+        if self._worker.failure:
+            raise ApiError(503, f"the engine has stopped: {self._worker.failure}")
+        waiting = served.engine.load().waiting
+        if waiting + len(requests) > limits.queue:
+            self._metrics.count(served.name, "refused")
+            raise ApiError(429, f"{waiting} requests wait already; try again soon", None, "queue_full")
+        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        flow = Flow(self._worker, self._metrics, served, shape, requests, asked.n, usage, limits.seconds)
+        return flow.stream() if asked.stream else await flow.answer(http)
+
+    async def embeddings(self, asked: EmbeddingRequest) -> Response:
+        """Turn texts into vectors: the mean of a model's last hidden states, of length 1."""
+        served = self._catalogue.model(asked.model)
+        texts = asked.inputs()
+        if len(texts) > 2048:
+            raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
+        tokens = await asyncio.to_thread(lambda: [_tokens(served, text) for text in texts])
+        if served.adapter is not None:
+            raise ApiError(400, f"{served.name} is an adapter: embeddings are those of a model", "model")
+        rows = await self._ask(lambda: embed(served.model, tokens))
+        pack = _base64 if asked.encoding_format == "base64" else list
+        data = [{"object": "embedding", "index": at, "embedding": pack(row)} for at, row in enumerate(rows)]
+        total = sum(map(len, tokens))
+        used = {"prompt_tokens": total, "total_tokens": total}
+        return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": used})
+
+    async def classify(self, asked: ClassifyRequest) -> Response:
+        """Say which class trajectories are of."""
+        classifier = self._catalogue.classifier(asked.model)
+        texts = [utf8(text) for text in asked.inputs()]
+        if len(texts) > 2048:
+            raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
+        rows = await self._ask(lambda: classifier.predict_batch(texts))
+        return JSONResponse({"object": "list", "data": [{"index": at, **row} for at, row in enumerate(rows)]})
+
+    async def tokenize(self, asked: TokenizeRequest) -> Response:
+        """Count the tokens of a text or a conversation."""
+        served = self._catalogue.model(asked.model)
+
+        def count() -> list[int]:
+            if asked.messages is not None:
+                return self._catalogue.conversation(served, asked.messages, None)
+            return list(served.engine.tokenizer(utf8(asked.prompt or ""), add_special_tokens=False)["input_ids"])
+
+        tokens = await asyncio.to_thread(count)
+        return JSONResponse({"count": len(tokens), "max_model_len": served.engine.max_len, "tokens": tokens})
+
+    async def _ask(self, function: Any) -> Any:
+        """Run a forward pass in the thread of the engines."""
+        try:
+            return await asyncio.wrap_future(self._worker.ask(function))
+        except AnabaticError as error:
+            raise from_ours(error) from error
+
+
+def _text(served: Served, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else str(served.engine.tokenizer.decode(prompt))
+
+
+def _tokens(served: Served, text: str | list[int]) -> list[int]:
+    ids = continuation(served.engine.tokenizer, utf8(text)) if isinstance(text, str) else text
+    if len(ids) > served.engine.max_len:
+        raise ApiError(400, f"an input has {len(ids)} tokens; at most {served.engine.max_len} fit", "input")
+    if not ids:
+        raise ApiError(400, "an input is empty", "input")
+    served.require_tokens(ids, "input")
+    return ids
+
+
+def _base64(row: Sequence[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode()
+
+
+def make_app(catalogue: Catalogue, worker: Worker, keys: Sequence[str], cors: Sequence[str]) -> FastAPI:
+    """Return the application.
+
+    Args:
+        worker: started.
+        keys: requests need one of them; empty: none.
+        cors: origins whose pages may ask.
+    """
+    app = FastAPI(title="anabatic", version=__version__, docs_url=None, redoc_url=None)
+    app.include_router(Api(catalogue, worker).router)
+
+    @app.exception_handler(ApiError)
+    async def _api(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def _wrong(_: Request, error: RequestValidationError) -> Response:
+        return from_validation(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        what = {404: f"there is nothing at {request.url.path[:200]}", 405: f"{request.method} is not done here"}
+        made = ApiError(error.status_code, what.get(error.status_code, str(error.detail))).response()
+        made.headers.update(error.headers or {})
+        return made
+
+    @app.exception_handler(Exception)
+    async def _fault(_: Request, __: Exception) -> Response:
+        return ApiError(500, "the server failed; its log says why").response()
+
+    app.add_middleware(Gate, limits=catalogue.limits, keys=keys)
+    if cors:
+        app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"])
+    return app

@@ -1,0 +1,145 @@
+"""From requests to a response: whole or streamed, given up when the client goes or the time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from anabatic.core.errors import AnabaticError
+from anabatic.infer.request import Request
+from anabatic.infer.server.answers import Shape
+from anabatic.infer.server.errors import ApiError, from_ours
+from anabatic.infer.server.metrics import Metrics
+from anabatic.infer.server.served import Served
+from anabatic.infer.server.worker import Piece, Ticket, Worker
+
+_DONE = b"data: [DONE]\n\n"
+_LOOK_SECONDS = 0.5
+"""How often somebody who waits for a whole answer is looked after."""
+
+
+class Gone(Exception):
+    """The client has closed the connection."""
+
+
+@dataclass
+class Flow:
+    """One request of a client on its way.
+
+    Attributes:
+        n: answers to each prompt.
+        usage: a stream ends with the counts of tokens.
+        seconds: until it is given up.
+    """
+
+    worker: Worker
+    metrics: Metrics
+    served: Served
+    shape: Shape
+    requests: list[Request]
+    n: int
+    usage: bool
+    seconds: float
+
+    def __post_init__(self) -> None:
+        self.ticket = Ticket(self.served.engine, self.requests, asyncio.get_running_loop())
+        self._end = self.ticket.began + self.seconds
+        self._counted = False
+
+    async def answer(self, http: HttpRequest) -> Response:
+        """Return the whole answer.
+
+        Raises:
+            ApiError: it took too long, or the engine failed.
+        """
+        self.worker.submit(self.ticket)
+        try:
+            left = len(self.requests)
+            while left:
+                piece = await self._next(http)
+                left -= bool(piece.finish_reason)
+        except ApiError:
+            self._count("error")
+            raise
+        except Gone:
+            return Response(status_code=499)  # nobody reads it
+        finally:
+            self._leave()
+        engine = self.served.engine
+        answers = [engine.completion(request) for request in self.requests]
+        return JSONResponse(self.shape.whole(answers, self.requests, self.n))
+
+    def stream(self) -> StreamingResponse:
+        """Return an answer that comes piece by piece, as server-sent events."""
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers=headers)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        self.worker.submit(self.ticket)
+        told = [0] * len(self.requests)
+        try:
+            for at in range(len(self.requests)):
+                yield _event(self.shape.first(at))
+            left = len(self.requests)
+            while left:
+                piece = await self._next(None)
+                at = piece.index
+                if piece.text or (self.shape.logprobs and piece.tokens > told[at]):
+                    yield _event(self.shape.piece(at, piece.text, self.requests[at], told[at], piece.tokens))
+                    told[at] = piece.tokens
+                if piece.finish_reason:
+                    left -= 1
+                    yield _event(self.shape.last(at, piece.finish_reason))
+            if self.usage:
+                yield _event(self.shape.counts(self.requests, self.n))
+            yield _DONE
+        except ApiError as error:
+            self._count("error")
+            yield _event(error.body())
+        finally:
+            self._leave()
+
+    async def _next(self, http: HttpRequest | None) -> Piece:
+        """Wait for the next piece.
+
+        Args:
+            http: whose end is looked for while waiting; a stream's is found when it is written to.
+        """
+        while True:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                self._count("timeout")
+                raise ApiError(504, f"the answer took more than {self.seconds:g} s", None, "timeout")
+            try:
+                piece = await asyncio.wait_for(self.ticket.pieces.get(), min(left, _LOOK_SECONDS))
+            except asyncio.TimeoutError:
+                if http is not None and await http.is_disconnected():
+                    raise Gone from None
+                continue
+            if isinstance(piece, AnabaticError):
+                raise from_ours(piece, 500)
+            if isinstance(piece, Exception):
+                raise ApiError(500, "the server failed; its log says why")
+            return piece
+
+    def _leave(self) -> None:
+        ends = [request.finish_reason for request in self.requests]
+        if not all(ends):
+            self.worker.give_up(self.ticket)
+        self._count("gone" if not all(ends) else ends[0])
+
+    def _count(self, end: str) -> None:
+        if not self._counted:
+            self._counted = True
+            self.metrics.count(self.served.name, end, self.ticket)
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

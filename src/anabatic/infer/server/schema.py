@@ -1,0 +1,252 @@
+"""What may be asked. Names and meanings are those of OpenAI's API (platform.openai.com/docs/api-reference); fields of
+vLLM's that OpenAI's has not are marked.
+
+Fields that change an answer and that we do not know how to honour are refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+Text = Annotated[str, StringConstraints(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Strict(BaseModel):
+    """Unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class TextPart(Strict):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Call(BaseModel):
+    """What the model asked a tool to do."""
+
+    name: Text
+    arguments: Text
+
+
+class ToolCall(BaseModel):
+    """A call, with the identity that its answer names."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: Call
+
+
+class Message(BaseModel):
+    """A turn of a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = None
+    refusal: Text | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the message as chat templates read it."""
+        content = self.content
+        parts = content if isinstance(content, str) or content is None else "".join(part.text for part in content)
+        out: dict[str, Any] = {"role": self.role, "content": parts or ""}
+        if self.tool_calls:
+            out["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        return out
+
+
+class Function(BaseModel):
+    """A tool, as chat templates show it to the model."""
+
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class JsonSchema(BaseModel):
+    """The schema of an answer. `schema` is a word of pydantic's own."""
+
+    name: Text = "answer"
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+    description: Text | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type json_schema needs json_schema")
+        return self
+
+
+class StreamOptions(Strict):
+    """How an answer is streamed."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class Generation(Strict):
+    """What all requests for text share."""
+
+    model: Text | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=2**31)] | None = None
+    """vLLM's; 0 or -1: all tokens."""
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    """vLLM's."""
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    """vLLM's."""
+    n: Annotated[Whole, Field(ge=1, le=128)] = 1
+    seed: Annotated[Whole, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Text | list[Text] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    structured_outputs: dict[Literal["choice", "regex", "json"], Any] | None = None
+    """vLLM's: the answer is one of some texts, matches an expression, or is JSON of a schema."""
+    presence_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
+    """Both only 0: use repetition_penalty."""
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    """Only empty: no bias is applied."""
+    user: Text | None = None
+    """Not used."""
+
+    def stops(self) -> list[str]:
+        """Return the texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @model_validator(mode="after")
+    def _stops(self) -> Generation:
+        if len(self.stops()) > 16:
+            raise ValueError(f"stop has {len(self.stops())} texts; at most 16 are allowed")
+        if not all(self.stops()):
+            raise ValueError("a text of stop is empty")
+        return self
+
+
+class ChatRequest(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    """What calls look like is the model's affair: they come as text."""
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: Text | None = None
+    """The last three are not used."""
+
+    def tokens(self) -> int | None:
+        """Return how many tokens are asked for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @model_validator(mode="after")
+    def _logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+
+Ids = Annotated[list[Whole], Field(min_length=1)]
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
+    echo: bool = False
+    best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
+    """Only 1."""
+    suffix: Annotated[Text, StringConstraints(max_length=0)] | None = None
+    """Only empty."""
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts one by one."""
+        given: Any = self.prompt
+        return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+
+    def tokens(self) -> int | None:
+        """Return how many tokens are asked for."""
+        return 16 if self.max_tokens is None else self.max_tokens  # OpenAI's default here
+
+    @model_validator(mode="after")
+    def _echo(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not supported: logprobs are those of the answer")
+        return self
+
+
+class EmbeddingRequest(Strict):
+    """`POST /v1/embeddings`."""
+
+    model: Text | None = None
+    input: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: None = None
+    """As many as the model has."""
+    user: Text | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        """Return the texts one by one."""
+        given: Any = self.input
+        return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+
+
+class ClassifyRequest(Strict):
+    """`POST /v1/classify`: trajectories as words, or rows of words."""
+
+    model: Text | None = None
+    input: Text | Annotated[list[Text], Field(min_length=1)]
+
+    def inputs(self) -> list[str]:
+        """Return the texts one by one."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class TokenizeRequest(Strict):
+    """`POST /tokenize`, as vLLM has it: a text or a conversation."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self

@@ -1,0 +1,214 @@
+"""What is served under which name, and how a request of a client becomes requests of an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from anabatic.config.chat import Sampling
+from anabatic.config.serve import Limits
+from anabatic.core.errors import AnabaticError
+from anabatic.core.text import did_you_mean, utf8
+from anabatic.data.tokenizer import chat_prompt
+from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.infer.dialogue import continuation
+from anabatic.infer.engine import Engine
+from anabatic.infer.request import Request
+from anabatic.infer.server.errors import ApiError, from_ours
+from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, Tool
+
+
+@dataclass(frozen=True)
+class Served:
+    """A name that clients may ask.
+
+    Attributes:
+        name: as clients type it.
+        engine: answers; several names may share one.
+        model: what the engine runs.
+        adapter: of the engine; None: the model itself.
+    """
+
+    name: str
+    engine: Engine
+    model: PreTrainedModel
+    adapter: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def require_tokens(self, ids: Sequence[int], param: str) -> None:
+        """Refuse tokens that the model has not.
+
+        Raises:
+            ApiError: 400.
+        """
+        entries = self.model.config.vocab_size
+        wrong = next((one for one in ids if not 0 <= one < entries), None)
+        if wrong is not None:
+            raise ApiError(400, f"token {wrong} is not among the {entries} of {self.name}", param)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of `/v1/models`."""
+        base = {"id": self.name, "object": "model", "created": self.created, "owned_by": "anabatic"}
+        return base | {"max_model_len": self.engine.max_len, "root": self.name if self.adapter is None else None}
+
+
+@dataclass
+class Catalogue:
+    """All that is served.
+
+    Attributes:
+        models: the first one answers where no name is given.
+        classifiers: name -> classifier.
+        sampling: what requests leave open.
+        cut: prompts that are too long lose their beginning instead of being refused.
+    """
+
+    models: Sequence[Served]
+    classifiers: dict[str, TrajectoryClassifier]
+    sampling: Sampling
+    limits: Limits
+    cut: bool = False
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Each engine once."""
+        return list(dict.fromkeys(served.engine for served in self.models))
+
+    def model(self, name: str | None) -> Served:
+        """Return the model of a name.
+
+        Raises:
+            ApiError: 404, there is none.
+        """
+        if name is None and self.models:
+            return self.models[0]
+        for served in self.models:
+            if served.name == name:
+                return served
+        raise self._missing(name, [served.name for served in self.models])
+
+    def classifier(self, name: str | None) -> TrajectoryClassifier:
+        """Return the classifier of a name.
+
+        Raises:
+            ApiError: 404, there is none.
+        """
+        known = next(iter(self.classifiers), None) if name is None else name
+        if known is None or known not in self.classifiers:
+            raise self._missing(name, list(self.classifiers))
+        return self.classifiers[known]
+
+    def _missing(self, name: str | None, names: list[str]) -> ApiError:
+        there = ", ".join(names) or "none"
+        what = "no model of this kind is served" if name is None else f"there is no model {utf8(name)[:200]!r}"
+        return ApiError(404, f"{what}.{did_you_mean(name or '', names)} Served: {there}", "model", "model_not_found")
+
+    def chat(self, served: Served, asked: ChatRequest) -> list[Request]:
+        """Return the requests of a conversation, one for each of its n answers."""
+        ids = self.conversation(served, asked.messages, asked.tools if asked.tool_choice != "none" else None)
+        sampling = self._sampling(asked, asked.tokens())
+        if asked.logprobs:
+            sampling = replace(sampling, top_logprobs=asked.top_logprobs or 0)
+        kind = asked.response_format
+        if kind is not None and kind.type != "text":
+            schema = kind.json_schema.schema_ if kind.json_schema is not None else {"type": "object"}
+            sampling = self._formed(sampling, "json", schema)
+        return self._requests(served, [ids], sampling, asked)
+
+    def completion(self, served: Served, asked: CompletionRequest) -> list[Request]:
+        """Return the requests of the prompts, n for each."""
+        tokenizer = served.engine.tokenizer
+        prompts = []
+        for prompt in asked.prompts():
+            ids = continuation(tokenizer, utf8(prompt)) if isinstance(prompt, str) else prompt
+            served.require_tokens(ids, "prompt")
+            prompts.append(ids)
+        sampling = replace(self._sampling(asked, asked.tokens()), top_logprobs=asked.logprobs or 0)
+        return self._requests(served, prompts, sampling, asked)
+
+    def conversation(self, served: Served, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+        """Return the tokens of a conversation, ready for an answer.
+
+        Raises:
+            ApiError: 400, the model has no chat template, or it refuses the conversation.
+        """
+        tokenizer = served.engine.tokenizer
+        if not tokenizer.chat_template:
+            raise ApiError(400, f"{served.name} has no chat template: it continues texts at /v1/completions", "model")
+        plain = [_clean(message.plain()) for message in messages]
+        shown = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+        try:
+            return chat_prompt(tokenizer, plain, shown)
+        except AnabaticError as error:
+            raise from_ours(error, param="messages") from error
+
+    def _sampling(self, asked: Generation, tokens: int | None) -> Sampling:
+        """Return how an answer is sampled: as asked, else as the server's settings say."""
+        most = self.limits.new_tokens
+        if tokens is not None and tokens > most:
+            raise ApiError(400, f"{tokens} tokens are asked for; this server writes at most {most}", "max_tokens")
+        given = {
+            key: value
+            for key in ("temperature", "top_p", "min_p", "repetition_penalty")
+            if (value := getattr(asked, key)) is not None
+        }
+        if asked.top_k is not None:
+            given["top_k"] = asked.top_k if asked.top_k > 0 else None
+        if asked.seed is not None:
+            given["seed"] = asked.seed % 2**63
+        given["max_new_tokens"] = min(tokens or self.sampling.max_new_tokens, most)
+        sampling = replace(self.sampling, **given, stop=asked.stops() or self.sampling.stop)
+        for kind, value in (asked.structured_outputs or {}).items():
+            sampling = self._formed(sampling, kind, value)
+        return sampling
+
+    def _formed(self, sampling: Sampling, kind: str, value: Any) -> Sampling:
+        """Return a sampling whose answers have a form."""
+        import json
+
+        try:
+            if kind == "choice":
+                if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                    raise ApiError(400, "choice is no list of texts", "structured_outputs")
+                return replace(sampling, choices=value)
+            if kind == "regex":
+                if not isinstance(value, str):
+                    raise ApiError(400, "regex is no text", "structured_outputs")
+                return replace(sampling, regex=value)
+            return replace(sampling, json_schema=value if isinstance(value, str) else json.dumps(value))
+        except AnabaticError as error:
+            raise from_ours(error, param="structured_outputs") from error
+
+    def _requests(
+        self, served: Served, prompts: list[list[int]], sampling: Sampling, asked: Generation
+    ) -> list[Request]:
+        answers = len(prompts) * asked.n
+        if answers > self.limits.answers:
+            raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
+        engine = served.engine
+        made = []
+        for at, prompt in enumerate(prompts):
+            ids = prompt
+            room = engine.max_len - min(sampling.max_new_tokens, engine.max_len // 2)
+            if self.cut and len(ids) > room:
+                ids = ids[-room:]
+            elif len(ids) >= engine.max_len:
+                message = f"the prompt has {len(ids)} tokens; with an answer at most {engine.max_len} fit"
+                raise ApiError(400, message, "messages", "context_length_exceeded")
+            for which in range(asked.n):
+                seed = sampling.seed
+                one = sampling if seed is None else replace(sampling, seed=(seed + at * asked.n + which) % 2**63)
+                try:
+                    made.append(engine.request(ids, one, adapter=served.adapter))
+                except AnabaticError as error:
+                    raise from_ours(error) from error
+        return made
+
+
+def _clean(message: dict[str, Any]) -> dict[str, Any]:
+    """Lone surrogates, which JSON can write and no tokenizer reads, become question marks."""
+    return message | {"content": utf8(message["content"])}

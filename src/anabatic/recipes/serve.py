@@ -1,0 +1,139 @@
+"""`anabatic serve`: models behind an address, until a signal ends it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from anabatic.config.serve import ServeJob
+from anabatic.config.shared import require
+from anabatic.core import log
+from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.text import count
+from anabatic.data import tokenizer as tokenizers
+from anabatic.device.device import Device, pick
+from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.infer.plan import engine_of
+from anabatic.infer.server.served import Catalogue, Served
+from anabatic.infer.server.worker import Worker
+from anabatic.models.build import count_parameters
+from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
+
+EXTRA = "pip install 'anabatic[serve]'"
+KEYS = "ANABATIC_API_KEYS"
+
+
+def run(job: ServeJob) -> int:
+    """Serve until SIGINT or SIGTERM; answers under way come to their end.
+
+    Raises:
+        ConfigError: several processes, two models of one name, a port that is taken, no key in the file of keys.
+        DataError: a model, an adapter or a classifier cannot be used.
+    """
+    try:
+        import uvicorn
+
+        from anabatic.infer.server.app import make_app
+    except ImportError as error:
+        raise ConfigError(f"serving needs {error.name}, which is not installed", EXTRA) from error
+    require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "one process serves: leave it out")
+    keys = _keys(job.api_key_file)
+    listening = _listen(job.host, job.port)
+    with listening:
+        catalogue = _catalogue(job)
+        worker = Worker(catalogue.engines)
+        worker.start()
+        config = uvicorn.Config(
+            make_app(catalogue, worker, keys, job.cors),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=int(job.limits.shutdown_seconds),
+        )
+        host, port = listening.getsockname()[:2]
+        names = ", ".join([served.name for served in catalogue.models] + list(catalogue.classifiers))
+        log.info(f"serving {names} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)")
+        if not keys and host not in ("127.0.0.1", "::1"):
+            log.warn(f"whoever reaches {host}:{port} may ask: set {KEYS} or --api-key-file")
+        uvicorn.Server(config).run(sockets=[listening])
+        worker.stop()
+        worker.join(timeout=30)
+    if worker.failure:
+        raise Failure(f"the engine stopped: {worker.failure}", "the log above says where")
+    log.info("served")
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take the address before the models are read, which may take minutes."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror}", "give another --port") from error
+    return listening
+
+
+def _keys(file: str | None) -> list[str]:
+    keys = [key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip()]
+    if file is None:
+        return keys
+    path = Path(file).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "give a text file with a key a line") from error
+    keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{path}: there is no key", "write one a line")
+    return keys
+
+
+def _catalogue(job: ServeJob) -> Catalogue:
+    device = pick(job.device)
+    models = [served for at, one in enumerate(job.model) for served in _models(job, device, one, at == 0)]
+    classifiers = {}
+    for one in job.classifier:
+        name, _, folder = one.partition("=")
+        classifiers[name] = TrajectoryClassifier(folder, job.device)
+        log.info(f"{name}: {folder}")
+    names = [*(served.name for served in models), *classifiers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two models are called {twice}", "give names: NAME=FOLDER")
+    return Catalogue(models, classifiers, job.sampling, job.limits, job.too_long == "cut")
+
+
+def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Served]:
+    """Read a model, and the adapters beside it."""
+    name, folder = _named(one)
+    root = resolve(folder)
+    shares = below([], root)
+    tokens = tokenizer_folder(root, shares)
+    tokenizer = tokenizers.load(tokens)
+    require_fit(load_config(root), tokenizer, root)
+    model = load_model(root, device.torch, device.dtype, shares, job.quantize)
+    log.info(f"{name}: {folder}, {count(count_parameters(model)[0])} parameters on {device.name}")
+    engine = engine_of(model, tokenizer, device, job.batching)
+    yield Served(name, engine, model)
+    for adapter in job.adapter if first else ():
+        label, _, place = adapter.partition("=")
+        engine.load_adapter(label, resolve(place))
+        log.info(f"{label}: adapter {place}")
+        yield Served(label, engine, model, label)
+
+
+def _named(one: str) -> tuple[str, str]:
+    """`NAME=FOLDER`, or a folder that gives its own name."""
+    name, equals, folder = one.partition("=")
+    if equals and name and folder and not Path(one).exists():
+        return name, folder
+    path = Path(one).expanduser().resolve()
+    generic = ("final_model", "best_model")
+    return (path.parent.name if path.name in generic else path.name) or one, one
