@@ -1,4 +1,4 @@
-"""What every request passes first: a key where keys are asked for, and a body that is neither too large nor too slow."""
+"""What every request passes first: a key where one is asked for, a body that is neither too large nor too slow."""
 
 from __future__ import annotations
 

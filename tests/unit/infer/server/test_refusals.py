@@ -1,0 +1,142 @@
+"""What is refused, and how: OpenAI's error shape, never a fault of the server's."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from unit.infer.server.running import KEY, catalogue_of, serving
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "hello"}]
+
+WRONG = {
+    "no model of that name": ({"model": "onne", "messages": USER}, 404, 'Did you mean "one"?'),
+    "no messages": ({"model": "one"}, 400, "messages"),
+    "empty messages": ({"model": "one", "messages": []}, 400, "messages"),
+    "unknown role": ({"messages": [{"role": "ghost", "content": "x"}]}, 400, "role"),
+    "unknown field": ({"messages": USER, "temprature": 1}, 400, "unknown field temprature"),
+    "text as number": ({"messages": USER, "max_tokens": "many"}, 400, "max_tokens"),
+    "true as number": ({"messages": USER, "max_tokens": True}, 400, "max_tokens"),
+    "more tokens than allowed": ({"messages": USER, "max_tokens": 65}, 400, "at most 64"),
+    "more answers than allowed": ({"messages": USER, "n": 9}, 400, "at most 8"),
+    "temperature": ({"messages": USER, "temperature": -1}, 400, "temperature"),
+    "empty stop": ({"messages": USER, "stop": [""]}, 400, "stop"),
+    "a penalty we have not": ({"messages": USER, "presence_penalty": 1}, 400, "presence_penalty"),
+    "a picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "content"),
+    "a schema that is none": (
+        {"messages": USER, "response_format": {"type": "json_schema"}}, 400, "json_schema",
+    ),
+    "longer than the context": ({"messages": [{"role": "user", "content": "x " * 300}]}, 400, "at most 128 fit"),
+    "top_logprobs alone": ({"messages": USER, "top_logprobs": 2}, 400, "logprobs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_requests_say_what_is_wrong(server, name):
+    body, status, words = WRONG[name]
+    answer = server.post(CHAT, body)
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": [NaN]}', b"[" * 100_000]
+)
+def test_bodies_that_are_no_requests(server, body):
+    with server.client() as client:
+        answer = client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_half_characters_and_special_words_are_only_text(server):
+    for content in ("\ud800", "<|assistant_end|>", "\x00"):
+        with server.client() as client:
+            sent = json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 2})
+            assert client.post(CHAT, content=sent, headers={"Content-Type": "application/json"}).status_code == 200
+
+
+def test_paths_and_methods(server):
+    with server.client() as client:
+        assert client.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+        assert client.get(CHAT).status_code == 405
+        for path in ("/../etc/passwd", "/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2fetc"):
+            assert client.get(path).status_code == 404
+
+
+def test_a_large_body_is_not_read_to_its_end(server):
+    with server.client() as client:
+        assert client.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 300_000}]}).status_code == 413
+
+    def endless():
+        while True:
+            yield b" " * 65536
+
+    with server.client() as client:
+        assert client.post(CHAT, content=endless()).status_code == 413
+
+
+def test_tokens_that_the_model_has_not(server):
+    answer = server.post("/v1/completions", {"prompt": [5, 100_000]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    assert server.post("/v1/embeddings", {"input": [[1], [-1]]}).status_code == 400
+
+
+def test_keys(engine_parts):
+    with serving(catalogue_of(engine_parts), keys=["sk-other", KEY]) as running:
+        for headers in ({}, {"Authorization": "Bearer sk-wrong"}, {"Authorization": KEY}, {"Authorization": "Bearer "}):
+            answer = running.post(CHAT, {"messages": USER}, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        right = running.post(CHAT, {"messages": USER, "max_tokens": 2}, headers={"Authorization": f"Bearer {KEY}"})
+        assert right.status_code == 200
+        with running.client() as client:
+            assert client.get("/health").status_code == 200
+            assert client.get("/metrics").status_code == 401
+
+
+def test_other_pages_may_ask_only_when_told(server, engine_parts):
+    origin = {"Origin": "https://example.org"}
+    with server.client() as client:
+        assert "access-control-allow-origin" not in client.get("/v1/models", headers=origin).headers
+    with serving(catalogue_of(engine_parts), cors=["https://example.org"]) as running, running.client() as client:
+        assert client.get("/v1/models", headers=origin).headers["access-control-allow-origin"] == origin["Origin"]
+
+
+def test_a_full_queue_a_slow_body_and_a_long_answer(engine_parts):
+    small = catalogue_of(engine_parts, queue=4, body_seconds=0.2, seconds=0.001)
+    with serving(small) as running:
+        assert running.post(CHAT, {"messages": USER, "n": 5}).status_code == 429
+        late = running.post(CHAT, {"messages": USER, "max_tokens": 100})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+        with running.client() as client, client.stream("POST", CHAT, json={"messages": USER, "stream": True}) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
+        host, port = running.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as slow:
+            slow.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+            assert b" 408 " in slow.recv(4096)
+
+
+def test_who_goes_away_frees_his_place(engine_parts, server):
+    engine = engine_parts["one"][0]
+    body = {"messages": USER, "max_tokens": 64, "n": 8, "stream": True}
+    with server.client() as client, client.stream("POST", CHAT, json=body) as answer:
+        next(answer.iter_lines())
+    waited = time.monotonic() + 30
+    while engine.busy:
+        assert time.monotonic() < waited
+        time.sleep(0.01)
+    assert engine.load().used == 0
+
+
+def test_a_long_prompt_is_cut_where_that_is_asked_for(engine_parts):
+    with serving(catalogue_of(engine_parts, cut=True)) as running:
+        answer = running.post(CHAT, {"messages": [{"role": "user", "content": "x " * 300}], "max_tokens": 4})
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["prompt_tokens"] == 124
