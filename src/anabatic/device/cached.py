@@ -69,37 +69,47 @@ class Cached:
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         """q `[T, N, D]`, a layer's whole cache `[S, K, D]` and `[S, K, E]` -> `[T, N, E]`."""
         parts = q.split(self.counts)
-        outs = [self._one(row, part, keys, values, scores) for row, part in enumerate(parts[: len(self._alone)])]
+        several = sum(span.new > 1 for span in self._alone)
+        outs = [self._one(row, parts[row], keys, values, scores) for row in range(several)]
+        if several < len(self._alone):
+            outs.append(self._singles(several, q, keys, values, scores))
         if self._last:
             outs.append(self._all(parts[-1], keys, values, scores))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
+    def _singles(self, first: int, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
+        """Rows of one new token each, one by one against exactly what each sees: nothing is padded or copied."""
+        spans = self._alone[first:]
+        q = q[-len(spans) :]
+        if not scores.plain:
+            parts = q.split(1)
+            return torch.cat([self._one(first + at, parts[at], keys, values, scores) for at in range(len(spans))])
+        # Query heads of one key head become queries of it: nothing is repeated, and nothing needs a mask.
+        parts = q.unflatten(1, (keys.shape[1], -1)).split(1)
+        outs = []
+        for span, part in zip(spans, parts, strict=True):
+            seen = span.start + 1
+            k, v = self._read(keys, span, seen), self._read(values, span, seen)
+            if scores.window is not None and seen > scores.window:
+                k, v = k[..., seen - scores.window :, :], v[..., seen - scores.window :, :]
+            outs.append(F.scaled_dot_product_attention(part, k, v, scale=scores.scale))
+        return torch.cat(outs).flatten(1, 2)
+
     def _one(self, row: int, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
-        """One row against exactly what it sees."""
+        """One row under a mask."""
         span = self._alone[row]
-        length = span.start + span.new
-        k, v = (self._read(x, span, length) for x in (keys, values))
-        if span.new == 1 and scores.plain:
-            if scores.window is not None and length > scores.window:
-                k, v = k[length - scores.window :], v[length - scores.window :]
-            # Query heads of one key head become queries of it: nothing is repeated, and nothing needs a mask.
-            heads = k.shape[1]
-            grouped = q.view(1, heads, q.shape[1] // heads, q.shape[2])
-            out = F.scaled_dot_product_attention(
-                grouped, k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0), scale=scores.scale
-            )
-            return out.view(1, q.shape[1], v.shape[2])
-        k, v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
+        k, v = (self._read(x, span, span.start + span.new) for x in (keys, values))
         mask = self._mask(row, span, scores.window)
         return attend(q.transpose(0, 1).unsqueeze(0), k, v, mask, scores).squeeze(0).transpose(0, 1)
 
     def _read(self, x: Tensor, span: Span, length: int) -> Tensor:
-        """The first `length` tokens of a row, `[length, K, D]`: a view where they are consecutive."""
+        """The first `length` tokens of a row, `[1, K, length, D]`: where they lie, if their blocks are consecutive."""
         if len(span.runs) == 1:
-            start = span.runs[0][0] * self._size
-            return x[start : start + length]
+            width, heads, size = x.stride(0), x.shape[1], x.shape[2]
+            start = x.storage_offset() + span.runs[0][0] * self._size * width
+            return x.as_strided((1, heads, length, size), (0, size, width, 1), start)  # one view instead of three
         parts = [x[first * self._size : (first + blocks) * self._size] for first, blocks in span.runs]
-        return torch.cat(parts)[:length]
+        return torch.cat(parts)[:length].transpose(0, 1).unsqueeze(0)
 
     def _mask(self, row: int, span: Span, window: int | None) -> Tensor:
         """What the new tokens of a row see, bool `[1, 1, new, L]`."""

@@ -6,7 +6,6 @@ for everybody, and pieces of new prompts beside them.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,13 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import DataError, Failure
 from anabatic.infer import form
-from anabatic.infer.blocks import SIZE, Blocks
+from anabatic.infer.blocks import SIZE
 from anabatic.infer.request import Completion, Request
 from anabatic.infer.sampling import Sampling, pick, source_of_draws
+from anabatic.infer.schedule import Schedule
 from anabatic.infer.stream import decode
 from anabatic.models import forward
-from anabatic.models.cache import Cache, Row
+from anabatic.models.cache import Cache
 from anabatic.models.forward import Root
 from anabatic.models.lora_many import Adapters
 
@@ -90,18 +90,15 @@ class Engine:
         if blocks < 1:
             raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {SIZE} or more")
         self.max_len = min(max_len, blocks * SIZE)
-        self._max_batch, self._step_tokens = max_batch, step_tokens
         self._cache = Cache(model.config, blocks, SIZE, model.device, model.dtype, self._root.parts)
-        self._blocks = Blocks(blocks)
+        self._schedule = Schedule(blocks, max_batch, step_tokens)
         self._adapters = Adapters(model)
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._counts = dict.fromkeys(("prompt_tokens", "shared_tokens", "steps", "new_tokens", "put_back"), 0)
+        self._prompt_tokens = self._steps = self._new_tokens = 0
 
     @property
     def busy(self) -> bool:
         """True while a request waits or runs."""
-        return bool(self._waiting or self._running)
+        return bool(self._schedule.waiting or self._schedule.running)
 
     @property
     def adapters(self) -> list[str]:
@@ -110,8 +107,11 @@ class Engine:
 
     def load(self) -> Load:
         """Return how busy the engine is."""
-        used = self._blocks.count - self._blocks.available
-        return Load(len(self._running), len(self._waiting), self._blocks.count, used, self._blocks.idle, **self._counts)
+        plan, blocks = self._schedule, self._schedule.blocks
+        return Load(
+            len(plan.running), len(plan.waiting), blocks.count, blocks.count - blocks.available, blocks.idle,
+            self._prompt_tokens, plan.shared_tokens, self._steps, self._new_tokens, plan.put_back,
+        )  # fmt: skip
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Read an adapter that requests may then ask by its name; the model's own weights stay as they are.
@@ -127,14 +127,14 @@ class Engine:
         Raises:
             DataError: there is none of that name, or requests are under way that ask it.
         """
-        asked = sum(request.adapter == name for request in (*self._waiting, *self._running))
+        asked = sum(request.adapter == name for request in (*self._schedule.waiting, *self._schedule.running))
         if asked:
             raise DataError(f"{asked} requests ask the adapter {name}", "wait for them, or cancel them")
         self._adapters.remove(name)
 
     def forget(self) -> None:
         """Forget what is kept of earlier requests: for whoever has changed the weights."""
-        self._blocks.forget()
+        self._schedule.blocks.forget()
 
     def generate(
         self,
@@ -218,17 +218,18 @@ class Engine:
                 f"shorten it to {self.max_len - 1} tokens or fewer, or use a model with a longer context",
             )
         stops = self.stop_ids if stop_ids is None else frozenset(stop_ids)
-        salt = self._adapters.salt(adapter)
+        salt, place = self._adapters.salt(adapter), self._adapters.place(adapter)
+        wanted = form.of(sampling, self.tokenizer, self._model.config.vocab_size, stops)
         return Request(
             list(prompt), sampling, stops, min(sampling.max_new_tokens, room), source_of_draws(sampling),
-            self.tokenizer, adapter, salt, form.of(sampling, self.tokenizer, self._model.config.vocab_size, stops),
+            self.tokenizer, adapter, place, salt, wanted,
         )  # fmt: skip
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue requests; they start as there is room, first come first served."""
         for request in requests:
-            self._counts["prompt_tokens"] += len(request.prompt)
-            self._waiting.append(request)
+            self._prompt_tokens += len(request.prompt)
+            self._schedule.waiting.append(request)
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """Give up requests that are not finished and free what they hold."""
@@ -236,10 +237,7 @@ class Engine:
             if request.finish_reason:
                 continue
             request.finish_reason = "cancelled"
-            if request.running:
-                self._leave(request)
-            elif request in self._waiting:
-                self._waiting.remove(request)
+            self._schedule.leave(request)
 
     def step(self) -> list[Request]:
         """Read one token for every running request, and pieces of prompts; return the requests that finished.
@@ -265,13 +263,13 @@ class Engine:
         return Completion(request.ids, text, request.finish_reason, request.logprobs, request.top_logprobs)
 
     def _step(self) -> list[Request]:
-        rows = self._plan()
+        rows = self._schedule.plan()
         if not rows:
             return []
         logits = self._root(forward.extend, list(rows.values()), self._cache)
         done = [request for request, row in rows.items() if row.wanted]
         chosen = pick(logits, done) if done else []
-        self._counts["steps"] += 1
+        self._steps += 1
         if any(value != value for _, value, _ in chosen):
             self.forget()
             raise Failure(
@@ -279,98 +277,16 @@ class Engine:
                 "the weights are broken, or device.dtype is too narrow for them: try --device.dtype fp32",
             )
         for request, row in rows.items():
-            self._note(request, row.start + len(row.tokens))
+            self._schedule.note(request, row.start + len(row.tokens))
         for request, (token, logprob, top) in zip(done, chosen, strict=True):
             request.take_token(token, logprob)
             if request.sampling.top_logprobs:
                 request.top_logprobs.append(top)
-        self._counts["new_tokens"] += len(done)
+        self._new_tokens += len(done)
         finished = [request for request in done if request.finish_reason]
         for request in finished:
-            self._leave(request)
+            self._schedule.leave(request)
         return finished
-
-    def _note(self, request: Request, computed: int) -> None:
-        """Tokens are in the cache now: blocks that became full may be shared."""
-        full = computed // SIZE
-        for at in range(request.computed // SIZE, full):
-            self._blocks.name(request.table.ids[at], request.names(full)[at])
-        request.computed = computed
-
-    def _plan(self) -> dict[Request, Row]:
-        """Decide which tokens are read in this step: the next one of everybody, then of prompts what else fits."""
-        rows: dict[Request, Row] = {}
-        left = self._step_tokens
-        for request in list(self._running):  # the oldest first; the youngest may have to make room on the way
-            reading = request.size - request.computed > 1
-            if not request.running or (reading and left < 1) or not self._make_room(request):
-                continue
-            rows[request] = self._row(request, left)
-            left -= len(rows[request].tokens) if reading else 0
-        begun = {name for request in self._running if self._waiting for name in self._unread(request)}
-        while self._waiting and left > 0 and len(self._running) < self._max_batch:
-            request = self._waiting[0]
-            if not self._admit(request, begun):
-                break
-            self._waiting.popleft()
-            rows[request] = self._row(request, left)
-            left -= len(rows[request].tokens)
-            begun.update(self._unread(request))
-        return rows
-
-    def _unread(self, request: Request) -> list[bytes]:
-        """Names of the blocks of a prompt that will be in the cache when it is read."""
-        if request.size - request.computed <= 1:
-            return []
-        return request.names(request.size // SIZE)[request.computed // SIZE :]
-
-    def _row(self, request: Request, left: int) -> Row:
-        start = request.computed
-        end = min(request.size, start + max(1, left))
-        return Row(
-            request.tokens(start, end), start, request.table.ids, request.table.runs, end == request.size,
-            self._adapters.place(request.adapter),
-        )  # fmt: skip
-
-    def _admit(self, request: Request, begun: set[bytes]) -> bool:
-        """Give a waiting request its blocks, those of an equal beginning first; False: it has to wait."""
-        names = request.names((request.size - 1) // SIZE)
-        found = self._blocks.known(names)
-        if len(found) < len(names) and names[len(found)] in begun:
-            return False  # somebody is reading the same beginning: it is there in the next step
-        blocks = -(-request.size // SIZE)
-        if self._running and not self._blocks.room_for(found, blocks - len(found) + len(self._running)):
-            return False
-        self._blocks.share(request.table, found)
-        self._blocks.grow(request.table, blocks, self._expected(request))
-        request.computed = len(found) * SIZE
-        if not request.ids:
-            request.cached = request.computed
-            self._counts["shared_tokens"] += request.computed
-        request.running = True
-        self._running.append(request)
-        return True
-
-    def _expected(self, request: Request) -> int:
-        return -(-(len(request.prompt) + request.limit) // SIZE)
-
-    def _make_room(self, request: Request) -> bool:
-        """Give a running request blocks for its next tokens; the youngest make room. False: it had to itself."""
-        blocks = -(-request.size // SIZE)
-        while not self._blocks.grow(request.table, blocks, self._expected(request)):
-            youngest = self._running[-1]
-            self._leave(youngest)
-            youngest.computed = 0
-            self._waiting.appendleft(youngest)
-            self._counts["put_back"] += 1
-            if youngest is request:
-                return False
-        return True
-
-    def _leave(self, request: Request) -> None:
-        self._running.remove(request)
-        self._blocks.release(request.table)
-        request.running = False
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

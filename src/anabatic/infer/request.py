@@ -58,6 +58,7 @@ class Request:
         draws: uniform numbers, one for each token.
         tokenizer: turns its tokens into text.
         adapter: name of the adapter it asks; None: the model itself.
+        place: of the adapter among those that are loaded; -1: none.
         salt: what tells its blocks from those of equal tokens under another adapter.
         form: what the answer has to look like.
         ids: tokens so far; logprobs, top_logprobs: theirs.
@@ -75,6 +76,7 @@ class Request:
     draws: Random
     tokenizer: Any
     adapter: str | None = None
+    place: int = -1
     salt: bytes = b""
     form: Form | None = None
     ids: list[int] = field(default_factory=list)

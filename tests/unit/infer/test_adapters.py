@@ -31,9 +31,7 @@ def adapted(tokenizer, folder, seed, **settings):
 
 def test_requests_of_several_adapters_in_one_batch(tokenizer, tmp_path):
     targets = (["all-linear"], ["q_proj", "v_proj"], ["down_proj"])
-    own = {
-        f"a{n}": adapted(tokenizer, tmp_path / f"a{n}", n, target_modules=names) for n, names in enumerate(targets)
-    }
+    own = {f"a{n}": adapted(tokenizer, tmp_path / f"a{n}", n, target_modules=names) for n, names in enumerate(targets)}
     base = random_model(len(tokenizer))
     engine = Engine(base, tokenizer, max_batch=5, max_len=96, step_tokens=24)
     for name in own:

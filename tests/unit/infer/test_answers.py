@@ -70,7 +70,12 @@ def test_penalties_and_cuts_are_those_of_transformers(model, tokenizer):
     logits[0, 30] = 9.0
     ids = torch.tensor([prompt])
     wanted = hf.RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone())
-    for warp in (hf.TemperatureLogitsWarper(0.8), hf.TopKLogitsWarper(12), hf.TopPLogitsWarper(0.9), hf.MinPLogitsWarper(0.1)):
+    for warp in (
+        hf.TemperatureLogitsWarper(0.8),
+        hf.TopKLogitsWarper(12),
+        hf.TopPLogitsWarper(0.9),
+        hf.MinPLogitsWarper(0.1),
+    ):
         wanted = warp(ids, wanted)
     shares = torch.softmax(wanted, -1)[0]
     request = engine.request(prompt, sampling, [])
@@ -87,7 +92,9 @@ def test_penalties_and_cuts_are_those_of_transformers(model, tokenizer):
 def test_a_penalty_counts_the_prompt_and_the_answer_like_transformers_do(model, tokenizer):
     prompt = [30, 31, 32, 33]
     engine = Engine(model, tokenizer, max_batch=2, max_len=64)
-    free, held = engine.generate([prompt] * 2, [Sampling(temperature=0.0, max_new_tokens=24, repetition_penalty=p) for p in (1.0, 1.4)], [])
+    free, held = engine.generate(
+        [prompt] * 2, [Sampling(temperature=0.0, max_new_tokens=24, repetition_penalty=p) for p in (1.0, 1.4)], []
+    )
     out = model_of_transformers(model).generate(
         torch.tensor([prompt]), attention_mask=torch.ones(1, 4, dtype=torch.int64), max_new_tokens=24, do_sample=False,
         repetition_penalty=1.4, eos_token_id=None, pad_token_id=0,
@@ -158,7 +165,10 @@ def test_choices(formed):
 def test_json_of_a_schema(formed):
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 150, "minimum": 0}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 5},
+            "age": {"type": "integer", "maximum": 150, "minimum": 0},
+        },
         "required": ["name", "age"],
         "additionalProperties": False,
     }
