@@ -18,6 +18,7 @@ from house import tree
 PAGES = [*sorted(tree.ROOT.glob("*.md")), *sorted((tree.ROOT / "docs").rglob("*.md"))]
 OTHER_PROGRAMS = set(
     [
+        "curl",
         "git",
         "cd",
         "sudo",

@@ -57,8 +57,6 @@ class ServeJob:
     ANABATIC_API_KEYS, separated by commas."""
     cors: list[str] = field(default_factory=list)
     """Origins whose web pages may ask, for example https://example.org; `*` for all. None by default."""
-    runs: str | None = None
-    """Folder of run folders that the web page shows; none by default."""
     too_long: Literal["error", "cut"] = "error"
     """A prompt without room for an answer: refuse it, or cut its beginning away."""
     quantize: Literal["none", "int8", "nf4"] = "none"
