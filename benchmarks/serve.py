@@ -11,13 +11,15 @@ short, a few long, as chat traffic is), 16 at a time:
 - `continuous`: transformers' own continuous batching (`generate_batch`), with room for 16 requests.
 
 `one`: a single request at a time, ours beside `generate`. Only tokens that were asked for count. Sides run in processes
-of their own and take turns; ratios are medians over turns. Before the first turn every side answers the same requests,
-and the answers are compared token by token.
+of their own and take turns; ratios are medians over turns. The engine always has somebody waiting; `generate` is given
+batch after batch, and `continuous` all requests at once, again and again. Before the first turn every side answers the
+same requests, and the answers are compared token by token.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import random
@@ -29,6 +31,8 @@ VOCABULARY = 16384
 AT_ONCE = 16
 LONGEST = 512
 PEER = "generate"
+ENGINE_STEPS = 40
+"""Steps of the engine between two looks at the clock."""
 
 
 def model_of(threads: int) -> Any:
@@ -79,13 +83,20 @@ def engine(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_o
 
     model = prepare(model_of(threads), torch.device("cpu"))
     ours = Engine(model, Letters(), max_batch=at_once, max_len=LONGEST)
-
-    def answer() -> list[list[int]]:
-        samplings = [Sampling(temperature=0.0, max_new_tokens=size) for _, size in wanted]
-        ours.forget()  # every round reads its prompts
-        return [one.ids for one in ours.generate([prompt for prompt, _ in wanted], samplings, [])]
-
-    rounds(turns, answer)
+    fresh = itertools.cycle(range(1, VOCABULARY))
+    samplings = [Sampling(temperature=0.0, max_new_tokens=size) for _, size in wanted]
+    first = [one.ids for one in ours.generate([prompt for prompt, _ in wanted[:at_once]], samplings[:at_once], [])]
+    turns.begin(answers=first)
+    rows = itertools.cycle(zip(wanted, samplings, strict=True))
+    while True:
+        before = ours.load().new_tokens
+        for _ in range(ENGINE_STEPS):
+            while ours.load().waiting < at_once:  # somebody always waits, as at a busy server
+                (prompt, _), sampling = next(rows)
+                ours.submit([ours.request([*prompt[:-1], next(fresh)], sampling, [])])  # no answer is known
+            ours.step()
+        ours.forget()  # every prompt is read
+        turns.step(ours.load().new_tokens - before)
 
 
 def generate(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_once: int) -> None:
@@ -103,11 +114,11 @@ def generate(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at
         )
         return [row[width : width + size].tolist() for row, (_, size) in zip(out, some, strict=True)]
 
-    def answer() -> list[list[int]]:
-        parts = [wanted[start : start + at_once] for start in range(0, len(wanted), at_once)]
-        return [ids for part in parts for ids in batch(part)]
-
-    rounds(turns, answer)
+    turns.begin(answers=batch(wanted[:at_once]))
+    parts = itertools.cycle(range(0, len(wanted), at_once))
+    while True:
+        start = next(parts)
+        turns.step(sum(map(len, batch(wanted[start : start + at_once]))))
 
 
 def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_once: int) -> None:
@@ -123,11 +134,11 @@ def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], 
         use_async_batching=False, use_cuda_graph=False,
     )  # fmt: skip
 
-    def answer() -> list[list[int]]:
+    def answer(some: list[tuple[list[int], int]]) -> list[list[int]]:
         with model.continuous_batching_context_manager(
             generation_config=settings, continuous_batching_config=batching
         ) as manager:
-            names = [manager.add_request(prompt, max_new_tokens=size) for prompt, size in wanted]
+            names = [manager.add_request(prompt, max_new_tokens=size) for prompt, size in some]
             found: dict[str, list[int]] = {}
             while len(found) < len(names):
                 result = manager.get_result(timeout=1)
@@ -137,23 +148,15 @@ def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], 
                     found[result.request_id] = result.generated_tokens
         return [found[name] for name in names]
 
-    rounds(turns, answer)
-
-
-def rounds(turns: Turns, answer: Any) -> None:
-    """Answer again and again; the answers of the first time are compared."""
-    answers = answer()
-    size = sum(map(len, answers))
-    turns.begin(answers=answers)
+    turns.begin(answers=answer(wanted[:at_once]))
     while True:
-        answer()
-        turns.step(size)
+        turns.step(sum(map(len, answer(wanted))))
 
 
 def compare(title: str, sides: dict[str, Any], args: argparse.Namespace, wanted: Any, at_once: int) -> None:
     """Run the sides, print how many answers are equal, and the table."""
     tokens = sum(size for _, size in wanted)
-    print(f"{title}: {len(wanted)} requests, {sum(len(p) for p, _ in wanted):,} tokens in, {tokens:,} out a round")
+    print(f"{title}: {len(wanted)} requests in turn, {sum(len(p) for p, _ in wanted):,} tokens in, {tokens:,} out")
     chosen = {name: (work, (args.threads, wanted, at_once)) for name, work in sides.items()}
     results = alternate(chosen, args.rounds, args.seconds, 0.0)
     expected = results[PEER].facts["answers"]

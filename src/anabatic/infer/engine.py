@@ -189,6 +189,8 @@ class Engine:
                 self.step()
                 if piece := request.take():
                     yield piece
+            if piece := request.take():  # somebody else's steps ended it
+                yield piece
         finally:
             self.cancel([request])
 

@@ -80,5 +80,5 @@ class _Matched:
         """Take the chosen token; return True when the answer is whole and nothing may follow."""
         if token in self._stops:
             return True
-        self._matcher.consume_token(token)
-        return bool(self._matcher.is_stopped())
+        taken = self._matcher.consume_token(token)
+        return not taken or bool(self._matcher.is_stopped())

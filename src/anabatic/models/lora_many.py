@@ -69,7 +69,8 @@ class Adapters:
         self._slices: list[Slice] = model.__dict__.setdefault("_anabatic_slices", [])
         self._layers: dict[str, Many] = {}
         self._places: dict[str, tuple[int, bytes]] = {}
-        self._next = 0
+        # Several engines may share a model: a place is never given twice.
+        self._given: list[int] = model.__dict__.setdefault("_anabatic_places", [])
 
     @property
     def names(self) -> Sequence[str]:
@@ -117,7 +118,8 @@ class Adapters:
         if name in self._places:
             raise DataError(f'there is an adapter "{name}" already', "choose another name, or drop it first")
         pairs = self._pairs(folder)
-        place, self._next = self._next, self._next + 1
+        place = len(self._given)
+        self._given.append(place)
         for target, (down, up) in pairs.items():
             self._layer(target).pairs[place] = (down, up)
         self._places[name] = (place, os.urandom(16))

@@ -131,3 +131,17 @@ def test_changed_weights_need_forget(tokenizer):
     engine.forget()
     after = engine.generate([prompt], greedy(12), [])[0].ids
     assert after == alone(changing, tokenizer, [prompt], [greedy(12)])[0] != before
+
+
+def test_a_stream_that_somebody_else_ended_is_still_whole(model, tokenizer):
+    engine = Engine(model, tokenizer, max_batch=2, max_len=128)
+    prompt, other = some(tokenizer, 2, 7)
+    sampling = Sampling(temperature=1.0, seed=2, max_new_tokens=8)
+    whole = engine.generate([prompt], sampling, [])[0].text
+    request = engine.request(prompt, sampling, [])
+    engine.submit([request])
+    pieces = engine.follow(request)
+    text = next(pieces)
+    engine.generate([other], greedy(30), [])
+    assert request.finish_reason == "length"
+    assert text + "".join(pieces) == whole
