@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -35,8 +36,13 @@ def run(
     max_restarts: Annotated[str, Parameter(negative=())] = "0",
     hang_seconds: Annotated[str, Parameter(negative=())] = "1800",
     join_seconds: Annotated[str, Parameter(negative=())] = "600",
+    rdzv: _Word = None,
+    hosts: Annotated[Path | None, Parameter(negative=())] = None,
+    hosts_python: _Word = None,
+    hosts_cwd: _Word = None,
+    hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
 ) -> int:
-    """Run COMMAND, one that trains, in several processes; type the same on every machine.
+    """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
     Parameters
     ----------
@@ -60,10 +66,46 @@ def run(
         Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
     join_seconds
         Seconds to wait for the other machines.
+    rdzv
+        HOST:PORT where the machines meet: --master-addr and --master-port in one word, as torchrun has it.
+    hosts
+        File with one machine a line; COMMAND is started on all of them over ssh, from here.
+    hosts_python
+        Python on those machines; default: the path of this one.
+    hosts_cwd
+        Folder to work in there; default: this one.
+    hosts_env
+        Name of a further variable to give them, several times: WANDB_API_KEY
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
     row, job = _job(list(command))
+    if rdzv:
+        master_addr, master_port = _meeting(rdzv, master_addr, master_port)
+    if hosts:
+        from anabatic.cli import launch_hosts
+
+        given = launch_hosts.Given(
+            nproc=_whole("nproc", nproc),
+            nnodes=_machines(nnodes) if nnodes else None,
+            master_addr=master_addr,
+            python=hosts_python,
+            folder=hosts_cwd,
+            variables=hosts_env,
+        )
+        refused = {"--node-rank": node_rank}
+        launch_hosts.refuse(refused)
+        return launch_hosts.run(
+            row.name,
+            job,
+            hosts,
+            given,
+            master_port=_whole("master-port", master_port) or 29500,
+            job_id=job_id,
+            max_restarts=_whole("max-restarts", max_restarts) or 0,
+            hang_seconds=_number("hang-seconds", hang_seconds),
+            join_seconds=_number("join-seconds", join_seconds),
+        )
     least, most = _machines(nnodes or os.environ.get("NNODES") or "1")
     settings = load.tree_of(job)["device"]["nproc"]
     launch = Launch(
@@ -165,6 +207,17 @@ def _job(words: list[str]) -> tuple[commands.Command, Any]:
     _, bound, _ = program.build().parse_args(words, exit_on_error=False, print_error=False)
     files = bound.arguments.pop("config", None) or []
     return row, load.load(row.name, files, jobs.tree(dict(bound.arguments)))
+
+
+def _meeting(text: str, address: str | None, port: str | None) -> tuple[str, str]:
+    """Split HOST:PORT; an IPv6 address stands in brackets."""
+    if address or port:
+        raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
+    host, colon, number = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host:
+        raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
+    return host, number
 
 
 def _machines(text: str) -> tuple[int, int]:
