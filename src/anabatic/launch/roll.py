@@ -15,9 +15,9 @@ from importlib import metadata
 from platform import python_version
 from typing import Any
 
+from anabatic.launch.way import ASK
+
 PACKAGES = ("anabatic", "torch", "torch_npu", "transformers", "peft", "safetensors")
-_ASK = 15.0
-"""Seconds between two lines about those who are missing."""
 _LOOK = 0.5
 
 
@@ -81,7 +81,7 @@ class Roll(threading.Thread):
         asked = time.monotonic()
         while self.missing:
             self.missing = [number for number in self.missing if not store.check([self._key(number)])]
-            if self.missing and time.monotonic() - asked > _ASK:
+            if self.missing and time.monotonic() - asked > ASK:
                 asked = time.monotonic()
                 sys.stderr.write(f"{self.waiting()}\n")
             time.sleep(_LOOK if self.missing else 0)
@@ -103,7 +103,7 @@ class Roll(threading.Thread):
 
     def _wait_for_readers(self, store: Any) -> None:
         """The store ends with machine 0, which may be about to leave: let the others read first."""
-        deadline = time.monotonic() + _ASK
+        deadline = time.monotonic() + ASK
         readers = [self._key(number, "knows") for number in range(self.size)]
         while not store.check(readers) and time.monotonic() < deadline:
             time.sleep(_LOOK)
