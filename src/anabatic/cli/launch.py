@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from anabatic.config import check, commands, load
+from anabatic.config import check as values
+from anabatic.config import commands, load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 
@@ -41,6 +42,7 @@ def run(
     hosts_python: _Word = None,
     hosts_cwd: _Word = None,
     hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    check: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
@@ -76,10 +78,12 @@ def run(
         Folder to work in there; default: this one.
     hosts_env
         Name of a further variable to give them, several times: WANDB_API_KEY
+    check
+        Compare the machines and measure what is between them before COMMAND begins; without COMMAND, only that.
     """
-    if not command:
+    if not command and not check:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
-    row, job = _job(list(command))
+    row, job = _job(list(command)) if command else (None, None)
     if rdzv:
         master_addr, master_port = _meeting(rdzv, master_addr, master_port)
     if hosts:
@@ -96,10 +100,11 @@ def run(
         refused = {"--node-rank": node_rank}
         launch_hosts.refuse(refused)
         return launch_hosts.run(
-            row.name,
+            row.name if row else "",
             job,
             hosts,
             given,
+            words=("--check",) if check else (),
             master_port=_whole("master-port", master_port) or 29500,
             job_id=job_id,
             max_restarts=_whole("max-restarts", max_restarts) or 0,
@@ -107,7 +112,7 @@ def run(
             join_seconds=_number("join-seconds", join_seconds),
         )
     least, most = _machines(nnodes or os.environ.get("NNODES") or "1")
-    settings = load.tree_of(job)["device"]["nproc"]
+    settings = load.tree_of(job)["device"]["nproc"] if row else 1
     launch = Launch(
         nproc=_whole("nproc", nproc or os.environ.get("NPROC_PER_NODE")) or settings,
         min_nodes=least,
@@ -120,6 +125,12 @@ def run(
         hang_seconds=_number("hang-seconds", hang_seconds),
         join_seconds=_number("join-seconds", join_seconds),
     )
+    if check:
+        from anabatic.launch import preflight
+
+        preflight.run(launch, load.tree_of(job) if row else None)
+    if row is None:
+        return 0
     from anabatic.cli import job as jobs
 
     return jobs.spread(row, job, launch)
@@ -227,8 +238,8 @@ def _machines(text: str) -> tuple[int, int]:
 
 
 def _whole(name: str, text: str | None) -> int | None:
-    return None if text is None else int(check.convert(check.Text(text), int, check.Flags(), (name,)))
+    return None if text is None else int(values.convert(values.Text(text), int, values.Flags(), (name,)))
 
 
 def _number(name: str, text: str) -> float:
-    return float(check.convert(check.Text(text), float, check.Flags(), (name,)))
+    return float(values.convert(values.Text(text), float, values.Flags(), (name,)))

@@ -30,6 +30,7 @@ def run(command: str, job: Any, file: Path, given: Given, words: tuple[str, ...]
     """Run a job on the machines of a file and return its exit code.
 
     Args:
+        command: name of the command; empty: the machines are only checked.
         words: options that the launchers on the machines get as they are.
         options: further fields of `Launch`.
     """
@@ -42,7 +43,7 @@ def run(command: str, job: Any, file: Path, given: Given, words: tuple[str, ...]
             f"--nnodes is {most}, but {file} names {len(found)} machine{'s' if len(found) > 1 else ''}",
             "leave --nnodes out to use all of them",
         )
-    tree = load.tree_of(job)
+    tree = load.tree_of(job) if command else {"device": {"nproc": 1}}
     launch = Launch(
         nproc=given.nproc or tree["device"]["nproc"],
         min_nodes=least,
@@ -53,7 +54,7 @@ def run(command: str, job: Any, file: Path, given: Given, words: tuple[str, ...]
     out = tree.get("out")
     order = ssh.Job(
         command=command,
-        recipe=load.dump(job),
+        recipe=load.dump(job) if command else "",
         launch=launch,
         nproc=given.nproc,
         python=given.python or sys.executable,

@@ -75,12 +75,23 @@ class Roll(threading.Thread):
         self.missing = [other for other in range(size) if other != number]
 
     def run(self) -> None:
-        """Work until all are here."""
+        """Work until all are here, and compare."""
+        found = self.meet()
+        if recipes := differences(found, "recipe"):
+            self.refuse(recipes)
+        elif self.number == 0:
+            for line in differences(found, "versions"):
+                sys.stderr.write(f"warning: {line}\n")
+
+    def meet(self, seconds: float = float("inf")) -> dict[int, dict[str, Any]]:
+        """Return the facts of every machine once all are here; of nobody when `missing` are not in time."""
         store = self._connect()
         store.set(self._key(self.number), json.dumps(self.own))
-        asked = time.monotonic()
+        begun = asked = time.monotonic()
         while self.missing:
             self.missing = [number for number in self.missing if not store.check([self._key(number)])]
+            if self.missing and time.monotonic() - begun > seconds:
+                return {}
             if self.missing and time.monotonic() - asked > ASK:
                 asked = time.monotonic()
                 sys.stderr.write(f"{self.waiting()}\n")
@@ -89,11 +100,7 @@ class Roll(threading.Thread):
         store.set(self._key(self.number, "knows"), "")
         if self.number == 0:
             self._wait_for_readers(store)
-        if recipes := differences(found, "recipe"):
-            self.refuse(recipes)
-        elif self.number == 0:
-            for line in differences(found, "versions"):
-                sys.stderr.write(f"warning: {line}\n")
+        return found
 
     def waiting(self) -> str:
         """One line about who is not here yet."""

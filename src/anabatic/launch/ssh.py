@@ -223,7 +223,9 @@ def words(job: Job, host: Host, number: int) -> Iterator[str | None]:
         yield from ("--master-addr", str(launch.master_addr), "--master-port", str(launch.master_port))
     yield from ("--job-id", launch.job_id, "--max-restarts", str(launch.max_restarts))
     yield from ("--hang-seconds", f"{launch.hang_seconds:g}", "--join-seconds", f"{launch.join_seconds:g}")
-    yield from (*job.words, "--", *job.command.split(), "-c", None)
+    yield from job.words
+    if job.command:
+        yield from ("--", *job.command.split(), "-c", None)
 
 
 def keep(job: Job, number: int) -> Path:
