@@ -43,7 +43,7 @@ def run(command: str, job: Any, file: Path, given: Given, words: tuple[str, ...]
             f"--nnodes is {most}, but {file} names {len(found)} machine{'s' if len(found) > 1 else ''}",
             "leave --nnodes out to use all of them",
         )
-    tree = load.tree_of(job) if command else {"device": {"nproc": 1}}
+    tree: dict[str, Any] = load.tree_of(job) if command else {"device": {"nproc": 1}}
     launch = Launch(
         nproc=given.nproc or tree["device"]["nproc"],
         min_nodes=least,

@@ -75,7 +75,7 @@ def _way(master: str, port: int, first: bool) -> dict[str, Any]:
     except socket.gaierror as error:
         return {"problem": "name", "detail": error.strerror}
     if not first:
-        return {"loopback": place[0] == "::1" or place[0].startswith("127.")}
+        return {"loopback": str(place[0]) == "::1" or str(place[0]).startswith("127.")}
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +145,7 @@ def lines(found: Found) -> list[str]:
     return told
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     used = [place for place in range(len(rows[0])) if any(row[place] for row in rows[1:])]
     widths = {place: max(len(row[place]) for row in rows) for place in used}
     return ["  ".join(f"{row[place]:<{widths[place]}}" for place in used).rstrip() for row in rows]
