@@ -16,7 +16,7 @@ from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.launch import cluster, judge, roll
 
-_SHOWN = 3
+_SHOWN = 10
 
 
 def run(launch: Launch, tree: Mapping[str, Any] | None) -> None:
