@@ -110,14 +110,13 @@ def _sees(store: Any, number: int, out: str | None) -> bool:
 
     if out is None:
         return True
-    mark = ""
+    folder = next(iter(about.places(out)))
     if number == 0:
-        folder = next(iter(about.places(out)))
-        mark = os.path.join(folder, f"{_MARK}{os.urandom(8).hex()}")
+        name = f"{_MARK}{os.urandom(8).hex()}"
         if os.access(folder, os.W_OK):
-            Path(mark).touch()
-        store.set("mark", mark)
-    mark = store.get("mark").decode()
+            Path(folder, name).touch()
+        store.set("mark", name)
+    mark = os.path.join(folder, store.get("mark").decode())
     deadline = time.monotonic() + 3.0  # network file systems take their time
     while not (seen := os.path.exists(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
