@@ -226,7 +226,7 @@ def _meeting(text: str, address: str | None, port: str | None) -> tuple[str, str
         raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
     host, colon, number = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host:
+    if not colon or not host or not number:
         raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
     return host, number
 
