@@ -33,6 +33,7 @@ _LOST = ("RendezvousConnectionError", "RendezvousTimeoutError", "RendezvousClose
 def main() -> None:
     """Run the agent with the arguments of this process."""
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
+    sys.unraisablehook = _unraisable
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     root = child.reports()
@@ -58,6 +59,12 @@ def main() -> None:
         why = roll.waiting() if roll is not None and roll.missing else f"{name}: {' '.join(str(error).split())[:400]}"
         (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
         sys.exit(child.LOST)
+
+
+def _unraisable(what: Any) -> None:
+    """Leave out what torch 2.13 says when a signal ends the agent in its keep-alive thread: that joins itself."""
+    if "cannot join current thread" not in str(what.exc_value):
+        sys.__unraisablehook__(what)
 
 
 def _machine_0(root: Path) -> str:
