@@ -86,31 +86,19 @@ def run(
     row, job = _job(list(command)) if command else (None, None)
     if rdzv:
         master_addr, master_port = _meeting(rdzv, master_addr, master_port)
+    options: dict[str, Any] = {
+        "job_id": job_id,
+        "max_restarts": _whole("max-restarts", max_restarts) or 0,
+        "hang_seconds": _number("hang-seconds", hang_seconds),
+        "join_seconds": _number("join-seconds", join_seconds),
+    }
     if hosts:
-        from anabatic.cli import launch_hosts
+        from anabatic.cli import launch_hosts as far
 
-        given = launch_hosts.Given(
-            nproc=_whole("nproc", nproc),
-            nnodes=_machines(nnodes) if nnodes else None,
-            master_addr=master_addr,
-            python=hosts_python,
-            folder=hosts_cwd,
-            variables=hosts_env,
-        )
-        refused = {"--node-rank": node_rank}
-        launch_hosts.refuse(refused)
-        return launch_hosts.run(
-            row.name if row else "",
-            job,
-            hosts,
-            given,
-            words=("--check",) if check else (),
-            master_port=_whole("master-port", master_port) or 29500,
-            job_id=job_id,
-            max_restarts=_whole("max-restarts", max_restarts) or 0,
-            hang_seconds=_number("hang-seconds", hang_seconds),
-            join_seconds=_number("join-seconds", join_seconds),
-        )
+        options["master_port"] = _whole("master-port", master_port) or 29500
+        machines = _machines(nnodes) if nnodes else None
+        given = far.Given(_whole("nproc", nproc), machines, node_rank, master_addr, hosts_python, hosts_cwd, hosts_env)
+        return far.run(row.name if row else "", job, hosts, given, ("--check",) if check else (), **options)
     least, most = _machines(nnodes or os.environ.get("NNODES") or "1")
     settings = load.tree_of(job)["device"]["nproc"] if row else 1
     launch = Launch(
@@ -120,10 +108,7 @@ def run(
         node_rank=_whole("node-rank", node_rank or os.environ.get("NODE_RANK")) if most > 1 else None,
         master_addr=master_addr or os.environ.get("MASTER_ADDR") or None,
         master_port=_whole("master-port", master_port or os.environ.get("MASTER_PORT")) or 29500,
-        job_id=job_id,
-        max_restarts=_whole("max-restarts", max_restarts) or 0,
-        hang_seconds=_number("hang-seconds", hang_seconds),
-        join_seconds=_number("join-seconds", join_seconds),
+        **options,
     )
     if check:
         from anabatic.launch import preflight

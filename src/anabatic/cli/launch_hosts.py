@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ class Given:
 
     nproc: int | None = None
     nnodes: tuple[int, int] | None = None
+    node_rank: str | None = None
     master_addr: str | None = None
     python: str | None = None
     folder: str | None = None
@@ -33,9 +33,15 @@ def run(command: str, job: Any, file: Path, given: Given, words: tuple[str, ...]
         command: name of the command; empty: the machines are only checked.
         words: options that the launchers on the machines get as they are.
         options: further fields of `Launch`.
+
+    Raises:
+        ConfigError: the file or an option is wrong, or a machine cannot take part for a reason its owner can mend.
+        Failure: a machine cannot be reached, or was lost.
     """
     from anabatic.launch import everywhere, hosts, ssh
 
+    if given.node_rank is not None:
+        raise ConfigError("--node-rank stands beside --hosts", "the order of the file is that of the machines")
     found = hosts.read(file)
     least, most = given.nnodes or (len(found), len(found))
     if most > len(found):
@@ -64,14 +70,3 @@ def run(command: str, job: Any, file: Path, given: Given, words: tuple[str, ...]
         words=words,
     )
     return everywhere.run(found[:most], order)
-
-
-def refuse(given: Mapping[str, object]) -> None:
-    """Refuse options that the file of hosts answers.
-
-    Raises:
-        ConfigError: one of them is given.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{name} stands beside --hosts", "the order of the file is that of the machines")

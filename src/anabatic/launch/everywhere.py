@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import IO, Any
 
@@ -112,14 +112,12 @@ class _Run:
         self.received.append(number)
 
     def _look(self) -> None:
-        try:
+        with suppress(queue.Empty):
             machine, kind, text = self.events.get(timeout=0.2)
             if kind == "end":
                 self._ended(machine, int(text))
             else:
                 self.show.line(machine, kind, text)
-        except queue.Empty:
-            pass
         while self.heard < len(self.received):
             self.heard += 1
             self._order(self.received[self.heard - 1])
