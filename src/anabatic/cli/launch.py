@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from anabatic.config import check as values
-from anabatic.config import commands, load
+from anabatic.cli import launch_hosts
+from anabatic.config import check, commands, load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 
@@ -42,7 +42,7 @@ def run(
     hosts_python: _Word = None,
     hosts_cwd: _Word = None,
     hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
-    check: Annotated[bool, Parameter(negative=())] = False,
+    preflight: Annotated[bool, Parameter(name="--check", negative=())] = False,
 ) -> int:
     """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
@@ -78,29 +78,21 @@ def run(
         Folder to work in there; default: this one.
     hosts_env
         Name of a further variable to give them, several times: WANDB_API_KEY
-    check
+    preflight
         Compare the machines and measure what is between them before COMMAND begins; without COMMAND, only that.
     """
-    if not command and not check:
+    if not command and not preflight:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
     row, job = _job(list(command)) if command else (None, None)
+    tree = load.tree_of(job) if row else None
     if rdzv:
-        master_addr, master_port = _meeting(rdzv, master_addr, master_port)
-    options: dict[str, Any] = {
-        "job_id": job_id,
-        "max_restarts": _whole("max-restarts", max_restarts) or 0,
-        "hang_seconds": _number("hang-seconds", hang_seconds),
-        "join_seconds": _number("join-seconds", join_seconds),
-    }
-    if hosts:
-        from anabatic.cli import launch_hosts as far
-
-        options["master_port"] = _whole("master-port", master_port) or 29500
-        machines = _machines(nnodes) if nnodes else None
-        given = far.Given(_whole("nproc", nproc), machines, node_rank, master_addr, hosts_python, hosts_cwd, hosts_env)
-        return far.run(row.name if row else "", job, hosts, given, ("--check",) if check else (), **options)
+        master_addr, master_port = launch_hosts.meeting(rdzv, master_addr, master_port)
+    far = launch_hosts.Far(hosts_python, hosts_cwd, hosts_env, preflight, nproc=_whole("nproc", nproc))
+    machines = launch_hosts.read(hosts, far, node_rank) if hosts else []
+    if machines:
+        nnodes, master_addr = nnodes or str(len(machines)), master_addr or machines[0].name
     least, most = _machines(nnodes or os.environ.get("NNODES") or "1")
-    settings = load.tree_of(job)["device"]["nproc"] if row else 1
+    settings = tree["device"]["nproc"] if tree else 1
     launch = Launch(
         nproc=_whole("nproc", nproc or os.environ.get("NPROC_PER_NODE")) or settings,
         min_nodes=least,
@@ -108,12 +100,17 @@ def run(
         node_rank=_whole("node-rank", node_rank or os.environ.get("NODE_RANK")) if most > 1 else None,
         master_addr=master_addr or os.environ.get("MASTER_ADDR") or None,
         master_port=_whole("master-port", master_port or os.environ.get("MASTER_PORT")) or 29500,
-        **options,
+        job_id=job_id,
+        max_restarts=_whole("max-restarts", max_restarts) or 0,
+        hang_seconds=_number("hang-seconds", hang_seconds),
+        join_seconds=_number("join-seconds", join_seconds),
     )
-    if check:
-        from anabatic.launch import preflight
+    if machines:
+        return launch_hosts.run(row.name if row else "", job, machines, launch, far)
+    if preflight:
+        from anabatic.launch import preflight as check_machines
 
-        preflight.run(launch, load.tree_of(job) if row else None)
+        check_machines.run(launch, tree)
     if row is None:
         return 0
     from anabatic.cli import job as jobs
@@ -205,17 +202,6 @@ def _job(words: list[str]) -> tuple[commands.Command, Any]:
     return row, load.load(row.name, files, jobs.tree(dict(bound.arguments)))
 
 
-def _meeting(text: str, address: str | None, port: str | None) -> tuple[str, str]:
-    """Split HOST:PORT; an IPv6 address stands in brackets."""
-    if address or port:
-        raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
-    host, colon, number = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not number:
-        raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
-    return host, number
-
-
 def _machines(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
     first = _whole("nnodes", least) or 0
@@ -223,8 +209,8 @@ def _machines(text: str) -> tuple[int, int]:
 
 
 def _whole(name: str, text: str | None) -> int | None:
-    return None if text is None else int(values.convert(values.Text(text), int, values.Flags(), (name,)))
+    return None if text is None else int(check.convert(check.Text(text), int, check.Flags(), (name,)))
 
 
 def _number(name: str, text: str) -> float:
-    return float(values.convert(values.Text(text), float, values.Flags(), (name,)))
+    return float(check.convert(check.Text(text), float, check.Flags(), (name,)))
