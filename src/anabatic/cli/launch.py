@@ -88,9 +88,9 @@ def run(
     if rdzv:
         master_addr, master_port = launch_hosts.meeting(rdzv, master_addr, master_port)
     far = launch_hosts.Far(hosts_python, hosts_cwd, hosts_env, preflight, nproc=_whole("nproc", nproc))
-    machines = launch_hosts.read(hosts, far, node_rank) if hosts else []
-    if machines:
-        nnodes, master_addr = nnodes or str(len(machines)), master_addr or machines[0].name
+    named = launch_hosts.read(hosts, far, node_rank) if hosts else []
+    if named:
+        nnodes, master_addr = nnodes or str(len(named)), master_addr or named[0].name
     least, most = _machines(nnodes or os.environ.get("NNODES") or "1")
     settings = tree["device"]["nproc"] if tree else 1
     launch = Launch(
@@ -105,8 +105,8 @@ def run(
         hang_seconds=_number("hang-seconds", hang_seconds),
         join_seconds=_number("join-seconds", join_seconds),
     )
-    if machines:
-        return launch_hosts.run(row.name if row else "", job, machines, launch, far)
+    if named:
+        return launch_hosts.run(row.name if row else "", job, named, launch, far)
     if preflight:
         from anabatic.launch import preflight as check_machines
 

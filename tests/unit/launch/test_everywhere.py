@@ -158,6 +158,7 @@ def test_the_command_checks_a_machine_of_a_file(site: Site) -> None:
     assert done.returncode == 0, done.stderr
     assert "here | check passed, " in done.stderr and "here |    machine  devices" in done.stderr
     (site.folder / "hosts").write_text("here\ndead\n")
-    done = subprocess.run([*words, "--", "pretrain"], cwd=site.folder, capture_output=True, text=True, check=False)
+    words += ["--", "sft", "--model", "x", "--data.train", "task:spelling#10"]
+    done = subprocess.run(words, cwd=site.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "error: 1 of 2 machines cannot take part: dead (line 2)" in done.stderr, done.stderr
     assert done.stderr.count("\n") == 2
