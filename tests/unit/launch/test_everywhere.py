@@ -153,7 +153,7 @@ def test_a_signal_reaches_every_machine_once(site: Site, number: signal.Signals,
 
 def test_the_command_checks_a_machine_of_a_file(site: Site) -> None:
     (site.folder / "hosts").write_text("here slots=3\n")
-    words = [sys.executable, "-m", "anabatic", "launch", "--hosts", "hosts", "--check"]
+    words = [sys.executable, "-m", "anabatic", "launch", "--hosts", "hosts", "--check", "--master-addr", "127.0.0.1"]
     done = subprocess.run(words, cwd=site.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "here | check passed, " in done.stderr and "here |    machine  devices" in done.stderr
