@@ -180,6 +180,10 @@ class Save:
     """Steps between checkpoints; 0: only at the end and when interrupted."""
     keep_last: int = 2
     """Newest checkpoints that are kept."""
+    keep_best: bool = False
+    """Keep the checkpoint of the best evaluation by eval.metric too; one is saved where that step has none."""
+    background: Literal["auto", "on", "off"] = "auto"
+    """Copy to the host's memory, then write while the training goes on; auto: from 64 MiB on, where memory allows."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: continue from the newest valid checkpoint of the run folder; never: start over; must: fail without one."""
 

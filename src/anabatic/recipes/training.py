@@ -43,10 +43,11 @@ from anabatic.recipes import samples
 from anabatic.train import run
 from anabatic.train.checkpoint import Found
 from anabatic.train.goal import Goal, next_token
-from anabatic.train.loop import Fit, Progress, fit
+from anabatic.train.loop import fit
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer, Rates
 from anabatic.train.plan import Sizes
+from anabatic.train.progress import Fit, Progress
 from anabatic.train.step import TrainStep
 from anabatic.train.watch import watching
 
@@ -320,7 +321,7 @@ class Training:
             log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
             describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world.data),
-            evaluate=self._evaluate,
+            strategy=self.division.strategy, evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context, goal.logits), peak_flops=run.peak(self.device),
             watch=watch,

@@ -28,10 +28,10 @@ from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
 from anabatic.parallel.sharded import local
 from anabatic.parallel.world import World, all_sum, barrier
-from anabatic.train import checkpoint, report
-from anabatic.train.loop import Progress
+from anabatic.train import checkpoint, manifest, report
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
+from anabatic.train.progress import Progress
 from anabatic.train.step import TrainStep
 
 _FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
@@ -49,6 +49,8 @@ def open_folder(job: LoopJob, device: Device, world: World) -> Iterator[RunFolde
     folder = RunFolder(job.out)
     folder.create()
     with alone(folder.root, "training run") if world.first else nullcontext():
+        if world.first:
+            manifest.sweep(folder.root)
         log.to_file(folder.log(world.rank))
         log.info(f"run folder {folder.root}")
         log.info(f"device {device.type} ({device.reasons['device']}): {device.name}")
@@ -69,7 +71,7 @@ def find_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> checkpoint
             _set_aside(folder)
         barrier(world)
         return None
-    found = checkpoint.newest(folder)
+    found = checkpoint.newest(folder, world)
     if found is None:
         if job.save.resume == "must":
             raise CheckpointError(
@@ -89,14 +91,14 @@ def _keep_final_model(folder: RunFolder) -> None:
             f"{folder.final_model} is there from an earlier run, but no whole checkpoint to continue from",
             "choose another --out, or start over with --save.resume never (what is there is moved aside)",
         )
-    if torn := checkpoint.numbered(folder.root):
+    if torn := manifest.numbered(folder.root):
         log.warn(f"none of the {len(torn)} checkpoints in {folder.root} is whole: starting again at step 0")
 
 
 def _set_aside(folder: RunFolder) -> None:
     """Move what an earlier run has left into `superseded-<time>`; its log files are continued."""
     kept = (folder.best_model, folder.final_model, folder.summary, folder.metrics, folder.events, folder.report)
-    old = [path for _, path in checkpoint.numbered(folder.root)] + [path for path in kept if path.exists()]
+    old = [path for _, path in manifest.numbered(folder.root)] + [path for path in kept if path.exists()]
     if not old:
         return
     aside = folder.root / f"superseded-{time.strftime('%Y%m%d-%H%M%S')}"
