@@ -15,6 +15,7 @@ from anabatic.core import log
 from anabatic.core.errors import Failure
 from anabatic.core.heart import HEART
 from anabatic.core.text import duration
+from anabatic.train import bad_steps
 from anabatic.train.progress import Fit, Progress
 from anabatic.train.saver import Saver
 from anabatic.train.schedule import lr_scale
@@ -40,6 +41,7 @@ def fit(job: Fit, progress: Progress) -> bool:
             _evaluate(job, progress, clock, saver)  # a checkpoint is written before the evaluation of its step
         while progress.step < job.total_steps and not progress.enough(job.eval):
             _tell(job, saver)
+            bad_steps.pass_over(job, progress)
             scale = lr_scale(progress.step + 1, job.total_steps, job.schedule)
             batch = job.step.run(job.batches, job.micro_steps, scale)
             if batch is None:
@@ -48,13 +50,20 @@ def fit(job: Fit, progress: Progress) -> bool:
             progress.step += 1
             HEART.beat(progress.step)
             progress.loader = batch.state
+            if job.rows is not None:
+                job.rows.write(progress.step, job.step.rows)
             last = progress.step == job.total_steps
             # One process, or several on a CPU, stop here without writing a row, so that the rows to come are those of a
             # run left alone; devices agree on it where they log, because their queues are not emptied for it.
             stop = not last and job.step.stops()
-            if last or progress.step == 1 or progress.step % job.log.every == 0:
+            logs = last or progress.step == 1 or progress.step % job.log.every == 0
+            saves = last or stop or (job.save.every > 0 and progress.step % job.save.every == 0)
+            if (logs or saves) and bad_steps.look(job, progress, saver):
+                clock.rewound()
+                continue
+            if logs:
                 stop = (clock.log(scale) and not last) or stop
-            if last or stop or (job.save.every and progress.step % job.save.every == 0):
+            if saves or stop:
                 progress.seconds = clock.seconds()
                 _save(job, progress, saver)
             if stop:
@@ -164,6 +173,12 @@ class _Clock:
         self.mark = time.perf_counter()
         if self.job.watch is not None:
             self.job.watch.hold(False)
+
+    def rewound(self) -> None:
+        """Begin anew after an earlier step: the row of what was undone is not written."""
+        now = time.perf_counter()
+        self.training, self.held, self.mark = self.training + self.held + now - self.mark, 0.0, now
+        self.marked_step, self.barren = self.progress.step, 0
 
     def rest(self) -> None:
         """Write the row of the steps since the last one, if there are any."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anabatic.config.shared import Evaluate, Log, Save, Schedule
+from anabatic.config.shared import Evaluate, Log, Optim, Save, Schedule
 from anabatic.core.paths import RunFolder
 from anabatic.data.loader import Loader
 from anabatic.device.device import Device
@@ -16,12 +16,19 @@ from anabatic.monitor.window import Window
 from anabatic.parallel.world import World
 from anabatic.train.best import Best
 from anabatic.train.metrics import Metrics
+from anabatic.train.rows import RowLog
 from anabatic.train.step import TrainStep
 
 
 @dataclass
 class Progress(Best):
-    """Host numbers that a checkpoint keeps; `evaluated` is the last step whose held-out loss they know."""
+    """Host numbers that a checkpoint keeps.
+
+    Attributes:
+        evaluated: the last step whose held-out loss they know.
+        dropped: where in the data steps begin that are passed over, in micro-batches of all ranks.
+        rewinds: of this run; rewound_to: step of the checkpoint that the last one went back to.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -30,6 +37,9 @@ class Progress(Best):
     evaluated: int = 0
     last_loss: float | None = None
     loader: dict[str, Any] = field(default_factory=dict)
+    dropped: list[int] = field(default_factory=list)
+    rewinds: int = 0
+    rewound_to: int = -1
 
 
 @dataclass
@@ -45,6 +55,8 @@ class Fit:
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
         watch: what the devices of this machine did meanwhile; None: not known.
+        optim: what is done about bad steps.
+        rows: told what each step has read; None: nobody asks.
     """
 
     folder: RunFolder
@@ -57,6 +69,7 @@ class Fit:
     micro_steps: int
     schedule: Schedule
     save: Save
+    optim: Optim
     eval: Evaluate
     log: Log
     peak_lr: float
@@ -71,3 +84,4 @@ class Fit:
     flops_per_token: float = 0.0
     peak_flops: float = 0.0
     watch: Window | None = None
+    rows: RowLog | None = None

@@ -28,14 +28,14 @@ from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
 from anabatic.parallel.sharded import local
 from anabatic.parallel.world import World, all_sum, barrier
-from anabatic.train import checkpoint, manifest, report
+from anabatic.train import bad_steps, checkpoint, manifest, report
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
 from anabatic.train.progress import Progress
 from anabatic.train.step import TrainStep
 
 _FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
-         "parallel")  # fmt: skip
+         "parallel", "optim.on_bad_step", "optim.max_rewinds")  # fmt: skip
 """Settings that may change between a checkpoint and the run that continues it."""
 
 
@@ -97,7 +97,10 @@ def _keep_final_model(folder: RunFolder) -> None:
 
 def _set_aside(folder: RunFolder) -> None:
     """Move what an earlier run has left into `superseded-<time>`; its log files are continued."""
-    kept = (folder.best_model, folder.final_model, folder.summary, folder.metrics, folder.events, folder.report)
+    kept = (
+        folder.best_model, folder.final_model, folder.summary, folder.metrics, folder.events, folder.report,
+        folder.root / bad_steps.FILE, *folder.root.glob("rows-rank-*.jsonl"),
+    )  # fmt: skip
     old = [path for _, path in manifest.numbered(folder.root)] + [path for path in kept if path.exists()]
     if not old:
         return
@@ -233,8 +236,8 @@ def finish(
         link_copy(folder.final_model, folder.best_model)
     if summary["skipped"]:
         log.warn(
-            f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite:"
-            " lower optim.lr and optim.matrix_lr"
+            f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite,"
+            " or a spike: lower optim.lr and optim.matrix_lr"
         )
     metrics.summary({"finished": True, **summary})
     report.write_run_report(folder.root)

@@ -14,9 +14,7 @@ from anabatic.config.shared import Save
 from anabatic.core.errors import Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import pick
-from anabatic.parallel import world as parallel
 from anabatic.parallel.world import World
-from anabatic.testing.spawn import spawn
 from anabatic.train import checkpoint, manifest
 from anabatic.train.saver import SMALL, Saver
 
@@ -111,26 +109,3 @@ def test_auto_takes_the_background_for_what_is_large(tmp_path: Path, caplog: pyt
         with Saver(RunFolder(tmp_path), Save(), DEVICE, World()) as saver:
             saver.save(number, {"model.a": torch.empty(number)}, {})
         assert f"checkpoints are written {said}64.0 MiB" in caplog.text
-
-
-def two_ranks(root: Path) -> None:
-    """Both keep to their collectives while threads write; the result is whole and restores in one process."""
-    world = parallel.start(DEVICE)
-    folder = RunFolder(root)
-    value = torch.full((1000,), 1.0)
-    with Saver(folder, Save(background="on", keep_last=1), DEVICE, world) as saver:
-        for step in range(1, 6):
-            saver.save(step, {"model.a": value}, {"step": step})
-            for _ in range(20):
-                parallel.all_sum(torch.ones(10), world)
-            value += 1
-    found = checkpoint.newest(folder, world)
-    assert found is not None and found.step == 5
-    parallel.stop(world)
-
-
-def test_two_ranks_write_while_they_train(tmp_path: Path) -> None:
-    spawn(two_ranks, 2, tmp_path)
-    step, found = read(RunFolder(tmp_path), 1000)
-    assert step == 5 and torch.equal(found, torch.full((1000,), 5.0))
-    assert {"rng-0.safetensors", "rng-1.safetensors"} <= set(manifest.read(tmp_path / "checkpoint-5")["files"])
