@@ -152,6 +152,13 @@ _ROWS = (
         short={"model": "-m"},
     ),
     Command(
+        "checkpoint export",
+        "anabatic.config.checkpoint_export:CheckpointExportJob",
+        "anabatic.recipes.checkpoint_export:run",
+        "Make a model or adapter folder of a checkpoint.",
+        makes=("tokenizer.json",),
+    ),
+    Command(
         "eval",
         "anabatic.config.evaluate:EvalJob",
         "anabatic.recipes.evaluate:run",
@@ -174,6 +181,11 @@ _ROWS = (
 )
 
 COMMANDS: dict[str, Command] = {row.name: row for row in _ROWS}
+
+
+def name_of(job: Any) -> str:
+    """Return the command whose settings `job` is."""
+    return next(row.name for row in _ROWS if row.config.endswith(f":{type(job).__name__}"))
 
 
 def get(name: str) -> Command:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from anabatic.config.commands import name_of
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
 from anabatic.config.train import LoopJob
@@ -323,7 +324,7 @@ class Training:
             optim=job.optim, eval=job.eval, log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
             describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world.data),
-            strategy=self.division.strategy, evaluate=self._evaluate,
+            about={"command": name_of(job), "strategy": self.division.strategy}, evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context, goal.logits), peak_flops=run.peak(self.device),
             watch=watch,

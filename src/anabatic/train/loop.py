@@ -106,7 +106,7 @@ def _save(job: Fit, progress: Progress, saver: Saver) -> None:
         return
     host = {
         "progress": vars(progress), "identity": job.identity, "sizes": job.sizes, "world_size": job.world.size,
-        "strategy": job.strategy,
+        "about": job.about,
     }  # fmt: skip
     saver.save(progress.step, job.tensors(), host, progress.best.get("step"))
     _tell(job, saver)

@@ -10,10 +10,12 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import log
+from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, fsync_folder, replace_folder
 
 MANIFEST = "manifest.json"
@@ -88,8 +90,8 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> str:
-    """Return what is wrong with a checkpoint folder, or an empty string.
+def faults(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> Iterator[str]:
+    """Yield what is wrong with a checkpoint folder.
 
     Args:
         rank, ranks: one of `ranks` processes looks at all sizes, and at the checksums of its share of the files.
@@ -98,16 +100,22 @@ def fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> 
     try:
         files = read(path)["files"]
     except OSError as error:
-        return f"{MANIFEST} cannot be read ({error.strerror})"
+        yield f"{MANIFEST} cannot be read ({error.strerror})"
+        return
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} is torn"
+        yield f"{MANIFEST} is torn"
+        return
     if STATE not in files:
-        return f"{STATE} is not in the manifest"
+        yield f"{STATE} is not in the manifest"
     for number, (name, entry) in enumerate(files.items()):
         problem = _file_fault(path / name, entry, checksums and number % ranks == rank)
         if problem:
-            return f"{name} {problem}"
-    return ""
+            yield f"{name} {problem}"
+
+
+def fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> str:
+    """Return the first of the `faults` of a checkpoint folder, or an empty string."""
+    return next(faults(path, rank, ranks, checksums), "")
 
 
 def _file_fault(file: Path, entry: dict[str, Any], checksum: bool) -> str:
@@ -128,6 +136,38 @@ def host(path: Path) -> dict[str, Any]:
     """Return the host numbers of a whole checkpoint."""
     content: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
     return content
+
+
+def named(path: Path) -> list[Path]:
+    """Return the checkpoints that a user means, oldest first: the one of that name, or all of a run folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    if (path / MANIFEST).is_file() or (path.is_dir() and _NAME.search(path.name)):
+        return [path]
+    found = [one for _, one in numbered(path)] if path.is_dir() else []
+    if not found:
+        inside = sorted({str(one.parent) for one in path.glob("*/checkpoint-*")}) if path.is_dir() else []
+        what = "holds no checkpoint" if path.is_dir() else "does not exist"
+        hint = f"name one of its runs: {', '.join(inside[:4])}" if inside else "give a run folder or a checkpoint in it"
+        raise DataError(f"{path} {what}", hint)
+    return found
+
+
+def newest_whole(path: Path) -> Path:
+    """Return the newest whole checkpoint that a user means; each broken one passed over is named aloud.
+
+    Raises:
+        DataError: there is none.
+    """
+    known = named(path)
+    for one in reversed(known):
+        problem = fault(one)
+        if not problem:
+            return one
+        log.warn(f"{one} is not used: {problem}")
+    raise DataError(f"no whole checkpoint among {len(known)} in {path}", "give another run folder or checkpoint")
 
 
 def prune(folder: RunFolder, keep: int, step: int, also: Collection[int] = ()) -> None:

@@ -55,6 +55,7 @@ class Fit:
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
         watch: what the devices of this machine did meanwhile; None: not known.
+        about: command and strategy, for whoever looks at a checkpoint.
         optim: what is done about bad steps.
         rows: told what each step has read; None: nobody asks.
     """
@@ -77,7 +78,7 @@ class Fit:
     tensors: Callable[[], dict[str, Tensor]]
     identity: dict[str, Any]
     sizes: dict[str, float]
-    strategy: str
+    about: dict[str, str]
     evaluate: Callable[[int], dict[str, Any]]
     describe: Callable[[dict[str, Any]], dict[str, Any]]
     keep_best: Callable[[], None]

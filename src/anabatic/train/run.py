@@ -149,16 +149,21 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
-    """All that a checkpoint holds: what is trained, tied weights once."""
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model: what is trained, tied weights once."""
     parameters = dict(model.named_parameters())  # tied ones under their first name alone
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
-    tensors = {
+    return {
         f"model.{name}": tensor.detach()
         for name, tensor in model.state_dict().items()
         if name in trained or name in buffers
     }
+
+
+def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
+    """All that a checkpoint holds."""
+    tensors = weights_of(model)
     tensors.update({f"optim.{name}": tensor for name, tensor in optimizer.state().items()})
     tensors.update({f"step.{name}": tensor for name, tensor in step.state().items()})
     return tensors

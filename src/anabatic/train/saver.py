@@ -89,7 +89,7 @@ class Saver:
         checkpoint.quiet()
         background = self._in_background(tensors)
         held = self._copy(tensors) if background else tensors
-        about = {"saved": time.time(), "world_size": self._world.size, "strategy": host.get("strategy")}
+        about = {"saved": time.time(), "world_size": self._world.size, **host.get("about", {})}
         content = checkpoint.Content(held, self._device.rng_state(), json.dumps(host), about)
         also = {best} if best is not None and self._config.keep_best else set()
         work = (step, content, also, start, time.perf_counter() - start if background else None)

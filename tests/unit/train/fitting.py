@@ -31,6 +31,7 @@ from anabatic.train.rows import row_log
 from anabatic.train.step import TrainStep
 
 DEVICE = DeviceConfig(type="cpu", threads=1)
+ALONE = World()
 BAD = 319
 """A token whose embedding is not a number: a batch with it has no finite loss."""
 
@@ -48,7 +49,7 @@ def conversations(folder: Path, bad: tuple[int, ...] = (), number: int = 120) ->
 def fitting(
     root: Path,
     data: ShardSet,
-    world: World = World(),
+    world: World = ALONE,
     steps: int = 20,
     evaluate: Callable[[int, Any], None] = lambda step, model: None,
     **optim: Any,
@@ -80,6 +81,7 @@ def fitting(
         state=progress.loader or None,
     )  # fmt: skip
     log = Log(every=1, rows=True)
+    save = Save(every=5, background="on" if world.size > 1 else "off")
     metrics = Metrics(folder, log, {}, resumed_step=progress.step) if world.first else Metrics.silent()
 
     def look(number: int) -> dict[str, Any]:
@@ -90,9 +92,9 @@ def fitting(
         yield (
             Fit(
                 folder=folder, metrics=metrics, device=device, world=world, step=step, batches=loader,
-                total_steps=steps, micro_steps=1, schedule=Schedule(), save=Save(every=5, background="on" if world.size > 1 else "off"), optim=config,
+                total_steps=steps, micro_steps=1, schedule=Schedule(), save=save, optim=config,
                 eval=Evaluate(every=1), log=log, peak_lr=1e-3, peak_matrix_lr=None, tensors=tensors, identity={},
-                sizes={}, strategy=division.strategy, evaluate=look, describe=lambda state: {},
+                sizes={}, about={"strategy": division.strategy}, evaluate=look, describe=lambda state: {},
                 keep_best=lambda: None, rows=rows,
             ),
             progress,

@@ -53,9 +53,9 @@ def test_a_skipped_step_is_named_with_its_rows(tmp_path: Path, caplog: pytest.Lo
 
 def test_stop_ends_the_run_and_says_where_to_look(tmp_path: Path) -> None:
     data = conversations(tmp_path / "data", bad=(33,))
-    with fitting(tmp_path / "run", data, on_bad_step="stop") as (job, progress):
-        with pytest.raises(DataError, match=r"step \d+: loss or gradient is not finite") as caught:
-            fit(job, progress)
+    expected = pytest.raises(DataError, match=r"step \d+: loss or gradient is not finite")
+    with fitting(tmp_path / "run", data, on_bad_step="stop") as (job, progress), expected as caught:
+        fit(job, progress)
     (found,) = lines(tmp_path / "run" / "bad_steps.jsonl")
     assert 33 in {row["row"] for row in found["ranks"][0]["rows"]} and "bad_steps.jsonl" in caught.value.hint
 
@@ -116,17 +116,17 @@ def test_a_checkpoint_that_is_itself_destroyed_is_gone_back_behind(tmp_path: Pat
 
 def test_too_many_rewinds_are_the_end(tmp_path: Path) -> None:
     data = conversations(tmp_path / "data")
-    given = {"on_bad_step": "rewind", "max_rewinds": 2}
-    with fitting(tmp_path / "run", data, evaluate=poisoned(12, again=9), **given) as (job, progress):
-        with pytest.raises(Failure, match=r"step 13: .*after 2 rewinds \(optim.max_rewinds\)"):
-            fit(job, progress)
+    run = fitting(tmp_path / "run", data, evaluate=poisoned(12, again=9), on_bad_step="rewind", max_rewinds=2)
+    expected = pytest.raises(Failure, match=r"step 13: .*after 2 rewinds \(optim.max_rewinds\)")
+    with run as (job, progress), expected:
+        fit(job, progress)
 
 
 def test_nothing_to_go_back_to_is_said(tmp_path: Path) -> None:
     data = conversations(tmp_path / "data")
-    with fitting(tmp_path / "run", data, on_bad_step="rewind", evaluate=poisoned(2)) as (job, progress):
-        with pytest.raises(Failure, match="step 3: .*no earlier checkpoint"):
-            fit(job, progress)
+    run = fitting(tmp_path / "run", data, on_bad_step="rewind", evaluate=poisoned(2))
+    with run as (job, progress), pytest.raises(Failure, match="step 3: .*no earlier checkpoint"):
+        fit(job, progress)
 
 
 def two_ranks(root: Path) -> None:
