@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
@@ -60,7 +60,7 @@ def export(
     /,
     *,
     out: Annotated[str, Parameter(show_default=False)] = "",
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
+    dtype: str = "auto",
 ) -> None:
     """Make a Hugging Face folder of a checkpoint, or an adapter folder for PEFT: what final_model would be.
 
@@ -71,9 +71,9 @@ def export(
     out
         Folder to write; it must not exist yet.
     dtype
-        Number format of the weights; auto: as they were trained.
+        Number format of the weights: bf16, fp16 or fp32; auto: as they were trained.
     """
     from anabatic.config import commands, load
 
     row = commands.get("checkpoint export")
-    row.recipe_function()(load.build(row.name, {"checkpoint": path, "out": out, "dtype": dtype}, ""))
+    row.recipe_function()(load.load(row.name, flags={"checkpoint": path, "out": out, "dtype": dtype}))

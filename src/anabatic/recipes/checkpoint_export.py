@@ -51,7 +51,7 @@ def run(job: CheckpointExportJob) -> None:
     if out.exists():
         raise ConfigError(f"{out} exists already", "choose another --out")
     path = manifest.newest_whole(Path(job.checkpoint).expanduser())
-    command = str(manifest.read(path).get("command"))
+    command = manifest.read(path).get("command", "an unknown command")
     if command not in _BUILD:
         raise ConfigError(
             f"{path} is a checkpoint of {command}, and only those of {', '.join(_BUILD)} are exported",

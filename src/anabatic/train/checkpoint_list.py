@@ -16,7 +16,7 @@ from anabatic.core.text import duration, size
 from anabatic.train import manifest
 from anabatic.train.best import Best
 
-_COLUMNS = ("step", "age", "size", "state", "best", "ranks", "strategy", "command")
+_COLUMNS = ("step", "age", "size", "ranks", "strategy", "command", "best", "state")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -85,8 +85,8 @@ def table(found: list[dict[str, Any]]) -> str:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     unknown = {key: "-" if row[key] is None else str(row[key]) for key in ("step", "world_size", "strategy", "command")}
     return (
-        unknown["step"], _age(row["age_s"]), size(row["bytes"]), row["fault"] or "whole", "best" if row["best"] else "",
-        unknown["world_size"], unknown["strategy"], unknown["command"],
+        unknown["step"], _age(row["age_s"]), size(row["bytes"]), unknown["world_size"], unknown["strategy"],
+        unknown["command"], "best" if row["best"] else "", row["fault"] or "whole",
     )  # fmt: skip
 
 

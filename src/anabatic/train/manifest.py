@@ -167,7 +167,8 @@ def newest_whole(path: Path) -> Path:
         if not problem:
             return one
         log.warn(f"{one} is not used: {problem}")
-    raise DataError(f"no whole checkpoint among {len(known)} in {path}", "give another run folder or checkpoint")
+    what = f"{path} is not whole" if known == [path] else f"none of the {len(known)} checkpoints in {path} is whole"
+    raise DataError(what, "give another run folder or checkpoint")
 
 
 def prune(folder: RunFolder, keep: int, step: int, also: Collection[int] = ()) -> None:
