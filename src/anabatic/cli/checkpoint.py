@@ -9,6 +9,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic.cli.job import job_command
+from anabatic.config import commands
+
 app = App(name="checkpoint", help="List, verify or export the checkpoints of a run.")
 _Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 BROKEN = 1
@@ -54,26 +57,4 @@ def verify(path: Path, /, *, json_: _Json = False) -> int:
     return BROKEN if any(one.faults for one in found) else 0
 
 
-@app.command
-def export(
-    path: str,
-    /,
-    *,
-    out: Annotated[str, Parameter(show_default=False)] = "",
-    dtype: str = "auto",
-) -> None:
-    """Make a Hugging Face folder of a checkpoint, or an adapter folder for PEFT: what final_model would be.
-
-    Parameters
-    ----------
-    path
-        Folder of a checkpoint, or a run folder, whose newest whole one is taken.
-    out
-        Folder to write; it must not exist yet.
-    dtype
-        Number format of the weights: bf16, fp16 or fp32; auto: as they were trained.
-    """
-    from anabatic.config import commands, load
-
-    row = commands.get("checkpoint export")
-    row.recipe_function()(load.load(row.name, flags={"checkpoint": path, "out": out, "dtype": dtype}))
+app.command(job_command("checkpoint export"), name="export", help=commands.get("checkpoint export").help)

@@ -30,7 +30,7 @@ class Command:
     short: dict[str, str] = field(default_factory=dict)
     """Dotted key -> a shorter name of its option."""
     words: str = ""
-    """The list that words without an option fill: `classify words FILE FILE`."""
+    """The setting that words without an option fill: `classify words FILE FILE`; one word if it is no list."""
 
     def job_class(self) -> type:
         """Import and return the dataclass of the command's settings."""
@@ -157,6 +157,8 @@ _ROWS = (
         "anabatic.recipes.checkpoint_export:run",
         "Make a model or adapter folder of a checkpoint.",
         makes=("tokenizer.json",),
+        short={"out": "-o"},
+        words="checkpoint",
     ),
     Command(
         "eval",
