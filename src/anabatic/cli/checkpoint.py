@@ -47,9 +47,11 @@ def verify(path: Path, /, *, json_: _Json = False) -> int:
     json_
         Print JSON.
     """
+    from anabatic.cli.reading import reading
     from anabatic.train import checkpoint_list
 
-    found = checkpoint_list.verified(path.expanduser())
+    with reading() as advance:
+        found = checkpoint_list.verified(path.expanduser(), advance)
     if json_:
         sys.stdout.write(json.dumps([one.as_dict() for one in found], indent=2) + "\n")
     else:

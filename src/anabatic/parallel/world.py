@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from anabatic.core.errors import ConfigError
+from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import Device
 
 TIMEOUT = timedelta(hours=2)
@@ -111,10 +111,19 @@ def side_group(world: World) -> Group:
     """Return all ranks as a group of its own over the host's network (gloo), for a thread beside the training.
 
     Two threads of a process must not share a group: their collectives would meet in another order on every rank.
+
+    Raises:
+        Failure: the hosts do not reach one another.
     """
     if world.size == 1:
         return ALONE
-    return Group(world.rank, world.size, dist.new_group(backend="gloo", timeout=TIMEOUT))
+    try:
+        return Group(world.rank, world.size, dist.new_group(backend="gloo", timeout=TIMEOUT))
+    except RuntimeError as error:
+        raise Failure(
+            f"the hosts' network is closed to checkpoints in the background: {str(error).splitlines()[0]}",
+            "name the interface in GLOO_SOCKET_IFNAME, or use --save.background off",
+        ) from error
 
 
 def barrier(group: Group) -> None:

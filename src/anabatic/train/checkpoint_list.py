@@ -119,15 +119,18 @@ class Verified:
         return "".join(f"{self.path}: {fault}\n" for fault in self.faults)
 
 
-def verified(path: Path) -> list[Verified]:
+def verified(path: Path, advance: manifest.Advance) -> list[Verified]:
     """Read every file of the checkpoints and compare it with its size and checksum.
+
+    Args:
+        advance: told the bytes that were read.
 
     Raises:
         DataError: there is none.
     """
     found = []
     for one in manifest.named(path):
-        faults = list(manifest.faults(one))
+        faults = list(manifest.faults(one, advance=advance))
         known = {} if any(fault.startswith(manifest.MANIFEST) for fault in faults) else manifest.read(one)["files"]
         found.append(Verified(str(one), len(known), sum(entry["bytes"] for entry in known.values()), faults))
     return found

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")
 _BLOCK = 1 << 20
+Advance = Callable[[int], None]
 
 
 def numbered(root: Path) -> list[tuple[int, Path]]:
@@ -68,11 +69,12 @@ def seal(built: Path, target: Path, step: int, host: str, config: Path, about: d
     replace_folder(built, target)
 
 
-def _crc32(path: Path) -> int:
+def _crc32(path: Path, advance: Advance = lambda _: None) -> int:
     value = 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             value = zlib.crc32(block, value)
+            advance(len(block))
     return value
 
 
@@ -90,12 +92,15 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def faults(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> Iterator[str]:
+def faults(
+    path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True, advance: Advance = lambda _: None
+) -> Iterator[str]:
     """Yield what is wrong with a checkpoint folder.
 
     Args:
         rank, ranks: one of `ranks` processes looks at all sizes, and at the checksums of its share of the files.
         checksums: read the files; else sizes alone are compared.
+        advance: told the bytes that were read.
     """
     try:
         files = read(path)["files"]
@@ -108,7 +113,7 @@ def faults(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) ->
     if STATE not in files:
         yield f"{STATE} is not in the manifest"
     for number, (name, entry) in enumerate(files.items()):
-        problem = _file_fault(path / name, entry, checksums and number % ranks == rank)
+        problem = _file_fault(path / name, entry, checksums and number % ranks == rank, advance)
         if problem:
             yield f"{name} {problem}"
 
@@ -118,14 +123,14 @@ def fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> 
     return next(faults(path, rank, ranks, checksums), "")
 
 
-def _file_fault(file: Path, entry: dict[str, Any], checksum: bool) -> str:
+def _file_fault(file: Path, entry: dict[str, Any], checksum: bool, advance: Advance) -> str:
     try:
         if not file.is_file():
             return "is missing"
         found = file.stat().st_size
         if found != entry["bytes"]:
             return f"has {found} of {entry['bytes']} bytes"
-        if checksum and _crc32(file) != entry["crc32"]:
+        if checksum and _crc32(file, advance) != entry["crc32"]:
             return "does not match its checksum"
     except OSError as error:
         return f"cannot be read ({error.strerror})"

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from anabatic.config.shared import Save
 from anabatic.core import log
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import size
-from anabatic.device.device import Device
+from anabatic.device.device import Device, free_memory
 from anabatic.parallel.sharded import like, local
 from anabatic.parallel.world import Group, World, all_sum, side_group
 from anabatic.train import checkpoint, manifest
@@ -158,7 +157,7 @@ class Saver:
         if everything < SMALL:
             return False, f"auto: {size(everything)} are little"
         copies = local_size() * sum(local(tensor).nbytes for tensor in tensors.values())
-        free = psutil.virtual_memory().available
+        free = free_memory()
         if free < 2 * copies:
             return False, f"auto: a copy of {size(copies)} is too much for {size(free)} of free memory"
         return True, f"auto: {size(everything)}, of which {size(copies)} are copied to this machine's memory"

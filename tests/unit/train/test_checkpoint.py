@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from anabatic.config.pretrain import PretrainJob
+from anabatic.config.shared import Data, Save
 from anabatic.config.shared import Device as DeviceConfig
-from anabatic.config.shared import Save
 from anabatic.core.errors import AnabaticError, CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import pick
 from anabatic.parallel.world import World
-from anabatic.train import checkpoint, manifest
+from anabatic.train import checkpoint, manifest, run
 from anabatic.train.saver import Saver
 
 DEVICE = pick(DeviceConfig(type="cpu", threads=1))
@@ -153,3 +154,15 @@ def test_saving_again_replaces_whole(tmp_path: Path) -> None:
 
 def test_errors_are_for_users() -> None:
     assert issubclass(CheckpointError, AnabaticError) and CheckpointError("x").exit_code == 1
+
+
+def test_two_jobs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    job = PretrainJob(out=str(tmp_path / "run"), tokenizer="t", data=Data(train=["stdlib:"]))
+    with run.open_folder(job, DEVICE, World()) as folder:
+        save(folder, 1)
+        manifest.temporary(folder.checkpoint(2)).mkdir()  # being written
+        with pytest.raises(Failure, match="another training run works in"), run.open_folder(job, DEVICE, World()):
+            raise AssertionError("both work in it")
+        assert manifest.temporary(folder.checkpoint(2)).exists()
+    with run.open_folder(job, DEVICE, World()):  # what a killed job has left half-written goes, what is whole stays
+        assert [path.name for path in folder.root.glob("*checkpoint*")] == ["checkpoint-1"]
