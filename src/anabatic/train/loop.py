@@ -115,7 +115,7 @@ def _save(job: Fit, progress: Progress, saver: Saver) -> None:
 def _tell(job: Fit, saver: Saver) -> None:
     """Say which checkpoints have become whole."""
     for saved in saver.done():
-        waited = f", in the background; the training waited {duration(saved.stall)}" if saved.background else ""
+        waited = f", in the background; the training waited {1000 * saved.stall:.0f} ms" if saved.background else ""
         log.info(f"saved {saved.path} in {duration(saved.seconds)}{waited}")
         job.metrics.event(
             "checkpoint", step=saved.step, path=str(saved.path), seconds=round(saved.seconds, 3),
