@@ -61,7 +61,7 @@ def test_stop_ends_the_run_and_says_where_to_look(tmp_path: Path) -> None:
 
 
 def test_rewind_passes_over_the_rows_and_every_other_is_read_once(tmp_path: Path) -> None:
-    """What was trained is what a run makes that never met the bad rows' step."""
+    """The bad row's step is passed over once, and its number goes to the data behind it."""
     run = tmp_path / "run"
     data = conversations(tmp_path / "data", bad=(33,))
     with fitting(run, data, steps=28, on_bad_step="rewind") as (job, progress):
