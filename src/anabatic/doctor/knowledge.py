@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ LANGUAGES = ("en", "zh")
 PARTS = ("meaning", "cause", "fix")
 SHORTEST = 6
 """Characters of the longest piece of a text: less would match anything."""
+UNKNOWN = "python:"
+"""Start of the id of an exception without an entry."""
 _KEYS = {"id", "codes", "texts", "role", "confidence", "source", *LANGUAGES}
 
 
@@ -111,6 +113,31 @@ def prefixes() -> tuple[tuple[str, Entry], ...]:
     """Return (prefix, entry), the longest prefix first."""
     found = [(str(raw["id"]), _entry(raw, "prefixes.yaml: ")) for raw in _quick(FOLDER / "prefixes.yaml")]
     return tuple(sorted(found, key=lambda row: -len(row[0])))
+
+
+_SUFFERED = ("BrokenPipeError", "BrokenProcessPool", "CalledProcessError", "ConnectionAbortedError", "ConnectionError",
+             "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistError", "DistNetworkError",
+             "DistStoreError", "EOFError", "TimeoutError")  # fmt: skip
+"""Exceptions that mostly tell of another process."""
+
+
+@lru_cache(maxsize=256)
+def exception(name: str) -> Entry:
+    """Return what can be said of a Python exception that no entry knows: that it is there."""
+    role = "consequence" if name in _SUFFERED else "cause"
+    words = {
+        "en": Words(
+            f"Python raised {name}; no entry knows its text.",
+            "The line says what was wrong, the frames above it say where.",
+            "Read the traceback that ends there, from below: the last line of your own code is the place.",
+        ),
+        "zh": Words(
+            f"Python 抛出了 {name}，没有条目收录这段文字。",
+            "该行说明出了什么错，上方的调用栈说明在哪里。",
+            "从下往上读在此结束的 Traceback：最靠下的自己代码的那一行就是出错位置。",
+        ),
+    }
+    return Entry(f"{UNKNOWN}{name}", (), (), role, "low", "docs.python.org, tutorial, errors", words)
 
 
 def _quick(path: Path) -> list[dict[str, Any]]:

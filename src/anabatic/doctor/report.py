@@ -48,11 +48,13 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 _WIDE = "\u2e80-\u9fff\uff00-\uffef\u3000-\u303f"
-_CLOSING = "，。；：！？）、》”"
+_OPENING, _CLOSING = "（《“", "，。；：！？）、》”"
+_WORD = re.compile(rf"[{_OPENING}]*(?:`[^`]{{1,40}}`[^\s{_WIDE}]*|[{_WIDE}]|[^\s`{_WIDE}]+|`)[{_CLOSING}]*\s*|\s+")
+"""A command in backticks stays on one line; a line begins with no closing mark and ends with no opening one."""
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(rf"[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*\s*|\s+", text)
+    return _WORD.findall(text)
 
 
 def _cut(word: str, width: int) -> list[str]:
