@@ -18,7 +18,7 @@ _STATUS_WIDTH, _INDENT = 5, 2
 _LEAST_WIDTH = 30
 _SUMMARY: tuple[tuple[Status, Text, Text], ...] = (
     ("FAIL", Text("{n} broken", "{n} 项故障"), Text("nothing is broken", "没有故障")),
-    ("WARN", Text("{n} to look at", "{n} 项需留意"), Text("nothing to look at", "没有需留意的")),
+    ("WARN", Text("{n} to look at", "{n} 项需要留意"), Text("nothing to look at", "也没有需要留意的地方")),
 )
 
 

@@ -32,6 +32,7 @@ FORMS = (
     "password: {}",
     '{{"api_key": "{}"}}',
     "--password {} --verbose",
+    "login with password {} failed",
     "Authorization: Bearer {}",
     "https://user:{}@example.org/repo.git",
     "AWS_SECRET_ACCESS_KEY='{}'",
@@ -109,7 +110,14 @@ def test_forms_of_secrets(form: str) -> None:
 
 
 def test_what_is_no_secret_stays() -> None:
-    for text in ("torch 2.13.0+cpu", "/usr/local/Ascend/cann-9.1.0/lib64", "0000:C1:00.0", "monkey: 7", "25.5.1"):
+    for text in (
+        "torch 2.13.0+cpu",
+        "/usr/local/Ascend/cann-9.1.0/lib64",
+        "0000:C1:00.0",
+        "monkey: 7",
+        "25.5.1",
+        "the password is required",
+    ):
         assert redact.text(text, {"wei"}) == text
     assert redact.values({"packages": {"tokenizers": "0.21"}, "token": "x"}, set()) == {
         "packages": {"tokenizers": "0.21"},
