@@ -132,9 +132,9 @@ def _block(finding: Finding, head: Text, language: Language, width: int) -> Rend
     rows.append((word("source", language), finding.entry.source, ""))
     if width < _NARROW:  # a column for the names would leave too little
         for name, text, style in rows:
-            head = name + word("colon", language)
-            for row in wrap(head + text, width):
-                named = len(head) if row.startswith(head.rstrip()) else 0
+            named_by = name + word("colon", language)
+            for row in wrap(named_by + text, width):
+                named = len(named_by) if row.startswith(named_by.rstrip()) else 0
                 parts.append(Text.assemble((row[:named], "dim"), (row[named:], style)))
         return Group(*parts, Text())
     label = max(cells(name) for name, _, _ in rows) + 2
