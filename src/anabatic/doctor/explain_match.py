@@ -212,8 +212,9 @@ def _raised(line: bytes) -> list[Hit]:
     match = _RAISED.match(line)
     if match is None:
         return []
-    name = match[1].rpartition(b".")[2].decode("utf-8", "replace")
-    return [Hit(exception(name), name, len(name), match.start(1))]
+    path = match[1].decode("utf-8", "replace")
+    name = path.rpartition(".")[2]
+    return [Hit(exception(path), name, len(name), match.start(1))]
 
 
 def _among(found: list[Hit], entry: Entry) -> bool:

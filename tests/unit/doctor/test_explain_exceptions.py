@@ -49,6 +49,13 @@ def test_what_ends_a_traceback_is_found(text: str, codes: list[str]) -> None:
     assert [finding.code for finding in explain.explain_text(text, KNOWN).findings] == codes
 
 
+def test_our_own_errors_are_told_as_such() -> None:
+    report = explain.explain_text(TRACEBACK.format("", "anabatic.core.errors.DataError"), KNOWN)
+    assert report.first is not None and report.first.code == "DataError"
+    assert report.first.entry.say("en").meaning == "anabatic ended the job itself."
+    assert report.first.entry.say("zh").fix.endswith("。")
+
+
 def test_no_line_of_a_file_ends_in_blanks() -> None:
     report = explain.explain_text(TRACEBACK.format("", "ValueError") + WAITED + "error code is 507015\n", KNOWN)
     for language in ("en", "zh"):
