@@ -18,12 +18,12 @@ _PLACES = (
     "/opt/venv/lib/python3*/site-packages", "/opt/conda/lib/python3*/site-packages",
     "/opt/conda/envs/*/lib/python3*/site-packages", "/usr/local/python3*/lib/python3*/site-packages",
     "/usr/local/lib/python3*/site-packages", "/usr/local/lib/python3*/dist-packages",
-    "/root/miniconda3/lib/python3*/site-packages", "/root/miniconda3/envs/*/lib/python3*/site-packages",
-    "/home/*/miniconda3/envs/*/lib/python3*/site-packages", "/home/*/anaconda3/envs/*/lib/python3*/site-packages",
-    "/usr/lib/python3*/site-packages", "/usr/lib/python3/dist-packages",
+    "/*/miniconda3/lib/python3*/site-packages", "/*/miniconda3/envs/*/lib/python3*/site-packages",
+    "/*/*/miniconda3/envs/*/lib/python3*/site-packages", "/*/*/anaconda3/envs/*/lib/python3*/site-packages",
+    "/*/.pyenv/versions/*/lib/python3*/site-packages", "/usr/lib/python3*/site-packages", "/usr/lib/python3/dist-packages",
 )  # fmt: skip
-"""Where the images of Ascend (`/usr/local/python3.x`), conda, venv, pip and Debian put packages."""
-_FOLDER = re.compile(r"([A-Za-z0-9_.]+)-(\d[^-]*)\.(?:dist|egg)-info(?:\.folder)?$")
+"""Where the images of Ascend (`/usr/local/python3.x`), conda, venv, pip, pyenv and Debian put packages."""
+_FOLDER = re.compile(r"([A-Za-z0-9_.]+)-(\d[^-]*)\.(?:dist|egg)-info$")
 _MOST_FOLDERS = 200
 
 

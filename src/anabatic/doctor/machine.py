@@ -147,6 +147,6 @@ def rooted(root: str | os.PathLike[str]) -> Machine:
     if not isinstance(facts, dict):
         facts = {}
     variables = parse_environ(environ or "")
-    if not facts:  # no bundle
-        facts = installed.facts(files, variables)
+    if not facts:  # no bundle; looked for through files of its own, for a bundle holds all that was looked at
+        facts = installed.facts(Files(files.root), variables)
     return Machine(files, variables, Recorded(facts), environ is not None)

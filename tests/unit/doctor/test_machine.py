@@ -72,6 +72,7 @@ def test_packages_of_a_mounted_root_are_those_of_its_active_environment(tmp_path
         (folder / "not_torch-1-info").mkdir()
     (tmp_path / "proc/1").mkdir(parents=True)
     assert rooted(tmp_path).packages == {"torch": "2.6.0", "torch-npu": "2.6.0.post3"}
+    assert not any("conda" in path for path in rooted(tmp_path).files.seen)  # nor does a bundle hold such names
     (tmp_path / "proc/1/environ").write_bytes(b"A=1\0VIRTUAL_ENV=/data/own\0")
     assert rooted(tmp_path).packages["torch"] == "2.7.1+cpu"
     assert rooted(tmp_path).fact("python", dict)["version"] == "3.10"
