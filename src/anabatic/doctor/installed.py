@@ -20,7 +20,8 @@ _PLACES = (
     "/usr/local/lib/python3*/site-packages", "/usr/local/lib/python3*/dist-packages",
     "/*/miniconda3/lib/python3*/site-packages", "/*/miniconda3/envs/*/lib/python3*/site-packages",
     "/*/*/miniconda3/envs/*/lib/python3*/site-packages", "/*/*/anaconda3/envs/*/lib/python3*/site-packages",
-    "/*/.pyenv/versions/*/lib/python3*/site-packages", "/usr/lib/python3*/site-packages", "/usr/lib/python3/dist-packages",
+    "/*/.pyenv/versions/*/lib/python3*/site-packages",
+    "/usr/lib/python3*/site-packages", "/usr/lib/python3/dist-packages",
 )  # fmt: skip
 """Where the images of Ascend (`/usr/local/python3.x`), conda, venv, pip, pyenv and Debian put packages."""
 _FOLDER = re.compile(r"([A-Za-z0-9_.]+)-(\d[^-]*)\.(?:dist|egg)-info$")
