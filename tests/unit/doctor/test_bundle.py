@@ -109,6 +109,13 @@ def test_forms_of_secrets(form: str) -> None:
         assert told.startswith("before ")
 
 
+@pytest.mark.parametrize("piece", ["a", "-", "a.", "a-", "token", "--", "eyJ-", "1", "://", "\t"])
+def test_a_long_text_without_blanks_is_redacted_in_time(piece: str) -> None:
+    """With repetitions that are not bounded this takes hours."""
+    long = piece * (100_000 // len(piece))
+    assert SECRETS[2] not in redact.text(f"{long} password={SECRETS[2]} {long}", {"wei"})
+
+
 def test_what_is_no_secret_stays() -> None:
     for text in (
         "torch 2.13.0+cpu",
