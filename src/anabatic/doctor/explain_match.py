@@ -38,9 +38,9 @@ _RETURNS = (b"error", b"ret", b"code")
 """One of them stands before the number that a call returned."""
 _WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
 _HCCL = re.compile(rb"hccl function error.*?error code is (\d{1,2})(?!\d)")
-_RAISED = re.compile(rb"(?:\[[^\]]{1,24}\]:? ?)*([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
-"""The last line of a Python traceback, also behind `[rank3]:`."""
-_FRAME = re.compile(rb"(?:\[[^\]]{1,24}\]:? ?)*(?:  |Traceback )")
+_RAISED = re.compile(rb"(?:\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
+"""The last line of a Python traceback, also behind `[rank3]:` or the `3:` of `srun --label`."""
+_FRAME = re.compile(rb"(?:\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*(?:  |Traceback )")
 """What stands before it."""
 _QUIET = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
 _SPOKEN = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")

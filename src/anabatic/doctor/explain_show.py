@@ -55,6 +55,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "more": ("{} more, see --json", "还有 {} 项，见 --json"),
     "nothing": ("nothing known in {} ({})", "在 {} 中没有找到已知的错误（{}）"),
+    "killed": (
+        "a job that ends without an error was often killed: `dmesg | tail`; CANN has its own logs: `anabatic explain`",
+        "没有报错就结束的作业常常是被杀死的：`dmesg | tail`；CANN 另有自己的日志：`anabatic explain`",
+    ),
     "files": ("{} files", "{} 个文件"),
     "earlier": (
         "{} lines from before the last start of the run are left out, see --all",
@@ -85,6 +89,8 @@ def _print(report: Report, language: Language, console: Console) -> None:
         files = report.scan.files
         what = files[0] if len(files) == 1 else word("files", language, len(files))
         console.print(Text(word("nothing", language, what, size(report.scan.num_bytes))))
+        for row in wrap(word("killed", language), console.width):
+            console.print(Text(row))
     elif report.asked:
         for finding in report.findings:
             console.print(_block(finding, Text(finding.code, style="bold"), language, console.width))

@@ -214,6 +214,7 @@ def test_standard_input_and_nothing_known(monkeypatch: pytest.MonkeyPatch, capsy
     assert "首个原因：npu-oom" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"all is well\n"))))
     assert run("-") == 1
+    assert "`dmesg | tail`" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b""))))
     capsys.readouterr()
     assert run("-", "--json") == 1

@@ -41,6 +41,7 @@ def test_an_exception_that_no_entry_knows_beats_what_others_suffer(tmp_path: Pat
         (TRACEBACK.format("", "ConnectionResetError") + TRACEBACK.format("", "KeyError"),
          ["KeyError", "ConnectionResetError"]),
         (TRACEBACK.format("", "ValueError") + "error code is 507015\n", ["507015", "ValueError"]),
+        (TRACEBACK.format("7: ", "ValueError") + TRACEBACK.format("[0]: ", "KeyError"), ["ValueError", "KeyError"]),
         ("all is well\nValueError: is what int('x') raises\n", []),
         ("    indented\nError: of another program\nuser.ValueErrors: 3\n", []),
     ],
