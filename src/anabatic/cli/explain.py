@@ -47,6 +47,7 @@ def explain(
     from anabatic.doctor import knowledge as known
 
     speak = language.choose(lang, os.environ)
+    language.writable(sys.stdout)
     entries = known.load(knowledge)
     with reading() as advance:
         report = explaining.explain(logs, entries, advance, all_)
