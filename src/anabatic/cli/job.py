@@ -18,6 +18,7 @@ from cyclopts import Group, Parameter
 
 from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
+from anabatic.core.errors import ConfigError
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
@@ -31,13 +32,23 @@ def job_command(name: str) -> Callable[..., int]:
     def command(*words: str, **given: Any) -> int:
         files = given.pop("config", None) or []
         if words:
-            given[row.words] = [*map(check.Text, words), *(given.get(row.words) or [])]
+            given[row.words] = _worded(cls, row.words, words, given.get(row.words))
         return run_job(row, load.load(name, files, tree(given)))
 
     parameters = [*_words_parameter(cls, row.words), config_parameter(), *_parameters(cls, row.short)]
     set_signature(command, parameters)
     command.__doc__ = template.class_doc(cls)
     return command
+
+
+def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
+    """Return what the words without an option are for a setting: its list, or its one value."""
+    texts = list(map(check.Text, words))
+    if typing.get_origin(check.hints(cls)[name]) is list:
+        return [*texts, *(given or [])]
+    if given is not None or len(texts) > 1:
+        raise ConfigError(f"{name} is given {len(texts) + (given is not None)} times: {', '.join(texts)}", "give one")
+    return texts[0]
 
 
 def run_job(row: commands.Command, job: Any) -> int:

@@ -181,7 +181,9 @@ def render(machine: Machine, shell: str, explain: bool, language: Language) -> s
     """
     if shell not in SHELLS and shell != "json":
         known = [*SHELLS, "json"]
-        raise ConfigError(f'--shell is "{shell}".{did_you_mean(shell, known)}', f"one of {', '.join(known)}")
+        raise ConfigError(
+            f'--shell is "{shell}".{did_you_mean(shell, known)}', "one of bash (also for sh and zsh), fish, json"
+        )
     wanted = settings(machine)
     kept = [one for one in wanted if not one.first and one.name in machine.env]
     fresh = [one for one in wanted if one not in kept]
@@ -195,19 +197,26 @@ def render(machine: Machine, shell: str, explain: bool, language: Language) -> s
             (written.first if one.first else written.plain)(one.name, one.value),
         ]
     lines += [_note(machine, one, language) for one in kept]
+    if machine.has_npu and not machine.simulated and cann.installed(machine) is None:
+        lines.append(f"# {getattr(_NO_CANN, language)}")
     if not wanted:
         lines.append(f"# {getattr(_SIMULATED if machine.simulated else _NOTHING, language)}")
     if explain:
         lines += ["#", f"# {getattr(_NOT_SET, language)}"]
-        lines += [f"#   {what}: {getattr(why, language)}" for what, why in NOT_SET]
+        lines += [f"#   {what}{getattr(_COLON, language)}{getattr(why, language)}" for what, why in NOT_SET]
     return "\n".join(lines) + "\n"
 
 
 _NOTHING = Text("nothing to set: no NPU and no GPU here", "无需设置：本机没有 NPU 和 GPU")
+_NO_CANN = Text(
+    "nothing for CANN: none in /usr/local/Ascend or ~/Ascend; `anabatic doctor` says what to install",
+    "没有 CANN 的变量：/usr/local/Ascend 和 ~/Ascend 里都没有 CANN；`anabatic doctor` 会说明该装什么",
+)
 _SIMULATED = Text(
     "nothing to set: `anabatic sim` sets what a simulated NPU needs",
     "无需设置：`anabatic sim` 已设好模拟 NPU 所需的变量",
 )
+_COLON = Text(": ", "：")
 _NOT_SET = Text("not set, although guides do:", "以下不设置，尽管一些教程会设：")
 _SAME, _OTHER = Text("already so", "已是该值"), Text("kept; suggested:", "保留；建议值：")
 
