@@ -130,7 +130,7 @@ def _section(
             continue
         key = prefix + name
         option = check.Flags().option(key)
-        names = (option, short[key]) if key in short else (option,)
+        names = (option, *short.get(key, "").split())
         if load.is_list_of_sections(hint):
             continue  # written in a recipe only
         if typing.get_origin(hint) is dict:

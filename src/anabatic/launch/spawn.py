@@ -151,7 +151,8 @@ class _Supervisor:
                  f" {self.launch.max_restarts}")  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
-        variables = child.environment()
+        # torch's agent takes PET_ variables, which operators of Kubernetes set, for options of its own.
+        variables = {name: value for name, value in child.environment().items() if not name.startswith("PET_")}
         variables[child.REPORTS] = str(self.folder)
         threads = max(1, len(os.sched_getaffinity(0)) // self.launch.nproc)
         variables.setdefault("OMP_NUM_THREADS", str(threads))
