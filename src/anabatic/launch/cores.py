@@ -18,6 +18,9 @@ from anabatic.core.text import spans
 
 _BUS = re.compile(r"(?P<domain>[0-9A-Fa-f]{4,8}):(?P<rest>[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 
+LEAST = 2
+"""Cores of a process that is bound: besides the one that computes, threads read data and talk to other processes."""
+
 
 @dataclass(frozen=True)
 class Near:
@@ -64,7 +67,7 @@ class Shares:
 
 
 def shares(nproc: int, near: Sequence[Near], allowed: Iterable[int], root: str | Path = "/") -> Shares | None:
-    """Divide cores among the processes of a machine; None where there are fewer cores than processes.
+    """Divide cores among the processes of a machine; None where there are fewer than LEAST for each.
 
     A process gets cores of its device's NUMA node where these are known and are enough for the processes there;
     otherwise all processes get parts of all cores, cut so that a part lies on one node where that is possible. Threads
@@ -77,16 +80,16 @@ def shares(nproc: int, near: Sequence[Near], allowed: Iterable[int], root: str |
     """
     sys = Path(root) / "sys"
     usable = sorted(set(allowed))
-    if len(usable) < nproc:
+    if len(usable) < LEAST * nproc:
         return None
     node_of = _nodes(sys)
     order = sorted(usable, key=lambda core: (node_of.get(core, -1), _first_sibling(sys, core), core))
-    homes = [_home(sys, one, node_of) for one in near] if len(near) == nproc else [None] * nproc
+    homes = [_home(Path(root), one, node_of) for one in near] if len(near) == nproc else [None] * nproc
     cut: list[tuple[int, ...]] = [()] * nproc
     for home in dict.fromkeys(homes):
         ranks = [rank for rank, other in enumerate(homes) if other == home]
         pool = [core for core in order if home is None or core in home]
-        if len(pool) < len(ranks):
+        if len(pool) < LEAST * len(ranks):
             return Shares(_even(order, nproc), (-1,) * nproc)
         for rank, part in zip(ranks, _even(pool, len(ranks)), strict=True):
             cut[rank] = part
@@ -112,14 +115,21 @@ def _nodes(sys: Path) -> dict[int, int]:
     return found
 
 
-def _home(sys: Path, near: Near, node_of: Mapping[int, int]) -> frozenset[int] | None:
-    """The cores beside a device; None where nobody knows."""
+def on_bus(near: Near, root: str | Path = "/") -> int | None:
+    """Return the NUMA node of a device as the bus has it; None where the firmware does not say, or it is not there."""
     bus = _BUS.fullmatch(near.bus.strip())
-    if bus is not None:
-        name = f"{int(bus['domain'], 16):04x}:{bus['rest'].lower()}"
-        node = _text(sys / "bus" / "pci" / "devices" / name / "numa_node").strip()
-        if node.isdecimal():  # -1: the firmware does not say
-            return frozenset(core for core, other in node_of.items() if other == int(node)) or None
+    if bus is None:
+        return None
+    name = f"{int(bus['domain'], 16):04x}:{bus['rest'].lower()}"
+    node = _text(Path(root) / "sys" / "bus" / "pci" / "devices" / name / "numa_node").strip()
+    return int(node) if node.isdecimal() else None  # -1: not known
+
+
+def _home(root: Path, near: Near, node_of: Mapping[int, int]) -> frozenset[int] | None:
+    """The cores beside a device; None where nobody knows."""
+    node = on_bus(near, root)
+    if node is not None:
+        return frozenset(core for core, other in node_of.items() if other == node) or None
     return frozenset(_cores(near.cores)) or None
 
 
