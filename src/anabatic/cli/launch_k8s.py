@@ -125,7 +125,9 @@ def k8s(
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch k8s --image IMAGE -- sft -c recipe.yaml")
     if not image:
-        raise ConfigError("which image?", "give --image REGISTRY/NAME:TAG, one that has anabatic and the data's readers")
+        raise ConfigError(
+            "which image?", "give --image REGISTRY/NAME:TAG, one that has anabatic and the data's readers"
+        )
     _choice("kind", kind, tuple(manifests.KINDS))
     _choice("chip", chip, tuple(accelerators.ACCELERATORS))
     row, job = training_job(list(command))

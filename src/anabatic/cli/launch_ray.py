@@ -55,7 +55,9 @@ def ray(
         Seconds to wait for the cluster's machines, and for those of the job.
     """
     if not command:
-        raise ConfigError("which command?", "for example: anabatic launch ray --nnodes 2 --nproc 8 -- sft -c recipe.yaml")
+        raise ConfigError(
+            "which command?", "for example: anabatic launch ray --nnodes 2 --nproc 8 -- sft -c recipe.yaml"
+        )
     row, job = training_job(list(command))
     pairs = [text.partition("=") for text in env]
     if wrong := [key for key, found, _ in pairs if not (key and found)]:

@@ -39,7 +39,7 @@ def take() -> None:
 
 @contextlib.contextmanager
 def everywhere() -> Iterator[None]:
-    """Let the threads that are started meanwhile run on all cores of the job: for work that one process does for all."""
+    """Let threads that are started meanwhile run on all cores of the job: for what one process does for all."""
     if not _before:
         yield
         return

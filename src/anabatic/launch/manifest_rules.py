@@ -23,7 +23,9 @@ KEY = Text("a label's key", rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}
 VALUE = Text("a label's value", r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", 63)
 RESOURCE = Text("a resource such as huawei.com/Ascend910", KEY.pattern, 317)
 VARIABLE = Text("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
-QUANTITY = Text("a quantity such as 64Gi or 500m", r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][0-9]+)?", 30)
+QUANTITY = Text(
+    "a quantity such as 64Gi or 500m", r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][0-9]+)?", 30
+)
 PATH = Text("an absolute path without a colon", r"/[^:\0\n]*")
 IMAGE = Text("an image", r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", 500)
 _ANY = Text(pattern=r"(?s:.*)")

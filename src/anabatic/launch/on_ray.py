@@ -157,8 +157,8 @@ def _reserve(ray: Any, job: RayJob) -> Any:
         total, free = ray.cluster_resources(), ray.available_resources()
         have = "; ".join(f"{name} {total.get(name, 0):g}, {free.get(name, 0):g} free" for name in job.bundle)
         raise Failure(
-            f"Ray did not give {job.nodes} x ({_shown(job.bundle)}) within {job.seconds:g} s: the cluster has {machines}"
-            f" machines with {have}",
+            f"Ray did not give {job.nodes} x ({_shown(job.bundle)}) within {job.seconds:g} s: the cluster has"
+            f" {machines} machines with {have}",
             "lower --nnodes or --nproc, choose --resource, or allow several bundles on one machine by --pack",
         ) from error
     return group

@@ -36,7 +36,9 @@ def machine(root: Path, nodes: dict[int, str], buses: dict[str, int], siblings: 
 
 ATLAS = {0: "0-23", 1: "24-47", 2: "48-71", 3: "72-95"}
 """As four Kunpeng 920 of an Atlas 800T A2, halved."""
-BUSES = {f"0000:{bus}:00.0": node for node, pair in enumerate(("c1 c2", "81 82", "01 02", "41 42")) for bus in pair.split()}
+BUSES = {
+    f"0000:{bus}:00.0": node for node, pair in enumerate(("c1 c2", "81 82", "01 02", "41 42")) for bus in pair.split()
+}
 
 
 def test_every_process_beside_its_device(tmp_path: Path) -> None:

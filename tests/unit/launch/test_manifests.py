@@ -115,7 +115,9 @@ def test_what_else_a_pod_may_have() -> None:
     assert setup == "source '/opt/my env/set.sh'" and shlex.split(run)[:3] == ["exec", "anabatic", "launch"]
 
 
-@pytest.mark.parametrize("text", ["pvc:a", "pvc::/d", "host:d:/d", "nfs:/s:/d", "disk:a:/d", "", "pvc:a:d", "host:/a:/b:rw"])
+@pytest.mark.parametrize(
+    "text", ["pvc:a", "pvc::/d", "host:d:/d", "nfs:/s:/d", "disk:a:/d", "", "pvc:a:d", "host:/a:/b:rw"]
+)
 def test_volumes_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--volume"):
         pod.volume(text)
@@ -167,7 +169,9 @@ def test_any_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     assert read.replace("$$(", "$(") == value
 
 
-@pytest.mark.parametrize("value", ["y", "n", "0o17", "1_000", "1:30", "012", "1e3", "~", "", "=", "nan", "0x1f", "2001-01-01"])
+@pytest.mark.parametrize(
+    "value", ["y", "n", "0o17", "1_000", "1:30", "012", "1e3", "~", "", "=", "nan", "0x1f", "2001-01-01"]
+)
 def test_words_that_a_reader_of_yaml_might_change_are_quoted(value: str) -> None:
     text = manifests.write("volcano", Order(name="a", image="i", env=(("A", value),)), ["sft"], RECIPE)
     assert f'value: "{value}"' in text
@@ -188,7 +192,7 @@ def test_unknown_and_missing_fields_are_faults() -> None:
 
 def kubectl(folder: Path, body: str) -> str:
     """Put a kubectl in `folder` and return a PATH with it."""
-    (folder / "kubectl").write_text(f"#!/bin/bash\ncat > {folder}/last.yaml\necho \"$@\" >> {folder}/said\n{body}\n")
+    (folder / "kubectl").write_text(f'#!/bin/bash\ncat > {folder}/last.yaml\necho "$@" >> {folder}/said\n{body}\n')
     (folder / "kubectl").chmod(0o755)
     return f"{folder}:/usr/bin:/bin"
 

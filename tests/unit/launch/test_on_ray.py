@@ -78,7 +78,9 @@ def test_more_than_the_cluster_has(cluster: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--env", "X"], [], ["--nproc", "x"]])
-def test_what_is_wrong_on_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_wrong_on_the_command_line(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "good.yaml").write_text("model: m\ndata: {train: [a]}\n")
     border = ["--", "sft", "-c", str(tmp_path / "good.yaml")] if words else []
     with pytest.raises(SystemExit) as caught:
