@@ -109,6 +109,11 @@ def tree(given: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def options(cls: type, short: dict[str, str]) -> list[inspect.Parameter]:
+    """Return one option for each setting of a class without sections."""
+    return list(_section(cls, load.defaults(cls), "", TOP, short))
+
+
 def _parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.Parameter]:
     yield from _section(cls, load.defaults(cls), "", TOP, short)
     order = 2

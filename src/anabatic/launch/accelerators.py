@@ -40,4 +40,3 @@ ACCELERATORS: dict[str, Accelerator] = {
     "nvidia": Accelerator("nvidia.com/gpu"),
     "none": Accelerator(""),
 }
-DEFAULT = "910b"

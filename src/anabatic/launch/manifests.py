@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
+from anabatic.config.kubernetes import Kubernetes
 from anabatic.core import child
 from anabatic.core.errors import ConfigError
 from anabatic.launch.manifest_rules import RULES
-from anabatic.launch.pod import RECIPE_FILE, Order, template
+from anabatic.launch.pod import RECIPE_FILE, labels, template
 
 Manifest = dict[str, Any]
 
@@ -24,80 +25,80 @@ _AGAIN = ({"exitCode": child.MISTAKE, "action": "TerminateJob"}, {"exitCode": ch
 """The first that fits is taken (volcano, job_controller_util.go, applyPolicies): exit codes stand before events."""
 
 
-def volcano(order: Order, command: list[str]) -> Manifest:
+def volcano(asked: Kubernetes, command: list[str]) -> Manifest:
     """Return a Volcano Job.
 
     The plugins `env` and `svc` tell each pod its number and the names of all. A pod's own restartPolicy is Never: a
     pod that the kubelet starts again on its own never reaches the policies of the job.
     """
-    pod = template(order, command, "anabatic")
+    pod = template(asked, command, "anabatic")
     pod["spec"]["restartPolicy"] = "Never"
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
-        "metadata": _metadata(order),
+        "metadata": _metadata(asked),
         "spec": {
-            "minAvailable": order.least,
+            "minAvailable": asked.least,
             "schedulerName": "volcano",
-            **({"queue": order.queue} if order.queue else {}),
-            **({"priorityClassName": order.priority} if order.priority else {}),
-            "maxRetry": order.attempts,
+            **({"queue": asked.queue} if asked.queue else {}),
+            **({"priorityClassName": asked.priority} if asked.priority else {}),
+            "maxRetry": asked.attempts,
             "plugins": {"env": [], "svc": []},
             "policies": [dict(one) for one in _AGAIN],
-            "tasks": [{"name": "worker", "replicas": order.nodes, "template": pod}],
+            "tasks": [{"name": "worker", "replicas": asked.most, "template": pod}],
         },
     }
 
 
-def pytorchjob(order: Order, command: list[str]) -> Manifest:
+def pytorchjob(asked: Kubernetes, command: list[str]) -> Manifest:
     """Return a PyTorchJob of Kubeflow's training operator.
 
     `restartPolicy: ExitCode` takes 1 to 127 as final and 128 to 255, a job that was told to leave (143) or killed, as
     worth another try. The container must be called `pytorch`, its port `pytorchjob-port`.
     """
-    pod = template(order, command, "pytorch")
-    if order.queue:  # the operator makes a group of the pods for Volcano only if they name its scheduler
+    pod = template(asked, command, "pytorch")
+    if asked.queue:  # the operator makes a group of the pods for Volcano only if they name its scheduler
         pod["spec"]["schedulerName"] = "volcano"
-    if order.priority:
-        pod["spec"]["priorityClassName"] = order.priority
+    if asked.priority:
+        pod["spec"]["priorityClassName"] = asked.priority
     gang = {
-        "minAvailable": order.least,
-        **({"queue": order.queue} if order.queue else {}),
-        **({"priorityClass": order.priority} if order.priority else {}),
+        "minAvailable": asked.least,
+        **({"queue": asked.queue} if asked.queue else {}),
+        **({"priorityClass": asked.priority} if asked.priority else {}),
     }
     replicas = {"Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": pod}}
-    if order.nodes > 1:
-        replicas["Worker"] = {"replicas": order.nodes - 1, "restartPolicy": "ExitCode", "template": pod}
+    if asked.most > 1:
+        replicas["Worker"] = {"replicas": asked.most - 1, "restartPolicy": "ExitCode", "template": pod}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": _metadata(order),
+        "metadata": _metadata(asked),
         "spec": {
-            "nprocPerNode": str(order.nproc),
-            "runPolicy": {"backoffLimit": order.attempts, "cleanPodPolicy": "None", "schedulingPolicy": gang},
+            "nprocPerNode": str(asked.nproc),
+            "runPolicy": {"backoffLimit": asked.attempts, "cleanPodPolicy": "None", "schedulingPolicy": gang},
             "pytorchReplicaSpecs": replicas,
         },
     }
 
 
-KINDS: dict[str, Callable[[Order, list[str]], Manifest]] = {"volcano": volcano, "pytorchjob": pytorchjob}
+KINDS: dict[str, Callable[[Kubernetes, list[str]], Manifest]] = {"volcano": volcano, "pytorchjob": pytorchjob}
 """What `--kind` names."""
 
 
-def write(kind: str, order: Order, command: list[str], recipe: str) -> str:
+def write(asked: Kubernetes, command: list[str], recipe: str) -> str:
     """Return the manifests as YAML: the job, and the ConfigMap with its recipe.
 
     Raises:
         ConfigError: a name or value is none that Kubernetes takes; all of them are named.
     """
-    place = {"namespace": order.namespace} if order.namespace else {}
+    place = {"namespace": asked.namespace} if asked.namespace else {}
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": f"{order.name}-recipe", **place},
+        "metadata": {"name": f"{asked.name}-recipe", **place},
         "data": {RECIPE_FILE: recipe},
     }
-    manifests = [config, KINDS[kind](order, command)]
+    manifests = [config, KINDS[asked.kind](asked, command)]
     check(manifests)
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True)
 
@@ -117,11 +118,11 @@ def check(manifests: list[Manifest]) -> None:
         )
 
 
-def _metadata(order: Order) -> Manifest:
+def _metadata(asked: Kubernetes) -> Manifest:
     return {
-        "name": order.name,
-        **({"namespace": order.namespace} if order.namespace else {}),
-        **({"labels": order.labels} if order.labels else {}),
+        "name": asked.name,
+        **({"namespace": asked.namespace} if asked.namespace else {}),
+        **({"labels": labels(asked)} if labels(asked) else {}),
     }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from anabatic.config.kubernetes import Kubernetes, pairs
 from anabatic.core.errors import ConfigError
-from anabatic.launch.accelerators import ACCELERATORS, Accelerator
+from anabatic.launch.accelerators import ACCELERATORS
 
 RECIPE_FOLDER = "/etc/anabatic"
 RECIPE_FILE = "job.yaml"
@@ -28,69 +29,6 @@ class Volume:
     source: dict[str, Any]
     path: str
     read_only: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What a cluster is asked for, by a user.
-
-    Attributes:
-        name: of the job, its services and pods.
-        nodes: pods, one for each machine.
-        least: pods with which the job begins and goes on.
-        nproc: processes, and devices, in each.
-        chip: a row of `accelerators.ACCELERATORS`.
-        resource: another name of the devices; empty: the chip's.
-        env: variables; `secrets` are (variable, secret, key).
-        env_from: secrets all of whose keys become variables.
-        shm: size of /dev/shm, which data loaders and collectives on one machine use; 64 MiB unless set.
-        rdma: a resource of the RDMA device plugin, one of which is asked for; empty: none.
-        host_network: the pods use their machines' network, for clusters whose pod network is slow.
-        grace: seconds that a pod gets to save after SIGTERM; Kubernetes gives 30 unless told.
-        attempts: how often the operator starts the job again.
-        restarts: how often the launcher in a pod starts its processes again.
-        setup: lines of the shell before the command.
-    """
-
-    name: str
-    image: str
-    nodes: int = 1
-    least: int = 1
-    nproc: int = 8
-    chip: str = "910b"
-    resource: str = ""
-    namespace: str = ""
-    cpu: str = ""
-    memory: str = ""
-    shm: str = "64Gi"
-    rdma: str = ""
-    host_network: bool = False
-    driver_mounts: bool = True
-    volumes: tuple[Volume, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[tuple[str, str, str], ...] = ()
-    env_from: tuple[str, ...] = ()
-    selector: tuple[tuple[str, str], ...] = ()
-    pull_secrets: tuple[str, ...] = ()
-    pull_policy: str = "IfNotPresent"
-    workdir: str = ""
-    queue: str = ""
-    priority: str = ""
-    port: int = 29500
-    grace: int = 600
-    attempts: int = 10
-    restarts: int = 3
-    setup: tuple[str, ...] = field(default_factory=tuple)
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The chip's row."""
-        return ACCELERATORS[self.chip]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of the job and its pods."""
-        return dict(self.accelerator.labels)
 
 
 def volume(text: str) -> Volume:
@@ -122,42 +60,46 @@ _PATTERNS = {
 }
 
 
-def template(order: Order, command: list[str], container: str) -> dict[str, Any]:
+def template(asked: Kubernetes, command: list[str], container: str) -> dict[str, Any]:
     """Return the template of the pods.
 
     Args:
         command: a training command whose recipe lies in RECIPE_FOLDER.
         container: its name; operators look for theirs.
     """
-    mounts = _mounts(order)
+    mounts = _mounts(asked)
     spec: dict[str, Any] = {
-        "terminationGracePeriodSeconds": order.grace,
-        **({"nodeSelector": dict(order.selector)} if order.selector else {}),
-        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if order.host_network else {}),
-        **({"imagePullSecrets": [{"name": name} for name in order.pull_secrets]} if order.pull_secrets else {}),
-        "containers": [_container(order, command, container, mounts)],
+        "terminationGracePeriodSeconds": asked.grace,
+        **({"nodeSelector": dict(pairs(asked.node_selector))} if asked.node_selector else {}),
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if asked.host_network else {}),
+        **({"imagePullSecrets": [{"name": name} for name in asked.pull_secret]} if asked.pull_secret else {}),
+        "containers": [_container(asked, command, container, mounts)],
         "volumes": [{"name": name, **one.source} for name, one in mounts.items()],
     }
-    return {**({"metadata": {"labels": order.labels}} if order.labels else {}), "spec": spec}
+    return {**({"metadata": {"labels": labels(asked)}} if labels(asked) else {}), "spec": spec}
 
 
-def _container(order: Order, command: list[str], name: str, mounts: dict[str, Volume]) -> dict[str, Any]:
-    env: list[dict[str, Any]] = [{"name": key, "value": literal(value)} for key, value in order.env]
-    env += [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": inner}}}
-        for key, secret, inner in order.secrets
-    ]
+def labels(asked: Kubernetes) -> dict[str, str]:
+    """Return the labels of the job and its pods, by which the vendor's scheduler knows the chip."""
+    return dict(ACCELERATORS[asked.chip].labels)
+
+
+def _container(asked: Kubernetes, command: list[str], name: str, mounts: dict[str, Volume]) -> dict[str, Any]:
+    env: list[dict[str, Any]] = [{"name": key, "value": literal(value)} for key, value in pairs(asked.env)]
+    for key, place in pairs(asked.secret_env):
+        secret, _, inner = place.partition("/")
+        env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": inner}}})
     return {
         "name": name,
-        "image": order.image,
-        "imagePullPolicy": order.pull_policy,
-        "command": [literal(word) for word in _words(order, command)],
-        **({"workingDir": order.workdir} if order.workdir else {}),
+        "image": asked.image,
+        "imagePullPolicy": asked.pull_policy,
+        "command": [literal(word) for word in _words(asked, command)],
+        **({"workingDir": asked.workdir} if asked.workdir else {}),
         **({"env": env} if env else {}),
-        **({"envFrom": [{"secretRef": {"name": one}} for one in order.env_from]} if order.env_from else {}),
-        "ports": [{"name": "pytorchjob-port", "containerPort": order.port}],
-        "resources": _resources(order),
-        **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if order.rdma else {}),
+        **({"envFrom": [{"secretRef": {"name": one}} for one in asked.env_from]} if asked.env_from else {}),
+        "ports": [{"name": "pytorchjob-port", "containerPort": asked.master_port}],
+        "resources": _resources(asked),
+        **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if asked.rdma else {}),
         "volumeMounts": [
             {"name": key, "mountPath": one.path, **({"readOnly": True} if one.read_only else {})}
             for key, one in mounts.items()
@@ -173,36 +115,35 @@ def literal(text: str) -> str:
     return text.replace("$(", "$$(")
 
 
-def _words(order: Order, command: list[str]) -> list[str]:
-    launch = ["anabatic", "launch", f"--nproc={order.nproc}", f"--max-restarts={order.restarts}"]
-    if order.nodes > 1:
-        machines = str(order.nodes) if order.least == order.nodes else f"{order.least}:{order.nodes}"
-        launch += [f"--nnodes={machines}", f"--master-port={order.port}", f"--job-id={order.name}"]
+def _words(asked: Kubernetes, command: list[str]) -> list[str]:
+    launch = ["anabatic", "launch", f"--nproc={asked.nproc}", f"--max-restarts={asked.max_restarts}"]
+    if asked.most > 1:
+        launch += [f"--nnodes={asked.nnodes}", f"--master-port={asked.master_port}", f"--job-id={asked.name}"]
     words = [*launch, "--", *command, "-c", f"{RECIPE_FOLDER}/{RECIPE_FILE}"]
-    if not order.setup:
+    if not asked.setup:
         return words
-    return ["bash", "-c", "\n".join([*order.setup, f"exec {shlex.join(words)}"])]
+    return ["bash", "-c", "\n".join([*asked.setup, f"exec {shlex.join(words)}"])]
 
 
-def _resources(order: Order) -> dict[str, Any]:
-    name = order.resource or order.accelerator.resource
+def _resources(asked: Kubernetes) -> dict[str, Any]:
+    name = asked.resource or ACCELERATORS[asked.chip].resource
     asked = {
-        **({name: str(order.nproc)} if name else {}),
-        **({order.rdma: "1"} if order.rdma else {}),
-        **({"cpu": order.cpu} if order.cpu else {}),
-        **({"memory": order.memory} if order.memory else {}),
+        **({name: str(asked.nproc)} if name else {}),
+        **({asked.rdma: "1"} if asked.rdma else {}),
+        **({"cpu": asked.cpu} if asked.cpu else {}),
+        **({"memory": asked.memory} if asked.memory else {}),
     }
     return {"requests": dict(asked), "limits": dict(asked)} if asked else {}
 
 
-def _mounts(order: Order) -> dict[str, Volume]:
+def _mounts(asked: Kubernetes) -> dict[str, Volume]:
     found = {
-        _RECIPE: Volume({"configMap": {"name": f"{order.name}-recipe"}}, RECIPE_FOLDER, True),
-        _SHM: Volume({"emptyDir": {"medium": "Memory", "sizeLimit": order.shm}}, "/dev/shm"),
+        _RECIPE: Volume({"configMap": {"name": f"{asked.name}-recipe"}}, RECIPE_FOLDER, True),
+        _SHM: Volume({"emptyDir": {"medium": "Memory", "sizeLimit": asked.shm}}, "/dev/shm"),
     }
-    if order.driver_mounts:
-        for path, kind in order.accelerator.mounts:
+    if asked.driver_mounts:
+        for path, kind in ACCELERATORS[asked.chip].mounts:
             name = re.sub(r"[^a-z0-9]+", "-", path.lower().rpartition("/")[2])
             found[name] = Volume({"hostPath": {"path": path, "type": kind}}, path, True)
-    found.update({f"volume-{number}": one for number, one in enumerate(order.volumes)})
+    found.update({f"volume-{number}": volume(text) for number, text in enumerate(asked.volume)})
     return found

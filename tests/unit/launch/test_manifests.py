@@ -12,26 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.cli import app
+from anabatic.config.kubernetes import Kubernetes
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.launch import accelerators, kubernetes, manifests, pod
-from anabatic.launch.pod import Order, Volume
+from anabatic.launch.pod import Volume
 from anabatic.launch.schema import Fields, Flag, ListOf, MapOf, OneOf, Rule, Text, Whole
 
 RECIPE = "model: m\ndata: {train: [a]}\n"
 WORDS = ["anabatic", "launch", "--nproc=8", "--max-restarts=3"]
 
 
-def made(kind: str, order: Order, command: tuple[str, ...] = ("sft",)) -> dict[str, Any]:
+def order(**given: Any) -> Kubernetes:
+    """What is asked for; eight devices each unless told."""
+    return Kubernetes(**{"name": "a", "image": "i", "nproc": 8, **given})
+
+
+def made(**given: Any) -> dict[str, Any]:
     """Return the job's manifest, read back from its text."""
-    config, job = yaml.safe_load_all(manifests.write(kind, order, list(command), RECIPE))
+    config, job = yaml.safe_load_all(manifests.write(order(**given), ["sft"], RECIPE))
     assert config["data"] == {"job.yaml": RECIPE}
     assert isinstance(job, dict)
     return job
 
 
 def test_a_volcano_job() -> None:
-    order = Order(name="big", image="reg/a:1", nodes=4, least=4, queue="q", priority="high", namespace="team")
-    job = made("volcano", order)
+    job = made(name="big", image="reg/a:1", nnodes="4", queue="q", priority="high", namespace="team")
     assert (job["apiVersion"], job["kind"]) == ("batch.volcano.sh/v1alpha1", "Job")
     assert job["metadata"] == {"name": "big", "namespace": "team", "labels": {"ring-controller.atlas": "ascend-910b"}}
     spec = job["spec"]
@@ -60,7 +65,7 @@ def test_a_volcano_job() -> None:
 
 
 def test_a_pytorchjob() -> None:
-    job = made("pytorchjob", Order(name="big", image="reg/a:1", nodes=3, least=2, nproc=4, queue="q"))
+    job = made(kind="pytorchjob", name="big", nnodes="2:3", nproc=4, queue="q")
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     spec = job["spec"]
     assert spec["nprocPerNode"] == "4"
@@ -73,7 +78,7 @@ def test_a_pytorchjob() -> None:
         assert container["name"] == "pytorch" and container["ports"][0]["name"] == "pytorchjob-port"
         assert "--nnodes=2:3" in container["command"]
         assert one["template"]["spec"]["schedulerName"] == "volcano"
-    assert set(made("pytorchjob", Order(name="a", image="i"))["spec"]["pytorchReplicaSpecs"]) == {"Master"}
+    assert set(made(kind="pytorchjob")["spec"]["pytorchReplicaSpecs"]) == {"Master"}
 
 
 @pytest.mark.parametrize(
@@ -83,21 +88,20 @@ def test_a_pytorchjob() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("kind", sorted(manifests.KINDS))
 def test_every_chip_on_every_operator(kind: str, chip: str, resource: str | None) -> None:
-    text = yaml.safe_dump(made(kind, Order(name="a", image="i", chip=chip)))
+    text = yaml.safe_dump(made(kind=kind, chip=chip))
     assert ("/usr/local/Ascend/driver" in text) is bool(accelerators.ACCELERATORS[chip].mounts)
     assert resource is None or f"{resource}: '8'" in text
-    assert "driver" not in str(made(kind, Order(name="a", image="i", chip=chip, driver_mounts=False)))
+    assert "driver" not in str(made(kind=kind, chip=chip, driver_mounts=False))
 
 
 def test_what_else_a_pod_may_have() -> None:
-    order = Order(
-        name="a", image="i", host_network=True, rdma="rdma/hca_shared_devices_a", cpu="64", memory="512Gi",
-        resource="huawei.com/Ascend910B3", selector=(("accelerator-type", "module-910b-8"),), pull_secrets=("reg",),
-        secrets=(("WANDB_API_KEY", "trackers", "wandb"),), env_from=("cloud",), workdir="/data",
-        volumes=(pod.volume("pvc:d:/data"), pod.volume("host:/mnt:/mnt:ro"), pod.volume("nfs:[fd00::1]:/s:/s")),
-        setup=("source '/opt/my env/set.sh'",),
+    job = made(
+        host_network=True, rdma="rdma/hca_shared_devices_a", cpu="64", memory="512Gi",
+        resource="huawei.com/Ascend910B3", node_selector=["accelerator-type=module-910b-8"], pull_secret=["reg"],
+        secret_env=["WANDB_API_KEY=trackers/wandb"], env_from=["cloud"], workdir="/data",
+        volume=["pvc:d:/data", "host:/mnt:/mnt:ro", "nfs:[fd00::1]:/s:/s"], setup=["source '/opt/my env/set.sh'"],
     )  # fmt: skip
-    inner = made("volcano", order)["spec"]["tasks"][0]["template"]["spec"]
+    inner = job["spec"]["tasks"][0]["template"]["spec"]
     assert (inner["hostNetwork"], inner["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert inner["nodeSelector"] == {"accelerator-type": "module-910b-8"}
     (container,) = inner["containers"]
@@ -142,29 +146,29 @@ def test_a_claims_name_may_look_like_a_suffix() -> None:
         ({"memory": "-1Gi"}, "not a quantity"),
         ({"shm": "64 GB"}, "sizeLimit"),
         ({"resource": "huawei.com/"}, "the key"),
-        ({"env": (("A B", "x"),)}, "env[0].name is 'A B'"),
-        ({"env": (("A", "1"), ("A", "2"))}, "has name 'A' twice"),
-        ({"secrets": (("A", "Not_A_Secret", "k"),)}, "secretKeyRef.name"),
-        ({"selector": (("key", "has blanks"),)}, "a label's value"),
-        ({"selector": (("-key", "v"),)}, "nodeSelector"),
-        ({"volumes": (Volume({"persistentVolumeClaim": {"claimName": "A"}}, "/d"),)}, "claimName"),
-        ({"volumes": (pod.volume("pvc:a:/dev/shm"),)}, "has mountPath '/dev/shm' twice"),
+        ({"env": ["A B=x"]}, "env[0].name is 'A B'"),
+        ({"env": ["A=1", "A=2"]}, "has name 'A' twice"),
+        ({"secret_env": ["A=Not_A_Secret/k"]}, "secretKeyRef.name"),
+        ({"node_selector": ["key=has blanks"]}, "a label's value"),
+        ({"node_selector": ["-key=v"]}, "nodeSelector"),
+        ({"volume": ["pvc:A:/d"]}, "claimName"),
+        ({"volume": ["pvc:a:/dev/shm"]}, "has mountPath '/dev/shm' twice"),
         ({"workdir": "relative"}, "workingDir"),
         ({"pull_policy": "Sometimes"}, "not one of Always"),
-        ({"port": 70000}, "not within 1 and 65535"),
+        ({"master_port": 70000}, "not within 1 and 65535"),
         ({"queue": "Q"}, "queue is 'Q'"),
     ],
 )
 def test_names_that_kubernetes_does_not_take(changed: dict[str, Any], message: str) -> None:
     for kind in manifests.KINDS:
         with pytest.raises(ConfigError) as caught:
-            manifests.write(kind, Order(**{"name": "a", "image": "i", **changed}), ["sft"], RECIPE)
+            manifests.write(order(kind=kind, **changed), ["sft"], RECIPE)
         assert message in str(caught.value)
 
 
 @given(st.text(st.characters(blacklist_categories=["Cs"]), max_size=40))
 def test_any_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
-    job = made("volcano", Order(name="a", image="i", env=(("A", value),)))
+    job = made(env=[f"A={value}"])
     read = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["env"][0]["value"]
     assert read.replace("$$(", "$(") == value
 
@@ -173,7 +177,7 @@ def test_any_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     "value", ["y", "n", "0o17", "1_000", "1:30", "012", "1e3", "~", "", "=", "nan", "0x1f", "2001-01-01"]
 )
 def test_words_that_a_reader_of_yaml_might_change_are_quoted(value: str) -> None:
-    text = manifests.write("volcano", Order(name="a", image="i", env=(("A", value),)), ["sft"], RECIPE)
+    text = manifests.write(order(env=[f"A={value}"]), ["sft"], RECIPE)
     assert f'value: "{value}"' in text
 
 
@@ -221,12 +225,14 @@ def test_a_cluster_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("--image i", "which command?"),
         ("-- sft -c GOOD", "which image?"),
-        ("--image i --kind job -- sft -c GOOD", '--kind is "job"'),
+        ("--image i --kind job -- sft -c GOOD", '--kind is "job", expected one of volcano'),
         ("--image i --chip 910d -- sft -c GOOD", '--chip is "910d"'),
-        ("--image i --env A -- sft -c GOOD", '--env is "A", not KEY=VALUE'),
+        ("--image i --env A -- sft -c GOOD", '--env has "A", not KEY=VALUE'),
         ("--image i --secret-env A=B -- sft -c GOOD", "not KEY=SECRET/KEY"),
-        ("--image i --nnodes 3:2 -- sft -c GOOD", "--nnodes is 3:2"),
-        ("--image i --npus 0 -- sft -c GOOD", "--nproc is 0"),
+        ("--image i --nnodes 3:2 -- sft -c GOOD", "nnodes is 3:2"),
+        ("--image i --nnodes two -- sft -c GOOD", "nnodes is two"),
+        ("--image i --npus 0 -- sft -c GOOD", "nproc is 0"),
+        ("--image i --grace soon -- sft -c GOOD", '--grace is "soon", expected a whole number'),
         ("--image i -- chat", "not a command that trains"),
     ],
 )
@@ -244,7 +250,7 @@ def test_what_is_wrong_on_the_command_line(
 def test_the_command_prints_what_can_be_applied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "good.yaml").write_text(RECIPE)
     with pytest.raises(SystemExit) as caught:
-        app.main(["launch", "k8s", "--image", "i", "--npus", "4", "--env", "A=1", "--env=B=", "--", "sft", "-c",
+        app.main(["launch", "k8s", "--image", "i", "--npus", "4", "--env", "A=1", "B=", "--", "sft", "-c",
                   str(tmp_path / "good.yaml"), "--seed", "7"])  # fmt: skip
     assert caught.value.code == 0
     config, job = yaml.safe_load_all(capsys.readouterr().out)
