@@ -100,7 +100,7 @@ VOLCANO = Fields(
                 "minAvailable": _COUNT,
                 "schedulerName": NAME,
                 "tasks": ListOf(
-                    Fields({"name": LABEL, "replicas": _COUNT, "template": TEMPLATE}, {"policies": _POLICIES}),
+                    Fields({"name": LABEL, "replicas": _COUNT, "template": TEMPLATE}, {"minAvailable": _COUNT}),
                     1,
                     "name",
                 ),

@@ -45,7 +45,7 @@ def volcano(asked: Kubernetes, command: list[str]) -> Manifest:
             "maxRetry": asked.attempts,
             "plugins": {"env": [], "svc": []},
             "policies": [dict(one) for one in _AGAIN],
-            "tasks": [{"name": "worker", "replicas": asked.most, "template": pod}],
+            "tasks": [{"name": "worker", "replicas": asked.most, "minAvailable": asked.least, "template": pod}],
         },
     }
 

@@ -48,7 +48,7 @@ def test_a_volcano_job() -> None:
     events = [one.get("event") for one in spec["policies"]]
     assert events[:2] == [None, None], "exit codes are asked before events"
     (task,) = spec["tasks"]
-    assert (task["name"], task["replicas"]) == ("worker", 4)
+    assert (task["name"], task["replicas"], task["minAvailable"]) == ("worker", 4, 4)
     inner = task["template"]["spec"]
     assert (inner["restartPolicy"], inner["terminationGracePeriodSeconds"]) == ("Never", 600)
     (container,) = inner["containers"]
