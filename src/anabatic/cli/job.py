@@ -42,9 +42,14 @@ def job_command(name: str) -> Callable[..., int]:
 
 def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
-    nproc = load.tree_of(job).get("device", {}).get("nproc", 1)
+    device = load.tree_of(job).get("device", {})
+    nproc = device.get("nproc", 1)
     if nproc > 1 and "RANK" not in os.environ:
         return spread(row, job, Launch(nproc=nproc))
+    if row.trains and "RANK" not in os.environ:
+        from anabatic.launch import seats
+
+        os.environ.update(seats.alone(device, os.environ))
     code = row.recipe_function()(job)
     return int(code or 0)
 

@@ -70,12 +70,16 @@ def choose(
     kind = "npu" if snapshot.devices and snapshot.devices[0].kind == "npu" else "cuda"
     if not snapshot.devices or kind not in usable:
         return None
-    variable = DEVICES[kind].visible_env
     here = _in_order(snapshot.devices)
-    if variable in environ:
-        named = _named(environ[variable], here)
+    own = environ.get(DEVICES[kind].visible_env)
+    if own is not None:
+        named = _named(own, here)
         return Choice(kind, tuple(here[index] for index in named), named, {})
-    word = "NPU" if kind == "npu" else "GPU"
+    return _take(kind, nproc, here, snapshot)
+
+
+def _take(kind: str, nproc: int, here: Sequence[Device], snapshot: Snapshot) -> Choice:
+    word, variable = "NPU" if kind == "npu" else "GPU", DEVICES[kind].visible_env
     if nproc > len(here):
         raise DeviceError(
             f"{nproc} processes need as many {word}s, and there are {len(here)}",
@@ -85,10 +89,10 @@ def choose(
     free = [index for index in range(len(here)) if index not in taken]
     chosen = _pick(here, free, nproc)
     if len(chosen) < nproc:
-        told = "; ".join(f"{index}: {why}" for index, why in list(taken.items())[:8])
         ring = " in one ring of four" if len(free) >= nproc else ""
+        told = "; ".join(f"{index}: {why}" for index, why in list(taken.items())[:8])
         raise DeviceError(
-            f"{nproc} {word}s are wanted{ring}, {len(free)} of {len(here)} are free ({told or 'the rings are split'})",
+            f"{nproc} {word}{'s are' if nproc > 1 else ' is'} wanted{ring}, {len(free)} of {len(here)} are free ({told})",
             f"wait, lower --nproc, or name devices that you will share by {variable}; `anabatic monitor` shows them",
         )
     devices = tuple(here[index] for index in chosen)

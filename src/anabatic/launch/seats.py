@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabatic.core import affinity, log
+from anabatic.core.errors import DeviceError
 from anabatic.device.table import DEVICES
 from anabatic.launch import cores, free
 from anabatic.monitor import npu_smi, source_smi
@@ -43,6 +44,19 @@ def variables(device: Mapping[str, Any], nproc: int, environ: Mapping[str, str],
     threads = shares.threads if shares is not None else max(1, len(cores.allowed()) // nproc)
     given["OMP_NUM_THREADS"] = str(threads)
     return {name: value for name, value in given.items() if not environ.get(name)}
+
+
+def alone(device: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a training in one process: it takes a free device, or shares the first with a warning."""
+    try:
+        choice = free.choose(device["type"], 1, environ)
+    except DeviceError as error:
+        log.warn(f"{error}: the first one is shared")
+        return {}
+    if choice is None or not choice.line:
+        return {}
+    log.info(choice.line)
+    return dict(choice.variables)
 
 
 def _collectives(choice: free.Choice, several: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import affinity
+from anabatic.core import affinity, log
 from anabatic.core.errors import DeviceError
 from anabatic.device.table import DEVICES
 from anabatic.launch import cores, free, seats
@@ -162,6 +162,23 @@ def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         told = {"CPU_AFFINITY_CONF": "1"} if off is device else {}
         loose = seats.variables(off, 2, told, several=False)
         assert affinity.CORES not in loose and loose["OMP_NUM_THREADS"] == "8"
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_one_process_takes_a_free_device_or_shares_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(free.sources.source_dcmi, "PATHS", ())
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    caplog.set_level("INFO", "anabatic")
+    for busy, expected in (((0,), {"ASCEND_RT_VISIBLE_DEVICES": "1"}), ((0, 1), {})):
+        table = smi_layout.info(readings(2, "910B3", {}, busy=busy), "26.0.rc1", "A2")
+        monkeypatch.setenv("PATH", fake.on_path(fake.printing(tmp_path / "bin", table)))
+        assert seats.alone({"type": "npu"}, {}) == expected
+    assert caplog.messages[0] == "NPU 1 of 2: nothing runs there; 0 is in use"
+    assert caplog.messages[1].startswith("1 NPU is wanted, 0 of 2 are free (0: python3.11 (900)")
+    assert caplog.messages[1].endswith(": the first one is shared")
+    assert seats.alone({"type": "cpu"}, {}) == {}
 
 
 def test_variables_on_a_processor() -> None:
