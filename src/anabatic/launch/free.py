@@ -89,10 +89,11 @@ def _take(kind: str, nproc: int, here: Sequence[Device], snapshot: Snapshot) -> 
     free = [index for index in range(len(here)) if index not in taken]
     chosen = _pick(here, free, nproc)
     if len(chosen) < nproc:
-        ring = " in one ring of four" if len(free) >= nproc else ""
+        wanted = f"{nproc} {word}{'s are' if nproc > 1 else ' is'} wanted"
+        wanted += " in one ring of four" if len(free) >= nproc else ""
         told = "; ".join(f"{index}: {why}" for index, why in list(taken.items())[:8])
         raise DeviceError(
-            f"{nproc} {word}{'s are' if nproc > 1 else ' is'} wanted{ring}, {len(free)} of {len(here)} are free ({told})",
+            f"{wanted}, {len(free)} of {len(here)} are free ({told})",
             f"wait, lower --nproc, or name devices that you will share by {variable}; `anabatic monitor` shows them",
         )
     devices = tuple(here[index] for index in chosen)
