@@ -127,13 +127,13 @@ def _words(asked: Kubernetes, command: list[str]) -> list[str]:
 
 def _resources(asked: Kubernetes) -> dict[str, Any]:
     name = asked.resource or ACCELERATORS[asked.chip].resource
-    asked = {
+    wanted = {
         **({name: str(asked.nproc)} if name else {}),
         **({asked.rdma: "1"} if asked.rdma else {}),
         **({"cpu": asked.cpu} if asked.cpu else {}),
         **({"memory": asked.memory} if asked.memory else {}),
     }
-    return {"requests": dict(asked), "limits": dict(asked)} if asked else {}
+    return {"requests": dict(wanted), "limits": dict(wanted)} if wanted else {}
 
 
 def _mounts(asked: Kubernetes) -> dict[str, Volume]:
