@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -39,8 +40,14 @@ def run(
     max_restarts: Annotated[str, Parameter(negative=())] = "0",
     hang_seconds: Annotated[str, Parameter(negative=())] = "1800",
     join_seconds: Annotated[str, Parameter(negative=())] = "600",
+    rdzv: _Word = None,
+    hosts: Annotated[Path | None, Parameter(negative=())] = None,
+    hosts_python: _Word = None,
+    hosts_cwd: _Word = None,
+    hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    check: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Run COMMAND, one that trains, in several processes; type the same on every machine.
+    """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
     Parameters
     ----------
@@ -64,13 +71,52 @@ def run(
         Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
     join_seconds
         Seconds to wait for the other machines.
+    rdzv
+        HOST:PORT where the machines meet: --master-addr and --master-port in one word, as torchrun has it.
+    hosts
+        File with one machine a line; COMMAND is started on all of them over ssh, from here.
+    hosts_python
+        Python on those machines; default: the path of this one.
+    hosts_cwd
+        Folder to work in there; default: this one.
+    hosts_env
+        Name of a further variable to give them, several times: WANDB_API_KEY
+    check
+        Compare the machines and measure what is between them before COMMAND begins; without COMMAND, only that.
     """
-    if not command:
+    if not command and not check:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
-    row, job = training_job(list(command))
+    row, job = training_job(list(command)) if command else (None, None)
+    if rdzv:
+        master_addr, master_port = _meeting(rdzv, master_addr, master_port)
+    if hosts:
+        from anabatic.cli import launch_hosts
+
+        given = launch_hosts.Given(
+            nproc=whole("nproc", nproc),
+            nnodes=machines(nnodes) if nnodes else None,
+            master_addr=master_addr,
+            python=hosts_python,
+            folder=hosts_cwd,
+            variables=hosts_env,
+        )
+        refused = {"--node-rank": node_rank}
+        launch_hosts.refuse(refused)
+        return launch_hosts.run(
+            row.name if row else "",
+            job,
+            hosts,
+            given,
+            words=("--check",) if check else (),
+            master_port=whole("master-port", master_port) or 29500,
+            job_id=job_id,
+            max_restarts=whole("max-restarts", max_restarts) or 0,
+            hang_seconds=number("hang-seconds", hang_seconds),
+            join_seconds=number("join-seconds", join_seconds),
+        )
     told = scheduler.place(os.environ)
     least, most = machines(nnodes or told.get("NNODES") or "1")
-    settings = load.tree_of(job)["device"]["nproc"]
+    settings = load.tree_of(job)["device"]["nproc"] if row else 1
     launch = Launch(
         nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE")) or settings,
         min_nodes=least,
@@ -83,10 +129,16 @@ def run(
         hang_seconds=number("hang-seconds", hang_seconds),
         join_seconds=number("join-seconds", join_seconds),
     )
-    from anabatic.cli import job as jobs
-
     if launch.several and launch.master_addr and not (master_addr or os.environ.get("MASTER_ADDR")):
         scheduler.await_name(launch.master_addr, launch.join_seconds)
+    if check:
+        from anabatic.launch import preflight
+
+        preflight.run(launch, load.tree_of(job) if row else None)
+    if row is None:
+        return 0
+    from anabatic.cli import job as jobs
+
     return jobs.spread(row, job, launch)
 
 
@@ -146,3 +198,14 @@ def slurm(
     text = scripts.script(batch, list(command))
     sys.stdout.write(f"{scripts.submit(text)}\n" if submit else text)
     return 0
+
+
+def _meeting(text: str, address: str | None, port: str | None) -> tuple[str, str]:
+    """Split HOST:PORT; an IPv6 address stands in brackets."""
+    if address or port:
+        raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
+    host, colon, number = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not number:
+        raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
+    return host, number

@@ -58,6 +58,9 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
             place = {"host": launch.master_addr, "port": launch.master_port, "number": launch.node_rank}
             machine = {**place, "size": launch.max_nodes, "own": own}
             (folder / reports.MACHINE).write_text(json.dumps(machine), encoding="utf-8")
+        if launch.several and not cluster.is_meeting(launch):
+            meeting = {"host": launch.master_addr, "port": launch.master_port, "seconds": launch.join_seconds}
+            (folder / reports.MEETING).write_text(json.dumps(meeting), encoding="utf-8")
         processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
         log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.several else ''}")
         where = seats.variables(settings["device"], launch.nproc, os.environ, launch.several)
