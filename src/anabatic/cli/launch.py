@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from anabatic.cli.launch_words import machines, number, positive, training_job, whole
-from anabatic.config import load
+from anabatic.config import commands, load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import scheduler
@@ -87,6 +87,12 @@ def run(
     if not command and not check:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
     row, job = training_job(list(command)) if command else (None, None)
+    alive: dict[str, Any] = {
+        "job_id": job_id,
+        "max_restarts": whole("max-restarts", max_restarts) or 0,
+        "hang_seconds": number("hang-seconds", hang_seconds),
+        "join_seconds": number("join-seconds", join_seconds),
+    }
     if rdzv:
         master_addr, master_port = _meeting(rdzv, master_addr, master_port)
     if hosts:
@@ -100,8 +106,7 @@ def run(
             folder=hosts_cwd,
             variables=hosts_env,
         )
-        refused = {"--node-rank": node_rank}
-        launch_hosts.refuse(refused)
+        launch_hosts.refuse({"--node-rank": node_rank})
         return launch_hosts.run(
             row.name if row else "",
             job,
@@ -109,27 +114,30 @@ def run(
             given,
             words=("--check",) if check else (),
             master_port=whole("master-port", master_port) or 29500,
-            job_id=job_id,
-            max_restarts=whole("max-restarts", max_restarts) or 0,
-            hang_seconds=number("hang-seconds", hang_seconds),
-            join_seconds=number("join-seconds", join_seconds),
+            **alive,
         )
     told = scheduler.place(os.environ)
     least, most = machines(nnodes or told.get("NNODES") or "1")
-    settings = load.tree_of(job)["device"]["nproc"] if row else 1
     launch = Launch(
-        nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE")) or settings,
+        nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE"))
+        or (load.tree_of(job)["device"]["nproc"] if row else 1),
         min_nodes=least,
         max_nodes=most,
         node_rank=whole("node-rank", node_rank or told.get("NODE_RANK")) if most > 1 else None,
         master_addr=master_addr or told.get("MASTER_ADDR"),
         master_port=whole("master-port", master_port or told.get("MASTER_PORT")) or 29500,
-        job_id=job_id,
-        max_restarts=whole("max-restarts", max_restarts) or 0,
-        hang_seconds=number("hang-seconds", hang_seconds),
-        join_seconds=number("join-seconds", join_seconds),
+        **alive,
     )
-    if launch.several and launch.master_addr and not (master_addr or os.environ.get("MASTER_ADDR")):
+    return _here(row, job, launch, check, own=bool(master_addr or os.environ.get("MASTER_ADDR")))
+
+
+def _here(row: commands.Command | None, job: Any, launch: Launch, check: bool, own: bool) -> int:
+    """Compare the machines where that is asked for, and run the command where there is one.
+
+    Args:
+        own: the name of machine 0 is the user's, not one that a scheduler gives before that machine runs.
+    """
+    if launch.several and launch.master_addr and not own:
         scheduler.await_name(launch.master_addr, launch.join_seconds)
     if check:
         from anabatic.launch import preflight
