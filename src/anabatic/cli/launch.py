@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic.cli import launch_hosts
 from anabatic.cli.launch_words import machines, number, positive, training_job, whole
-from anabatic.config import commands, load
+from anabatic.config import load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import scheduler
@@ -45,7 +46,7 @@ def run(
     hosts_python: _Word = None,
     hosts_cwd: _Word = None,
     hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
-    check: Annotated[bool, Parameter(negative=())] = False,
+    preflight: Annotated[bool, Parameter(name="--check", negative=())] = False,
 ) -> int:
     """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
@@ -81,68 +82,42 @@ def run(
         Folder to work in there; default: this one.
     hosts_env
         Name of a further variable to give them, several times: WANDB_API_KEY
-    check
+    preflight
         Compare the machines and measure what is between them before COMMAND begins; without COMMAND, only that.
     """
-    if not command and not check:
+    if not command and not preflight:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
     row, job = training_job(list(command)) if command else (None, None)
-    alive: dict[str, Any] = {
-        "job_id": job_id,
-        "max_restarts": whole("max-restarts", max_restarts) or 0,
-        "hang_seconds": number("hang-seconds", hang_seconds),
-        "join_seconds": number("join-seconds", join_seconds),
-    }
+    tree = load.tree_of(job) if row else None
     if rdzv:
-        master_addr, master_port = _meeting(rdzv, master_addr, master_port)
-    if hosts:
-        from anabatic.cli import launch_hosts
-
-        given = launch_hosts.Given(
-            nproc=whole("nproc", nproc),
-            nnodes=machines(nnodes) if nnodes else None,
-            master_addr=master_addr,
-            python=hosts_python,
-            folder=hosts_cwd,
-            variables=hosts_env,
-        )
-        launch_hosts.refuse({"--node-rank": node_rank})
-        return launch_hosts.run(
-            row.name if row else "",
-            job,
-            hosts,
-            given,
-            words=("--check",) if check else (),
-            master_port=whole("master-port", master_port) or 29500,
-            **alive,
-        )
+        master_addr, master_port = launch_hosts.meeting(rdzv, master_addr, master_port)
+    far = launch_hosts.Far(hosts_python, hosts_cwd, hosts_env, preflight, nproc=whole("nproc", nproc))
+    named = launch_hosts.read(hosts, far, node_rank) if hosts else []
+    if named:
+        nnodes, master_addr = nnodes or str(len(named)), master_addr or named[0].name
     told = scheduler.place(os.environ)
     least, most = machines(nnodes or told.get("NNODES") or "1")
+    settings = tree["device"]["nproc"] if tree else 1
     launch = Launch(
-        nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE"))
-        or (load.tree_of(job)["device"]["nproc"] if row else 1),
+        nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE")) or settings,
         min_nodes=least,
         max_nodes=most,
         node_rank=whole("node-rank", node_rank or told.get("NODE_RANK")) if most > 1 else None,
         master_addr=master_addr or told.get("MASTER_ADDR"),
         master_port=whole("master-port", master_port or told.get("MASTER_PORT")) or 29500,
-        **alive,
+        job_id=job_id,
+        max_restarts=whole("max-restarts", max_restarts) or 0,
+        hang_seconds=number("hang-seconds", hang_seconds),
+        join_seconds=number("join-seconds", join_seconds),
     )
-    return _here(row, job, launch, check, own=bool(master_addr or os.environ.get("MASTER_ADDR")))
-
-
-def _here(row: commands.Command | None, job: Any, launch: Launch, check: bool, own: bool) -> int:
-    """Compare the machines where that is asked for, and run the command where there is one.
-
-    Args:
-        own: the name of machine 0 is the user's, not one that a scheduler gives before that machine runs.
-    """
-    if launch.several and launch.master_addr and not own:
+    if named:
+        return launch_hosts.run(row.name if row else "", job, named, launch, far)
+    if launch.several and launch.master_addr and not (master_addr or os.environ.get("MASTER_ADDR")):
         scheduler.await_name(launch.master_addr, launch.join_seconds)
-    if check:
-        from anabatic.launch import preflight
+    if preflight:
+        from anabatic.launch import preflight as check_machines
 
-        preflight.run(launch, load.tree_of(job) if row else None)
+        check_machines.run(launch, tree)
     if row is None:
         return 0
     from anabatic.cli import job as jobs
@@ -206,14 +181,3 @@ def slurm(
     text = scripts.script(batch, list(command))
     sys.stdout.write(f"{scripts.submit(text)}\n" if submit else text)
     return 0
-
-
-def _meeting(text: str, address: str | None, port: str | None) -> tuple[str, str]:
-    """Split HOST:PORT; an IPv6 address stands in brackets."""
-    if address or port:
-        raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
-    host, colon, number = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not number:
-        raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
-    return host, number

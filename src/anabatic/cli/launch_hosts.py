@@ -1,77 +1,102 @@
-"""`anabatic launch --hosts`: the options, the file and the job put together."""
+"""`anabatic launch --hosts` and `--rdzv`: the options, the file and the job put together."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.config import load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from anabatic.launch.hosts import Host
+
 
 @dataclass(frozen=True)
-class Given:
-    """What was typed; None: not given."""
+class Far:
+    """What was typed about the machines of the file.
 
-    nproc: int | None = None
-    nnodes: tuple[int, int] | None = None
-    master_addr: str | None = None
+    Attributes:
+        python: interpreter there; None: that of this machine.
+        folder: to work in; None: this one.
+        variables: names of further variables that they get.
+        check: the machines are compared first.
+        nproc: processes on each; None: not typed, the slots of the file hold.
+    """
+
     python: str | None = None
     folder: str | None = None
     variables: tuple[str, ...] = ()
+    check: bool = False
+    nproc: int | None = None
 
 
-def run(command: str, job: Any, file: Path, given: Given, words: tuple[str, ...] = (), **options: Any) -> int:
+def read(file: Path, far: Far, node_rank: str | None) -> list[Host]:
+    """Return the machines of a file.
+
+    Raises:
+        ConfigError: it cannot be understood, or asks for fewer processes than the command line.
+    """
+    from anabatic.launch import hosts
+
+    if node_rank is not None:
+        raise ConfigError("--node-rank stands beside --hosts", "the order of the file is that of the machines")
+    found = hosts.read(file)
+    for host in found:
+        if far.nproc is not None and host.slots is not None and far.nproc > host.slots:
+            raise ConfigError(
+                f"--nproc is {far.nproc}, but {host.name} ({file}:{host.line}) has slots={host.slots}",
+                "leave --nproc out to use the slots of the file",
+            )
+    return found
+
+
+def run(command: str, job: Any, machines: list[Host], launch: Launch, far: Far) -> int:
     """Run a job on the machines of a file and return its exit code.
 
     Args:
         command: name of the command; empty: the machines are only checked.
-        words: options that the launchers on the machines get as they are.
-        options: further fields of `Launch`.
-    """
-    from anabatic.launch import everywhere, hosts, ssh
 
-    found = hosts.read(file)
-    least, most = given.nnodes or (len(found), len(found))
-    if most > len(found):
+    Raises:
+        ConfigError: an option is wrong, or a machine cannot take part for a reason that its owner can mend.
+        Failure: a machine cannot be reached, or was lost.
+    """
+    from anabatic.launch import everywhere, ssh
+
+    if launch.max_nodes > len(machines):
         raise ConfigError(
-            f"--nnodes is {most}, but {file} names {len(found)} machine{'s' if len(found) > 1 else ''}",
+            f"--nnodes is {launch.max_nodes}, but the file of --hosts names {len(machines)}",
             "leave --nnodes out to use all of them",
         )
-    tree: dict[str, Any] = load.tree_of(job) if command else {"device": {"nproc": 1}}
-    launch = Launch(
-        nproc=given.nproc or tree["device"]["nproc"],
-        min_nodes=least,
-        max_nodes=most,
-        master_addr=given.master_addr or found[0].name,
-        **options,
-    )
-    out = tree.get("out")
+    out = load.tree_of(job).get("out") if command else None
     order = ssh.Job(
         command=command,
         recipe=load.dump(job) if command else "",
         launch=launch,
-        nproc=given.nproc,
-        python=given.python or sys.executable,
-        folder=given.folder or os.getcwd(),
-        environment=ssh.environment(given.variables, installation=given.python is None),
+        nproc=far.nproc,
+        python=far.python or sys.executable,
+        folder=far.folder or os.getcwd(),
+        environment=ssh.environment(far.variables, installation=far.python is None),
         out=Path(out) if out else None,
-        words=words,
+        words=("--check",) if far.check else (),
     )
-    return everywhere.run(found[:most], order)
+    return everywhere.run(machines[: launch.max_nodes], order)
 
 
-def refuse(given: Mapping[str, object]) -> None:
-    """Refuse options that the file of hosts answers.
+def meeting(text: str, address: str | None, port: str | None) -> tuple[str, str]:
+    """Split HOST:PORT of `--rdzv`; an IPv6 address stands in brackets.
 
     Raises:
-        ConfigError: one of them is given.
+        ConfigError: it is no such word, or stands beside the options that say the same.
     """
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{name} stands beside --hosts", "the order of the file is that of the machines")
+    if address or port:
+        raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
+    host, colon, number = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not number:
+        raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
+    return host, number

@@ -7,12 +7,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import IO, Any
 
 from anabatic.core import child, log
-from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.errors import Failure
 from anabatic.core.paths import cannot_write
 from anabatic.launch import ssh
 from anabatic.launch.hosts import Host
@@ -32,21 +32,11 @@ def run(hosts: Sequence[Host], job: Job) -> int:
         ConfigError: a machine cannot take part for a reason that its owner can mend.
         Failure: a machine cannot be reached, or was lost.
     """
-    _check_slots(hosts, job)
     events: Events = queue.Queue()
     machines = ssh.connect(hosts, job, events)
     with ExitStack() as stack:
         show = _Show(machines, job, stack)
         return _Run(machines, job, events, show).run()
-
-
-def _check_slots(hosts: Sequence[Host], job: Job) -> None:
-    for host in hosts:
-        if job.nproc is not None and host.slots is not None and job.nproc > host.slots:
-            raise ConfigError(
-                f"--nproc is {job.nproc}, but {host.name} (line {host.line}) has slots={host.slots}",
-                "leave --nproc out to use the slots of the file",
-            )
 
 
 class _Show:
@@ -112,14 +102,12 @@ class _Run:
         self.received.append(number)
 
     def _look(self) -> None:
-        try:
+        with suppress(queue.Empty):
             machine, kind, text = self.events.get(timeout=0.2)
             if kind == "end":
                 self._ended(machine, int(text))
             else:
                 self.show.line(machine, kind, text)
-        except queue.Empty:
-            pass
         while self.heard < len(self.received):
             self.heard += 1
             self._order(self.received[self.heard - 1])

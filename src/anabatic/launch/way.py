@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from anabatic.core.errors import ConfigError
 
@@ -53,19 +54,17 @@ def require_arrival(host: str, port: int) -> None:
         ConfigError: it does not.
     """
     word = os.urandom(16)
-    with socket.create_server(("", port), reuse_port=False) as server:
+    arrived = b""
+    with socket.create_server(("", port)) as server, suppress(OSError):
         server.settimeout(_ATTEMPT)
-        try:
-            with socket.create_connection((host, port), timeout=_ATTEMPT) as sender:
-                sender.sendall(word)
-                receiver, _ = server.accept()
-                with receiver:
-                    receiver.settimeout(_ATTEMPT)
-                    if receiver.recv(len(word)) == word:
-                        return
-        except OSError:
-            pass
-    raise ConfigError(
-        f"--master-addr {host} does not lead to this machine, which is machine 0 (--node-rank 0)",
-        "give the address of machine 0, the same on every machine, and another --node-rank on each",
-    )
+        with socket.create_connection((host, port), timeout=_ATTEMPT) as sender:
+            sender.sendall(word)
+            receiver, _ = server.accept()
+            with receiver:
+                receiver.settimeout(_ATTEMPT)
+                arrived = receiver.recv(len(word))
+    if arrived != word:
+        raise ConfigError(
+            f"--master-addr {host} does not lead to this machine, which is machine 0 (--node-rank 0)",
+            "give the address of machine 0, the same on every machine, and another --node-rank on each",
+        )

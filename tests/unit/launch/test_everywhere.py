@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from anabatic import __version__
+from anabatic.cli import launch_hosts
+from anabatic.config.launch import Launch
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from unit.launch.stage import Site, beside, until
 
@@ -63,7 +65,6 @@ def test_who_cannot_take_part_is_named(site: Site) -> None:
     [
         ({"python": "/no/python"}, "there is no /no/python on it"),
         ({"folder": "/no/folder"}, "it has no folder /no/folder (No such file or directory)"),
-        ({"nproc": 8}, "--nproc is 8, but a (line 1) has slots=4"),
     ],
 )
 def test_what_a_machine_lacks(site: Site, given: dict[str, object], said: str) -> None:
@@ -71,6 +72,17 @@ def test_what_a_machine_lacks(site: Site, given: dict[str, object], said: str) -
         site.run("a slots=4", {}, **given)
     assert said in str(caught.value) and caught.value.hint
     assert not (site.folder / "out").exists()
+
+
+def test_options_that_do_not_fit_the_file(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# two\na slots=4\nb\n")
+    with pytest.raises(ConfigError, match=r"--nproc is 8, but a \(.*hosts:2\) has slots=4"):
+        launch_hosts.read(tmp_path / "hosts", launch_hosts.Far(nproc=8), None)
+    with pytest.raises(ConfigError, match="--node-rank stands beside --hosts"):
+        launch_hosts.read(tmp_path / "hosts", launch_hosts.Far(), "0")
+    found = launch_hosts.read(tmp_path / "hosts", launch_hosts.Far(nproc=4), None)
+    with pytest.raises(ConfigError, match="--nnodes is 3, but the file of --hosts names 2"):
+        launch_hosts.run("", None, found, Launch(min_nodes=3, max_nodes=3, master_addr="a"), launch_hosts.Far())
 
 
 def test_versions_and_missing_packages(site: Site) -> None:
@@ -137,3 +149,16 @@ def test_a_signal_reaches_every_machine_once(site: Site, number: signal.Signals,
     process.send_signal(number)
     assert process.wait(60) == code
     assert site.gone("a") and site.gone("b")
+
+
+def test_the_command_checks_a_machine_of_a_file(site: Site) -> None:
+    (site.folder / "hosts").write_text("here slots=3\n")
+    words = [sys.executable, "-m", "anabatic", "launch", "--hosts", "hosts", "--check", "--master-addr", "127.0.0.1"]
+    done = subprocess.run(words, cwd=site.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "here | check passed, " in done.stderr and "here |    machine  devices" in done.stderr
+    (site.folder / "hosts").write_text("here\ndead\n")
+    words += ["--", "sft", "--model", "x", "--data.train", "task:spelling#10"]
+    done = subprocess.run(words, cwd=site.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "error: 1 of 2 machines cannot take part: dead (line 2)" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 2

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from anabatic.cli import launch as command
+from anabatic.cli import launch_hosts
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import cluster, way
@@ -62,12 +62,12 @@ def test_two_jobs_on_one_port() -> None:
 
 @pytest.mark.parametrize(("text", "host", "port"), [("a:1", "a", "1"), ("[fe80::1]:29500", "fe80::1", "29500")])
 def test_rdzv(text: str, host: str, port: str) -> None:
-    assert command._meeting(text, None, None) == (host, port)
+    assert launch_hosts.meeting(text, None, None) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["a", ":29500", "a:"])
 def test_rdzv_without_a_part(text: str) -> None:
     with pytest.raises(ConfigError, match="--rdzv is"):
-        command._meeting(text, None, None)
+        launch_hosts.meeting(text, None, None)
     with pytest.raises(ConfigError, match="--rdzv stands beside"):
-        command._meeting("a:1", "b", None)
+        launch_hosts.meeting("a:1", "b", None)
