@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Group
 from anabatic import __version__
 from anabatic.cli import errors
 from anabatic.config import commands
-from anabatic.core import child, log
+from anabatic.core import affinity, child, log
 from anabatic.core.errors import ConfigError
 from anabatic.core.heart import HEART
 
@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _open_standard_files()
     if os.environ.get(child.REPORTS):
         child.die_with_parent()
+        affinity.take()
         HEART.open()
     tokens = list(sys.argv[1:] if argv is None else argv)
     border = tokens.index("--") if "--" in tokens else len(tokens)  # what follows belongs to the command of `sim`

@@ -53,9 +53,14 @@ def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
 
 def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
-    nproc = load.tree_of(job).get("device", {}).get("nproc", 1)
+    device = load.tree_of(job).get("device", {})
+    nproc = device.get("nproc", 1)
     if nproc > 1 and "RANK" not in os.environ:
         return spread(row, job, Launch(nproc=nproc))
+    if row.trains and "RANK" not in os.environ:
+        from anabatic.launch import seats
+
+        os.environ.update(seats.alone(device, os.environ))
     code = row.recipe_function()(job)
     return int(code or 0)
 
@@ -120,6 +125,11 @@ def tree(given: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def options(cls: type, short: dict[str, str]) -> list[inspect.Parameter]:
+    """Return one option for each setting of a class without sections."""
+    return list(_section(cls, load.defaults(cls), "", TOP, short))
+
+
 def _parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.Parameter]:
     yield from _section(cls, load.defaults(cls), "", TOP, short)
     order = 2
@@ -141,7 +151,7 @@ def _section(
             continue
         key = prefix + name
         option = check.Flags().option(key)
-        names = (option, short[key]) if key in short else (option,)
+        names = (option, *short.get(key, "").split())
         if load.is_list_of_sections(hint):
             continue  # written in a recipe only
         if typing.get_origin(hint) is dict:

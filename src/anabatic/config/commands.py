@@ -28,7 +28,7 @@ class Command:
     makes: tuple[str, ...] = ()
     """Files under its `out` that later jobs read."""
     short: dict[str, str] = field(default_factory=dict)
-    """Dotted key -> a shorter name of its option."""
+    """Dotted key -> shorter names of its option, with blanks between them."""
     words: str = ""
     """The setting that words without an option fill: `classify words FILE FILE`; one word if it is no list."""
 
@@ -48,7 +48,7 @@ def _attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_SHORT = {"data.train": "--data", "device.nproc": "--nproc"}
+_SHORT = {"data.train": "--data", "device.nproc": "--nproc --npus"}
 """Of commands that train."""
 _MODELS = ("best_model/tokenizer.json", "final_model/tokenizer.json")
 

@@ -27,7 +27,9 @@ class Device:
     threads: int | None = None
     """CPU threads for torch; default: the cores this process may use, divided by the local processes."""
     nproc: int = 1
-    """Processes on this machine, one per device."""
+    """Processes on this machine, one per device; of more devices than that the free ones are taken."""
+    bind: Literal["auto", "off"] = "auto"
+    """auto: each of several processes runs on its share of the cores, beside its device; off: on all."""
 
     def __post_init__(self) -> None:
         require(self.nproc >= 1, f"device.nproc is {self.nproc}", "use 1 or more")

@@ -49,6 +49,8 @@ def settings(machine: Machine) -> list[Setting]:
     return []
 
 
+_START = Text("seconds that ranks wait for each other at the start; 120, the default, is short when one loads data",
+              "各进程启动时互相等待的秒数；默认 120 秒，有进程在读数据时不够")  # fmt: skip
 _FRAGMENTS = Text("segments that grow: less memory lost to fragmentation", "可扩展内存段：减少碎片浪费")
 
 
@@ -88,9 +90,7 @@ def _npu(machine: Machine) -> list[Setting]:
     if "PYTORCH_ALLOC_CONF" not in machine.env and (driver is None or driver >= _EXPANDABLE_DRIVER):
         told.append(Setting(name, value, _FRAGMENTS))
     if len(machine.nodes) > 1:
-        told.append(Setting("HCCL_CONNECT_TIMEOUT", "1200", Text(
-            "seconds that ranks wait for each other at the start; 120, the default, is short when one loads data",
-            "各进程启动时互相等待的秒数；默认 120 秒，有进程在读数据时不够")))  # fmt: skip
+        told += [Setting(variable, wanted, _START) for variable, wanted in DEVICES["npu"].start_env]
         if len(useful := network.outward(machine)) > 1:
             why = Text(f"of {', '.join(useful)} the one with the default route; HCCL takes the first by name",
                        f"{', '.join(useful)} 中带默认路由的一个；HCCL 按名字取第一个")  # fmt: skip

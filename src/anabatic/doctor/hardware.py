@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterator
 
+from anabatic.core.text import spans
 from anabatic.doctor import chips, versions
 from anabatic.doctor.line import Line
 from anabatic.doctor.machine import HUAWEI, Machine
@@ -44,17 +45,6 @@ def npu(machine: Machine) -> Iterator[Line]:
         yield say("npu.hidden", there=", ".join(there), flags=flags(machine))
     else:
         yield say("npu.none")
-
-
-def spans(numbers: list[int]) -> str:
-    """Return `0-3,6` of [0, 1, 2, 3, 6]."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
 def nodes(machine: Machine) -> Iterator[Line]:

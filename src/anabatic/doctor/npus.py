@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Iterator
 
+from anabatic.core.text import spans
 from anabatic.doctor import chips
-from anabatic.doctor.hardware import HOT, flags, spans
+from anabatic.doctor.hardware import HOT, flags
 from anabatic.doctor.line import Line
 from anabatic.doctor.machine import Machine
 from anabatic.doctor.verdicts import say
