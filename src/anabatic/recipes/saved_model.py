@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from anabatic.models import adapter, stack
 from anabatic.models.hf import base_of, below, fill, load_model, prepare, resolve, skeleton, tokenizer_folder
 from anabatic.parallel.sharded import materialise
 from anabatic.parallel.world import World
-from anabatic.train import checkpoint
+from anabatic.train import checkpoint, manifest
 
 
 def model_of(
@@ -49,7 +48,7 @@ def _tokens(named: Path, shares: list[stack.Share], path: Path) -> Path:
 
 
 def _of_our_run(path: Path, device: Device) -> tuple[PreTrainedModel, Path]:
-    problem = checkpoint.fault(path)
+    problem = manifest.fault(path)
     if problem:
         raise DataError(
             f"{path} holds no config.json or adapter_config.json, and as a checkpoint of ours {problem}",
@@ -78,7 +77,7 @@ def _of_our_run(path: Path, device: Device) -> tuple[PreTrainedModel, Path]:
     stack.merge(model, shares)
     if job.tuner == "lora" and named == base:
         adapter.begin(model, job.lora, job.seed)
-    _fill(path, model, device)
+    _fill(path, model)
     log.info(f"{path}: the model of step {path.name.rpartition('-')[2]}, on {base}")
     return model, Path(job.tokenizer) if job.tokenizer else _tokens(named, shares, path)
 
@@ -88,15 +87,14 @@ def _command(settings: dict[str, Any]) -> str:
     return "dpo" if "loss" in settings or "beta" in settings else "sft"
 
 
-def _fill(path: Path, model: PreTrainedModel, device: Device) -> None:
+def _fill(path: Path, model: PreTrainedModel) -> None:
     """Put what was trained into the model, in the model's format."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
     own = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name in buffers}
     wide = {f"model.{name}": tensor.detach().float() for name, tensor in own.items()}
     before = adapter.starts(model)
-    host = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    checkpoint.load(checkpoint.Found(path, 0, host), wide, device, World())
+    checkpoint.read(path, wide, World())
     for name, tensor in own.items():
         tensor.copy_(wide[f"model.{name}"])
     adapter.begin_again(model, before)

@@ -27,7 +27,8 @@ def saved(folder, base, job, model, device):
     run.create()
     run.config.write_text(load.dump(job))
     trained = {f"model.{name}": one.detach() for name, one in model.named_parameters() if one.requires_grad}
-    return checkpoint.save(run, 7, trained, {"progress": {}}, device, World())
+    checkpoint.quiet()
+    return checkpoint.save(run, 7, checkpoint.Content(trained, device.rng_state(), '{"progress": {}}'), World())
 
 
 @pytest.mark.parametrize("tuner", ["lora", "full"])
