@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--region", action="append", default=[])
     parser.add_argument("--words", default="motion")
-    parser.add_argument("--points", type=int, default=30)
+    parser.add_argument("--points", type=int, nargs="+", default=[30])
     parser.add_argument("--groups", default=",".join(MOVING))
     parser.add_argument("--trees-only", action="store_true")
     job = parser.parse_args(sys.argv[1:border])
@@ -128,7 +128,7 @@ def model(job: argparse.Namespace, segments: Segments, held_out: set[str], name:
     run = job.out / f"run-{name}"
     sides = {row.vessel for row in segments.rows} - held_out
     split.Split(tuple(sorted(sides)), tuple(sorted(held_out)), (), job.seed).save(job.out / f"split-{name}.json")
-    reading = ("--tracks.format", job.words, "--tracks.points", str(job.points))
+    reading = ("--tracks.format", job.words, "--tracks.points", *map(str, job.points))
     anabatic(
         "classify", "train", "--data", job.data, *reading, "--head.features", *job.groups.split(","), "--out", str(run),
         "--seed", str(job.seed), "--data.split", str(job.out / f"split-{name}.json"), "--eval.every", "1000000",

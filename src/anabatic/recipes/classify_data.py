@@ -67,6 +67,7 @@ class Vessels:
         classes: names.
         spec: what the words are.
         split: who is on which side.
+        windows: lengths that the tracks were cut to, in points; empty: the rows do not say.
     """
 
     train: list[Segment]
@@ -74,6 +75,7 @@ class Vessels:
     classes: tuple[str, ...]
     spec: WordSpec
     split: Split
+    windows: tuple[int, ...]
 
 
 def read(job: WordsJob, base: Base) -> Vessels:
@@ -84,8 +86,10 @@ def read(job: WordsJob, base: Base) -> Vessels:
             both sides.
     """
     rows, reading = job.data, job.tracks
-    if base.description is not None and not reading.classes:
-        reading = replace(reading, classes=list(base.description.classes))
+    if base.description is not None:
+        own = base.description
+        classes, points = reading.classes or list(own.classes), reading.points or list(own.points)
+        reading = replace(reading, classes=classes, points=points)
     expect = None if base.words is None else WordSpec.parse(base.words)
     train = read_segments(rows.train, reading, expect)
     _require_classes(train.classes, base)
@@ -97,7 +101,7 @@ def read(job: WordsJob, base: Base) -> Vessels:
     if valid is None:
         valid = read_segments(rows.train, plain, train.spec) if reading.keep_class_word else train
     held_out = [row for row in valid.rows if split.side(row.vessel) == "valid"]
-    vessels = Vessels(known, held_out, train.classes, train.spec, split)
+    vessels = Vessels(known, held_out, train.classes, train.spec, split, train.windows)
     _tell(vessels)
     return vessels
 

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ def _baselines(
     job: ClassifyEvalJob, rows: Predictions, split: Split | None, segments: list[Segment]
 ) -> dict[str, Measured]:
     """Measure what must be beaten on the same vessels."""
-    train = read_segments(job.baseline, job.tracks).rows if job.baseline else []
+    cut = job.tracks.points or sorted({row.window for row in segments} - {0})  # as the scored rows are
+    train = read_segments(job.baseline, replace(job.tracks, points=cut)).rows if job.baseline else []
     scored = set(rows.vessels)
     if split is not None:
         train = [one for one in train if split.side(one.vessel) == "train"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,14 @@ def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Seg
 
 
 def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifier) -> list[Segment]:
-    """Read what is to be classified, in the classifier's words; labels that the rows have are kept for `true_label`.
+    """Read what is to be classified, in the classifier's words and cut as its training data were; labels that the rows
+    have are kept for `true_label`.
 
     Raises:
         DataError: rows of other words, or of other classes than the classifier's.
     """
     expect = WordSpec.parse(classifier.description.words, classifier.classes)
-    found = read_segments(data, tracks, expect)
+    found = read_segments(data, reading_of(tracks, classifier), expect)
     known = any(row.label is not None for row in found)
     if known and found.classes != classifier.classes:
         raise DataError(
@@ -82,6 +84,11 @@ def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifi
             "name the classifier's in tracks.classes, and map the others with tracks.class_map",
         )
     return found.rows
+
+
+def reading_of(tracks: Reading, classifier: TrajectoryClassifier) -> Reading:
+    """Return how AIS files are read for a classifier: cut to the lengths it was trained on, unless told otherwise."""
+    return replace(tracks, points=tracks.points or list(classifier.description.points))
 
 
 def _segment(text: str, number: int) -> Segment:
@@ -107,6 +114,7 @@ def _of_segment(segment: Segment) -> dict[str, Any]:
         "source_file": segment.source_file,
         "start": segment.start,
         "points": segment.points,
+        "window": segment.window,
         "place": segment.place,
     }
 

@@ -95,6 +95,7 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
         features_hidden=head.features_hidden,
         seq_len=job.batch.seq_len,
         trees_share=head.trees_share if head.trees else 0.0,
+        points=vessels.windows,
     )
 
 

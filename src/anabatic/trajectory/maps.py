@@ -59,13 +59,17 @@ def from_tracks(tracks: Iterable[Track]) -> dict[str, Drawn]:
 
 
 def from_segments(rows: Iterable[Segment], classes: tuple[str, ...], spec: WordSpec) -> dict[str, Drawn]:
-    """Return the vessels of rows of words; points are as exact as the words.
+    """Return the vessels of rows of words; points are as exact as the words. Of several windows the longest is drawn.
 
     Raises:
         DataError: the words are damaged, or hold no position.
     """
     found: dict[str, Drawn] = {}
+    rows = list(rows)
+    longest = max((row.window for row in rows), default=0)
     for row in rows:
+        if row.window not in (0, longest):
+            continue
         truth = classes[row.label] if row.label is not None else ""
         drawn = found.setdefault(row.vessel, Drawn(row.vessel, truth=truth))
         try:

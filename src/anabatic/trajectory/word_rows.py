@@ -143,7 +143,9 @@ def _segment(row: dict[str, Any], path: Path, number: int, reading: Reading, bad
     features, pair = _numbers(row, "features", len(NAMES)), _numbers(row, "place", 2)
     place = None if pair is None else (pair[0], pair[1])
     start = row.get("start") if isinstance(row.get("start"), int) else None
-    return Segment(" ".join(text.split()), label, vessel, source, start, points, features, number, place), name
+    window = row["window"] if type(row.get("window")) is int else 0
+    own = (" ".join(words), label, vessel, source, start, points, features, number, place, window)
+    return Segment(*own), name
 
 
 def _numbers(row: dict[str, Any], key: str, count: int) -> tuple[float, ...] | None:

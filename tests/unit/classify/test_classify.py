@@ -14,12 +14,14 @@ import pytest
 from safetensors.torch import load_file
 
 from anabatic.config import commands, load
+from anabatic.config.reading import Reading
 from anabatic.config.shared import Device
 from anabatic.core import jsonl
 from anabatic.core.errors import UserError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.models.hf import save_model
+from anabatic.recipes import classify_predict
 from anabatic.testing.tiny import tiny_model, tiny_text, tiny_tokenizer
 
 CLASSES = ("Ferry", "Trawler", "Yacht")
@@ -39,7 +41,7 @@ def vessel_rows(vessels: int = 30, classes: tuple[str, ...] = CLASSES) -> list[d
                 points.append(f"DT_60 {speed} TURN_0 MOVE_NONE")
             rows.append({
                 "text": " ".join(points), "label": label, "class": classes[label], "vessel": f"v{vessel}",
-                "source_file": f"v{vessel}.csv", "start": 1000 * segment, "words": "motion-v1-r10",
+                "source_file": f"v{vessel}.csv", "start": 1000 * segment, "words": "motion-v1-r10", "window": 6,
             })  # fmt: skip
     return rows
 
@@ -97,6 +99,13 @@ def test_it_learns(trained: Path) -> None:
     }  # fmt: skip
     split = json.loads((trained / "best_model" / "split.json").read_text())
     assert not set(split["train"]) & set(split["valid"]) and len(split["valid"]) >= 3
+
+
+def test_files_are_cut_as_the_training_data_were(trained: Path) -> None:
+    classifier = TrajectoryClassifier(trained, Device(type="cpu", threads=1))
+    assert classifier.description.points == (6,)
+    assert classify_predict.reading_of(Reading(min_points=2), classifier).windows == (6,)
+    assert classify_predict.reading_of(Reading(points=[30]), classifier).windows == (30,)
 
 
 REGULARISED = {"dropout": 0.3, "block_dropout": 0.1, "crop": 0.5, "backbone_lr": 0.5}

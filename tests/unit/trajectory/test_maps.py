@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from anabatic.cli.app import main
+from anabatic.config.reading import Reading
 from anabatic.trajectory import map_page, maps
+from anabatic.trajectory.segment import read_segments
 from anabatic.trajectory.track import Track
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")
@@ -43,6 +45,19 @@ def test_a_vessel_has_the_class_of_its_mean_probabilities() -> None:
     assert drawn["1"].confidence == pytest.approx(0.6)
     assert (drawn["2"].predicted, drawn["2"].wrong) == ("Tanker", False)
     assert (drawn["3"].predicted, drawn["3"].wrong, drawn["3"].shown) == ("", False, "Cargo")
+
+
+def test_of_several_windows_the_longest_is_drawn(tmp_path: Path) -> None:
+    lines = [
+        f"36700000{vessel},{1_577_836_800 + 60 * step},{20 + step * 0.002},-94.5,7,0,1,Cargo"
+        for vessel in (1, 2)
+        for step in range(40 if vessel == 1 else 20)
+    ]
+    path = tmp_path / "ais.csv"
+    path.write_text("\n".join(["mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type", *lines]) + "\n")
+    read = read_segments([path], Reading(format="compact", points=[30, 60]))
+    drawn = maps.from_segments(read, read.classes, read.spec)
+    assert [[len(line) for line in one.lines] for one in drawn.values()] == [[40], [20]]
 
 
 def test_rows_without_probabilities_vote() -> None:
