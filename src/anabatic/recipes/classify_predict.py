@@ -20,7 +20,7 @@ from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
 from anabatic.trajectory.segment import Segment, read_segments
-from anabatic.trajectory.words import WordSpec, strip_class_words
+from anabatic.trajectory.words import WordSpec, points_of, strip_class_words
 
 AT_ONCE = 4096
 """Segments between two signs of progress; among so many there are enough of like length for whole batches."""
@@ -95,7 +95,7 @@ def _segment(text: str, number: int) -> Segment:
     plain, words = strip_class_words(text)
     if words:
         log.warn(f"text {number}: {words} class words are not read")
-    return Segment(plain, None, f"text {number}", "", None, 0, None, number)
+    return Segment(plain, None, f"text {number}", "", None, points_of(plain.split()), None, number)
 
 
 def _segment_rows(
@@ -114,7 +114,7 @@ def _of_segment(segment: Segment) -> dict[str, Any]:
         "source_file": segment.source_file,
         "start": segment.start,
         "points": segment.points,
-        "window": segment.window,
+        "window": segment.window or None,
         "place": segment.place,
     }
 
