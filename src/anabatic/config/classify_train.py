@@ -68,7 +68,7 @@ class RowEvaluate(Evaluate):
     tokens: int = 1_000_000_000
     """Held-out words per evaluation; the whole held-out set when it is smaller."""
     metric: Literal["loss", "accuracy", "macro_f1", "vessel_accuracy", "vessel_macro_f1"] = "loss"  # type: ignore[assignment]
-    """What makes a model the best; per segment, or per vessel by the mean of its segments' probabilities."""
+    """What makes a model the best; per segment, or per vessel by its segments together (geometric mean)."""
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"eval.every is {self.every}", "use 0 or more steps")

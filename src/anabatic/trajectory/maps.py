@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from anabatic.core.errors import DataError
+from anabatic.trajectory import metrics
 from anabatic.trajectory.decode import decode
 from anabatic.trajectory.segment import Segment
 from anabatic.trajectory.track import Track
@@ -28,7 +29,7 @@ class Drawn:
         truth: class name; empty: not known.
         predicted: class name; empty: not predicted.
         confidence: of the prediction, 0 to 1; None: not predicted.
-        segments: how many segments the prediction is the mean of.
+        segments: how many segments the prediction is made of.
     """
 
     vessel: str
@@ -82,7 +83,7 @@ def from_segments(rows: Iterable[Segment], classes: tuple[str, ...], spec: WordS
 
 
 def predict(vessels: dict[str, Drawn], rows: Iterable[dict[str, Any]]) -> int:
-    """Give vessels the class of their segments' mean probabilities, else the class most segments have.
+    """Give vessels the class of their segments' probabilities together, else the class most segments have.
 
     Returns:
         How many predicted vessels have no points here.
@@ -117,7 +118,7 @@ def vessel_of(row: dict[str, Any]) -> str:
 def _vote(rows: list[dict[str, Any]], names: dict[int, str]) -> tuple[str, float]:
     lists = [row["probabilities"] for row in rows if isinstance(row.get("probabilities"), list)]
     if len(lists) == len(rows) and len({len(one) for one in lists}) == 1:
-        mean = np.mean(np.array(lists, np.float64), axis=0)
+        ((mean,),) = metrics.by_vessel(np.array(lists, np.float64), [""] * len(lists))[1:]
         best = int(mean.argmax())
         return names.get(best, f"class {best}"), float(mean[best])
     tally = Counter(row["predicted_class"] for row in rows)

@@ -37,12 +37,13 @@ def told(vessel: str, probabilities: list[float], label: int | None = None, **mo
     return {**row, "probabilities": probabilities, **more}
 
 
-def test_a_vessel_has_the_class_of_its_mean_probabilities() -> None:
+def test_a_vessel_has_the_class_of_its_segments_together() -> None:
     drawn = maps.from_tracks([track("1", 0), track("2", 1, "Tanker"), track("3", 2)])
     rows = [told("1", [0.4, 0.3, 0.3]), told("1", [0.1, 0.9, 0.0]), told("2", [0.1, 0.8, 0.1]), told("9", [1, 0, 0])]
     assert maps.predict(drawn, rows) == 1
     assert (drawn["1"].predicted, drawn["1"].wrong, drawn["1"].segments) == ("Tanker", True, 2)
-    assert drawn["1"].confidence == pytest.approx(0.6)
+    apart = [(0.4 * 0.1) ** 0.5, (0.3 * 0.9) ** 0.5, (0.3 * 1e-6) ** 0.5]
+    assert drawn["1"].confidence == pytest.approx(apart[1] / sum(apart))
     assert (drawn["2"].predicted, drawn["2"].wrong) == ("Tanker", False)
     assert (drawn["3"].predicted, drawn["3"].wrong, drawn["3"].shown) == ("", False, "Cargo")
 
