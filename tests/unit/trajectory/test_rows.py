@@ -101,7 +101,11 @@ BAD = [
         {"text": TEXT, "label": 0, "words": "compact-v1-r10"},
         "line 2: words of compact-v1-r10 among words of cell-v1-r10",
     ),
-    ({"text": TEXT, "label": 0, "words": "compact-v7-r10"}, "compact-v7-r10, but this version writes compact-v1"),
+    (
+        {"text": TEXT, "label": 0, "words": "compact-v7-r10"},
+        "line 2: words of compact-v7-r10, but this version writes compact-v1",
+    ),
+    ({"text": TEXT, "label": 0, "words": "morse"}, 'line 2: "morse" names no word spec'),
 ]
 
 
