@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from anabatic.config.shared import require
@@ -51,6 +52,12 @@ class Reading:
     def windows(self) -> tuple[int, ...]:
         """Lengths that tracks are cut to, in points, longest first."""
         return tuple(sorted(set(self.points), reverse=True)) or (30,)
+
+    def cut_as(self, points: Sequence[int]) -> Reading:
+        """Return these settings with the lengths that a model was trained on, unless they name their own."""
+        if self.points or not points:
+            return self
+        return replace(self, points=list(points), min_points=min(self.min_points, *points))
 
     def __post_init__(self) -> None:
         require(0 <= self.resolution <= 15, f"resolution is {self.resolution}", "H3 knows resolutions from 0 to 15")

@@ -88,8 +88,7 @@ def read(job: WordsJob, base: Base) -> Vessels:
     rows, reading = job.data, job.tracks
     if base.description is not None:
         own = base.description
-        classes, points = reading.classes or list(own.classes), reading.points or list(own.points)
-        reading = replace(reading, classes=classes, points=points)
+        reading = replace(reading.cut_as(own.points), classes=reading.classes or list(own.classes))
     expect = None if base.words is None else WordSpec.parse(base.words)
     train = read_segments(rows.train, reading, expect)
     _require_classes(train.classes, base)

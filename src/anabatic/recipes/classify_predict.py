@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,12 @@ from anabatic.core.errors import DataError
 from anabatic.core.paths import output_file, write_atomic
 from anabatic.evals.progress import Bar
 from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.recipes import classify_data
 from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
+from anabatic.trajectory import split as splits
 from anabatic.trajectory.segment import Segment, read_segments
+from anabatic.trajectory.split import Split
 from anabatic.trajectory.words import WordSpec, points_of, strip_class_words
 
 AT_ONCE = 4096
@@ -32,7 +34,9 @@ def run(job: ClassifyPredictJob) -> int:
     segments = _read(job, classifier)
     found = ask(classifier, segments)
     rows = _vessel_rows if job.level == "vessel" else _segment_rows
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows(job, classifier, segments, found)]
+    split = _split(classifier)
+    sided = ({**row, "split": split.side(row["vessel"]) or None} for row in rows(job, classifier, segments, found))
+    lines = [json.dumps(row, ensure_ascii=False) for row in sided]
     text = "\n".join(lines) + "\n"
     if job.out is None:
         sys.stdout.write(text)
@@ -41,6 +45,12 @@ def run(job: ClassifyPredictJob) -> int:
         write_atomic(out, text)
         log.info(f"wrote {len(lines):,} rows to {out}")
     return 0
+
+
+def _split(classifier: TrajectoryClassifier) -> Split:
+    """Which vessels the classifier was trained on; a folder that does not say so knows none."""
+    path = classifier.folder / classify_data.SPLIT
+    return splits.load(path) if path.exists() else Split((), ())
 
 
 def ask(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray:
@@ -75,7 +85,7 @@ def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifi
         DataError: rows of other words, or of other classes than the classifier's.
     """
     expect = WordSpec.parse(classifier.description.words, classifier.classes)
-    found = read_segments(data, reading_of(tracks, classifier), expect)
+    found = read_segments(data, tracks.cut_as(classifier.description.points), expect)
     known = any(row.label is not None for row in found)
     if known and found.classes != classifier.classes:
         raise DataError(
@@ -84,11 +94,6 @@ def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifi
             "name the classifier's in tracks.classes, and map the others with tracks.class_map",
         )
     return found.rows
-
-
-def reading_of(tracks: Reading, classifier: TrajectoryClassifier) -> Reading:
-    """Return how AIS files are read for a classifier: cut to the lengths it was trained on, unless told otherwise."""
-    return replace(tracks, points=tracks.points or list(classifier.description.points))
 
 
 def _segment(text: str, number: int) -> Segment:

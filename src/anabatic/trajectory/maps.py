@@ -30,6 +30,7 @@ class Drawn:
         predicted: class name; empty: not predicted.
         confidence: of the prediction, 0 to 1; None: not predicted.
         segments: how many segments the prediction is made of.
+        trained: the model that predicts was trained on this vessel.
     """
 
     vessel: str
@@ -38,6 +39,7 @@ class Drawn:
     predicted: str = ""
     confidence: float | None = None
     segments: int = 0
+    trained: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -104,6 +106,7 @@ def predict(vessels: dict[str, Drawn], rows: Iterable[dict[str, Any]]) -> int:
             continue
         drawn = vessels[vessel]
         drawn.predicted, drawn.confidence, drawn.segments = *_vote(own, names), len(own)
+        drawn.trained = any(row.get("split") == "train" for row in own)
         truth = next((row["true_label"] for row in own if isinstance(row.get("true_label"), int)), None)
         if truth is not None and not drawn.truth:
             drawn.truth = names.get(truth, f"class {truth}")

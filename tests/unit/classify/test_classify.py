@@ -21,7 +21,6 @@ from anabatic.core.errors import UserError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.models.hf import save_model
-from anabatic.recipes import classify_predict
 from anabatic.testing.tiny import tiny_model, tiny_text, tiny_tokenizer
 
 CLASSES = ("Ferry", "Trawler", "Yacht")
@@ -104,8 +103,9 @@ def test_it_learns(trained: Path) -> None:
 def test_files_are_cut_as_the_training_data_were(trained: Path) -> None:
     classifier = TrajectoryClassifier(trained, Device(type="cpu", threads=1))
     assert classifier.description.points == (6,)
-    assert classify_predict.reading_of(Reading(min_points=2), classifier).windows == (6,)
-    assert classify_predict.reading_of(Reading(points=[30]), classifier).windows == (30,)
+    own = Reading().cut_as(classifier.description.points)
+    assert (own.windows, own.min_points) == ((6,), 6)
+    assert Reading(points=[30, 60]).cut_as(classifier.description.points).windows == (60, 30)
 
 
 REGULARISED = {"dropout": 0.3, "block_dropout": 0.1, "crop": 0.5, "backbone_lr": 0.5}
@@ -208,8 +208,10 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
 
     ships = predict(trained, [rows], tmp_path / "ships", level="vessel", abstain=0.999999)
     assert len(ships) == 30 and ships[0]["segments"] == 4 and ships[0]["predicted_class"] is None
-    mean = np.mean([row["probabilities"] for row in said[:4]], axis=0)
-    np.testing.assert_allclose(ships[0]["probabilities"], mean, atol=2e-6)
+    product = np.prod([row["probabilities"] for row in said[:4]], axis=0) ** 0.25
+    np.testing.assert_allclose(ships[0]["probabilities"], product / product.sum(), atol=4e-6)
+    sides = {row["split"] for row in said}
+    assert sides == {"train", "valid"} == {ship["split"] for ship in ships}
 
 
 def predict(model: Path, inputs: list[Path], out: Path, **more: Any) -> list[dict[str, Any]]:

@@ -48,6 +48,13 @@ def test_a_vessel_has_the_class_of_its_segments_together() -> None:
     assert (drawn["3"].predicted, drawn["3"].wrong, drawn["3"].shown) == ("", False, "Cargo")
 
 
+def test_vessels_that_the_model_was_trained_on_do_not_count() -> None:
+    drawn = maps.from_tracks([track("1", 0), track("2", 1)])
+    maps.predict(drawn, [told("1", [0.1, 0.9, 0.0]), told("2", [0.9, 0.1, 0.0], split="train")])
+    text = map_page.summary(list(drawn.values()), 0)
+    assert "0 of 1 predicted rightly (0.0%). 1 do not count: the model was trained on them." in text
+
+
 def test_of_several_windows_the_longest_is_drawn(tmp_path: Path) -> None:
     lines = [
         f"36700000{vessel},{1_577_836_800 + 60 * step},{20 + step * 0.002},-94.5,7,0,1,Cargo"
