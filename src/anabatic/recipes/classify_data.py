@@ -89,7 +89,9 @@ def read(job: WordsJob, base: Base) -> Vessels:
     if base.description is not None:
         own = base.description
         reading = replace(reading.cut_as(own.points), classes=reading.classes or list(own.classes))
-    expect = None if base.words is None else WordSpec.parse(base.words)
+    expect = None
+    if base.folder is not None and base.words is not None:
+        expect = WordSpec.of_model(base.folder, base.words)
     train = read_segments(rows.train, reading, expect)
     _require_classes(train.classes, base)
     # Class words of held-out vessels would be part of what they are tested on.

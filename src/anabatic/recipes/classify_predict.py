@@ -84,7 +84,7 @@ def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifi
     Raises:
         DataError: rows of other words, or of other classes than the classifier's.
     """
-    expect = WordSpec.parse(classifier.description.words, classifier.classes)
+    expect = WordSpec.of_model(classifier.folder, classifier.description.words, classifier.classes)
     found = read_segments(data, tracks.cut_as(classifier.description.points), expect)
     known = any(row.label is not None for row in found)
     if known and found.classes != classifier.classes:

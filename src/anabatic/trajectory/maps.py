@@ -78,7 +78,7 @@ def from_segments(rows: Iterable[Segment], classes: tuple[str, ...], spec: WordS
         try:
             drawn.lines.append(decode(row.text, spec, row.vessel))
         except DataError as error:
-            raise DataError(f"{row.source_file}: line {row.line}: {error}", error.hint) from error
+            raise DataError(f"{row.name}: {error}", error.hint) from error
     for drawn in found.values():
         drawn.lines.sort(key=lambda track: int(track.time[0]))
     return found

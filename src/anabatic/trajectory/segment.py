@@ -54,6 +54,11 @@ class Segment:
     place: tuple[float, float] | None = None
     window: int = 0
 
+    @property
+    def name(self) -> str:
+        """Which row it is, for messages: rows of words do not keep the name of the file that they stood in."""
+        return f"vessel {self.vessel} (line {self.line} of its file)"
+
 
 @dataclass
 class Segments:

@@ -271,6 +271,13 @@ def test_bad_questions(trained: Path, tmp_path: Path) -> None:
     for file, told in ((cell, "motion-v1-r10"), (other, "classes")):
         with pytest.raises(UserError, match=told):
             predict(trained, [file], tmp_path / "said.jsonl")
+    later = tmp_path / "later"
+    shutil.copytree(trained / "best_model", later)
+    about = (later / "classifier.json").read_text()
+    (later / "classifier.json").write_text(about.replace("motion-v1", "motion-v9"))
+    with pytest.raises(UserError, match="later reads other words: words of motion-v9-r10") as caught:
+        predict(later, [write(tmp_path / "rows.jsonl", vessel_rows(3))], tmp_path / "said.jsonl")
+    assert "train it again" in caught.value.hint
     with pytest.raises(UserError, match="no config.json"):
         predict(tmp_path, [cell], tmp_path / "said.jsonl")
     assert not (tmp_path / "said.jsonl").exists()
