@@ -47,12 +47,13 @@ def main() -> None:
             continue
         began = time.monotonic()
         grown = None if job.trees_only else model(job, segments, held_out, name)
-        trees(job, segments, held_out, job.out / f"trees-{name}.jsonl", grown)
+        if job.groups:
+            trees(job, segments, held_out, job.out / f"trees-{name}.jsonl", grown)
         print(f"{name}: {len(held_out)} vessels held out, {time.monotonic() - began:.0f} s", flush=True)
     for kind in ("trees",) if job.trees_only else ("trees", "model"):
         files = [job.out / f"{kind}-{name}.jsonl" for name in parts]
         done = [path for path in files if path.exists()]
-        for group in [[path] for path in done] if job.region else [done]:
+        for group in [[path] for path in done] if job.region else [done] if done else []:
             told = [str(path) for path in group]
             print(f"\n{kind} ({', '.join(path.stem for path in group)})", flush=True)
             anabatic("classify", "eval", "--predictions", *told, "--out", str(job.out / f"eval-{group[0].stem}"))
@@ -69,11 +70,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--region", action="append", default=[])
     parser.add_argument("--words", default="motion")
-    parser.add_argument("--points", type=int, default=30)
-    parser.add_argument("--groups", default=",".join(MOVING))
+    parser.add_argument("--points", type=int, nargs="+", default=[30])
+    parser.add_argument("--groups", default=",".join(MOVING), help="of numbers; empty: words alone")
     parser.add_argument("--trees-only", action="store_true")
     job = parser.parse_args(sys.argv[1:border])
-    job.only = [one for one in job.only.split(",") if one]
+    job.only, job.groups = ([one for one in text.split(",") if one] for text in (job.only, job.groups))
     job.options = sys.argv[border + 1 :]
     return job
 
@@ -97,8 +98,7 @@ def regions(segments: Segments, boxes: list[str]) -> list[tuple[str, set[str]]]:
 
 def trees(job: argparse.Namespace, segments: Segments, held_out: set[str], path: Path, grown: Forest | None) -> None:
     """Write what trees alone say of the vessels inside `held_out`: the model's own, or fitted alike."""
-    groups = job.groups.split(",")
-    columns = [at for at, name in enumerate(features.NAMES) if features.GROUPS[name] in groups]
+    columns = [at for at, name in enumerate(features.NAMES) if features.GROUPS[name] in job.groups]
     if grown is None:
         train = [row for row in segments.rows if row.vessel not in held_out]
         weights = forest.even([row.vessel for row in train])
@@ -128,9 +128,10 @@ def model(job: argparse.Namespace, segments: Segments, held_out: set[str], name:
     run = job.out / f"run-{name}"
     sides = {row.vessel for row in segments.rows} - held_out
     split.Split(tuple(sorted(sides)), tuple(sorted(held_out)), (), job.seed).save(job.out / f"split-{name}.json")
-    reading = ("--tracks.format", job.words, "--tracks.points", str(job.points))
+    reading = ("--tracks.format", job.words, "--tracks.points", *map(str, job.points))
+    groups = ("--head.features", *job.groups) if job.groups else ()
     anabatic(
-        "classify", "train", "--data", job.data, *reading, "--head.features", *job.groups.split(","), "--out", str(run),
+        "classify", "train", "--data", job.data, *reading, *groups, "--out", str(run),
         "--seed", str(job.seed), "--data.split", str(job.out / f"split-{name}.json"), "--eval.every", "1000000",
         *job.options,
     )  # fmt: skip

@@ -22,7 +22,7 @@ class ClassifyPredictJob:
     out: str | None = None
     """File NAME.jsonl to write, or a folder for predictions.jsonl; default: to the screen."""
     level: Literal["segment", "vessel"] = "segment"
-    """One row for each segment, or one for each vessel: the mean of its segments' probabilities."""
+    """One row for each segment, or one for each vessel: the geometric mean of its segments' probabilities."""
     abstain: float = 0.0
     """Below this confidence no class is named: predicted_class is null, and class_name is ABSTAIN."""
     original_text: bool = True

@@ -68,7 +68,7 @@ class RowEvaluate(Evaluate):
     tokens: int = 1_000_000_000
     """Held-out words per evaluation; the whole held-out set when it is smaller."""
     metric: Literal["loss", "accuracy", "macro_f1", "vessel_accuracy", "vessel_macro_f1"] = "loss"  # type: ignore[assignment]
-    """What makes a model the best; per segment, or per vessel by the mean of its segments' probabilities."""
+    """What makes a model the best; per segment, or per vessel by its segments together (geometric mean)."""
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"eval.every is {self.every}", "use 0 or more steps")
@@ -129,7 +129,7 @@ class Head:
     """Share of the segments whose numbers are hidden in training, so that words alone can be asked, too."""
     trees: int = 0
     """Rounds of boosted trees on these numbers beside the network; what both say is averaged. 0: none; 250 is good."""
-    trees_share: float = 0.5
+    trees_share: float = 0.6
     """What the trees count in the mean; the network counts the rest."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more, by the inverse of their share of the training segments."""
@@ -155,7 +155,7 @@ class Head:
         require(self.freeze_epochs >= 0, f"head.freeze_epochs is {self.freeze_epochs}", "use 0 or more")
         require(self.width >= 1, f"head.width is {self.width}", "use 1 or more")
         require(self.trees >= 0, f"head.trees is {self.trees}", "use 0 or more rounds; 250 is good")
-        require(0 < self.trees_share < 1, f"head.trees_share is {self.trees_share}", "use a share such as 0.5")
+        require(0 < self.trees_share < 1, f"head.trees_share is {self.trees_share}", "use a share such as 0.6")
         need = "trees read numbers: give head.features, such as [motion, transponder, heading]"
         require(not self.trees or bool(self.features), f"head.trees is {self.trees}, head.features is empty", need)
 

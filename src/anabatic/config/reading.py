@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from anabatic.config.shared import require
@@ -16,8 +17,8 @@ class Reading:
     """Words of a point: ours without place and clock (motion) or with them (compact), or the source project's two."""
     resolution: int = 10
     """H3 resolution of a position; cells of 10 are some 130 m across, each step more divides by 2.6."""
-    points: int = 30
-    """Points of a segment."""
+    points: list[int] = field(default_factory=list)
+    """Points of a segment; several: the tracks are cut once for each; empty: as the model was trained, else 30."""
     min_points: int = 10
     """A shorter rest at the end of a run is left out."""
     gap_minutes: float = 60.0
@@ -47,13 +48,25 @@ class Reading:
     on_bad_row: Literal["fail", "skip"] = "fail"
     """A row that cannot be read stops the job, or is skipped, counted and reported."""
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Lengths that tracks are cut to, in points, longest first."""
+        return tuple(sorted(set(self.points), reverse=True)) or (30,)
+
+    def cut_as(self, points: Sequence[int]) -> Reading:
+        """Return these settings with the lengths that a model was trained on, unless they name their own."""
+        if self.points or not points:
+            return self
+        return replace(self, points=list(points), min_points=min(self.min_points, *points))
+
     def __post_init__(self) -> None:
         require(0 <= self.resolution <= 15, f"resolution is {self.resolution}", "H3 knows resolutions from 0 to 15")
         exact = self.format != "cell" or self.resolution == 10
         require(exact, f"resolution is {self.resolution}, the format cell has 10 digits", "use 10, or format compact")
-        require(self.points >= 2, f"points is {self.points}", "use 2 or more; the source project has 30")
-        enough = 1 <= self.min_points <= self.points
-        require(enough, f"min_points is {self.min_points}, points is {self.points}", "use 1 up to points")
+        least = min(self.windows)
+        require(least >= 2, f"points is {least}", "use 2 or more; the source project has 30")
+        enough = 1 <= self.min_points <= least
+        require(enough, f"min_points is {self.min_points}, points is {least}", "use 1 up to points")
         require(self.gap_minutes >= 0, f"gap_minutes is {self.gap_minutes}", "use 0 or more; 0 never cuts")
         require(0 <= self.max_still <= 1, f"max_still is {self.max_still}", "use a share from 0 to 1")
         require(self.max_knots > 0, f"max_knots is {self.max_knots}", "use more than 0; 80 passes fast ferries")

@@ -52,6 +52,7 @@ class Description:
         features_hidden: share of the sequences whose numbers were hidden in training; 0: words alone cannot be asked.
         seq_len: longest sequence; a longer one is cut.
         trees_share: what the trees beside the network (`models.forest`) count in the mean; 0: there are none.
+        points: lengths that the tracks were cut to; empty: the rows did not say.
     """
 
     classes: tuple[str, ...]
@@ -65,6 +66,7 @@ class Description:
     features_hidden: float = 0.0
     seq_len: int = 1024
     trees_share: float = 0.0
+    points: tuple[int, ...] = ()
 
     @property
     def causal(self) -> bool:
@@ -321,7 +323,8 @@ def read_description(folder: Path) -> Description:
         raise DataError(f"{folder} holds no {DESCRIPTION}: it is no classifier", "train one: `anabatic classify train`")
     found = stored.read_json(folder / DESCRIPTION)
     try:
-        return Description(**{**found, "classes": tuple(found["classes"]), "features": tuple(found["features"])})
+        lists = {name: tuple(found.get(name, ())) for name in ("classes", "features", "points")}
+        return Description(**{**found, **lists})
     except (TypeError, KeyError) as error:
         raise DataError(f"{folder / DESCRIPTION} is not whole: {error}", "copy the folder again") from error
 

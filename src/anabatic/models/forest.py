@@ -1,7 +1,8 @@
 """Boosted trees on the numbers of a sequence, beside the network: fitted by scikit-learn, kept and asked without it.
 
 Trees split single numbers at thresholds and so see what a smooth network misses (Grinsztajn et al., arXiv 2207.08815);
-the mean of both is better than either (docs/dev/LOG.md). A saved forest is plain arrays in a safetensors file.
+the mean of both is better than the network alone (docs/dev/LOG.md). A saved forest is plain arrays in a safetensors
+file.
 """
 
 from __future__ import annotations

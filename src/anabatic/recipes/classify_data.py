@@ -67,6 +67,7 @@ class Vessels:
         classes: names.
         spec: what the words are.
         split: who is on which side.
+        windows: lengths that the tracks were cut to, in points; empty: the rows do not say.
     """
 
     train: list[Segment]
@@ -74,6 +75,7 @@ class Vessels:
     classes: tuple[str, ...]
     spec: WordSpec
     split: Split
+    windows: tuple[int, ...]
 
 
 def read(job: WordsJob, base: Base) -> Vessels:
@@ -84,9 +86,12 @@ def read(job: WordsJob, base: Base) -> Vessels:
             both sides.
     """
     rows, reading = job.data, job.tracks
-    if base.description is not None and not reading.classes:
-        reading = replace(reading, classes=list(base.description.classes))
-    expect = None if base.words is None else WordSpec.parse(base.words)
+    if base.description is not None:
+        own = base.description
+        reading = replace(reading.cut_as(own.points), classes=reading.classes or list(own.classes))
+    expect = None
+    if base.folder is not None and base.words is not None:
+        expect = WordSpec.of_model(base.folder, base.words)
     train = read_segments(rows.train, reading, expect)
     _require_classes(train.classes, base)
     # Class words of held-out vessels would be part of what they are tested on.
@@ -97,7 +102,7 @@ def read(job: WordsJob, base: Base) -> Vessels:
     if valid is None:
         valid = read_segments(rows.train, plain, train.spec) if reading.keep_class_word else train
     held_out = [row for row in valid.rows if split.side(row.vessel) == "valid"]
-    vessels = Vessels(known, held_out, train.classes, train.spec, split)
+    vessels = Vessels(known, held_out, train.classes, train.spec, split, train.windows)
     _tell(vessels)
     return vessels
 

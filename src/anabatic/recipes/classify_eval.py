@@ -59,7 +59,10 @@ def _predictions(job: ClassifyEvalJob) -> tuple[Predictions, Split | None, list[
     """Return the rows to score, the split of the model, and the segments behind the rows where data is given."""
     if job.predictions:
         segments = read_segments(job.data, job.tracks).rows if job.data else []
-        return predictions.read(job.predictions, job.classes), None, segments
+        told = predictions.read(job.predictions, job.classes)
+        trained = _trained(told.split, told.vessels, job.seen) if told.split else set()
+        known = np.array([vessel in trained for vessel in told.vessels])
+        return told.keep(~known) if job.seen == "skip" else told, told.split, segments
     classifier = TrajectoryClassifier(job.model, job.device, job.batch_tokens)
     found = classify_predict.segments_of(job.data, job.tracks, classifier)
     labelled = [one for one in found if one.label is not None]
@@ -130,7 +133,8 @@ def _baselines(
     job: ClassifyEvalJob, rows: Predictions, split: Split | None, segments: list[Segment]
 ) -> dict[str, Measured]:
     """Measure what must be beaten on the same vessels."""
-    train = read_segments(job.baseline, job.tracks).rows if job.baseline else []
+    windows = {row.window for row in segments} - {0}
+    train = read_segments(job.baseline, job.tracks.cut_as(sorted(windows))).rows if job.baseline else []
     scored = set(rows.vessels)
     if split is not None:
         train = [one for one in train if split.side(one.vessel) == "train"]

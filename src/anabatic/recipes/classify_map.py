@@ -65,6 +65,11 @@ def _vessels(job: ClassifyMapJob, tables: list[Path], words: list[Path], bad: Ba
             vessels = maps.from_tracks(tracks)
     else:
         segments = read_rows(words, job.tracks, None, bad)
+        if segments.spec.format == "motion":
+            raise DataError(
+                f"{words[0]}: words of the format motion hold no position",
+                "name the AIS files beside it, or write the words as compact, cell or char",
+            )
         vessels = maps.from_segments(segments, segments.classes, segments.spec)
     if not vessels:
         raise DataError("no vessel to draw", "give AIS files, rows of words or predictions")

@@ -16,10 +16,13 @@ from anabatic.core.errors import DataError
 from anabatic.core.paths import output_file, write_atomic
 from anabatic.evals.progress import Bar
 from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.recipes import classify_data
 from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
+from anabatic.trajectory import split as splits
 from anabatic.trajectory.segment import Segment, read_segments
-from anabatic.trajectory.words import WordSpec, strip_class_words
+from anabatic.trajectory.split import Split
+from anabatic.trajectory.words import WordSpec, points_of, strip_class_words
 
 AT_ONCE = 4096
 """Segments between two signs of progress; among so many there are enough of like length for whole batches."""
@@ -31,7 +34,9 @@ def run(job: ClassifyPredictJob) -> int:
     segments = _read(job, classifier)
     found = ask(classifier, segments)
     rows = _vessel_rows if job.level == "vessel" else _segment_rows
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows(job, classifier, segments, found)]
+    split = _split(classifier)
+    sided = ({**row, "split": split.side(row["vessel"]) or None} for row in rows(job, classifier, segments, found))
+    lines = [json.dumps(row, ensure_ascii=False) for row in sided]
     text = "\n".join(lines) + "\n"
     if job.out is None:
         sys.stdout.write(text)
@@ -40,6 +45,12 @@ def run(job: ClassifyPredictJob) -> int:
         write_atomic(out, text)
         log.info(f"wrote {len(lines):,} rows to {out}")
     return 0
+
+
+def _split(classifier: TrajectoryClassifier) -> Split:
+    """Which vessels the classifier was trained on; a folder that does not say so knows none."""
+    path = classifier.folder / classify_data.SPLIT
+    return splits.load(path) if path.exists() else Split((), ())
 
 
 def ask(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray:
@@ -67,13 +78,14 @@ def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Seg
 
 
 def segments_of(data: list[str], tracks: Reading, classifier: TrajectoryClassifier) -> list[Segment]:
-    """Read what is to be classified, in the classifier's words; labels that the rows have are kept for `true_label`.
+    """Read what is to be classified, in the classifier's words and cut as its training data were; labels that the rows
+    have are kept for `true_label`.
 
     Raises:
         DataError: rows of other words, or of other classes than the classifier's.
     """
-    expect = WordSpec.parse(classifier.description.words, classifier.classes)
-    found = read_segments(data, tracks, expect)
+    expect = WordSpec.of_model(classifier.folder, classifier.description.words, classifier.classes)
+    found = read_segments(data, tracks.cut_as(classifier.description.points), expect)
     known = any(row.label is not None for row in found)
     if known and found.classes != classifier.classes:
         raise DataError(
@@ -88,7 +100,7 @@ def _segment(text: str, number: int) -> Segment:
     plain, words = strip_class_words(text)
     if words:
         log.warn(f"text {number}: {words} class words are not read")
-    return Segment(plain, None, f"text {number}", "", None, 0, None, number)
+    return Segment(plain, None, f"text {number}", "", None, points_of(plain.split()), None, number)
 
 
 def _segment_rows(
@@ -107,6 +119,7 @@ def _of_segment(segment: Segment) -> dict[str, Any]:
         "source_file": segment.source_file,
         "start": segment.start,
         "points": segment.points,
+        "window": segment.window or None,
         "place": segment.place,
     }
 

@@ -85,9 +85,8 @@ def numbers(rows: Sequence[Segment], names: Sequence[str]) -> np.ndarray | None:
         raise DataError(f"the model reads {missing[0]}, a number that is not made any more", "train it again")
     bare = next((row for row in rows if row.features is None), None)
     if bare is not None:
-        place = f"{bare.source_file}: line {bare.line}" if bare.source_file else bare.vessel
         raise DataError(
-            f"{place}: the row has no `features`, and {len(names)} of them are read",
+            f"{bare.name}: the row has no `features`, and {len(names)} of them are read",
             "write the rows with `anabatic classify words`, or give the AIS table itself",
         )
     columns = [NAMES.index(name) for name in names]

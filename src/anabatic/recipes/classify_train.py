@@ -95,6 +95,7 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
         features_hidden=head.features_hidden,
         seq_len=job.batch.seq_len,
         trees_share=head.trees_share if head.trees else 0.0,
+        points=vessels.windows,
     )
 
 
@@ -111,7 +112,7 @@ def class_weights(job: ClassifyTrainJob, train: Sequences, description: Descript
 
 
 def scores(probabilities: np.ndarray, labels: np.ndarray, ships: list[str], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return accuracy and macro-F1 of segments, and of vessels by the mean of their segments' probabilities.
+    """Return accuracy and macro-F1 of segments, and of vessels by their segments' probabilities together.
 
     Args:
         probabilities: `[n, C]`, nan where a segment was not asked; labels: `[n]`; ships: the vessel of each.

@@ -50,7 +50,7 @@ def numbers(rows: Sequence[Segment]) -> NDArray[np.float32]:
     without = next((row for row in rows if row.features is None), None)
     if without is not None:
         raise DataError(
-            f"{without.source_file}: line {without.line}: no `features`",
+            f"{without.name}: no `features`",
             "give the AIS table itself, or rows of `anabatic classify words`",
         )
     return np.array([row.features for row in rows], dtype=np.float32)

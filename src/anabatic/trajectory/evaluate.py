@@ -18,7 +18,7 @@ THRESHOLDS = (0.0, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Measured:
-    """Scores of one set of rows. A vessel's probabilities are the mean of its segments'."""
+    """Scores of one set of rows. A vessel's probabilities are the geometric mean of its segments'."""
 
     segments: Scores
     vessels: Scores

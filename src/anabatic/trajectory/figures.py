@@ -44,7 +44,6 @@ def reliability_png(levels: Sequence[tuple[str, float, list[Bin]]], title: str) 
         figsize=(4.3 * len(levels), 4.9),
         squeeze=False,
         sharex=True,
-        sharey="row",
         height_ratios=(3, 1),
         layout="constrained",
     )
@@ -54,17 +53,19 @@ def reliability_png(levels: Sequence[tuple[str, float, list[Bin]]], title: str) 
         width = (bins[0].high - bins[0].low) * 0.9
         axes.bar(centres, [one.accuracy for one in bins], width=width, color=BAR, label="accuracy")
         axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--", label="perfectly calibrated")
-        axes.plot([one.confidence for one in bins], [one.accuracy for one in bins], "o", color=GAP, label="mean of bin")
+        known = [(one.confidence, one.accuracy) for one in bins if one.rows]
+        axes.plot(*zip(*known, strict=True), "o", color=GAP, label="mean of bin", clip_on=False, zorder=3)
         axes.set_title(f"{name}: expected calibration error {error:.3f}", fontsize=10)
         below.bar(centres, [one.rows for one in bins], width=width, color=GRID)
+        below.yaxis.get_major_locator().set_params(integer=True)
         below.set_xlabel("confidence")
+        below.set_ylabel(name)
         for one in (axes, below):
             one.set_xlim(0, 1)
             one.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(0, 1)
     grid[0][0].set_ylabel("share right")
     grid[0][0].legend(loc="upper left", fontsize=8, frameon=False)
-    grid[1][0].set_ylabel("rows")
     figure.suptitle(title, fontsize=11)
     return _png(plt, figure)
 

@@ -31,12 +31,15 @@ def colours(vessels: Sequence[Drawn]) -> dict[str, str]:
 
 def summary(vessels: Sequence[Drawn], left_out: int) -> str:
     """One sentence on what is drawn and how much of it is right."""
-    judged = [drawn for drawn in vessels if drawn.predicted and drawn.truth]
+    known = [drawn for drawn in vessels if drawn.predicted and drawn.truth]
+    judged = [drawn for drawn in known if not drawn.trained]
     right = sum(not drawn.wrong for drawn in judged)
     points = sum(len(track) for drawn in vessels for track in drawn.lines)
     text = f"{len(vessels):,} vessels, {points:,} points."
     if judged:
         text += f" {right:,} of {len(judged):,} predicted rightly ({right / len(judged):.1%})."
+    if len(judged) < len(known):
+        text += f" {len(known) - len(judged):,} do not count: the model was trained on them."
     return text + (f" {left_out:,} more are not drawn." if left_out else "")
 
 

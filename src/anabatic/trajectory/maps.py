@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from anabatic.core.errors import DataError
+from anabatic.trajectory import metrics
 from anabatic.trajectory.decode import decode
 from anabatic.trajectory.segment import Segment
 from anabatic.trajectory.track import Track
@@ -28,7 +29,8 @@ class Drawn:
         truth: class name; empty: not known.
         predicted: class name; empty: not predicted.
         confidence: of the prediction, 0 to 1; None: not predicted.
-        segments: how many segments the prediction is the mean of.
+        segments: how many segments the prediction is made of.
+        trained: the model that predicts was trained on this vessel.
     """
 
     vessel: str
@@ -37,6 +39,7 @@ class Drawn:
     predicted: str = ""
     confidence: float | None = None
     segments: int = 0
+    trained: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -59,26 +62,30 @@ def from_tracks(tracks: Iterable[Track]) -> dict[str, Drawn]:
 
 
 def from_segments(rows: Iterable[Segment], classes: tuple[str, ...], spec: WordSpec) -> dict[str, Drawn]:
-    """Return the vessels of rows of words; points are as exact as the words.
+    """Return the vessels of rows of words; points are as exact as the words. Of several windows the longest is drawn.
 
     Raises:
         DataError: the words are damaged, or hold no position.
     """
     found: dict[str, Drawn] = {}
+    rows = list(rows)
+    longest = max((row.window for row in rows), default=0)
     for row in rows:
+        if row.window not in (0, longest):
+            continue
         truth = classes[row.label] if row.label is not None else ""
         drawn = found.setdefault(row.vessel, Drawn(row.vessel, truth=truth))
         try:
             drawn.lines.append(decode(row.text, spec, row.vessel))
         except DataError as error:
-            raise DataError(f"{row.source_file}: line {row.line}: {error}", error.hint) from error
+            raise DataError(f"{row.name}: {error}", error.hint) from error
     for drawn in found.values():
         drawn.lines.sort(key=lambda track: int(track.time[0]))
     return found
 
 
 def predict(vessels: dict[str, Drawn], rows: Iterable[dict[str, Any]]) -> int:
-    """Give vessels the class of their segments' mean probabilities, else the class most segments have.
+    """Give vessels the class of their segments' probabilities together, else the class most segments have.
 
     Returns:
         How many predicted vessels have no points here.
@@ -99,6 +106,7 @@ def predict(vessels: dict[str, Drawn], rows: Iterable[dict[str, Any]]) -> int:
             continue
         drawn = vessels[vessel]
         drawn.predicted, drawn.confidence, drawn.segments = *_vote(own, names), len(own)
+        drawn.trained = any(row.get("split") == "train" for row in own)
         truth = next((row["true_label"] for row in own if isinstance(row.get("true_label"), int)), None)
         if truth is not None and not drawn.truth:
             drawn.truth = names.get(truth, f"class {truth}")
@@ -113,7 +121,7 @@ def vessel_of(row: dict[str, Any]) -> str:
 def _vote(rows: list[dict[str, Any]], names: dict[int, str]) -> tuple[str, float]:
     lists = [row["probabilities"] for row in rows if isinstance(row.get("probabilities"), list)]
     if len(lists) == len(rows) and len({len(one) for one in lists}) == 1:
-        mean = np.mean(np.array(lists, np.float64), axis=0)
+        ((mean,),) = metrics.by_vessel(np.array(lists, np.float64), [""] * len(lists))[1:]
         best = int(mean.argmax())
         return names.get(best, f"class {best}"), float(mean[best])
     tally = Counter(row["predicted_class"] for row in rows)

@@ -134,14 +134,24 @@ def _per_class(matrix: Ints) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]
     return precision, recall, f1, (true + said) > 0
 
 
+LEAST = 1e-6
+"""Least probability that a segment gives a class where a vessel's are put together."""
+
+
 def by_vessel(probabilities: Floats, vessels: Sequence[str]) -> tuple[list[str], Floats]:
-    """Return the vessels in order of first appearance and the mean of their segments' probabilities, `V x C`."""
+    """Return the vessels in order of first appearance, and the geometric mean of their segments' probabilities,
+    `V x C`, which sum to one.
+
+    A logarithmic opinion pool (Genest and Zidek, Statistical Science 1986): a class that some segments rule out is
+    unlikely, whatever the others say. No segment alone makes a class less likely than `LEAST`.
+    """
     place: dict[str, int] = {}
     group = np.array([place.setdefault(vessel, len(place)) for vessel in vessels], dtype=np.int64)
     sums = np.zeros((len(place), probabilities.shape[1]))
-    np.add.at(sums, group, probabilities)
+    np.add.at(sums, group, np.log(np.maximum(probabilities, LEAST)))
     counts = np.bincount(group, minlength=len(place))
-    return list(place), sums / counts[:, None]
+    means = np.exp(sums / counts[:, None])
+    return list(place), means / means.sum(1, keepdims=True)
 
 
 def vessel_truth(truth: Ints, vessels: Sequence[str]) -> tuple[Ints, list[str]]:

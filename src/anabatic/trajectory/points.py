@@ -58,6 +58,7 @@ class Extent:
         rows: with a position.
         lat_out: rows with a latitude over 90 that is not 91.
         lon_small: of those, rows with a longitude within 90.
+        line: of the first of these.
         cogs: rows with a course.
         cog_max: the largest course.
     """
@@ -65,8 +66,22 @@ class Extent:
     rows: int = 0
     lat_out: int = 0
     lon_small: int = 0
+    line: int = 0
     cogs: int = 0
     cog_max: float = 0.0
+
+    def require_latitudes(self, path: Path, share: float) -> None:
+        """Refuse a file whose latitudes are longitudes: more than `share` of its rows say so.
+
+        Raises:
+            DataError: they do.
+        """
+        if self.rows >= 10 and self.lon_small > share * self.rows:
+            raise DataError(
+                f"{path}: line {self.line}: {self.lat_out} of {self.rows} latitudes are over 90: swapped with"
+                " longitude",
+                "name the columns the other way round: --tracks.columns lat=LON_COLUMN lon=LAT_COLUMN",
+            )
 
 
 class Converter:
@@ -89,6 +104,7 @@ class Converter:
             found = self._batch(path, columns, lines, extent)
             found["file"] = file
             yield found
+        extent.require_latitudes(path, 0.05)
         if extent.cogs >= 100 and 0 < extent.cog_max < 90:
             log.warn(f"{path}: no course is over {extent.cog_max:g}: degrees are expected; are these radians or tens?")
 
@@ -145,17 +161,17 @@ class Converter:
         there = np.isfinite(rows["lat"]) & np.isfinite(rows["lon"]) & (rows["time"] != clock.NONE)
         counts["points without time or position"] += int((keep & ~there).sum())
         keep &= there
+        nameless = keep & (rows["vessel"] == self.vessels.places.get("", -1))
+        counts["points without a vessel id"] += int(nameless.sum())
+        keep &= ~nameless
         absent = keep & ((np.abs(rows["lat"]) == 91) | (np.abs(rows["lon"]) == 181))
         outside = keep & ~absent & ((np.abs(rows["lat"]) > 90) | (np.abs(rows["lon"]) > 180))
         extent.rows += int(keep.sum())
         extent.lat_out += int((outside & (np.abs(rows["lat"]) > 90)).sum())
         extent.lon_small += int((outside & (np.abs(rows["lon"]) <= 90)).sum())
-        if extent.rows >= 10 and extent.lon_small * 2 > extent.rows:
-            line = int(rows["line"][np.flatnonzero(outside)[0]])
-            raise DataError(
-                f"{path}: line {line}: {extent.lat_out} of {extent.rows} latitudes are over 90: swapped with longitude",
-                "name the columns the other way round: --tracks.columns lat=LON_COLUMN lon=LAT_COLUMN",
-            )
+        if outside.any():
+            extent.line = extent.line or int(rows["line"][np.flatnonzero(outside)[0]])
+            extent.require_latitudes(path, 0.5)
         counts["points with position not available (91, 181)"] += int(absent.sum())
         counts["points out of range"] += int(outside.sum())
         keep &= ~absent & ~outside

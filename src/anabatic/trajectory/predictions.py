@@ -1,7 +1,8 @@
 """Files of predictions: one JSON object a line, in the keys of the source project's inference script.
 
-`{id, original_text, true_label, predicted_class, class_name, confidence, probabilities}`, plus `vessel` and `place`
-([latitude, longitude] of the segment) when `anabatic classify predict` wrote them.
+`{id, original_text, true_label, predicted_class, class_name, confidence, probabilities}`, plus `vessel`, `place`
+([latitude, longitude] of the segment) and `split` (`train`: the model was trained on this vessel; `valid`: it was
+chosen on it) when `anabatic classify predict` wrote them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabatic.core.errors import DataError
+from anabatic.trajectory.split import Split
 
+SIDES = ("train", "valid", "test")
 FIX = "write it with `anabatic classify predict`, or correct the row"
 
 
@@ -33,6 +36,7 @@ class Predictions:
         vessels: `N` group ids.
         places: `N x 2` degrees north and east; NaN: not known.
         counts: what was left out, and why.
+        split: which of the vessels the model was trained or chosen on; None: the rows do not say.
     """
 
     classes: tuple[str, ...]
@@ -41,6 +45,7 @@ class Predictions:
     vessels: tuple[str, ...]
     places: NDArray[np.float64]
     counts: Counter[str] = field(default_factory=Counter)
+    split: Split | None = None
 
     def __len__(self) -> int:
         return len(self.truth)
@@ -86,7 +91,16 @@ def read(paths: Sequence[str | Path], classes: Sequence[str] = ()) -> Prediction
         vessels=tuple(_vessel(row) for row in kept),
         places=np.array(places, dtype=np.float64).reshape(len(kept), 2),
         counts=counts,
+        split=_split(kept),
     )
+
+
+def _split(rows: Sequence[dict[str, Any]]) -> Split | None:
+    if not any("split" in row for row in rows):
+        return None
+    sides = {_vessel(row): row.get("split") for row in rows}
+    train, valid, test = (tuple(sorted(v for v, side in sides.items() if side == name)) for name in SIDES)
+    return Split(train, valid, test)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ class Segment:
         features: kinematic numbers in the order of `features.NAMES`; None: the row has none.
         line: line of the row of words, or of the track's first point in its table.
         place: mean latitude and longitude of its points; None: the row does not say.
+        window: points that its track was cut to, `points` or more; 0: the row does not say.
     """
 
     text: str
@@ -50,6 +52,12 @@ class Segment:
     features: tuple[float, ...] | None
     line: int
     place: tuple[float, float] | None = None
+    window: int = 0
+
+    @property
+    def name(self) -> str:
+        """Which row it is, for messages: rows of words do not keep the name of the file that they stood in."""
+        return f"vessel {self.vessel} (line {self.line} of its file)"
 
 
 @dataclass
@@ -73,6 +81,11 @@ class Segments:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Lengths that the tracks were cut to, in points; empty: the rows do not say."""
+        return tuple(sorted({row.window for row in self.rows} - {0}))
 
 
 POINTS = (*tables.TABLES, *nmea.NAMES)
@@ -168,12 +181,12 @@ def segments(tracks: Tracks, reading: Reading, spec: WordSpec, bad: BadRows) -> 
         bad.counts["segments"] += len(cuts)
         word = class_word(track.label) if reading.keep_class_word and spec.format in WITH_CLASS else ""
         label = positions.get(track.label)
-        for (start, end), text in zip(cuts, encode(track, cuts, spec, word), strict=True):
+        borders = [(start, end) for start, end, _ in cuts]
+        for (start, end, window), text in zip(cuts, encode(track, borders, spec, word), strict=True):
             place = (round(float(track.lat[start:end].mean()), 4), round(float(track.lon[start:end].mean()), 4))
             when = int(track.time[start])
-            held.append(
-                Segment(text, label, track.vessel, track.source_file, when, end - start, None, track.line, place)
-            )
+            own = (text, label, track.vessel, track.source_file, when, end - start, None, track.line, place, window)
+            held.append(Segment(*own))
             if reading.features:
                 parts.append(track.part(start, end))
         if len(held) >= BLOCK:
@@ -190,23 +203,32 @@ def _with_features(held: list[Segment], parts: list[Track]) -> Iterator[Segment]
         yield replace(segment, features=tuple(numbers))
 
 
-def cut(track: Track, reading: Reading, bad: BadRows) -> list[tuple[int, int]]:
-    """Return `(first, end)` of each segment: runs of `points`, broken at gaps, rests of `min_points` kept."""
+def cut(track: Track, reading: Reading, bad: BadRows) -> list[tuple[int, int, int]]:
+    """Return `(first, end, window)` of each segment: runs of `window` points, broken at gaps, long rests kept.
+
+    Of several windows the longest comes first; a run that two of them cut alike is taken once. What is left out is
+    counted for the longest.
+    """
     limit = reading.gap_minutes * 60
     breaks = (np.flatnonzero(np.diff(track.time) > limit) + 1).tolist() if limit else []
     bad.counts["gaps"] += len(breaks)
     edges = [0, *breaks, len(track)]
-    found = []
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
-        for start in range(first, last, reading.points):
-            end = min(start + reading.points, last)
+    found: dict[tuple[int, int], int] = {}
+    for number, window in enumerate(reading.windows):
+        for start, end in _runs(edges, window):
             if end - start < reading.min_points:
-                bad.counts["points in rests that are too short"] += end - start
+                bad.counts["points in rests that are too short"] += (end - start) * (number == 0)
             elif reading.max_still < 1 and np.mean(track.sog[start:end] < 0.5) > reading.max_still:
-                bad.counts["segments that lie still"] += 1
+                bad.counts["segments that lie still"] += number == 0
             else:
-                found.append((start, end))
-    return found
+                found.setdefault((start, end), window)
+    return [(start, end, window) for (start, end), window in found.items()]
+
+
+def _runs(edges: list[int], window: int) -> Iterator[tuple[int, int]]:
+    for first, last in itertools.pairwise(edges):
+        for start in range(first, last, window):
+            yield start, min(start + window, last)
 
 
 def as_row(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> dict[str, Any]:
@@ -222,6 +244,8 @@ def as_row(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> 
         return row
     name = spec.classes[segment.label] if segment.label is not None else None
     row |= {"class": name, "vessel": segment.vessel, "start": segment.start, "words": spec.name}
+    if segment.window:
+        row["window"] = segment.window
     if segment.place is not None:
         row["place"] = list(segment.place)
     if segment.features is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from anabatic.config.reading import Reading
 from anabatic.core import log
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.readers import numbered_lines, open_lines
 from anabatic.trajectory.features import NAMES
 from anabatic.trajectory.labels import check_label, resolve
@@ -107,7 +107,10 @@ def _spec(row: dict[str, Any], spec: WordSpec | None, place: str) -> WordSpec:
     text = str(row.get("text") or row.get("original_text") or "")
     name = row.get("words")
     if isinstance(name, str):
-        own = WordSpec.parse(name)
+        try:
+            own = WordSpec.parse(name)
+        except (ConfigError, DataError) as error:
+            raise DataError(f"{place}: {error}", error.hint) from error
     elif not text.strip():
         return spec or WordSpec()
     else:
@@ -143,7 +146,9 @@ def _segment(row: dict[str, Any], path: Path, number: int, reading: Reading, bad
     features, pair = _numbers(row, "features", len(NAMES)), _numbers(row, "place", 2)
     place = None if pair is None else (pair[0], pair[1])
     start = row.get("start") if isinstance(row.get("start"), int) else None
-    return Segment(" ".join(text.split()), label, vessel, source, start, points, features, number, place), name
+    window = row["window"] if type(row.get("window")) is int else 0
+    own = (" ".join(words), label, vessel, source, start, points, features, number, place, window)
+    return Segment(*own), name
 
 
 def _numbers(row: dict[str, Any], key: str, count: int) -> tuple[float, ...] | None:
@@ -175,7 +180,10 @@ def _labelled(
     held: list[tuple[Segment, str, str]], reading: Reading, bad: BadRows
 ) -> tuple[tuple[str, ...], list[Segment]]:
     """Give every row its position in one list of classes."""
-    named = {name: place for _, name, place in reversed(held) if name}
+    named: dict[str, str] = {}
+    for _, name, place in held:
+        if name:
+            named.setdefault(name, place)
     numbered = _numbered(held)
     if reading.classes or not numbered:
         texts = dict(named)

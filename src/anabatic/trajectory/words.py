@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.text import did_you_mean
@@ -107,6 +108,19 @@ class WordSpec:
         if found is None or found[1] not in VERSION:
             raise DataError(f'"{name}" names no word spec', "a name looks like compact-v1-r10")
         return WordSpec(found[1], int(found[3]), int(found[2]), tuple(classes))
+
+    @staticmethod
+    def of_model(folder: Path, name: str, classes: Iterable[str] = SOURCE_CLASSES) -> WordSpec:
+        """Read the name that a model stores.
+
+        Raises:
+            DataError: as `parse`; names the folder.
+        """
+        try:
+            return WordSpec.parse(name, classes)
+        except (ConfigError, DataError) as error:
+            hint = "train it again, or use the version of anabatic that trained it"
+            raise DataError(f"{folder} reads other words: {error}", hint) from error
 
 
 def class_word(name: str) -> str:

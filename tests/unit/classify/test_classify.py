@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from anabatic.config import commands, load
+from anabatic.config.reading import Reading
 from anabatic.config.shared import Device
 from anabatic.core import jsonl
 from anabatic.core.errors import UserError
@@ -39,7 +40,7 @@ def vessel_rows(vessels: int = 30, classes: tuple[str, ...] = CLASSES) -> list[d
                 points.append(f"DT_60 {speed} TURN_0 MOVE_NONE")
             rows.append({
                 "text": " ".join(points), "label": label, "class": classes[label], "vessel": f"v{vessel}",
-                "source_file": f"v{vessel}.csv", "start": 1000 * segment, "words": "motion-v1-r10",
+                "source_file": f"v{vessel}.csv", "start": 1000 * segment, "words": "motion-v1-r10", "window": 6,
             })  # fmt: skip
     return rows
 
@@ -97,6 +98,14 @@ def test_it_learns(trained: Path) -> None:
     }  # fmt: skip
     split = json.loads((trained / "best_model" / "split.json").read_text())
     assert not set(split["train"]) & set(split["valid"]) and len(split["valid"]) >= 3
+
+
+def test_files_are_cut_as_the_training_data_were(trained: Path) -> None:
+    classifier = TrajectoryClassifier(trained, Device(type="cpu", threads=1))
+    assert classifier.description.points == (6,)
+    own = Reading().cut_as(classifier.description.points)
+    assert (own.windows, own.min_points) == ((6,), 6)
+    assert Reading(points=[30, 60]).cut_as(classifier.description.points).windows == (60, 30)
 
 
 REGULARISED = {"dropout": 0.3, "block_dropout": 0.1, "crop": 0.5, "backbone_lr": 0.5}
@@ -199,8 +208,10 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
 
     ships = predict(trained, [rows], tmp_path / "ships", level="vessel", abstain=0.999999)
     assert len(ships) == 30 and ships[0]["segments"] == 4 and ships[0]["predicted_class"] is None
-    mean = np.mean([row["probabilities"] for row in said[:4]], axis=0)
-    np.testing.assert_allclose(ships[0]["probabilities"], mean, atol=2e-6)
+    product = np.prod([row["probabilities"] for row in said[:4]], axis=0) ** 0.25
+    np.testing.assert_allclose(ships[0]["probabilities"], product / product.sum(), atol=4e-6)
+    sides = {row["split"] for row in said}
+    assert sides == {"train", "valid"} == {ship["split"] for ship in ships}
 
 
 def predict(model: Path, inputs: list[Path], out: Path, **more: Any) -> list[dict[str, Any]]:
@@ -260,6 +271,13 @@ def test_bad_questions(trained: Path, tmp_path: Path) -> None:
     for file, told in ((cell, "motion-v1-r10"), (other, "classes")):
         with pytest.raises(UserError, match=told):
             predict(trained, [file], tmp_path / "said.jsonl")
+    later = tmp_path / "later"
+    shutil.copytree(trained / "best_model", later)
+    about = (later / "classifier.json").read_text()
+    (later / "classifier.json").write_text(about.replace("motion-v1", "motion-v9"))
+    with pytest.raises(UserError, match="later reads other words: words of motion-v9-r10") as caught:
+        predict(later, [write(tmp_path / "rows.jsonl", vessel_rows(3))], tmp_path / "said.jsonl")
+    assert "train it again" in caught.value.hint
     with pytest.raises(UserError, match="no config.json"):
         predict(tmp_path, [cell], tmp_path / "said.jsonl")
     assert not (tmp_path / "said.jsonl").exists()

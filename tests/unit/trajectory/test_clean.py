@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +133,7 @@ def test_pseudonyms_are_no_impossible_ids(tmp_path: Path) -> None:
 def test_gaps_and_short_rests(tmp_path: Path) -> None:
     seconds = [*range(0, 2000, 50), *range(9000, 9450, 50), *range(20_000, 20_600, 50)]
     path = write(tmp_path, [row(second) for second in seconds])
-    read = read_segments([path], Reading(points=30, min_points=10))
+    read = read_segments([path], Reading(points=[30], min_points=10))
     assert [one.points for one in read] == [30, 10, 12]
     assert read.bad.counts["gaps"] == 2
     assert read.bad.counts["points in rests that are too short"] == 9
@@ -155,14 +156,21 @@ def test_cuts_cover_the_track_once(steps: list[int], points: int, least: int, ga
     time = np.cumsum(steps)
     nothing = np.zeros(len(steps))
     track = Track("1", "a", time, nothing, nothing, nothing, nothing, nothing)
-    reading, bad = Reading(points=points, min_points=min(least, points), gap_minutes=gap), BadRows()
+    reading, bad = Reading(points=[points], min_points=min(least, points), gap_minutes=gap), BadRows()
     cuts = cut(track, reading, bad)
-    flat = [index for start, end in cuts for index in range(start, end)]
+    flat = [index for start, end, _ in cuts for index in range(start, end)]
     assert flat == sorted(set(flat))
     assert len(flat) + bad.counts["points in rests that are too short"] == len(steps)
-    for start, end in cuts:
-        assert reading.min_points <= end - start <= points
+    for start, end, window in cuts:
+        assert reading.min_points <= end - start <= window == points
         assert not gap or (np.diff(time[start:end]) <= gap * 60).all()
+    longer = replace(reading, points=[points + 3])
+    both = cut(track, replace(reading, points=[points, points + 3]), BadRows())
+    long = cut(track, longer, BadRows())
+    assert both[: len(long)] == long
+    assert [one[:2] for one in both[len(long) :]] == [
+        one[:2] for one in cuts if one[:2] not in {two[:2] for two in long}
+    ]
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from anabatic.cli.app import main
+from anabatic.config.reading import Reading
 from anabatic.trajectory import map_page, maps
+from anabatic.trajectory.segment import read_segments
 from anabatic.trajectory.track import Track
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")
@@ -35,14 +37,35 @@ def told(vessel: str, probabilities: list[float], label: int | None = None, **mo
     return {**row, "probabilities": probabilities, **more}
 
 
-def test_a_vessel_has_the_class_of_its_mean_probabilities() -> None:
+def test_a_vessel_has_the_class_of_its_segments_together() -> None:
     drawn = maps.from_tracks([track("1", 0), track("2", 1, "Tanker"), track("3", 2)])
     rows = [told("1", [0.4, 0.3, 0.3]), told("1", [0.1, 0.9, 0.0]), told("2", [0.1, 0.8, 0.1]), told("9", [1, 0, 0])]
     assert maps.predict(drawn, rows) == 1
     assert (drawn["1"].predicted, drawn["1"].wrong, drawn["1"].segments) == ("Tanker", True, 2)
-    assert drawn["1"].confidence == pytest.approx(0.6)
+    apart = [(0.4 * 0.1) ** 0.5, (0.3 * 0.9) ** 0.5, (0.3 * 1e-6) ** 0.5]
+    assert drawn["1"].confidence == pytest.approx(apart[1] / sum(apart))
     assert (drawn["2"].predicted, drawn["2"].wrong) == ("Tanker", False)
     assert (drawn["3"].predicted, drawn["3"].wrong, drawn["3"].shown) == ("", False, "Cargo")
+
+
+def test_vessels_that_the_model_was_trained_on_do_not_count() -> None:
+    drawn = maps.from_tracks([track("1", 0), track("2", 1)])
+    maps.predict(drawn, [told("1", [0.1, 0.9, 0.0]), told("2", [0.9, 0.1, 0.0], split="train")])
+    text = map_page.summary(list(drawn.values()), 0)
+    assert "0 of 1 predicted rightly (0.0%). 1 do not count: the model was trained on them." in text
+
+
+def test_of_several_windows_the_longest_is_drawn(tmp_path: Path) -> None:
+    lines = [
+        f"36700000{vessel},{1_577_836_800 + 60 * step},{20 + step * 0.002},-94.5,7,0,1,Cargo"
+        for vessel in (1, 2)
+        for step in range(40 if vessel == 1 else 20)
+    ]
+    path = tmp_path / "ais.csv"
+    path.write_text("\n".join(["mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type", *lines]) + "\n")
+    read = read_segments([path], Reading(format="compact", points=[30, 60]))
+    drawn = maps.from_segments(read, read.classes, read.spec)
+    assert [[len(line) for line in one.lines] for one in drawn.values()] == [[40], [20]]
 
 
 def test_rows_without_probabilities_vote() -> None:

@@ -65,11 +65,14 @@ def test_no_rows_are_no_score():
         metrics.score(np.array([], dtype=np.int64), np.array([], dtype=np.int64), ["A"])
 
 
-def test_a_vessel_is_the_mean_of_its_segments():
+def test_a_vessel_is_the_geometric_mean_of_its_segments():
     probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.3, 0.7]])
     vessels, mean = metrics.by_vessel(probabilities, ["b", "a", "b", "b"])
     assert vessels == ["b", "a"]
-    assert mean == pytest.approx(np.array([[1.6 / 3, 1.4 / 3], [0.2, 0.8]]))
+    both = [(0.9 * 0.4 * 0.3) ** (1 / 3), (0.1 * 0.6 * 0.7) ** (1 / 3)]
+    assert mean == pytest.approx(np.array([[one / sum(both) for one in both], [0.2, 0.8]]))
+    _, (ruled_out,) = metrics.by_vessel(np.array([[0.0, 1.0], [0.5, 0.5]]), ["a", "a"])
+    assert 0 < ruled_out[0] < 0.01 and ruled_out.sum() == pytest.approx(1)
 
 
 def test_the_class_of_a_vessel_is_the_most_frequent_of_its_rows():

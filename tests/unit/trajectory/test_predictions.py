@@ -127,6 +127,16 @@ def test_vessels_seen_in_training_are_refused_left_out_or_scored_apart(tmp_path)
     assert list(classify_eval.parts(rows, split, job)) == ["new vessels", "validation vessels", "TRAINED ON"]
 
 
+def test_rows_say_which_vessels_the_model_was_trained_on(tmp_path):
+    sides = {"a": "train", "c": "valid"}
+    file = write(tmp_path / "p.jsonl", [{**row, "split": sides.get(row["vessel"])} for row in ROWS])
+    with pytest.raises(DataError, match="trained on 1 of 3 vessels"):
+        classify_eval.run(ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval")))
+    classify_eval.run(ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval"), seen="skip", figures=False))
+    found = json.loads((tmp_path / "eval/eval.json").read_text())["parts"]
+    assert {name: part["vessel"]["rows"] for name, part in found.items()} == {"new vessels": 1, "validation vessels": 1}
+
+
 def test_a_region_may_lie_across_the_date_line():
     places = np.array([[0.0, 179.0], [0.0, -179.0], [0.0, 0.0], [np.nan, np.nan]])
     assert evaluate.inside(places, bounds("pacific", "-10,10,170,-170")).tolist() == [True, True, False, False]

@@ -101,7 +101,11 @@ BAD = [
         {"text": TEXT, "label": 0, "words": "compact-v1-r10"},
         "line 2: words of compact-v1-r10 among words of cell-v1-r10",
     ),
-    ({"text": TEXT, "label": 0, "words": "compact-v7-r10"}, "compact-v7-r10, but this version writes compact-v1"),
+    (
+        {"text": TEXT, "label": 0, "words": "compact-v7-r10"},
+        "line 2: words of compact-v7-r10, but this version writes compact-v1",
+    ),
+    ({"text": TEXT, "label": 0, "words": "morse"}, 'line 2: "morse" names no word spec'),
 ]
 
 
@@ -155,6 +159,19 @@ def run(*words: str) -> int:
     return int(stop.value.code or 0)
 
 
+def test_segments_of_several_lengths(tmp_path: Path) -> None:
+    """40 points: whole, then 30 and 10; what is read again is what was written."""
+    path = table(tmp_path, vessels=2)
+    first = read_segments([path], Reading(points=[30, 60, 30]))
+    assert [(one.points, one.window) for one in first] == [(40, 60), (30, 30), (10, 30)] * 2
+    assert first.windows == (30, 60)
+    out = write(tmp_path, *(as_row(one, first.spec) for one in first))
+    assert [one.window for one in read_segments([out])] == [60, 30, 30] * 2
+    apart = [read_segments([path], Reading(points=[points])).rows for points in (60, 30)]
+    lines = [as_line(one, first.spec) for rows in apart for one in rows]
+    assert sorted(as_line(one, first.spec) for one in first) == sorted(lines)
+
+
 def test_the_command_writes_rows_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "words.jsonl"
     assert run("words", str(table(tmp_path)), "-o", str(out), "--tracks.format", "cell", "--source-keys") == 0
@@ -175,6 +192,8 @@ def test_the_command_writes_rows_and_a_report(tmp_path: Path, capsys: pytest.Cap
         (("nothing.csv",), "error: nothing.csv: there is no such file"),
         (("ais.csv", "-o", "x.csv"), "out is x.csv"),
         (("ais.csv", "--tracks.points", "1"), "points is 1"),
+        (("ais.csv", "--tracks.points", "60", "5"), "min_points is 10, points is 5"),
+        (("ais.csv", "--tracks.points", "30,60"), "points"),
         (("ais.csv", "--tracks.format", "cell", "--tracks.resolution", "9"), "the format cell has 10 digits"),
         (
             ("ais.csv", "--tracks.min-points", "30", "--tracks.points", "30", "--tracks.gap-minutes", "0.5"),

@@ -233,6 +233,24 @@ def test_swapped_coordinates_are_seen(tmp_path: Path) -> None:
     assert track.lat[0] == -33.8
 
 
+def test_swapped_coordinates_are_seen_where_most_fit(tmp_path: Path) -> None:
+    """Longitudes of 80 and of 100 degrees: the half that is possible as a latitude does not hide the other."""
+    rows = [f"1,2020-01-01T00:00:{s}Z,{(-80.1, -80.2, -80.3, -100.5)[s % 4]},29.5,1,2,3,x" for s in range(10, 50)]
+    with pytest.raises(DataError, match="line 3: 10 of 40 latitudes are over 90: swapped"):
+        read(table(tmp_path, LAYOUTS["ours"][0], *rows))
+
+
+def test_points_without_a_vessel_are_no_vessel(tmp_path: Path) -> None:
+    heading = LAYOUTS["ours"][0]
+    rows = [f"{('', '7')[s % 2]},2020-01-01T00:00:{s}Z,29.5,-94.5,1,2,3,x" for s in range(10, 40)]
+    tracks, _, bad = read(table(tmp_path, heading, *rows))
+    assert [(one.vessel, len(one)) for one in tracks] == [("7", 15)]
+    assert bad.counts["points without a vessel id"] == 15
+    with pytest.raises(DataError, match="no point that can be used") as caught:
+        read(table(tmp_path, heading, *rows[::2]))
+    assert "15 points without a vessel id" in caught.value.hint
+
+
 def test_columns_named_by_the_user(tmp_path: Path) -> None:
     path = table(tmp_path, "wann,breite,laenge", *(f"{START + s},1,2" for s in range(3)))
     (track,), _, _ = read(path, columns={"time": "wann", "lat": "breite", "lon": "laenge"})
