@@ -47,6 +47,11 @@ BAD_ROWS = [
     (messages({"role": "assitant", "content": "x"}), "message 1 has the role 'assitant'.*Did you mean \"assistant\"?"),
     (messages({"from": "bot", "value": "x"}), "message 1 has \"from\" 'bot', not one of"),
     (messages(USER, {"role": "assistant", "content": [1]}), "message 2: content is a list, not text"),
+    (messages(USER, {"role": "assistant", "content": []}), "message 2: content is a list, not text or parts of text"),
+    (
+        messages({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, SAID),
+        "message 1: content is a list, not text or parts of text",
+    ),
     (
         messages(USER, {**SAID, "weight": 0.5}),
         "a turn of the assistant has weight 0.5, and a turn is learned wholly or",
