@@ -48,9 +48,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
-        raise DataError(f"{path}: the adapter is {kind}, not LORA", "only LoRA adapters (with DoRA, rsLoRA) are read")
+    if not isinstance(config, dict) or "peft_type" not in config:
+        raise DataError(f"{path} says no peft_type: it is not an adapter's", "copy the folder again")
+    if config["peft_type"] != "LORA":
+        what = f"{path}: the adapter is {config['peft_type']}, not LORA"
+        raise DataError(what, "only LoRA adapters (with DoRA, rsLoRA) are read")
     return config
 
 

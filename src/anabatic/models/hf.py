@@ -108,7 +108,9 @@ def _fitting(shares: list[stack.Share], top: Path) -> list[stack.Share]:
     for share in known:
         if not (share.folder / adapter_config.CONFIG).is_file():
             what = f"{top} was trained on top of the adapter {share.folder}, which is not there"
-            raise DataError(what, f"put it back, or write where it lies into {top / adapter_config.CONFIG} ({stack.RECORD})")
+            raise DataError(
+                what, f"put it back, or write where it lies into {top / adapter_config.CONFIG} ({stack.RECORD})"
+            )
     if known and shares and shares != known:
         raise ConfigError(
             f"{top} was trained on top of {', '.join(map(str, known))}, not of {', '.join(map(str, shares))}",

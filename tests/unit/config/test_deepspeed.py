@@ -80,7 +80,10 @@ def test_the_recipe_and_the_file_must_agree(tmp_path: Path) -> None:
         ('{"zero_optimization": 3}', "ds.json: zero_optimization is 3"),
         ('{"zero_optimization": {"stage": 5}}', "ds.json: zero_optimization.stage is 5"),
         ('{"zero_optimization": {"stage": "three"}}', "zero_optimization is"),
-        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "ds.json: zero_optimization.offload_param.device is nvme"),
+        (
+            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
+            "ds.json: zero_optimization.offload_param.device is nvme",
+        ),
         ('{"train_micro_batch_size_per_gpu": 0}', "train_micro_batch_size_per_gpu is 0"),
         ('{"train_micro_batch_size_per_gpu": true}', "train_micro_batch_size_per_gpu is true"),
         ('{"gradient_clipping": "much"}', "gradient_clipping is"),

@@ -52,6 +52,13 @@ def test_values_that_change_nothing_are_read(tmp_path: Path) -> None:
     assert adapter_config.lora_of({**GOOD, **some}, tmp_path).alpha == 8
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", '{"r": 8}'])
+def test_a_file_that_is_no_adapters(tmp_path: Path, text: str) -> None:
+    (tmp_path / adapter_config.CONFIG).write_text(text)
+    with pytest.raises(DataError, match="adapter_config.json says no peft_type"):
+        adapter_config.read_config(tmp_path)
+
+
 def test_a_file_without_adapters(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="adapter_model.safetensors is missing"):
         adapter_config.adapted(tmp_path)
