@@ -227,8 +227,12 @@ def _joined(content: Any) -> Any:
     """Return the text of a list of text parts, as chat APIs also write content; anything else as it is."""
     if not isinstance(content, list) or not content:
         return content
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    texts = [part["text"] for part in content if isinstance(part, dict) and _is_text(part)]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _unspelt(value: Any) -> Any:

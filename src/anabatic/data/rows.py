@@ -111,6 +111,13 @@ def missing(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
 def missing_hint(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
     """Return what to do about it."""
     _, absent = _begun(there)
+    known = {columns.text, *(name for form in FORMATS for name in (*form.needs, *form.takes))}
+    strange = next((ours for ours, _ in columns.names if ours not in known), None)
+    if strange is not None:
+        guess = did_you_mean(strange, known)
+        return (
+            f'data.columns is OUR_NAME=NAME, and none of ours is "{strange}".{guess} Ours: {", ".join(sorted(known))}'
+        )
     if absent:
         return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or mend the row, {SKIP_HINT}"
     nearest = did_you_mean(columns.text, there)

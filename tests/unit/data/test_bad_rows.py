@@ -259,3 +259,10 @@ def test_the_column_of_broken_json_is_where_it_breaks(tok: Path, tmp_path: Path)
     (tmp_path / "rows.jsonl").write_text(GOOD + '\n{"instruction": "a", \n')
     with pytest.raises(DataError, match=r"line 2: broken JSON: .* at column (19|20|21|22)"):
         built(tmp_path / "rows.jsonl", tok)
+
+
+def test_a_name_that_is_none_of_ours(tok: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"q": "a", "response": "b"}\n')
+    with pytest.raises(DataError) as caught:
+        built(tmp_path / "rows.jsonl", tok, columns={"qurey": "q"})
+    assert 'none of ours is "qurey". Did you mean "query"?' in caught.value.hint
