@@ -161,8 +161,8 @@ def cli_page(language: English) -> str:
             continue
         lines += [f"### anabatic {name}", "", language.meaning(f"help.{name}", command.help), ""]
         lines += ["```text", f"anabatic {name} [-c FILE ...] [--KEY VALUE ...]", "```", ""]
-        for key, option in command.short.items():
-            lines += [f"- `{option}` = `--{key.replace('_', '-')}`"]
+        for key, options in command.short.items():
+            lines += [f"- `{option}` = `--{key.replace('_', '-')}`" for option in options.split()]
         lines += ["", texts["settings"].format(anchor="anabatic-" + name.replace(" ", "-")), ""]
     lines += run_chapter(language)
     lines += [texts["config"].rstrip(), "", texts["codes"].rstrip(), "", texts["variables"].rstrip()]

@@ -23,7 +23,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def both(home: Home) -> tuple[Path, Path]:
     """The run folders of one pretraining in one process and in two."""
     one, two = home.root / "base", home.root / "base2"
-    home.together(home.pretrain(one), home.pretrain(two, 2))
+    more = {"log.rows": True}
+    home.together(home.pretrain(one, more=more), home.pretrain(two, 2, more=more))
     return one, two
 
 

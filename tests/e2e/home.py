@@ -85,5 +85,8 @@ class Home:
 def _words(options: Options) -> list[object]:
     words: list[object] = []
     for name, value in options.items():
-        words += [f"--{name}", *(value if isinstance(value, list) else [value])]
+        if isinstance(value, bool):  # a switch
+            words.append(f"--{name}={str(value).lower()}")
+        else:
+            words += [f"--{name}", *(value if isinstance(value, list) else [value])]
     return words

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.core import jsonl
 from e2e import command
 from e2e.home import STEPS, Home
 
 pytestmark = pytest.mark.slow
 
+ROWS = {"log.rows": True}
 MISALIGNED = {"log.every": 3}
 """Rows at steps that are no checkpoint's: each is a mean that a checkpoint cuts in two."""
 
@@ -25,7 +27,7 @@ ENDS = ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGUSR1, 143), (sig
 def killed(home: Home) -> Path:
     """A run folder left by `kill -9` at some step that is not the first nor the last checkpoint."""
     out = home.root / "killed"
-    process = home.start(*home.pretrain(out))
+    process = home.start(*home.pretrain(out, more=ROWS))
     command.interrupt(process, out, command.draw("killed").randint(11, STEPS - 12), signal.SIGKILL, -9)
     assert not (out / "final_model").exists() and command.checkpoints(out)
     return out
@@ -37,6 +39,18 @@ def sparse(home: Home) -> Path:
     out = home.root / "sparse"
     home.anabatic(*home.pretrain(out, more=MISALIGNED))
     return out
+
+
+def read(folder: Path) -> dict[int, list[list[int]]]:
+    """Step -> the pieces of data that all ranks read in it."""
+    found: dict[int, list[list[int]]] = {}
+    for file in folder.glob("rows-rank-*.jsonl"):
+        for line in jsonl.read(file):
+            found[line["step"]] = sorted(found.get(line["step"], []) + line["rows"])
+    assert list(sorted(found)) == list(range(1, STEPS + 1))
+    pieces = [tuple(row) for rows in found.values() for row in rows]
+    assert len(pieces) == len(set(pieces)) > STEPS
+    return found
 
 
 def same(found: Path, expected: Path) -> None:
@@ -70,9 +84,11 @@ def test_from_one_process_to_two_and_back(home: Home, base: Path, killed: Path, 
     out = shutil.copytree(killed, tmp_path / "again")
     at = command.checkpoints(out)[-1]
     step = command.draw("two and back").randint(at + 1, STEPS - 6)
-    stopped = command.interrupt(home.start(*home.pretrain(out, 2)), out, step, signal.SIGTERM, 143)
+    two = home.start(*home.pretrain(out, 2, more=ROWS))
+    stopped = command.interrupt(two, out, step, signal.SIGTERM, 143)
     assert f"checkpoint-{at}: step {at}" in stopped.err and "saved; the same command continues" in stopped.err
-    home.anabatic(*home.pretrain(out))
+    home.anabatic(*home.pretrain(out, more=ROWS))
+    assert read(out) == read(base)  # the same pieces in every step: none twice, none lost
     rows, wanted = command.losses(out), command.losses(base)
     assert list(rows) == list(wanted) and command.summary(out)["finished"]
     assert list(rows.values()) == pytest.approx(list(wanted.values()), rel=2e-3)

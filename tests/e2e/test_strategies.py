@@ -45,6 +45,10 @@ def test_two_divided_processes_train_as_one_does(home: Home, base: Path, tmp_pat
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-2, atol=2e-4, msg=key)
+    home.anabatic("checkpoint", "export", two, "--out", tmp_path / "exported")
+    for name in (file, "adapter_config.json" if case == "lora" else "config.json", "tokenizer.json"):
+        made = [(folder / name).read_bytes() for folder in (tmp_path / "exported", two / "final_model")]
+        assert made[0] == made[1], name
 
 
 def test_pretraining_divided_is_killed_and_goes_on_otherwise(home: Home, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ PAGES = [*sorted(tree.ROOT.glob("*.md")), *sorted((tree.ROOT / "docs").rglob("*.
 OTHER_PROGRAMS = set(
     [
         "git",
+        "kubectl",
+        "ray",
         "cd",
         "sudo",
         "python",
@@ -97,7 +99,8 @@ def anabatic(words: list[str]) -> None:
         row = commands.get(name)
         given = {key: value for key, value in bound.arguments.items() if key != "config"}
         if bare := given.pop(row.words.upper(), ()):
-            given[row.words] = [check.Text(word) for word in bare]
+            texts = [check.Text(word) for word in bare]
+            given[row.words] = texts if "list" in str(check.hints(row.job_class())[row.words]) else texts[0]
         check.section(job.tree(given), row.job_class(), check.Flags())
     assert callable(command)
 

@@ -22,6 +22,7 @@ ON_DEMAND = {
     "matplotlib",
     "sklearn",
     "accelerate",
+    "ray",
 }
 
 

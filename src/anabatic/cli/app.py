@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Group
 from anabatic import __version__
 from anabatic.cli import errors
 from anabatic.config import commands
-from anabatic.core import child, log
+from anabatic.core import affinity, child, log
 from anabatic.core.errors import ConfigError
 from anabatic.core.heart import HEART
 
@@ -43,6 +43,7 @@ _CLASSIFY = (
 """Verb, and its name in `cli/classify.py`."""
 
 _DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
+_CHECKPOINT = "List, verify or export the checkpoints of a run."
 _ENV = "Print the variables that this machine needs, for eval."
 EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
@@ -78,6 +79,7 @@ def build() -> App:
     for verb, name in _CLASSIFY:
         classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)
     app.command(classify)
+    app.command("anabatic.cli.checkpoint:app", name="checkpoint", help=_CHECKPOINT, group=USE)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
     app.command(
         "anabatic.cli.monitor:monitor", name="monitor", help="Look at devices, and at a run beside them.", group=MACHINE
@@ -96,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _open_standard_files()
     if os.environ.get(child.REPORTS):
         child.die_with_parent()
+        affinity.take()
         HEART.open()
     tokens = list(sys.argv[1:] if argv is None else argv)
     border = tokens.index("--") if "--" in tokens else len(tokens)  # what follows belongs to the command of `sim`

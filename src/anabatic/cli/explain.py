@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+
+from anabatic.cli.reading import reading
 
 NOTHING_KNOWN = 1
 """Exit code when no entry matches."""
@@ -47,24 +47,12 @@ def explain(
     from anabatic.doctor import knowledge as known
 
     speak = language.choose(lang, os.environ)
+    language.writable(sys.stdout)
     entries = known.load(knowledge)
-    with _progress() as advance:
+    with reading() as advance:
         report = explaining.explain(logs, entries, advance, all_)
     if json_:
         sys.stdout.write(json.dumps(explain_show.as_json(report, speak), ensure_ascii=False, indent=2) + "\n")
     else:
         explain_show.show(report, speak, Console(highlight=False))
     return 0 if report.findings else NOTHING_KNOWN
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Show how much was read, on a terminal."""
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TransferSpeedColumn
-
-    columns = (SpinnerColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda num_bytes: bar.advance(task, num_bytes)

@@ -18,6 +18,7 @@ from cyclopts import Group, Parameter
 
 from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
+from anabatic.core.errors import ConfigError
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
@@ -31,7 +32,7 @@ def job_command(name: str) -> Callable[..., int]:
     def command(*words: str, **given: Any) -> int:
         files = given.pop("config", None) or []
         if words:
-            given[row.words] = [*map(check.Text, words), *(given.get(row.words) or [])]
+            given[row.words] = _worded(cls, row.words, words, given.get(row.words))
         return run_job(row, load.load(name, files, tree(given)))
 
     parameters = [*_words_parameter(cls, row.words), config_parameter(), *_parameters(cls, row.short)]
@@ -40,11 +41,26 @@ def job_command(name: str) -> Callable[..., int]:
     return command
 
 
+def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
+    """Return what the words without an option are for a setting: its list, or its one value."""
+    texts = list(map(check.Text, words))
+    if typing.get_origin(check.hints(cls)[name]) is list:
+        return [*texts, *(given or [])]
+    if given is not None or len(texts) > 1:
+        raise ConfigError(f"{name} is given {len(texts) + (given is not None)} times: {', '.join(texts)}", "give one")
+    return texts[0]
+
+
 def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
-    nproc = load.tree_of(job).get("device", {}).get("nproc", 1)
+    device = load.tree_of(job).get("device", {})
+    nproc = device.get("nproc", 1)
     if nproc > 1 and "RANK" not in os.environ:
         return spread(row, job, Launch(nproc=nproc))
+    if row.trains and "RANK" not in os.environ:
+        from anabatic.launch import seats
+
+        os.environ.update(seats.alone(device, os.environ))
     code = row.recipe_function()(job)
     return int(code or 0)
 
@@ -109,6 +125,11 @@ def tree(given: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def options(cls: type, short: dict[str, str]) -> list[inspect.Parameter]:
+    """Return one option for each setting of a class without sections."""
+    return list(_section(cls, load.defaults(cls), "", TOP, short))
+
+
 def _parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.Parameter]:
     yield from _section(cls, load.defaults(cls), "", TOP, short)
     order = 2
@@ -130,7 +151,7 @@ def _section(
             continue
         key = prefix + name
         option = check.Flags().option(key)
-        names = (option, short[key]) if key in short else (option,)
+        names = (option, *short.get(key, "").split())
         if load.is_list_of_sections(hint):
             continue  # written in a recipe only
         if typing.get_origin(hint) is dict:

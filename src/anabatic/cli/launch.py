@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from anabatic.config import check, commands, load
+from anabatic.cli import launch_hosts
+from anabatic.cli.launch_words import machines, number, positive, training_job, whole
+from anabatic.config import load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
+from anabatic.launch import scheduler
 
 _USAGE = """Usage: anabatic launch [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]
-       anabatic launch slurm [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]"""
+       anabatic launch slurm|k8s|ray [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]"""
 app = App(
     name="launch",
     help="Run a training command in several processes, on one machine or many, and keep it alive.",
     usage=_USAGE,
     default_parameter=None,
 )
+app.command("anabatic.cli.launch_k8s:k8s", name="k8s", help="Write a Volcano Job or PyTorchJob, or submit it.")
+app.command("anabatic.cli.launch_ray:ray", name="ray", help="Run COMMAND on the nodes of a Ray cluster.")
 _Word = Annotated[str | None, Parameter(negative=())]
 
 
 @app.default
 def run(
     *command: str,
-    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node"), negative=())] = None,
+    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
     nnodes: _Word = None,
     node_rank: _Word = None,
     master_addr: _Word = None,
@@ -35,8 +41,14 @@ def run(
     max_restarts: Annotated[str, Parameter(negative=())] = "0",
     hang_seconds: Annotated[str, Parameter(negative=())] = "1800",
     join_seconds: Annotated[str, Parameter(negative=())] = "600",
+    rdzv: _Word = None,
+    hosts: Annotated[Path | None, Parameter(negative=())] = None,
+    hosts_python: _Word = None,
+    hosts_cwd: _Word = None,
+    hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    preflight: Annotated[bool, Parameter(name="--check", negative=())] = False,
 ) -> int:
-    """Run COMMAND, one that trains, in several processes; type the same on every machine.
+    """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
     Parameters
     ----------
@@ -45,11 +57,11 @@ def run(
     nproc
         Processes on this machine, one per device; default: NPROC_PER_NODE, else the command's device.nproc.
     nnodes
-        Machines: 2, or 1:4 for a job that goes on with those that are left; default: NNODES, else 1.
+        Machines: 2, or 1:4 for a job that goes on with those that are left; default: NNODES or a scheduler's, else 1.
     node_rank
-        Place of this machine, from 0; default: NODE_RANK, else in the order of their addresses.
+        Place of this machine, from 0; default: NODE_RANK or a scheduler's, else in the order of their addresses.
     master_addr
-        Name or address of machine 0, the same on every machine; default: MASTER_ADDR.
+        Name or address of machine 0, the same on every machine; default: MASTER_ADDR or a scheduler's.
     master_port
         Port there; default: MASTER_PORT, else 29500.
     job_id
@@ -60,24 +72,54 @@ def run(
         Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
     join_seconds
         Seconds to wait for the other machines.
+    rdzv
+        HOST:PORT where the machines meet: --master-addr and --master-port in one word, as torchrun has it.
+    hosts
+        File with one machine a line; COMMAND is started on all of them over ssh, from here.
+    hosts_python
+        Python on those machines; default: the path of this one.
+    hosts_cwd
+        Folder to work in there; default: this one.
+    hosts_env
+        Name of a further variable to give them, several times: WANDB_API_KEY
+    preflight
+        Compare the machines and measure what is between them before COMMAND begins; without COMMAND, only that.
     """
-    if not command:
+    if not command and not preflight:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
-    row, job = _job(list(command))
-    least, most = _machines(nnodes or os.environ.get("NNODES") or "1")
-    settings = load.tree_of(job)["device"]["nproc"]
+    row, job = training_job(list(command)) if command else (None, None)
+    tree = load.tree_of(job) if row else None
+    if rdzv:
+        master_addr, master_port = launch_hosts.meeting(rdzv, master_addr, master_port)
+    far = launch_hosts.Far(hosts_python, hosts_cwd, hosts_env, preflight, nproc=whole("nproc", nproc))
+    named = launch_hosts.read(hosts, far, node_rank) if hosts else []
+    if named:
+        nnodes, master_addr = nnodes or str(len(named)), master_addr or named[0].name
+    told = scheduler.place(os.environ)
+    least, most = machines(nnodes or told.get("NNODES") or "1")
+    settings = tree["device"]["nproc"] if tree else 1
     launch = Launch(
-        nproc=_whole("nproc", nproc or os.environ.get("NPROC_PER_NODE")) or settings,
+        nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE")) or settings,
         min_nodes=least,
         max_nodes=most,
-        node_rank=_whole("node-rank", node_rank or os.environ.get("NODE_RANK")) if most > 1 else None,
-        master_addr=master_addr or os.environ.get("MASTER_ADDR") or None,
-        master_port=_whole("master-port", master_port or os.environ.get("MASTER_PORT")) or 29500,
+        node_rank=whole("node-rank", node_rank or told.get("NODE_RANK")) if most > 1 else None,
+        master_addr=master_addr or told.get("MASTER_ADDR"),
+        master_port=whole("master-port", master_port or told.get("MASTER_PORT")) or 29500,
         job_id=job_id,
-        max_restarts=_whole("max-restarts", max_restarts) or 0,
-        hang_seconds=_number("hang-seconds", hang_seconds),
-        join_seconds=_number("join-seconds", join_seconds),
+        max_restarts=whole("max-restarts", max_restarts) or 0,
+        hang_seconds=number("hang-seconds", hang_seconds),
+        join_seconds=number("join-seconds", join_seconds),
     )
+    if named:
+        return launch_hosts.run(row.name if row else "", job, named, launch, far)
+    if launch.several and launch.master_addr and not (master_addr or os.environ.get("MASTER_ADDR")):
+        scheduler.await_name(launch.master_addr, launch.join_seconds)
+    if preflight:
+        from anabatic.launch import preflight as check_machines
+
+        check_machines.run(launch, tree)
+    if row is None:
+        return 0
     from anabatic.cli import job as jobs
 
     return jobs.spread(row, job, launch)
@@ -87,7 +129,7 @@ def run(
 def slurm(
     *command: str,
     nnodes: Annotated[str, Parameter(name=("--nnodes", "--nodes"), negative=())] = "1",
-    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node"), negative=())] = None,
+    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
     name: Annotated[str, Parameter(negative=())] = "anabatic",
     gres: _Word = None,
     grace: Annotated[str, Parameter(negative=())] = "120",
@@ -123,59 +165,19 @@ def slurm(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch slurm --nnodes 2 -- sft -c recipe.yaml")
-    _, job = _job(list(command))  # what is wrong with it is told here, not after a night in the queue
+    _, job = training_job(list(command))  # what is wrong with it is told here, not after a night in the queue
     from anabatic.launch import slurm as scripts
 
     batch = scripts.Batch(
         name=name,
-        nodes=_positive("nnodes", nnodes),
-        nproc=_positive("nproc", nproc) if nproc else load.tree_of(job)["device"]["nproc"],
+        nodes=positive("nnodes", nnodes),
+        nproc=positive("nproc", nproc) if nproc else load.tree_of(job)["device"]["nproc"],
         gres=scripts.DEVICES if gres is None else gres,
-        grace=_positive("grace", grace),
+        grace=positive("grace", grace),
         options=option,
-        restarts=_whole("max-restarts", max_restarts) or 0,
+        restarts=whole("max-restarts", max_restarts) or 0,
         setup=setup,
     )
     text = scripts.script(batch, list(command))
     sys.stdout.write(f"{scripts.submit(text)}\n" if submit else text)
     return 0
-
-
-def _positive(name: str, text: str) -> int:
-    number = _whole(name, text) or 0
-    if number < 1:
-        raise ConfigError(f"--{name} is {number}", "use 1 or more")
-    return number
-
-
-def _job(words: list[str]) -> tuple[commands.Command, Any]:
-    """Return the command's row and its resolved settings.
-
-    Raises:
-        ConfigError: it is not a command of ours that trains, or its settings are wrong.
-    """
-    from anabatic.cli import app as program
-    from anabatic.cli import job as jobs
-
-    training = [name for name, row in commands.COMMANDS.items() if row.trains]
-    fitting = [name for name in training if words[: len(name.split())] == name.split()]
-    if not fitting:
-        raise ConfigError(f"{words[0]} is not a command that trains", f"these are: {', '.join(training)}")
-    row = commands.get(fitting[0])
-    _, bound, _ = program.build().parse_args(words, exit_on_error=False, print_error=False)
-    files = bound.arguments.pop("config", None) or []
-    return row, load.load(row.name, files, jobs.tree(dict(bound.arguments)))
-
-
-def _machines(text: str) -> tuple[int, int]:
-    least, _, most = text.partition(":")
-    first = _whole("nnodes", least) or 0
-    return first, (_whole("nnodes", most) or 0) if most else first
-
-
-def _whole(name: str, text: str | None) -> int | None:
-    return None if text is None else int(check.convert(check.Text(text), int, check.Flags(), (name,)))
-
-
-def _number(name: str, text: str) -> float:
-    return float(check.convert(check.Text(text), float, check.Flags(), (name,)))

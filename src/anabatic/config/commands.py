@@ -28,9 +28,9 @@ class Command:
     makes: tuple[str, ...] = ()
     """Files under its `out` that later jobs read."""
     short: dict[str, str] = field(default_factory=dict)
-    """Dotted key -> a shorter name of its option."""
+    """Dotted key -> shorter names of its option, with blanks between them."""
     words: str = ""
-    """The list that words without an option fill: `classify words FILE FILE`."""
+    """The setting that words without an option fill: `classify words FILE FILE`; one word if it is no list."""
 
     def job_class(self) -> type:
         """Import and return the dataclass of the command's settings."""
@@ -48,7 +48,7 @@ def _attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_SHORT = {"data.train": "--data", "device.nproc": "--nproc"}
+_SHORT = {"data.train": "--data", "device.nproc": "--nproc --npus"}
 """Of commands that train."""
 _MODELS = ("best_model/tokenizer.json", "final_model/tokenizer.json")
 
@@ -152,6 +152,15 @@ _ROWS = (
         short={"model": "-m"},
     ),
     Command(
+        "checkpoint export",
+        "anabatic.config.checkpoint_export:CheckpointExportJob",
+        "anabatic.recipes.checkpoint_export:run",
+        "Make a model or adapter folder of a checkpoint.",
+        makes=("tokenizer.json",),
+        short={"out": "-o"},
+        words="checkpoint",
+    ),
+    Command(
         "eval",
         "anabatic.config.evaluate:EvalJob",
         "anabatic.recipes.evaluate:run",
@@ -174,6 +183,11 @@ _ROWS = (
 )
 
 COMMANDS: dict[str, Command] = {row.name: row for row in _ROWS}
+
+
+def name_of(job: Any) -> str:
+    """Return the command whose settings `job` is."""
+    return next(row.name for row in _ROWS if row.config.endswith(f":{type(job).__name__}"))
 
 
 def get(name: str) -> Command:

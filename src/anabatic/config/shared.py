@@ -27,7 +27,9 @@ class Device:
     threads: int | None = None
     """CPU threads for torch; default: the cores this process may use, divided by the local processes."""
     nproc: int = 1
-    """Processes on this machine, one per device."""
+    """Processes on this machine, one per device; of more devices than that the free ones are taken."""
+    bind: Literal["auto", "off"] = "auto"
+    """auto: each of several processes runs on its share of the cores, beside its device; off: on all."""
 
     def __post_init__(self) -> None:
         require(self.nproc >= 1, f"device.nproc is {self.nproc}", "use 1 or more")
@@ -117,6 +119,14 @@ class Optim:
     """Clip the global gradient norm to this; 0 switches clipping off."""
     weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
     """Trained weights and moments: fp32, or bf16 with what rounding takes kept (Kahan) or rounding at random."""
+    on_bad_step: Literal["skip", "rewind", "stop"] = "skip"
+    """A step that is not finite, or a spike, is never applied. skip: go on; rewind: go back to the newest checkpoint
+    and pass over the step's data; stop: end the run."""
+    spike: float = 0.0
+    """A spike: a loss or gradient norm so many robust standard deviations above the median of the last 64 steps;
+    0: none is. 6 is cautious."""
+    max_rewinds: int = 3
+    """Rewinds of a run after which the next bad step ends it."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "matrix_lr"):
@@ -133,6 +143,8 @@ class Optim:
         for name in ("weight_decay", "eps"):
             require(getattr(self, name) >= 0, f"optim.{name} is {getattr(self, name)}", "use 0 or more")
         require(self.max_grad_norm >= 0, f"optim.max_grad_norm is {self.max_grad_norm}", "use 0 or more")
+        require(self.spike == 0 or self.spike >= 1, f"optim.spike is {self.spike:g}", "use 6, or 0 for no spikes")
+        require(self.max_rewinds >= 0, f"optim.max_rewinds is {self.max_rewinds}", "use 0 or more")
 
 
 @dataclass(kw_only=True)
@@ -185,6 +197,10 @@ class Save:
     """Steps between checkpoints; 0: only at the end and when interrupted."""
     keep_last: int = 2
     """Newest checkpoints that are kept."""
+    keep_best: bool = False
+    """Keep the checkpoint of the best evaluation by eval.metric too; one is saved where that step has none."""
+    background: Literal["auto", "on", "off"] = "auto"
+    """Copy to the host's memory, then write while the training goes on; auto: from 64 MiB on, where memory allows."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: continue from the newest valid checkpoint of the run folder; never: start over; must: fail without one."""
 
@@ -238,6 +254,8 @@ class Log:
     device_every: float = 5.0
     """Seconds between two looks at the utilisation, memory and power of the devices (`anabatic monitor` shows more);
     0: never. A processor has no such figures."""
+    rows: bool = False
+    """Write which rows of the data each step has read, and each rank: `rows-rank-N.jsonl`."""
 
     def __post_init__(self) -> None:
         require(self.device_every >= 0, f"log.device_every is {self.device_every:g}", "use seconds, 0 for never")

@@ -32,6 +32,9 @@ class LoopJob:
     def __post_init__(self) -> None:
         require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         require(0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
+        goes_back = self.optim.on_bad_step == "rewind"
+        what = "optim.on_bad_step is rewind, but save.every is 0: there is no checkpoint to go back to"
+        require(not goes_back or self.save.every > 0, what, "give --save.every STEPS")
 
 
 @dataclass(kw_only=True)

@@ -37,6 +37,17 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+def spans(numbers: Iterable[int]) -> str:
+    """Return `0-3,6` of [0, 1, 2, 3, 6]."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` Did you mean "x"?` for the nearest known word, or an empty string."""
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

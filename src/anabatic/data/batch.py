@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+Row = tuple[int, int, int, int, int]
+"""A piece of the data: number of its source, of the entry in it, of the pass over it, first input, inputs."""
+
 IGNORE = -100
 """Label of a token that is not learned (the value torch's cross_entropy ignores by default)."""
 
@@ -25,6 +28,7 @@ class Batch:
         num_tokens: tokens that came from the data (T less the padded tail).
         state: where the loader stands after this batch, JSON-serialisable.
         extra: what else the data say of each segment, by name; first axis: segments that are no padding.
+        rows: the pieces, in order.
     """
 
     input_ids: torch.Tensor
@@ -35,6 +39,7 @@ class Batch:
     num_tokens: int
     state: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block."""
@@ -47,4 +52,5 @@ class Batch:
             self.num_tokens,
             self.state,
             {name: value.to(device, non_blocking=True) for name, value in self.extra.items()},
+            self.rows,
         )

@@ -85,12 +85,35 @@ class Loader:
         self._world_size = world_size
         self._pin_memory = pin_memory
         self._lay = lay if packing else pad
+        self._packing, self._lookahead, self._prefetch = packing, lookahead, prefetch
+        self._options: dict[str, Any] = {
+            "seq_len": seq_len,
+            "capacity": micro_batch_tokens,
+            "seed": seed,
+            "stages": stages,
+        }
+        self._batches = self._from(state)
+
+    @property
+    def names(self) -> list[str]:
+        """The sources, as `Batch.rows` numbers them."""
+        return [shards.name for shards in self._sets]
+
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Continue after the batch that `state` is of; what was read ahead is dropped."""
+        self._batches.close()
+        self._batches = self._from(state)
+
+    def _from(self, state: dict[str, Any] | None) -> Prefetch[Batch]:
         weighted = list(zip(self._sets, self.weights, strict=True))
-        options: dict[str, Any] = {"seq_len": seq_len, "capacity": micro_batch_tokens, "seed": seed, "stages": stages}
-        stream = Stream(weighted, lookahead=lookahead, **options) if packing else PaddedStream(weighted, **options)
+        stream: Stream
+        if self._packing:
+            stream = Stream(weighted, lookahead=self._lookahead, **self._options)
+        else:
+            stream = PaddedStream(weighted, **self._options)
         if state is not None:
             stream.restore(state)
-        self._batches = Prefetch(_rounds(self._reader(), stream, rank, world_size), prefetch, "loader")
+        return Prefetch(_rounds(self._reader(), stream, self._rank, self._world_size), self._prefetch, "loader")
 
     def _reader(self) -> _Reader:
         return _Reader(self._sets, self._seq_len, self._capacity, self._pin_memory, self._lay)
@@ -131,6 +154,7 @@ class _Reader:
     def read(self, slots: list[Any], state: dict[str, Any]) -> Batch:
         pieces = [self._sets[slot.source].piece(slot.entry, slot.start, slot.n) for slot in slots]
         batch = self._lay(pieces, self._capacity, self._sets[0].eot, self._seq_len, state)
+        batch.rows = [(slot.source, slot.row, slot.turn, slot.start, slot.n) for slot in slots]
         if self._pin_memory:
             for name in ("input_ids", "labels", "position_ids"):
                 setattr(batch, name, getattr(batch, name).pin_memory())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anabatic.config.shared import Data
-from anabatic.core import log
+from anabatic.core import affinity, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import cache_root, cannot_write, fsync_folder
 from anabatic.data import said, sources, tokenizer
@@ -179,8 +179,9 @@ class _Job:
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
         }
 
+    @affinity.everywhere()
     def write(self, folder: Path) -> None:
-        """Tokenise into an empty folder."""
+        """Tokenise into an empty folder, on all cores of the job: the other processes wait."""
         if self.data.workers:
             # Read once per process, when the tokenizer first runs in parallel.
             os.environ["RAYON_NUM_THREADS"] = str(self.data.workers)

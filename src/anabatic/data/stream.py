@@ -29,12 +29,15 @@ def check_sizes(seq_len: int, micro_batch_tokens: int, rank: int, world_size: in
 
 
 class Slot(NamedTuple):
-    """A piece of a micro-batch, not read yet: `n` inputs of an entry of a source, from `start` on."""
+    """A piece of a micro-batch, not read yet: `n` inputs of an entry of a source, from `start` on. The entry is number
+    `row` of its source, in pass `turn` over it."""
 
     source: int
     entry: Entry
     start: int
     n: int
+    row: int
+    turn: int
 
 
 class Stage(NamedTuple):
@@ -48,6 +51,7 @@ class _Waiting(NamedTuple):
     draw: int
     entry: Entry
     n: int
+    row: int
 
 
 class _Cursor:
@@ -87,7 +91,8 @@ class _Cursor:
             self._current = self._shards.entry(self._order[self._next])
         n = min(self._current.length - self._start, self._seq_len, room)
         self._start += n
-        return Slot(self.number, self._current, self._start - n, n)
+        turn = self._next // self._shards.num_docs
+        return Slot(self.number, self._current, self._start - n, n, self._order[self._next], turn)
 
     def _take_whole(self, room: int) -> Slot | None:
         while len(self._waiting) < self._lookahead:
@@ -96,12 +101,13 @@ class _Cursor:
         at = choose([waiting.n for waiting in self._waiting], room)
         if at is None:
             return None
-        _, entry, n = self._waiting.pop(at)
-        return Slot(self.number, entry, 0, n)
+        draw, entry, n, row = self._waiting.pop(at)
+        return Slot(self.number, entry, 0, n, row, draw // self._shards.num_docs)
 
     def _draw(self, draw: int) -> _Waiting:
-        entry = self._shards.entry(self._order[draw], draw // self._shards.num_docs)
-        return _Waiting(draw, entry, min(entry.length, self._seq_len))
+        row = self._order[draw]
+        entry = self._shards.entry(row, draw // self._shards.num_docs)
+        return _Waiting(draw, entry, min(entry.length, self._seq_len), row)
 
     def state(self) -> dict[str, Any]:
         """Return the position: draws so far, tokens used of the current text, conversations that wait."""

@@ -9,8 +9,10 @@ import resource
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -78,6 +80,16 @@ class Device:
         torch.set_rng_state(states["cpu"])
         if self.type in states and self.type != "cpu":
             _module(self.type).set_rng_state(states[self.type])
+
+
+def free_memory() -> int:
+    """Return the bytes of host memory that this process may still take: a container's limit (cgroup v2) counts too."""
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
+        return min(free, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):  # no such file, or "max"
+        return free
 
 
 def pick(config: DeviceConfig) -> Device:

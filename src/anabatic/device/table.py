@@ -19,6 +19,8 @@ class DeviceRow:
     """Variable that hides devices from a process; empty: there is none."""
     alloc_env: tuple[str, str]
     """Allocator variable and the value that suits training; empty: there is none."""
+    start_env: tuple[tuple[str, str], ...]
+    """Variables, with values, that the collectives of several processes want."""
     dtype: Literal["bf16", "fp16", "fp32"]
     """Format of matrix products when the chip's row does not say otherwise."""
     kernels: Kernel
@@ -43,6 +45,8 @@ DEVICES: dict[str, DeviceRow] = {
             collective="hccl",
             visible_env="ASCEND_RT_VISIBLE_DEVICES",
             alloc_env=("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True"),
+            # Ranks wait 120 s for each other by default: too short when one reads data (HCCL documentation).
+            start_env=(("HCCL_CONNECT_TIMEOUT", "1200"),),
             dtype="bf16",
             kernels="npu",
             fused_adamw=False,
@@ -56,6 +60,7 @@ DEVICES: dict[str, DeviceRow] = {
             collective="nccl",
             visible_env="CUDA_VISIBLE_DEVICES",
             alloc_env=("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+            start_env=(),
             dtype="bf16",
             kernels="reference",
             fused_adamw=True,
@@ -69,6 +74,7 @@ DEVICES: dict[str, DeviceRow] = {
             collective="gloo",
             visible_env="",
             alloc_env=("", ""),
+            start_env=(),
             dtype="fp32",
             kernels="reference",
             fused_adamw=False,
@@ -84,6 +90,7 @@ DEVICES: dict[str, DeviceRow] = {
             collective="gloo",
             visible_env="",
             alloc_env=("", ""),
+            start_env=(),
             dtype="fp32",
             kernels="cpu",
             fused_adamw=True,

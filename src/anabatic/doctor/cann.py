@@ -14,6 +14,8 @@ from anabatic.doctor.verdicts import say
 
 _BASE = "/usr/local/Ascend"
 _DEFAULTS = (f"{_BASE}/ascend-toolkit/latest", f"{_BASE}/cann", f"{_BASE}/latest")
+_MOST = 50
+"""Installations of a layout that are looked at."""
 _PARTS = ("runtime", "compiler", "opp", "hccl")
 _NEEDED = ("runtime", "compiler")
 """torch_npu looks for these folders (`_cann_package_check` of 2.13.0)."""
@@ -71,8 +73,8 @@ def roots(machine: Machine) -> list[str]:
     home = machine.env.get("HOME", "")
     named = [machine.env.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
     places = [*named, *_DEFAULTS]
-    places += [f"{_BASE}/{name}" for name in files.names(_BASE, "cann-*")]
-    places += [f"{_BASE}/ascend-toolkit/{name}" for name in files.names(f"{_BASE}/ascend-toolkit", "[0-9]*")]
+    places += [f"{_BASE}/{name}" for name in files.names(_BASE, "cann-*")[:_MOST]]
+    places += [f"{_BASE}/ascend-toolkit/{name}" for name in files.names(f"{_BASE}/ascend-toolkit", "[0-9]*")[:_MOST]]
     places += [f"{home}/Ascend/ascend-toolkit/latest", f"{home}/Ascend/cann"] if home else []
     found: dict[str, str] = {}
     for place in places:

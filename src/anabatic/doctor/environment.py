@@ -49,6 +49,8 @@ def settings(machine: Machine) -> list[Setting]:
     return []
 
 
+_START = Text("seconds that ranks wait for each other at the start; 120, the default, is short when one loads data",
+              "各进程启动时互相等待的秒数；默认 120 秒，有进程在读数据时不够")  # fmt: skip
 _FRAGMENTS = Text("segments that grow: less memory lost to fragmentation", "可扩展内存段：减少碎片浪费")
 
 
@@ -88,9 +90,7 @@ def _npu(machine: Machine) -> list[Setting]:
     if "PYTORCH_ALLOC_CONF" not in machine.env and (driver is None or driver >= _EXPANDABLE_DRIVER):
         told.append(Setting(name, value, _FRAGMENTS))
     if len(machine.nodes) > 1:
-        told.append(Setting("HCCL_CONNECT_TIMEOUT", "1200", Text(
-            "seconds that ranks wait for each other at the start; 120, the default, is short when one loads data",
-            "各进程启动时互相等待的秒数；默认 120 秒，有进程在读数据时不够")))  # fmt: skip
+        told += [Setting(variable, wanted, _START) for variable, wanted in DEVICES["npu"].start_env]
         if len(useful := network.outward(machine)) > 1:
             why = Text(f"of {', '.join(useful)} the one with the default route; HCCL takes the first by name",
                        f"{', '.join(useful)} 中带默认路由的一个；HCCL 按名字取第一个")  # fmt: skip
@@ -181,7 +181,9 @@ def render(machine: Machine, shell: str, explain: bool, language: Language) -> s
     """
     if shell not in SHELLS and shell != "json":
         known = [*SHELLS, "json"]
-        raise ConfigError(f'--shell is "{shell}".{did_you_mean(shell, known)}', f"one of {', '.join(known)}")
+        raise ConfigError(
+            f'--shell is "{shell}".{did_you_mean(shell, known)}', "one of bash (also for sh and zsh), fish, json"
+        )
     wanted = settings(machine)
     kept = [one for one in wanted if not one.first and one.name in machine.env]
     fresh = [one for one in wanted if one not in kept]
@@ -195,19 +197,26 @@ def render(machine: Machine, shell: str, explain: bool, language: Language) -> s
             (written.first if one.first else written.plain)(one.name, one.value),
         ]
     lines += [_note(machine, one, language) for one in kept]
+    if machine.has_npu and not machine.simulated and cann.installed(machine) is None:
+        lines.append(f"# {getattr(_NO_CANN, language)}")
     if not wanted:
         lines.append(f"# {getattr(_SIMULATED if machine.simulated else _NOTHING, language)}")
     if explain:
         lines += ["#", f"# {getattr(_NOT_SET, language)}"]
-        lines += [f"#   {what}: {getattr(why, language)}" for what, why in NOT_SET]
+        lines += [f"#   {what}{getattr(_COLON, language)}{getattr(why, language)}" for what, why in NOT_SET]
     return "\n".join(lines) + "\n"
 
 
 _NOTHING = Text("nothing to set: no NPU and no GPU here", "无需设置：本机没有 NPU 和 GPU")
+_NO_CANN = Text(
+    "nothing for CANN: none in /usr/local/Ascend or ~/Ascend; `anabatic doctor` says what to install",
+    "没有 CANN 的变量：/usr/local/Ascend 和 ~/Ascend 里都没有 CANN；`anabatic doctor` 会说明该装什么",
+)
 _SIMULATED = Text(
     "nothing to set: `anabatic sim` sets what a simulated NPU needs",
     "无需设置：`anabatic sim` 已设好模拟 NPU 所需的变量",
 )
+_COLON = Text(": ", "：")
 _NOT_SET = Text("not set, although guides do:", "以下不设置，尽管一些教程会设：")
 _SAME, _OTHER = Text("already so", "已是该值"), Text("kept; suggested:", "保留；建议值：")
 

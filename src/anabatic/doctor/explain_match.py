@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from anabatic.doctor.knowledge import Entry, Knowledge
+from anabatic.doctor.knowledge import Entry, Knowledge, exception
 
 STEMS = (
     b"exception", b"timeout", b"timed", b"times", b"memory", b"cannot", b"can't", b"invalid", b"mismatch", b"should",
@@ -38,6 +38,10 @@ _RETURNS = (b"error", b"ret", b"code")
 """One of them stands before the number that a call returned."""
 _WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
 _HCCL = re.compile(rb"hccl function error.*?error code is (\d{1,2})(?!\d)")
+_RAISED = re.compile(rb"(?:\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
+"""The last line of a Python traceback, also behind `[rank3]:` or the `3:` of `srun --label`."""
+_FRAME = re.compile(rb"(?:\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*(?:  |Traceback )")
+"""What stands before it."""
 _QUIET = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
 _SPOKEN = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")
 
@@ -60,6 +64,8 @@ class Suspect(NamedTuple):
     code: bool
     """A code with letters."""
     number: bool
+    raised: bool
+    """The end of a traceback."""
 
 
 class Hit(NamedTuple):
@@ -105,7 +111,12 @@ class Matcher:
         lines = block.split(b"\n")
         for index, line in enumerate(bare):
             suspect = self.suspects.get(line)
-            if suspect is not None and (found := self.in_line(lines[index], suspect)):
+            if suspect is None:
+                continue
+            found = self.in_line(lines[index], suspect)
+            if not found and suspect.raised and (not index or _FRAME.match(lines[index - 1])):
+                found = _raised(lines[index])
+            if found:
                 yield index, lines, found
 
     def in_line(self, line: bytes, suspect: Suspect) -> list[Hit]:
@@ -168,7 +179,8 @@ class Matcher:
         texts = tuple(text for stem in stems for text in self.filed[stem] if _in_order(low, text.bare) >= 0)
         number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
         code = _CODE_BARE.search(line) is not None
-        return Suspect(texts, code, number) if texts or number or code else None
+        raised = (b"error" in stems or b"exception" in stems) and _RAISED.match(line) is not None
+        return Suspect(texts, code, number, raised) if texts or number or code or raised else None
 
     def _numbers(self, low: bytes, found: list[Hit]) -> None:
         for word in _RETURNS:
@@ -193,6 +205,16 @@ class Matcher:
         entry = self.knowledge.of_code(code)
         if entry is not None and not (found and _among(found, entry)):
             found.append(Hit(entry, code, len(code), at))
+
+
+def _raised(line: bytes) -> list[Hit]:
+    """Return the exception that ends a traceback and that no entry knows."""
+    match = _RAISED.match(line)
+    if match is None:
+        return []
+    path = match[1].decode("utf-8", "replace")
+    name = path.rpartition(".")[2]
+    return [Hit(exception(path), name, len(name), match.start(1))]
 
 
 def _among(found: list[Hit], entry: Entry) -> bool:

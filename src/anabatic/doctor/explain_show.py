@@ -7,13 +7,14 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from anabatic.core.text import size
+from anabatic.doctor import knowledge
 from anabatic.doctor.explain import Finding, Report
 from anabatic.doctor.explain_scan import Sight
 from anabatic.doctor.language import Language
+from anabatic.doctor.report import cells, wrap
 
 MOST_OTHERS = 12
 """Rows of the list below the first cause; `--json` has all."""
@@ -21,9 +22,11 @@ _NARROW = 60
 _COLOURS = {"cause": "bold red", "consequence": "yellow", "wrapper": "dim", "notice": "cyan"}
 
 _WORDS: dict[str, tuple[str, str]] = {
+    "colon": (": ", "："),
+    "comma": (", ", "，"),
     "first.cause": ("first cause", "首个原因"),
     "first.consequence": ("no cause found, first consequence", "未找到原因，最先出现的后果"),
-    "first.wrapper": ("only a general message", "仅有笼统的报错"),
+    "first.wrapper": ("only a general message", "只有概括性的报错"),
     "first.notice": ("nothing that stops a job", "不会使作业停止的提示"),
     "meaning": ("meaning", "含义"),
     "cause": ("likely cause", "可能原因"),
@@ -37,7 +40,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "also": ("also seen", "另外见到"),
     "role.cause": ("cause", "原因"),
     "role.consequence": ("consequence", "后果"),
-    "role.wrapper": ("general", "笼统"),
+    "role.wrapper": ("general", "概括"),
     "role.notice": ("note", "提示"),
     "rank": ("rank {}", "rank {}"),
     "times": ("{} times", "{} 次"),
@@ -52,6 +55,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "more": ("{} more, see --json", "还有 {} 项，见 --json"),
     "nothing": ("nothing known in {} ({})", "在 {} 中没有找到已知的错误（{}）"),
+    "killed": (
+        "a job that ends without an error was often killed: `dmesg | tail`; CANN has its own logs: `anabatic explain`",
+        "没有报错就结束的作业常常是被杀死的：`dmesg | tail`；CANN 另有自己的日志：`anabatic explain`",
+    ),
     "files": ("{} files", "{} 个文件"),
     "earlier": (
         "{} lines from before the last start of the run are left out, see --all",
@@ -68,11 +75,22 @@ def word(key: str, language: Language, *values: object) -> str:
 
 def show(report: Report, language: Language, console: Console) -> None:
     """Print the first cause, what else was seen, and what could not be read."""
+    with console.capture() as written:
+        _print(report, language, console)
+    text = written.get()
+    if not console.is_terminal:  # rich fills lines up with blanks: in a file, in a mail they are in the way
+        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    console.file.write(text)
+
+
+def _print(report: Report, language: Language, console: Console) -> None:
     first = report.first
     if first is None:
         files = report.scan.files
         what = files[0] if len(files) == 1 else word("files", language, len(files))
         console.print(Text(word("nothing", language, what, size(report.scan.num_bytes))))
+        for row in wrap(word("killed", language), console.width):
+            console.print(Text(row))
     elif report.asked:
         for finding in report.findings:
             console.print(_block(finding, Text(finding.code, style="bold"), language, console.width))
@@ -97,7 +115,9 @@ def show(report: Report, language: Language, console: Console) -> None:
 def _first(finding: Finding, language: Language, width: int) -> RenderableType:
     role = finding.role
     head = Text.assemble(
-        (word(f"first.{role}", language), _COLOURS[role]), (f": {finding.code or finding.entry.id}", "bold")
+        (word(f"first.{role}", language), _COLOURS[role]),
+        (word("colon", language), "bold"),
+        (finding.code or finding.entry.id, "bold"),
     )
     return _block(finding, head, language, width)
 
@@ -108,24 +128,27 @@ def _block(finding: Finding, head: Text, language: Language, width: int) -> Rend
     if finding.first.text:
         parts.append(Padding(Text(_short(finding.first, 3 * width - 12), style="dim"), (0, 0, 0, 2)))
     rows = [
-        (word("meaning", language), Text(said.meaning)),
-        (word("cause", language), Text(said.cause)),
-        (word("fix", language), Text(said.fix, style="bold")),
+        (word("meaning", language), said.meaning, ""),
+        (word("cause", language), said.cause, ""),
+        (word("fix", language), said.fix, "bold"),
     ]
     if finding.first.file:
-        rows.append((word("where", language), Text(_where(finding, language))))
-    rows.append((word("confidence", language), Text(word(finding.entry.confidence, language))))
-    rows.append((word("source", language), Text(finding.entry.source)))
+        rows.append((word("where", language), _where(finding, language), ""))
+    rows.append((word("confidence", language), word(finding.entry.confidence, language), ""))
+    rows.append((word("source", language), finding.entry.source, ""))
     if width < _NARROW:  # a column for the names would leave too little
-        for name, text in rows:
-            parts.append(Text.assemble((f"{name}: ", "dim"), text))
+        for name, text, style in rows:
+            named_by = name + word("colon", language)
+            for row in wrap(named_by + text, width):
+                named = len(named_by) if row.startswith(named_by.rstrip()) else 0
+                parts.append(Text.assemble((row[:named], "dim"), (row[named:], style)))
         return Group(*parts, Text())
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
-    for name, text in rows:
-        grid.add_row(name, text)
-    return Group(*parts, Padding(grid, (0, 0, 1, 2)))
+    label = max(cells(name) for name, _, _ in rows) + 2
+    for name, text, style in rows:
+        for place, line in enumerate(wrap(text, width - label - 2)):
+            before = name + " " * (label - cells(name)) if not place else " " * label
+            parts.append(Text.assemble("  ", (before, "dim"), (line, style)))
+    return Group(*parts, Text())
 
 
 def _others(findings: list[Finding], language: Language, width: int) -> RenderableType:
@@ -141,7 +164,7 @@ def _others(findings: list[Finding], language: Language, width: int) -> Renderab
             (f"  {_place(finding)}", "dim"),
         )
         parts.append(Padding(line, (0, 0, 0, 2)))
-        parts.append(Padding(Text(finding.entry.say(language).meaning), (0, 0, 0, 4)))
+        parts += [Text(f"    {row}") for row in wrap(finding.entry.say(language).meaning, width - 4)]
     if left := len(findings) - len(shown):
         parts.append(Padding(Text(word("more", language, left), style="dim"), (0, 0, 0, 2)))
     return Group(*parts)
@@ -149,19 +172,22 @@ def _others(findings: list[Finding], language: Language, width: int) -> Renderab
 
 def _where(finding: Finding, language: Language) -> str:
     time = finding.first.time
-    when = f", {time.isoformat(sep=' ', timespec='milliseconds')}" if time else ""
-    return f"{_place(finding)}{when}, {_often(finding, language)}"
+    when = [time.isoformat(sep=" ", timespec="milliseconds")] if time else []
+    return word("comma", language).join([_place(finding), *when, _often(finding, language)])
 
 
 def _place(finding: Finding) -> str:
     """Return `file:line`, by the shorter of the two names that the file has from here."""
     file = finding.first.file
+    if not file:
+        return ""
     return f"{min(file, os.path.relpath(file), key=len)}:{finding.first.line}"
 
 
 def _often(finding: Finding, language: Language) -> str:
     often = word("once", language) if finding.count == 1 else word("times", language, f"{finding.count:,}")
-    return f"{often}, {word('rank', language, _ranks(finding.ranks))}" if finding.ranks else often
+    ranks = [word("rank", language, _ranks(finding.ranks))] if finding.ranks else []
+    return word("comma", language).join([often, *ranks])
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -232,7 +258,7 @@ def _sight(sight: Sight) -> dict[str, Any]:
 def one_line(report: Report, language: Language) -> str:
     """Return the hint below a failed command: what it was and the fix; empty when nothing is known."""
     first = report.first
-    if first is None or first.role in ("wrapper", "notice"):
+    if first is None or first.role in ("wrapper", "notice") or first.entry.id.startswith(knowledge.UNKNOWN):
         return ""
     said = first.entry.say(language)
     between = "" if said.meaning.endswith("。") else " "

@@ -16,7 +16,8 @@ from anabatic.core import child
 from anabatic.doctor import commands, probe
 from anabatic.doctor.commands import Later
 from anabatic.doctor.files import Files
-from anabatic.doctor.machine import Machine
+from anabatic.doctor.installed import PACKAGES
+from anabatic.doctor.machine import SMI_FOLDERS, Machine
 from anabatic.monitor import npu_smi
 
 BUDGET = 9.0
@@ -27,13 +28,6 @@ _MARGIN = 0.5
 """Seconds before that in which a program is ended, so that we can still say that it hung."""
 _CORES_FOR_TWO, _ECC_SECONDS = 4, 2.5
 """With fewer cores the import goes first, as long as that much time is left for ECC."""
-PACKAGES = (
-    "torch", "torch-npu", "transformers", "tokenizers", "safetensors", "numpy", "peft", "datasets", "accelerate",
-    "deepspeed", "triton", "triton-ascend", "torchvision", "torchaudio", "mindspeed", "vllm", "vllm-ascend", "anabatic",
-    "attrs", "cython", "decorator", "sympy", "cffi", "pyyaml", "pathlib2", "psutil", "protobuf", "scipy", "requests",
-    "absl-py",
-)  # fmt: skip
-SMI_FOLDERS = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools")
 _DRIVER = "/usr/local/Ascend/driver"
 _GPU_QUERY = "index,name,driver_version,memory.total,temperature.gpu,ecc.errors.uncorrected.volatile.total"
 _MOST_CARDS = 64

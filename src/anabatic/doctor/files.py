@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 MOST_BYTES = 1 << 20
 """Of one file; nothing that a check reads is longer."""
+MOST_NAMES = 2000
+"""Of one folder; no machine has as many devices on its bus."""
 _MOST_LINKS = 40
 """As Linux has it (path_resolution(7))."""
 
@@ -87,13 +89,13 @@ class Files:
         return data.decode("utf-8", "replace").replace("\0", "\n")
 
     def names(self, folder: str, pattern: str = "*") -> list[str]:
-        """Return the sorted names in a folder that fit a pattern (`davinci[0-9]*`)."""
+        """Return the sorted names in a folder that fit a pattern (`davinci[0-9]*`), the first `MOST_NAMES`."""
         real = self.real(folder)
         try:
             found = sorted(os.listdir(real)) if real else []
         except (OSError, ValueError):
             return []
-        chosen = [name for name in found if fnmatchcase(name, pattern)]
+        chosen = [name for name in found if fnmatchcase(name, pattern)][:MOST_NAMES]
         for name in chosen:
             self.seen.setdefault(f"{folder}/{name}", None)
         return chosen

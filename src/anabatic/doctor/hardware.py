@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterator
 
+from anabatic.core.text import spans
 from anabatic.doctor import chips, versions
 from anabatic.doctor.line import Line
 from anabatic.doctor.machine import HUAWEI, Machine
@@ -22,7 +23,7 @@ HOT = 85
 def flags(machine: Machine) -> str:
     """Return the options of docker that pass the NPUs in."""
     devices = [f"davinci{number}" for number in (machine.nodes or range(max(machine.npus_on_bus, 1)))]
-    words = [f"--device /dev/{name}" for name in (*devices, *_COMPANIONS)]
+    words = [f"--device=/dev/{name}" for name in (*devices, *_COMPANIONS)]
     words += [f"-v {path}:{path}:ro" for path in (_DRIVER, *_MOUNTS[1:])]
     return " ".join(words)
 
@@ -40,19 +41,10 @@ def npu(machine: Machine) -> Iterator[Line]:
         yield say("npu.not_passed", count=count, flags=flags(machine))
     elif count:
         yield say("npu.no_driver", count=count)
+    elif there := [one for one in (f"{_DRIVER}/version.info", machine.npu_smi) if one and machine.files.exists(one)]:
+        yield say("npu.hidden", there=", ".join(there), flags=flags(machine))
     else:
         yield say("npu.none")
-
-
-def spans(numbers: list[int]) -> str:
-    """Return `0-3,6` of [0, 1, 2, 3, 6]."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
 def nodes(machine: Machine) -> Iterator[Line]:
@@ -69,7 +61,7 @@ def nodes(machine: Machine) -> Iterator[Line]:
     elif denied:
         yield say("nodes.denied", denied=", ".join(map(str, denied)))
     else:
-        yield say("nodes.ok")
+        yield say("nodes.there" if machine.facts.get("denied") is None else "nodes.ok")
 
 
 def driver_version(machine: Machine) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ LANGUAGES = ("en", "zh")
 PARTS = ("meaning", "cause", "fix")
 SHORTEST = 6
 """Characters of the longest piece of a text: less would match anything."""
+UNKNOWN = "python:"
+"""Start of the id of an exception without an entry."""
 _KEYS = {"id", "codes", "texts", "role", "confidence", "source", *LANGUAGES}
 
 
@@ -111,6 +113,52 @@ def prefixes() -> tuple[tuple[str, Entry], ...]:
     """Return (prefix, entry), the longest prefix first."""
     found = [(str(raw["id"]), _entry(raw, "prefixes.yaml: ")) for raw in _quick(FOLDER / "prefixes.yaml")]
     return tuple(sorted(found, key=lambda row: -len(row[0])))
+
+
+_SUFFERED = ("BrokenPipeError", "BrokenProcessPool", "CalledProcessError", "ConnectionAbortedError", "ConnectionError",
+             "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistError", "DistNetworkError",
+             "DistStoreError", "EOFError", "TimeoutError")  # fmt: skip
+"""Exceptions that mostly tell of another process."""
+
+
+_RAISED = {
+    "en": Words(
+        "Python raised {name}; no entry knows its text.",
+        "The line says what was wrong, the frames above it say where.",
+        "Read the traceback that ends there, from below: the last line of your own code is the place.",
+    ),
+    "zh": Words(
+        "Python 抛出了 {name}，没有条目收录这段文字。",
+        "该行说明出了什么错，上方的调用栈说明在哪里。",
+        "从下往上读在此结束的 Traceback：最靠下的自己代码的那一行就是出错位置。",
+    ),
+}
+_OURS = {
+    "en": Words(
+        "anabatic ended the job itself.",
+        "The line says why, with the numbers.",
+        "Start the command again: below `error:` it prints `hint:` with the remedy.",
+    ),
+    "zh": Words(
+        "anabatic 主动结束了作业。",
+        "该行说明了原因和数值。",
+        "重新运行该命令：`error:` 下方的 `hint:` 给出处理办法。",
+    ),
+}
+
+
+@lru_cache(maxsize=256)
+def exception(path: str) -> Entry:
+    """Return what can be said of a Python exception that no entry knows, by its name with the module's."""
+    name = path.rpartition(".")[2]
+    ours = path.startswith("anabatic.core.errors.")
+    role = "consequence" if name in _SUFFERED else "cause"
+    words = {
+        language: Words(*(part.format(name=name) for part in (said.meaning, said.cause, said.fix)))
+        for language, said in (_OURS if ours else _RAISED).items()
+    }
+    source = "anabatic, core/errors.py" if ours else "docs.python.org, tutorial, errors"
+    return Entry(f"{UNKNOWN}{name}", (), (), role, "medium" if ours else "low", source, words)
 
 
 def _quick(path: Path) -> list[dict[str, Any]]:

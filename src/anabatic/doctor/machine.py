@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from anabatic.doctor import installed
 from anabatic.doctor.files import Files
 
 OWN = "/anabatic-doctor"
 """Folder of a bundle with what is no file of the machine: `environ` and `facts.json`."""
 SIMULATION = "ANABATIC_SIM_SEGMENT"
 """Variable that `anabatic sim` gives its command."""
+SMI_FOLDERS = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools")
+"""Where npu-smi lies when PATH does not name its folder."""
 HUAWEI, NVIDIA = "0x19e5", "0x10de"
 """PCI vendors."""
 _ACCELERATOR, _DISPLAY = "0x12", "0x03"
@@ -104,6 +107,13 @@ class Machine:
         return bool(self.nodes or self.npus_on_bus or self.simulated)
 
     @functools.cached_property
+    def npu_smi(self) -> str:
+        """The path of npu-smi, whether this user may run it or not; empty: there is none."""
+        folders = [one for one in self.env.get("PATH", "").split(":") if one.startswith("/")]
+        paths = (f"{folder}/npu-smi" for folder in dict.fromkeys([*folders, *SMI_FOLDERS]))
+        return next((path for path in paths if self.files.exists(path)), "")
+
+    @functools.cached_property
     def gpu_nodes(self) -> list[str]:
         """Names of /dev/nvidiaN."""
         return self.files.names("/dev", "nvidia[0-9]*")
@@ -136,4 +146,7 @@ def rooted(root: str | os.PathLike[str]) -> Machine:
         facts = {}
     if not isinstance(facts, dict):
         facts = {}
-    return Machine(files, parse_environ(environ or ""), Recorded(facts), environ is not None)
+    variables = parse_environ(environ or "")
+    if not facts:  # no bundle; looked for through files of its own, for a bundle holds all that was looked at
+        facts = installed.facts(Files(files.root), variables)
+    return Machine(files, variables, Recorded(facts), environ is not None)

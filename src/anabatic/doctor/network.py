@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from anabatic.doctor.hardware import spans
+from anabatic.core.text import spans
 from anabatic.doctor.line import Line
 from anabatic.doctor.machine import Machine
 from anabatic.doctor.verdicts import say

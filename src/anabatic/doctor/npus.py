@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
+from anabatic.core.text import spans
 from anabatic.doctor import chips
-from anabatic.doctor.hardware import HOT, flags, spans
+from anabatic.doctor.hardware import HOT, flags
 from anabatic.doctor.line import Line
 from anabatic.doctor.machine import Machine
 from anabatic.doctor.verdicts import say
@@ -47,7 +49,13 @@ def smi(machine: Machine) -> Iterator[Line]:
         return
     told, found = machine.fact("npu-smi", dict), table(machine)
     text = " ".join(str(told.get("text", "")).split())
-    if not told:
+    if not told and machine.npu_smi:
+        if not machine.files.live:
+            yield say("npu-smi.unasked", path=machine.npu_smi)
+        else:
+            runs = os.access(machine.npu_smi, os.X_OK)
+            yield say("npu-smi.hung") if runs else say("npu-smi.denied", path=machine.npu_smi)
+    elif not told:
         yield say("npu-smi.missing")
     elif told.get("code", 0) is None:
         yield say("npu-smi.hung")
@@ -79,6 +87,9 @@ def ecc(machine: Machine) -> Iterator[Line]:
     bad, read = [], 0
     for card, text in told.items():
         parsed = npu_smi.parse(text)
+        if isinstance(parsed, Pairs) and parsed.npu_id is not None and str(parsed.npu_id) != card:
+            bad.append(say("ecc.other", card=card, other=parsed.npu_id))
+            continue
         blocks = parsed.blocks if isinstance(parsed, Pairs) else []
         counts = {key: value for block in blocks for key, value in block.values.items() if _DOUBLE.search(key)}
         read += bool(counts)

@@ -14,22 +14,25 @@ _WORD = (
 )
 SECRET_NAME = re.compile(rf"(?i)(?<![a-z])(?:{_WORD}|pat|key|license|pwd|jwt|bearer)s?(?![a-z])")
 """Names of variables and keys whose value is never shown."""
+_PROSE = "is|for|of|was|not|and|or|required|to|in|file|has|cannot|does"
+"""What follows the word password where none is told."""
 _SITES = "hf|sk|pk|ghp|gho|ghs|glpat|github_pat|xox[a-z]|AKIA|ASIA|AIza|dckr_pat"
 """Start of the tokens of well-known sites."""
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]*(?:PRIVATE KEY|CERTIFICATE)-----.*?(?:-----END [A-Z ]*-----|\Z)", re.S), GONE),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@]+@"), rf"\1{GONE}@"),
-    (re.compile(rf"(?i)([\w.-]*(?:{_WORD})[\w.-]*[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|bearer\s+\S+|basic\s+\S+|[^\s,;&\"']+)"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^/\s@]{1,400}@"), rf"\1{GONE}@"),
+    (re.compile(rf"(?i)((?:{_WORD})[\w.-]{{0,80}}[\"']?\s{{0,20}}[:=]\s{{0,20}})(\"[^\"]*\"|'[^']*'|bearer\s+\S+|basic\s+\S+|[^\s,;&\"']+)"),
      rf"\1{GONE}"),
-    (re.compile(rf"(?i)(--?[\w-]*(?:{_WORD})[\w-]*\s+)(?!-)\S+"), rf"\1{GONE}"),
+    (re.compile(rf"(?i)((?<![\w-])--?[\w-]{{0,80}}(?:{_WORD})[\w-]{{0,80}}\s{{1,20}})(?!-)\S+"), rf"\1{GONE}"),
+    (re.compile(rf"(?i)\b(pass(?:word|wd|phrase)(?: +is)? +)(?!(?:{_PROSE})\b)[^\s:=]+"), rf"\1{GONE}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {GONE}"),
     (re.compile(rf"\b(?:{_SITES})[_-]?[A-Za-z0-9_-]{{16,}}"), GONE),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), GONE),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{4,4000}\.[A-Za-z0-9_-]*"), GONE),
     (re.compile(r"\b[A-Fa-f0-9]{32,}\b"), GONE),
-    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), GONE),
+    (re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+"), GONE),
 )  # fmt: skip
-"""Forms of secrets: PEM blocks, URLs with a password, NAME=value, options, headers, tokens of known sites, JWT, hashes,
-mail addresses."""
+"""Forms of secrets: PEM blocks, URLs with a password, NAME=value, options, a password behind the word, headers, tokens
+of known sites, JWT, hashes, mail addresses. Repetitions are bounded: a megabyte without a blank must not take hours."""
 _HOME = re.compile(r"(/(?:home|Users|data/home|mnt/home)/)(?!USER\b)[^/\s:\"',;]+")
 _KEPT = re.compile(
     r"(ASCEND|HCCL|P2P_HCCL|TORCH|PYTORCH|ACL|NPU|NCCL|OMP|ATB|CANN|RANK_TABLE|HCCN|GLOO|TP_SOCKET|CUDA|NVIDIA|MASTER_|"

@@ -18,7 +18,7 @@ _STATUS_WIDTH, _INDENT = 5, 2
 _LEAST_WIDTH = 30
 _SUMMARY: tuple[tuple[Status, Text, Text], ...] = (
     ("FAIL", Text("{n} broken", "{n} 项故障"), Text("nothing is broken", "没有故障")),
-    ("WARN", Text("{n} to look at", "{n} 项需留意"), Text("nothing to look at", "没有需留意的")),
+    ("WARN", Text("{n} to look at", "{n} 项需要留意"), Text("nothing to look at", "也没有需要留意的地方")),
 )
 
 
@@ -48,11 +48,13 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 _WIDE = "\u2e80-\u9fff\uff00-\uffef\u3000-\u303f"
-_CLOSING = "，。；：！？）、》”"
+_OPENING, _CLOSING = "（《“", "，。；：！？）、》”"
+_WORD = re.compile(rf"[{_OPENING}]*(?:`[^`]{{1,40}}`[^\s{_WIDE}]*|[{_WIDE}]|[^\s`{_WIDE}]+|`)[{_CLOSING}]*\s*|\s+")
+"""A command in backticks stays on one line; a line begins with no closing mark and ends with no opening one."""
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(rf"[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*\s*|\s+", text)
+    return _WORD.findall(text)
 
 
 def _cut(word: str, width: int) -> list[str]:

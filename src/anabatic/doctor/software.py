@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from anabatic.doctor import cann, hardware, versions
-from anabatic.doctor.line import Line
+from anabatic.doctor.line import Line, Text
 from anabatic.doctor.machine import Machine
 from anabatic.doctor.verdicts import say
 
@@ -34,7 +34,7 @@ def pair_for(machine: Machine) -> str:
 def python(machine: Machine) -> Iterator[Line]:
     """The interpreter and the C library."""
     told = machine.fact("python", dict)
-    version, libc = str(told.get("version", "")), str(told.get("libc", "") or "libc unknown")
+    version, libc = str(told.get("version", "")), str(told.get("libc", ""))
     found = versions.key(version)
     if found is None:
         yield say("python.unknown")
@@ -49,7 +49,7 @@ def python(machine: Machine) -> Iterator[Line]:
     elif old and machine.has_npu and (int(old[1]), int(old[2])) < (2, 28) and (versions.key(line) or (0,)) >= (2, 7):
         yield say("python.libc", libc=libc)
     else:
-        yield say("python.ok", version=version, libc=libc)
+        yield say("python.ok", version=version, libc=libc or Text("libc unknown", "libc 未知"))
 
 
 def torch(machine: Machine) -> Iterator[Line]:

@@ -9,6 +9,13 @@ VERDICTS = table(
     ("npu.simulated", "OK", "simulated: {count} x {name}", "模拟：{count} x {name}"),
     ("npu.none", "n/a", "no Ascend NPU on the PCI bus or in /dev", "PCI 总线和 /dev 里都没有昇腾 NPU"),
     (
+        "npu.hidden", "WARN",
+        "no Ascend NPU on the PCI bus or in /dev, but its software is here: {there}",
+        "PCI 总线和 /dev 里都没有昇腾 NPU，但有其软件：{there}",
+        "in a container: docker run {flags} ... ; on a host: lspci | grep -i accelerat ; dmesg | grep -i drv",
+        "容器内：docker run {flags} ... ；主机上：lspci | grep -i accelerat ; dmesg | grep -i drv",
+    ),
+    (
         "npu.no_driver", "FAIL",
         "{count} Ascend chips on the PCI bus, but no /dev/davinci*: the driver is not loaded",
         "PCI 总线上有 {count} 颗昇腾芯片，但没有 /dev/davinci*：驱动未加载",
@@ -30,6 +37,8 @@ VERDICTS = table(
     ),
     ("nodes.ok", "OK", "/dev/davinci_manager, devmm_svm, hisi_hdc, all open to this user",
      "/dev/davinci_manager、devmm_svm、hisi_hdc 齐全，当前用户可访问"),
+    ("nodes.there", "OK", "/dev/davinci_manager, devmm_svm, hisi_hdc; whether this user may open them is not known",
+     "/dev/davinci_manager、devmm_svm、hisi_hdc 齐全；当前用户能否访问未知"),
     ("nodes.simulated", "n/a", "a simulated NPU has no device nodes", "模拟 NPU 没有设备节点"),
     (
         "nodes.missing", "FAIL",
@@ -87,6 +96,14 @@ VERDICTS = table(
         "PATH 和 /usr/local/bin 里都没有 npu-smi",
         "reinstall the driver; in a container: -v /usr/local/bin/npu-smi:/usr/local/bin/npu-smi:ro",
         "重装驱动；容器内：-v /usr/local/bin/npu-smi:/usr/local/bin/npu-smi:ro",
+    ),
+    ("npu-smi.unasked", "n/a", "{path}; nothing is executed there", "{path}；不执行任何程序"),
+    (
+        "npu-smi.denied", "WARN",
+        "this user may not run {path}",
+        "当前用户无权执行 {path}",
+        "sudo usermod -aG HwHiAiUser $USER  (then log in again), or run as root",
+        "sudo usermod -aG HwHiAiUser $USER （重新登录后生效），或使用 root",
     ),
     (
         "npu-smi.hung", "FAIL",
@@ -155,6 +172,13 @@ VERDICTS = table(
         "检查风扇和风道：过热会降频",
     ),
     ("ecc.ok", "OK", "no uncorrected memory error on {count} cards", "{count} 张卡没有不可纠正的内存错误"),
+    (
+        "ecc.other", "WARN",
+        "asked for NPU {card}, npu-smi answered for NPU {other}: not counted",
+        "查询 NPU {card}，npu-smi 返回的却是 NPU {other}：不计入",
+        "npu-smi info -t ecc -i {card}  (alone: calls at the same time disturb one another)",
+        "npu-smi info -t ecc -i {card} （单独执行：同时调用会互相干扰）",
+    ),
     ("ecc.bad", "FAIL", "{which}: {errors} uncorrected memory errors", "{which}：{errors} 个不可纠正的内存错误",
      "reset the card (npu-smi set -t reset -i {card} -c 0); when they come again, have it replaced",
      "复位该卡（npu-smi set -t reset -i {card} -c 0）；若再次出现请更换"),

@@ -23,7 +23,7 @@ VERDICTS = table(
     ("memory.small", "WARN", "{total} of host memory for {npus} NPUs", "{npus} 个 NPU 只有 {total} 主机内存",
      "loading a checkpoint and offloading need about the memory of the devices",
      "加载权重和 offload 需要与设备相当的内存"),
-    ("disk.ok", "OK", "{places}", "{places}"),
+    ("disk.ok", "OK", "free: {places}", "剩余：{places}"),
     ("disk.unknown", "n/a", "not noted there", "没有记录"),
     ("disk.low", "WARN", "{path}: {free} free", "{path}：剩余 {free}",
      "choose another disk with --out: a checkpoint of a 7B model takes 90 GB",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import child
-from anabatic.launch import reports
+from anabatic.launch import reports, way
 from anabatic.launch.place import Place
 from anabatic.launch.roll import Roll
 
@@ -33,11 +33,15 @@ _LOST = ("RendezvousConnectionError", "RendezvousTimeoutError", "RendezvousClose
 def main() -> None:
     """Run the agent with the arguments of this process."""
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
+    sys.unraisablehook = _unraisable
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     root = child.reports()
     if root is not None:
         _report_into(root)
+        if why := _machine_0(root):
+            (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
+            sys.exit(child.LOST)
     roll = None
     if root is not None and (root / reports.MACHINE).is_file():
         machine = json.loads((root / reports.MACHINE).read_text(encoding="utf-8"))
@@ -55,6 +59,18 @@ def main() -> None:
         why = roll.waiting() if roll is not None and roll.missing else f"{name}: {' '.join(str(error).split())[:400]}"
         (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
         sys.exit(child.LOST)
+
+
+def _unraisable(what: Any) -> None:
+    """Leave out what torch 2.13 says when a signal ends the agent in its keep-alive thread: that joins itself."""
+    if "cannot join current thread" not in str(what.exc_value):
+        sys.__unraisablehook__(what)
+
+
+def _machine_0(root: Path) -> str:
+    """Wait for machine 0 where another one holds the store; return why it does not answer."""
+    path = root / reports.MEETING
+    return way.await_port(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
 
 
 def _refuse(root: Path, differences: list[str]) -> None:

@@ -9,6 +9,7 @@ import psutil
 
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
+from anabatic.launch import way
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables by which the collective libraries are told which network interface the other machines are on."""
@@ -27,14 +28,31 @@ def arguments(launch: Launch, restarts: int) -> list[str]:
     words += [f"--max-restarts={restarts}", "--monitor-interval=0.1"]
     if not launch.several:
         return [*words, "--standalone"]
-    address = local_address(launch)
-    hosts = launch.node_rank == 0 if launch.node_rank is not None else is_here(str(launch.master_addr))
-    if hosts:
-        _require_free(launch)
+    address = prepare(launch)
+    hosts = is_meeting(launch)
     words += [f"--nnodes={launch.min_nodes}:{launch.max_nodes}", "--rdzv-backend=c10d", f"--rdzv-id={launch.job_id}"]
     words += [f"--rdzv-endpoint={launch.master_addr}:{launch.master_port}", f"--local-addr={address}"]
     timeouts = f"join_timeout={launch.join_seconds:.0f},read_timeout={launch.join_seconds:.0f}"
     return [*words, f"--rdzv-conf=is_host={int(hosts)},{timeouts}"]
+
+
+def prepare(launch: Launch) -> str:
+    """Return this machine's address towards machine 0; on machine 0 also see that the others can meet there.
+
+    Raises:
+        ConfigError: the address leads nowhere or to another machine, or the port is taken.
+    """
+    address = local_address(launch)
+    if is_meeting(launch):
+        _require_free(launch)
+        if not is_here(str(launch.master_addr)):
+            way.require_arrival(str(launch.master_addr), launch.master_port)
+    return address
+
+
+def is_meeting(launch: Launch) -> bool:
+    """True on the machine where all meet."""
+    return launch.node_rank == 0 if launch.node_rank is not None else is_here(str(launch.master_addr))
 
 
 def _require_free(launch: Launch) -> None:

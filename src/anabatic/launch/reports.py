@@ -15,6 +15,8 @@ REFUSED = "refused"
 """File in which an agent says in what the recipes of the machines differ."""
 MACHINE = "machine.json"
 """File that tells an agent its place among the machines, and what to compare with the others."""
+MEETING = "meeting.json"
+"""File that tells an agent where machine 0 is to answer before it begins."""
 _RANKS = "ranks.json"
 
 

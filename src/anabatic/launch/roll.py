@@ -15,9 +15,9 @@ from importlib import metadata
 from platform import python_version
 from typing import Any
 
+from anabatic.launch.way import ASK
+
 PACKAGES = ("anabatic", "torch", "torch_npu", "transformers", "peft", "safetensors")
-_ASK = 15.0
-"""Seconds between two lines about those who are missing."""
 _LOOK = 0.5
 
 
@@ -75,13 +75,24 @@ class Roll(threading.Thread):
         self.missing = [other for other in range(size) if other != number]
 
     def run(self) -> None:
-        """Work until all are here."""
+        """Work until all are here, and compare."""
+        found = self.meet()
+        if recipes := differences(found, "recipe"):
+            self.refuse(recipes)
+        elif self.number == 0:
+            for line in differences(found, "versions"):
+                sys.stderr.write(f"warning: {line}\n")
+
+    def meet(self, seconds: float = float("inf")) -> dict[int, dict[str, Any]]:
+        """Return the facts of every machine once all are here; of nobody when `missing` are not in time."""
         store = self._connect()
         store.set(self._key(self.number), json.dumps(self.own))
-        asked = time.monotonic()
+        begun = asked = time.monotonic()
         while self.missing:
             self.missing = [number for number in self.missing if not store.check([self._key(number)])]
-            if self.missing and time.monotonic() - asked > _ASK:
+            if self.missing and time.monotonic() - begun > seconds:
+                return {}
+            if self.missing and time.monotonic() - asked > ASK:
                 asked = time.monotonic()
                 sys.stderr.write(f"{self.waiting()}\n")
             time.sleep(_LOOK if self.missing else 0)
@@ -89,11 +100,7 @@ class Roll(threading.Thread):
         store.set(self._key(self.number, "knows"), "")
         if self.number == 0:
             self._wait_for_readers(store)
-        if recipes := differences(found, "recipe"):
-            self.refuse(recipes)
-        elif self.number == 0:
-            for line in differences(found, "versions"):
-                sys.stderr.write(f"warning: {line}\n")
+        return found
 
     def waiting(self) -> str:
         """One line about who is not here yet."""
@@ -103,7 +110,7 @@ class Roll(threading.Thread):
 
     def _wait_for_readers(self, store: Any) -> None:
         """The store ends with machine 0, which may be about to leave: let the others read first."""
-        deadline = time.monotonic() + _ASK
+        deadline = time.monotonic() + ASK
         readers = [self._key(number, "knows") for number in range(self.size)]
         while not store.check(readers) and time.monotonic() < deadline:
             time.sleep(_LOOK)

@@ -26,7 +26,7 @@ from anabatic.config.launch import Launch
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import write_atomic
-from anabatic.launch import cluster, reports, roll
+from anabatic.launch import cluster, reports, roll, seats
 from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
@@ -52,21 +52,28 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
     with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
+        settings = yaml.safe_load(recipe)
         if launch.fixed:
-            own = roll.facts(roll.flat(yaml.safe_load(recipe)))
+            own = roll.facts(roll.flat(settings))
             place = {"host": launch.master_addr, "port": launch.master_port, "number": launch.node_rank}
             machine = {**place, "size": launch.max_nodes, "own": own}
             (folder / reports.MACHINE).write_text(json.dumps(machine), encoding="utf-8")
+        if launch.several and not cluster.is_meeting(launch):
+            meeting = {"host": launch.master_addr, "port": launch.master_port, "seconds": launch.join_seconds}
+            (folder / reports.MEETING).write_text(json.dumps(meeting), encoding="utf-8")
         processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
         log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.several else ''}")
-        return _Supervisor(command.split(), folder, launch, out).run()
+        where = seats.variables(settings["device"], launch.nproc, os.environ, launch.several)
+        return _Supervisor(command.split(), folder, launch, where, out).run()
 
 
 class _Supervisor:
     """Starts agents until the job has ended."""
 
-    def __init__(self, command: list[str], folder: Path, launch: Launch, out: Path | None) -> None:
-        self.command, self.folder, self.launch, self.out = command, folder, launch, out
+    def __init__(
+        self, command: list[str], folder: Path, launch: Launch, where: dict[str, str], out: Path | None
+    ) -> None:
+        self.command, self.folder, self.launch, self.seats, self.out = command, folder, launch, where, out
         self.agent: subprocess.Popen[bytes] | None = None
         self.received: list[int] = []
         self.told = 0
@@ -151,10 +158,10 @@ class _Supervisor:
                  f" {self.launch.max_restarts}")  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
-        variables = child.environment()
+        # torch's agent takes PET_ variables, which operators of Kubernetes set, for options of its own.
+        variables = {name: value for name, value in child.environment().items() if not name.startswith("PET_")}
         variables[child.REPORTS] = str(self.folder)
-        threads = max(1, len(os.sched_getaffinity(0)) // self.launch.nproc)
-        variables.setdefault("OMP_NUM_THREADS", str(threads))
+        variables.update(self.seats)
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
         # torch 2.13 would hand the workers of the next start the store of those before, whose keys tell old addresses.
         variables.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

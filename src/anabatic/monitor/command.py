@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from anabatic.monitor.terminal import Terminal
 
 FIRST_SECONDS = 15.0
 """How long the first reading may take; npu-smi is ended after ten."""
+_PATIENCE = 0.5
+"""Seconds without a picture on a terminal."""
+_END = ("q", "Q", "\x1b")
+"""Keys that end the live screen."""
 SHORTEST = 0.1
 _LONGEST_PAUSE = 2.0
 """Between two frames of a recording."""
@@ -87,6 +92,8 @@ def run(options: Options) -> int:
     with ExitStack() as stack:
         sampler = Sampler(Machine(), options.interval or 1.0)
         stack.callback(sampler.close)
+        if options.form == "screen" and _continues(options) and sys.stdout.isatty() and not _waited(sampler):
+            return 0
         frame = sampler.frame(0, FIRST_SECONDS)
         if frame is None:
             raise Failure(
@@ -104,6 +111,19 @@ def run(options: Options) -> int:
         if options.prom is not None:
             _serve(options.prom, sampler, reader, stack)
         return _watch(show, sampler, record, options, stack)
+
+
+def _waited(sampler: Sampler) -> bool:
+    """Show that the first reading takes its time; return False when the user would not wait for it."""
+    if sampler.frame(0, _PATIENCE) is not None:
+        return True
+    with Terminal() as terminal:
+        started = time.monotonic()
+        while sampler.frame() is None and (past := time.monotonic() - started) < FIRST_SECONDS:
+            terminal.draw(screen.waiting(past, terminal.size()[0]))
+            if terminal.key(_PATIENCE) in _END:
+                return False
+    return True
 
 
 def _continues(options: Options) -> bool:
@@ -142,7 +162,7 @@ def _watch(show: _Show, sampler: Sampler, record: JsonlWriter | None, options: O
                 show.next(frame)
         if terminal is not None:
             terminal.draw(show.picture(frame, *terminal.size()))
-            if terminal.key(min(options.interval or 1.0, 1.0)) in ("q", "Q", "\x1b"):
+            if terminal.key(min(options.interval or 1.0, 1.0)) in _END:
                 return 0
 
 
@@ -163,7 +183,7 @@ def _replay(options: Options, show: _Show) -> int:
         before = first
         for frame in _chain(first, frames):
             pause = min(max(frame.snapshot.taken_at - before.snapshot.taken_at, 0.0), _LONGEST_PAUSE)
-            if terminal.key(pause if options.interval is None else options.interval) in ("q", "Q", "\x1b"):
+            if terminal.key(pause if options.interval is None else options.interval) in _END:
                 return 0
             terminal.draw(show.picture(frame, *terminal.size()))
             before = frame

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from anabatic.core.errors import ConfigError
-from anabatic.monitor.snapshot import Snapshot, cards, key
+from anabatic.monitor.snapshot import Device, Snapshot, cards, key
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Filter:
             if chosen(each.npu_id, each.chip_id)
             and (not (self.user or self.name) or (each.npu_id, each.chip_id) in used)
         ]
-        return replace(snapshot, devices=devices, processes=processes)
+        return replace(snapshot, devices=_with_power(devices, snapshot), processes=processes)
 
     def require(self, snapshot: Snapshot) -> None:
         """Check that the devices asked for are here.
@@ -56,6 +56,18 @@ class Filter:
         missing = [word for word in self.devices if word not in known]
         if missing and snapshot.error is None:
             raise ConfigError(f"no device {', '.join(missing)} here", f"this machine shows {', '.join(here)}")
+
+
+def _with_power(shown: Sequence[Device], snapshot: Snapshot) -> list[Device]:
+    """Tell the power of a card on the first of its dies that is shown."""
+    watts = {each.npu_id: each.power_w for each in reversed(snapshot.devices) if each.power_w is not None}
+    told = {each.npu_id for each in shown if each.power_w is not None}
+    found = []
+    for each in shown:
+        told_here = each if each.npu_id in told else replace(each, power_w=watts.get(each.npu_id))
+        told.add(each.npu_id)
+        found.append(told_here)
+    return found
 
 
 def words(given: Sequence[str]) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ class Run:
         why: a word more about the state.
         last: the last training row.
         valid: the last evaluation's row.
+        unread: whole lines that are no rows.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Run:
     last: dict[str, Any] = field(default_factory=dict)
     valid: dict[str, Any] = field(default_factory=dict)
     losses: list[float | None] = field(default_factory=list)
+    unread: int = 0
     age_s: float | None = None
 
     def figures(self) -> dict[str, float]:
@@ -87,13 +89,14 @@ class RunReader:
         self._rows: deque[dict[str, Any]] = deque(maxlen=600)
         self._valid: dict[str, Any] = {}
         self._total: int | None = None
+        self._unread = 0
 
     def read(self) -> Run:
         """Return what is known now; of a pipeline, about the stage that began last."""
         if (self._folder / "pipeline.jsonl").exists() and (root := _find(self._folder)) != self._root:
             self._turn_to(root)
         self._follow()
-        run = Run(str(self._root), valid=self._valid, total_steps=self._steps())
+        run = Run(str(self._root), valid=self._valid, total_steps=self._steps(), unread=self._unread)
         if self._rows:
             run.last = self._rows[-1]
             run.losses = [number(row.get("loss")) for row in self._rows]
@@ -110,6 +113,7 @@ class RunReader:
                     self._inode, self._rest = status.st_ino, b""
                     self._offset = max(0, status.st_size - _TAIL_BYTES)
                     self._rows.clear()
+                    self._unread = 0
                 file.seek(self._offset)
                 new = file.read(_TAIL_BYTES * 4)
         except FileNotFoundError:
@@ -122,9 +126,10 @@ class RunReader:
     def _take(self, line: bytes) -> None:
         try:
             row = json.loads(line)
-        except ValueError:  # torn by a crash, or the tail begins in the middle of it
-            return
+        except (ValueError, RecursionError):  # torn by a crash, or the tail begins in the middle of it
+            row = None
         if not isinstance(row, dict) or number(row.get("step")) is None:
+            self._unread += 1
             return
         if row.get("kind") == "train":
             self._rows.append(row)
@@ -224,7 +229,8 @@ def lines(run: Run, width: int) -> list[Line]:
     why = [("", f"  {run.why}")] if run.why else []
     found: list[Line] = [[*head, *why]]
     if step is None:
-        return [*found, [("dim", "no row yet")]]
+        unread = f": {run.unread} lines of metrics.jsonl are no rows" if run.unread else ""
+        return [*found, [("dim", f"no row yet{unread}")]]
     share = figures.percent(step, total)
     eta = number(run.last.get("eta_s"))
     parts = [f"step {step:.0f}"] if share is None else [f"step {step:.0f}/{total}", figures.fixed(share, " %")]
@@ -232,7 +238,7 @@ def lines(run: Run, width: int) -> list[Line]:
         parts.append(f"ETA {duration(eta)}")
     if run.age_s is not None:
         parts.append(f"last row {figures.ago(run.age_s)} ago")
-    bar: Line = [] if share is None else [("bar", figures.bar(share, 10)), ("", " ")]
+    bar: Line = [] if share is None or width < 60 else [("bar", figures.bar(share, 10).replace(" ", "░")), ("", "  ")]
     found.append([*bar, ("", "  ".join(parts))])
     loss, valid = number(run.last.get("loss")), number(run.valid.get("valid_loss"))
     words = f"loss {figures.fixed(loss, digits=4)}" + ("" if valid is None else f"  valid {valid:.4f}") + "  "

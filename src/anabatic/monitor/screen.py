@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rich.cells import cell_len
 
@@ -24,6 +24,8 @@ OLD_SECONDS = 10.0
 """A reading that is older is marked."""
 NARROWEST = 40
 _ROOM_FOR_USERS = 60
+_LEAST_ID, _LONGEST_NAME = 4, 12
+_FINE = (None, "OK", "NA")
 
 
 @dataclass
@@ -68,13 +70,14 @@ class Row:
 
     device: Device
     label: str
-    shares_card: bool
+    told: bool
+    """The power of its card stands on another die."""
     past: Sequence[float | None]
 
 
 def _power(row: Row, width: int) -> tuple[Style, str]:
-    if row.device.power_w is None and row.shares_card:
-        return "dim", "card"  # told once, on the other die
+    if row.device.power_w is None and row.told:
+        return "dim", "card"
     return "", fixed(row.device.power_w, "W", 1)
 
 
@@ -99,14 +102,22 @@ _COLUMNS = (
         "memory", 11, 0, lambda row, width: ("", figures.memory(row.device.used_mb, row.device.total_mb)), right=True
     ),
     Column("", 5, 6, lambda row, width: ("memory", figures.bar(_share(row), width)), most=20),
-    Column("history", 8, 7, lambda row, width: ("bar", figures.history(row.past, width, 100.0)), most=30),
+    Column("history", 8, 7, lambda row, width: ("bar", figures.history(row.past, width, 100.0)), most=30, right=True),
 )
 _UTIL_TITLES = {"aicore": "AICore", "npu": "NPU", "gpu": "GPU", "cpu": "CPU", "own": "util"}
 
 
-def _widths(width: int, past: bool) -> dict[int, int]:
-    """Return the width of each column that is shown, by its place; without `past` there is no history to show."""
-    shown = {place: column for place, column in enumerate(_COLUMNS) if past or column.title != "history"}
+def _widths(width: int, past: bool, needs: Mapping[str, int]) -> dict[int, int]:
+    """Return the width of each column that is shown, by its place; without `past` there is no history to show.
+
+    Args:
+        needs: what the texts of a column take, by its title.
+    """
+    shown = {
+        place: replace(column, least=max(column.least, needs.get(column.title, 0)))
+        for place, column in enumerate(_COLUMNS)
+        if past or column.title != "history"
+    }
     while len(shown) > 1 and sum(column.least for column in shown.values()) + len(shown) - 1 > width:
         worst = max(shown, key=lambda place: (shown[place].rank, place))
         del shown[worst]
@@ -133,9 +144,21 @@ def _cells(cells: Sequence[tuple[Style, str, int, bool]]) -> Line:
     return line[:-1]
 
 
-def device_lines(snapshot: Snapshot, history: History, width: int) -> list[Line]:
-    """Return the heading and a line per device."""
-    widths, counts = _widths(width, any(len(past) > 1 for past in history.values.values())), cards(snapshot)
+def _labels(snapshot: Snapshot, counts: Mapping[int, int]) -> list[str]:
+    return [key(device.npu_id, device.chip_id, counts) for device in snapshot.devices]
+
+
+def _id_width(snapshot: Snapshot, counts: Mapping[int, int]) -> int:
+    """Cards of a 300I Duo are called 15360 and the like."""
+    return max([_LEAST_ID, *map(len, _labels(snapshot, counts))])
+
+
+def device_lines(snapshot: Snapshot, history: History, width: int, counts: Mapping[int, int]) -> list[Line]:
+    """Return the heading and a line per device; `counts` are the devices of each card, hidden ones too."""
+    named = min(max((cell_len(device.name or "") for device in snapshot.devices), default=0), _LONGEST_NAME)
+    needs = {"id": _id_width(snapshot, counts), "name": named}
+    widths = _widths(width, any(len(past) > 1 for past in history.values.values()), needs)
+    powered = {device.npu_id for device in snapshot.devices if device.power_w is not None}
     util = next((device.util_kind for device in snapshot.devices if device.util_kind), None)
     memory = next((device.memory_kind for device in snapshot.devices if device.total_mb), "memory")
     titles = {"util": _UTIL_TITLES.get(util or "", "util"), "memory": memory}
@@ -144,11 +167,11 @@ def device_lines(snapshot: Snapshot, history: History, width: int) -> list[Line]
         for place, wide in widths.items()
     ]
     lines = [_heading(head)]
-    for device in snapshot.devices:
+    for device, label in zip(snapshot.devices, _labels(snapshot, counts), strict=True):
         row = Row(
             device,
-            key(device.npu_id, device.chip_id, counts),
-            counts[device.npu_id] > 1,
+            label,
+            device.npu_id in powered,
             history.values.get((device.npu_id, device.chip_id), ()),
         )
         cells = []
@@ -175,14 +198,13 @@ def _heading(cells: list[tuple[Style, str, int, bool]]) -> Line:
     return _cells(short)
 
 
-def process_lines(snapshot: Snapshot, width: int, most: int | None) -> list[Line]:
+def process_lines(snapshot: Snapshot, width: int, most: int | None, counts: Mapping[int, int]) -> list[Line]:
     """Return the heading and a line per process; at most `most` lines. Narrow screens leave the user out."""
     if not snapshot.processes:
         return [[("dim", "no processes")]] if snapshot.source not in ("psutil", "torch") else []
-    counts = cards(snapshot)
     named = max(len(each.user or figures.NONE) for each in snapshot.processes)
     user = min(max(named, 4), 12) if width >= _ROOM_FOR_USERS else 0
-    widths = (4, 8, *((user,) if user else ()), 7)
+    widths = (_id_width(snapshot, counts), 8, *((user,) if user else ()), 7)
     widths += (max(width - sum(widths) - len(widths), 8),)
     right = (False, True, *((False,) if user else ()), True, False)
 
@@ -220,7 +242,7 @@ def head_line(frame: Frame, shown: int, width: int) -> list[Line]:
         figures.clock(snapshot.taken_at),
     ]
     title: Line = [("bold", "anabatic monitor"), ("", "  ")]
-    if frame.problem or age > OLD_SECONDS:
+    if snapshot.error is None and (frame.problem or age > OLD_SECONDS):
         title.append(("warn", f"{figures.ago(age)} old  "))
     lines = [fit([*title, ("", "  ".join(parts))], width)]
     for style, word, text in (
@@ -229,6 +251,14 @@ def head_line(frame: Frame, shown: int, width: int) -> list[Line]:
     ):
         lines += _paragraph(style, word, text, width)
     return lines + [fit([("dim", f"note: {note}")], width) for note in snapshot.notes[:3]]
+
+
+def _ill(shown: Snapshot, width: int) -> list[Line]:
+    """Return what to type about the first NPU that is not well."""
+    ill = next((one for one in shown.devices if one.kind == "npu" and one.health not in _FINE), None)
+    if ill is None:
+        return []
+    return _paragraph("warn", f"{ill.health}: ", f"`npu-smi info -t health -i {ill.npu_id}` says why", width)
 
 
 def _paragraph(style: Style, word: str, text: str, width: int) -> list[Line]:
@@ -279,20 +309,27 @@ def render(
         height: lines; None: as many as it takes.
     """
     width = max(width, NARROWEST)
-    lines = head_line(frame, len(shown.devices), width)
+    counts = cards(frame.snapshot)
+    lines = head_line(frame, len(shown.devices), width) + _ill(shown, width)
     if run:
         lines += [[], *(fit(line, width) for line in run)]
     if shown.devices:
-        devices: list[Line] = [[]] if run else []
-        devices += [*([sum_line(shown)] if len(shown.devices) > 1 else []), [], *device_lines(shown, history, width)]
+        total = [*([[]] if run else []), sum_line(shown)] if len(shown.devices) > 1 else []
+        devices: list[Line] = [*total, [], *device_lines(shown, history, width, counts)]
         room = None if height is None else max(height - len(lines), 2)
         if room is not None and len(devices) > room:
             devices = [*devices[: room - 1], [("dim", f"… {len(devices) - room + 1} more devices")]]
         lines += devices
         left = None if height is None else height - len(lines) - 1
         if left is None or left > 1:
-            lines += [[], *process_lines(shown, width, left)]
+            lines += [[], *process_lines(shown, width, left, counts)]
     return lines
+
+
+def waiting(seconds: float, width: int) -> list[Line]:
+    """Return the screen before the first reading."""
+    title: Line = [("bold", "anabatic monitor"), ("", f"  waiting for the first reading, {seconds:.0f} s")]
+    return [fit(title, max(width, NARROWEST)), [("dim", "q ends it")]]
 
 
 def paint(line: Line, colour: bool) -> str:

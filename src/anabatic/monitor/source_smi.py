@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import selectors
 import shutil
@@ -32,6 +34,8 @@ _HINTS = (
     ("ermission denied", "run as root, or as a user of the group HwHiAiUser"),
 )
 
+_running: set[subprocess.Popen[bytes]] = set()
+"""At most one: a program that ends while npu-smi hangs must not leave it behind."""
 _one_at_a_time = threading.Lock()  # the vendor: no concurrent use
 
 
@@ -56,10 +60,12 @@ def call(command: list[str], timeout: float = TIMEOUT_SECONDS) -> tuple[str, int
             env={**os.environ, "LC_ALL": "C"},
             start_new_session=True,
         )
+        _running.add(child)
         try:
             said = _read(child, Path(command[0]).name, timeout)
         finally:
             _end(child)
+            _running.discard(child)
         return said.decode("utf-8", "replace"), child.returncode
 
 
@@ -94,6 +100,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.returncode = -signal.SIGKILL  # keeps Python from warning of it; the kernel reaps it with us
 
 
+@atexit.register
+def _kill() -> None:
+    """End what a thread is still waiting for when the program ends."""
+    for child in list(_running):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(child.pid, signal.SIGKILL)
+
+
 _SHARED = {one.name for one in fields(Device)}
 
 
@@ -114,7 +128,8 @@ def snapshot(text: str) -> Snapshot:
         )
     if not found.devices:
         first = table.error if table.error is not None else next(iter(table.unparsed_lines), "")
-        found.error = f"npu-smi: {first.strip()[:200] or 'no output'}"
+        said = "".join(letter if letter.isprintable() else "?" for letter in first.strip()[:200])
+        found.error = f"npu-smi lists no device: {said or 'no output'}"
         found.hint = hint(text)
     return found
 
@@ -141,8 +156,10 @@ class NpuSmi:
                 self._logic = self._mapping()
         except (OSError, TimeoutError) as error:
             return Snapshot("npu-smi", error=str(error), hint=hint(str(error)))
-        if found.devices and code:
-            found.notes.append(f"npu-smi ended with code {code}: devices may be missing")
+        if found.error is not None and code:
+            found.error += f" ({_ended(code)})"
+        elif code:
+            found.notes.append(f"npu-smi: {_ended(code)}: devices may be missing")
         for device in found.devices:
             if device.logic_id is None and self._logic:
                 device.logic_id = self._logic.get((device.npu_id, device.chip_id or 0))
@@ -157,6 +174,14 @@ class NpuSmi:
         return logic_ids(parsed) if isinstance(parsed, Mapping) else {}
 
 
+def _ended(code: int) -> str:
+    """Return `exit code 3`, or the name of the signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    known = {one.value: one.name for one in signal.Signals}
+    return f"ended by {known.get(-code, f'signal {-code}')}"
+
+
 def logic_ids(table: Mapping) -> dict[tuple[int, int], int]:
     """Return (card, chip) -> logic id; a 950 has a physical one instead."""
     found = {}
@@ -168,7 +193,11 @@ def logic_ids(table: Mapping) -> dict[tuple[int, int], int]:
     return found
 
 
-def open_source() -> NpuSmi | None:
-    """Return the source, None where there is no npu-smi."""
+def open_source() -> NpuSmi | str | None:
+    """Return the source, None where there is no npu-smi, or why the one that is here is of no use."""
     path = find()
-    return NpuSmi(path) if path else None
+    if path is not None:
+        return NpuSmi(path)
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), *_PLACES]
+    there = next((place for folder in folders if os.path.isfile(place := os.path.join(folder or ".", "npu-smi"))), None)
+    return there and f"{there} may not be run by this user: become root, or join the group HwHiAiUser"

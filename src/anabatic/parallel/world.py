@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from anabatic.core.errors import ConfigError
+from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import Device
 
 TIMEOUT = timedelta(hours=2)
@@ -107,10 +107,29 @@ def stop(world: World) -> None:
         dist.destroy_process_group()
 
 
-def barrier(world: World) -> None:
-    """Wait until every rank is here."""
-    if world.size > 1:
-        dist.barrier()
+def side_group(world: World) -> Group:
+    """Return all ranks as a group of its own over the host's network (gloo), for a thread beside the training.
+
+    Two threads of a process must not share a group: their collectives would meet in another order on every rank.
+
+    Raises:
+        Failure: the hosts do not reach one another.
+    """
+    if world.size == 1:
+        return ALONE
+    try:
+        return Group(world.rank, world.size, dist.new_group(backend="gloo", timeout=TIMEOUT))
+    except RuntimeError as error:
+        raise Failure(
+            f"the hosts' network is closed to checkpoints in the background: {str(error).splitlines()[0]}",
+            "name the interface in GLOO_SOCKET_IFNAME, or use --save.background off",
+        ) from error
+
+
+def barrier(group: Group) -> None:
+    """Wait until every rank of the group is here."""
+    if group.size > 1:
+        dist.barrier(group=group.handle)
 
 
 def all_sum(values: Tensor, world: Group) -> Tensor:
@@ -127,6 +146,15 @@ def broadcast_text(text: str, world: World) -> str:
     box = [text]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def all_gather_text(text: str, world: World) -> list[str]:
+    """Return every rank's text, in the order of ranks."""
+    if world.size == 1:
+        return [text]
+    texts = [""] * world.size
+    dist.all_gather_object(texts, text)
+    return texts
 
 
 def all_gather_rows(mine: Tensor, world: World) -> Tensor:

@@ -29,7 +29,7 @@ def run(job: PretrainJob) -> int:
         if job.model.path is not None:
             require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
         # Before the text is read, which may take long: what is wrong with the settings is told here.
-        plan, model = _model(job, len(tokenizer), format_of(job.optim, device))
+        plan, model = skeleton_of(job, len(tokenizer), format_of(job.optim, device))
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
         data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
@@ -56,7 +56,7 @@ def run(job: PretrainJob) -> int:
     return code
 
 
-def _model(job: PretrainJob, vocab_size: int, trained: torch.dtype) -> tuple[Plan, PreTrainedModel]:
+def skeleton_of(job: PretrainJob, vocab_size: int, trained: torch.dtype) -> tuple[Plan, PreTrainedModel]:
     """Return the model without memory."""
     if job.model.path is not None:
         plan, model = Plan(), skeleton(resolve(job.model.path), trained)

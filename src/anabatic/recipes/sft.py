@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -119,6 +121,47 @@ def _by_loss(
     return Corpus([(part, None) for part, _ in levels.sets], data.valid, levels)
 
 
+@dataclass
+class Opened:
+    """A model to be trained, without memory, with what belongs to it.
+
+    Attributes:
+        named: its folder, perhaps an adapter's; base: the one with the weights; shares: adapters that go into them.
+        lora: settings of the adapter that is trained; None: the model itself is.
+    """
+
+    named: Path
+    base: Path
+    shares: list[Share]
+    tokenizer_folder: Path
+    tokenizer: Any
+    model: PreTrainedModel
+    lora: Lora | None
+
+
+def opened(job: TuneJob, device: Device, world: World) -> Opened:
+    """Find the model of a job and build it without memory."""
+    named = resolve(job.model, job.hub, world)
+    base = base_of(named, job.hub, world)
+    shares = below(job.adapter, named, job.hub, world)
+    folder = Path(job.tokenizer) if job.tokenizer else topmost(named, shares)
+    tokenizer = tokenizers.load(folder)
+    require_fit(load_config(base), tokenizer, folder, job.batch.seq_len)
+    return Opened(named, base, shares, folder, tokenizer, *_skeleton(job, named, base, device))
+
+
+def filled(job: TuneJob, found: Opened, division: Division, device: Device, world: World) -> Root:
+    """Bring it to where it is trained and give it its first weights."""
+    root = place(found.model, division, device, world)
+    fill(found.model, found.base)
+    stack.merge(found.model, found.shares)
+    if found.named != found.base:
+        adapter.load(found.model, found.named)
+    elif found.lora is not None:
+        adapter.begin(found.model, found.lora, job.seed)
+    return root
+
+
 def run(job: SftJob) -> int:
     """Fine-tune as the job says; return the exit code."""
     return tune(job, _learning(job), full_lr=2e-5, adapter_lr=1e-4, lessons=job.curriculum)
@@ -142,19 +185,15 @@ def tune(
     with begun(job) as (job, folder, device, world, found):
         if lessons is not None and not lessons.use and lessons != Curriculum():
             log.warn("curriculum.use is false: the other settings of curriculum are not used")
-        named = resolve(job.model, job.hub, world)
-        base = base_of(named, job.hub, world)
-        shares = below(job.adapter, named, job.hub, world)
-        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else topmost(named, shares)
-        tokenizer = tokenizers.load(tokenizer_folder)
-        require_fit(load_config(base), tokenizer, tokenizer_folder, job.batch.seq_len)
         # Before the rows are read, which may take long: what is wrong with the settings is told here.
-        model, lora = _skeleton(job, named, base, device)
+        start = opened(job, device, world)
+        named, base, shares, model, lora = start.named, start.base, start.shares, start.model, start.lora
+        tokenizer = start.tokenizer
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
         _pack(job, model, named, lora, shares, division)
         _require_weights(named, base)
-        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len, learning, lessons)
+        data = corpus(job.data, start.tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = data.tokenised
         for part in parts + (data.valid or []):
             if not part.is_chat and learning.pairs:
@@ -167,13 +206,7 @@ def tune(
             if not part.is_chat:
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
-        root = place(model, division, device, world)
-        fill(model, base)
-        stack.merge(model, shares)
-        if named != base:
-            adapter.load(model, named)
-        elif lora is not None:
-            adapter.begin(model, lora, job.seed)
+        root = filled(job, start, division, device, world)
         log.info(fuse.settle(model, job.fused, device.type))
         plan = Plan()
         epoch_tokens = sum(part.num_tokens for part in parts)

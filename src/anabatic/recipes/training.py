@@ -6,13 +6,14 @@ import functools
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from anabatic.config.commands import name_of
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Data
 from anabatic.config.train import LoopJob
@@ -43,10 +44,12 @@ from anabatic.recipes import samples
 from anabatic.train import run
 from anabatic.train.checkpoint import Found
 from anabatic.train.goal import Goal, next_token
-from anabatic.train.loop import Fit, Progress, fit
+from anabatic.train.loop import fit
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer, Rates
 from anabatic.train.plan import Sizes
+from anabatic.train.progress import Fit, Progress
+from anabatic.train.rows import row_log
 from anabatic.train.step import TrainStep
 from anabatic.train.watch import watching
 
@@ -223,10 +226,11 @@ class Training:
             loader,
             run.open_metrics(job, self.folder, self.device, self.world, self.sizes.steps, self.found) as metrics,
             watching(job.log, self.device, self.world) as watch,
+            row_log(job.log, self.folder, self.world, progress.step) as rows,
         ):
             params, multiplying = count_parameters(self.model)
             metrics.event("model", params=params, multiplying=multiplying, plan=self.plan.values)
-            done = fit(self._fit(goal, step, loader, tensors, metrics, watch), progress)
+            done = fit(replace(self._fit(goal, step, loader, tensors, metrics, watch), rows=rows), progress)
             if self.corpus.levels is not None and progress.loader:
                 log.info(curriculum.drawn(progress.loader, self.corpus.levels))
             if done:
@@ -318,11 +322,11 @@ class Training:
         sizes, context = self.sizes, job.batch.seq_len / 2
         return Fit(
             folder=self.folder, metrics=metrics, device=self.device, world=self.world, step=step, batches=loader,
-            total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save, eval=job.eval,
-            log=job.log, peak_lr=sizes.lr, tensors=tensors,
+            total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save,
+            optim=job.optim, eval=job.eval, log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
             describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world.data),
-            evaluate=self._evaluate,
+            about={"command": name_of(job), "strategy": self.division.strategy}, evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context, goal.logits), peak_flops=run.peak(self.device),
             watch=watch,

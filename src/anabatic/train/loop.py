@@ -8,26 +8,16 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
-from torch import Tensor
-
-from anabatic.config.shared import Evaluate, Log, Save, Schedule
 from anabatic.core import log
 from anabatic.core.errors import Failure
 from anabatic.core.heart import HEART
-from anabatic.core.paths import RunFolder
 from anabatic.core.text import duration
-from anabatic.data.batch import Batch
-from anabatic.device.device import Device
-from anabatic.monitor.window import Window
-from anabatic.parallel.world import World
-from anabatic.train import checkpoint
-from anabatic.train.best import Best
-from anabatic.train.metrics import Metrics
+from anabatic.train import bad_steps
+from anabatic.train.progress import Fit, Progress
+from anabatic.train.saver import Saver
 from anabatic.train.schedule import lr_scale
 from anabatic.train.step import Drained, TrainStep
 from anabatic.train.watch import share
@@ -35,59 +25,6 @@ from anabatic.train.watch import share
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _HOPELESS = 50
 """Skipped updates in a row of logged windows after which the job gives up."""
-
-
-@dataclass
-class Progress(Best):
-    """Host numbers that a checkpoint keeps; `evaluated` is the last step whose held-out loss they know."""
-
-    step: int = 0
-    tokens: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
-    evaluated: int = 0
-    last_loss: float | None = None
-    loader: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Fit:
-    """What the loop needs.
-
-    Attributes:
-        tensors: returns all that a checkpoint holds: model, optimizer, step counters. Asked for at every save: FSDP2
-            gives uneven and offloaded parts new memory in the first forward pass.
-        describe: what a logged row also says, from the loader's state.
-        evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
-        keep_best: write best_model; every rank calls it after the best evaluation so far.
-        peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
-        flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
-        watch: what the devices of this machine did meanwhile; None: not known.
-    """
-
-    folder: RunFolder
-    metrics: Metrics
-    device: Device
-    world: World
-    step: TrainStep
-    batches: Iterator[Batch]
-    total_steps: int
-    micro_steps: int
-    schedule: Schedule
-    save: Save
-    eval: Evaluate
-    log: Log
-    peak_lr: float
-    peak_matrix_lr: float | None
-    tensors: Callable[[], dict[str, Tensor]]
-    identity: dict[str, Any]
-    sizes: dict[str, float]
-    evaluate: Callable[[int], dict[str, Any]]
-    describe: Callable[[dict[str, Any]], dict[str, Any]]
-    keep_best: Callable[[], None]
-    flops_per_token: float = 0.0
-    peak_flops: float = 0.0
-    watch: Window | None = None
 
 
 def fit(job: Fit, progress: Progress) -> bool:
@@ -98,45 +35,55 @@ def fit(job: Fit, progress: Progress) -> bool:
         Failure: no finite loss for a long time, or nothing can be saved.
     """
     clock = _Clock(job, progress)
-    saved = progress.step
     HEART.beat(progress.step)
-    with _signals(job.step):
+    with _signals(job.step), Saver(job.folder, job.save, job.device, job.world, progress.step) as saver:
         if progress.evaluated < progress.step and _evaluates(job, progress.step):
-            _evaluate(job, progress, clock)  # a checkpoint is written before the evaluation of its step
+            _evaluate(job, progress, clock, saver)  # a checkpoint is written before the evaluation of its step
         while progress.step < job.total_steps and not progress.enough(job.eval):
+            _tell(job, saver)
+            bad_steps.pass_over(job, progress)
             scale = lr_scale(progress.step + 1, job.total_steps, job.schedule)
             batch = job.step.run(job.batches, job.micro_steps, scale)
             if batch is None:
                 progress.seconds = clock.seconds()
-                return _stop(job, progress, saved)
+                return _stop(job, progress, saver)
             progress.step += 1
             HEART.beat(progress.step)
             progress.loader = batch.state
+            if job.rows is not None:
+                job.rows.write(progress.step, job.step.rows)
             last = progress.step == job.total_steps
             # One process, or several on a CPU, stop here without writing a row, so that the rows to come are those of a
             # run left alone; devices agree on it where they log, because their queues are not emptied for it.
             stop = not last and job.step.stops()
-            if last or progress.step == 1 or progress.step % job.log.every == 0:
+            logs = last or progress.step == 1 or progress.step % job.log.every == 0
+            saves = last or stop or (job.save.every > 0 and progress.step % job.save.every == 0)
+            if (logs or saves) and bad_steps.look(job, progress, saver):
+                clock.rewound()
+                continue
+            if logs:
                 stop = (clock.log(scale) and not last) or stop
-            if last or stop or (job.save.every and progress.step % job.save.every == 0):
+            if saves or stop:
                 progress.seconds = clock.seconds()
-                saved = _save(job, progress, saved)
+                _save(job, progress, saver)
             if stop:
-                return _stop(job, progress, saved)
+                return _stop(job, progress, saver)
             if _evaluates(job, progress.step):
-                _evaluate(job, progress, clock)
+                _evaluate(job, progress, clock, saver)
             if progress.step == 1:
                 clock.pause()  # it takes half a second, which would make the next row's speed and ETA wrong
                 gc.collect()
                 gc.freeze()  # what exists now lives to the end: do not walk it again at every collection
                 clock.go_on()
         if progress.step < job.total_steps:
-            _stop_early(job, progress, clock, saved)
+            _stop_early(job, progress, clock, saver)
+        saver.wait()
+        _tell(job, saver)
     progress.seconds = clock.seconds()
     return True
 
 
-def _stop_early(job: Fit, progress: Progress, clock: _Clock, saved: int) -> None:
+def _stop_early(job: Fit, progress: Progress, clock: _Clock, saver: Saver) -> None:
     log.info(
         f"early stopping after step {progress.step}: {progress.stale} evaluations without a better {job.eval.metric};"
         f" the best was after step {progress.best['step']}"
@@ -144,35 +91,45 @@ def _stop_early(job: Fit, progress: Progress, clock: _Clock, saved: int) -> None
     job.metrics.event("early_stop", step=progress.step, best=progress.best["step"])
     clock.rest()
     progress.seconds = clock.seconds()
-    _save(job, progress, saved)
+    _save(job, progress, saver)
 
 
-def _stop(job: Fit, progress: Progress, saved: int) -> bool:
-    _save(job, progress, saved)
+def _stop(job: Fit, progress: Progress, saver: Saver) -> bool:
+    _save(job, progress, saver)
+    saver.wait()
+    _tell(job, saver)
     log.info(f"stopped after step {progress.step}: saved; the same command continues")
     job.metrics.event("stop", step=progress.step)
     return False
 
 
-def _save(job: Fit, progress: Progress, saved: int) -> int:
-    if saved == progress.step:
-        return saved
-    start = time.perf_counter()
-    host = {"progress": vars(progress), "identity": job.identity, "sizes": job.sizes, "world_size": job.world.size}
-    path = checkpoint.save(job.folder, progress.step, job.tensors(), host, job.device, job.world)
-    if job.world.first:
-        checkpoint.prune(job.folder, job.save.keep_last, progress.step)
-    seconds = time.perf_counter() - start
-    log.info(f"saved {path} in {duration(seconds)}")
-    job.metrics.event("checkpoint", step=progress.step, path=str(path), seconds=round(seconds, 3))
-    return progress.step
+def _save(job: Fit, progress: Progress, saver: Saver) -> None:
+    if saver.step == progress.step:
+        return
+    host = {
+        "progress": vars(progress), "identity": job.identity, "sizes": job.sizes, "world_size": job.world.size,
+        "about": job.about,
+    }  # fmt: skip
+    saver.save(progress.step, job.tensors(), host, progress.best.get("step"))
+    _tell(job, saver)
+
+
+def _tell(job: Fit, saver: Saver) -> None:
+    """Say which checkpoints have become whole."""
+    for saved in saver.done():
+        waited = f", in the background; the training waited {1000 * saved.stall:.0f} ms" if saved.background else ""
+        log.info(f"saved {saved.path} in {duration(saved.seconds)}{waited}")
+        job.metrics.event(
+            "checkpoint", step=saved.step, path=str(saved.path), seconds=round(saved.seconds, 3),
+            stall_s=round(saved.stall, 3),
+        )  # fmt: skip
 
 
 def _evaluates(job: Fit, step: int) -> bool:
     return step == job.total_steps or (job.eval.every > 0 and step % job.eval.every == 0)
 
 
-def _evaluate(job: Fit, progress: Progress, clock: _Clock) -> None:
+def _evaluate(job: Fit, progress: Progress, clock: _Clock, saver: Saver) -> None:
     clock.pause()
     row = job.evaluate(progress.step)
     progress.evaluated = progress.step
@@ -188,6 +145,8 @@ def _evaluate(job: Fit, progress: Progress, clock: _Clock) -> None:
         )
     if progress.judge(progress.step, row, job.eval):
         job.keep_best()
+        if job.save.keep_best:
+            _save(job, progress, saver)
     clock.go_on()
 
 
@@ -216,6 +175,12 @@ class _Clock:
         self.mark = time.perf_counter()
         if self.job.watch is not None:
             self.job.watch.hold(False)
+
+    def rewound(self) -> None:
+        """Begin anew after an earlier step: the row of what was undone is not written."""
+        now = time.perf_counter()
+        self.training, self.held, self.mark = self.training + self.held + now - self.mark, 0.0, now
+        self.marked_step, self.barren = self.progress.step, 0
 
     def rest(self) -> None:
         """Write the row of the steps since the last one, if there are any."""

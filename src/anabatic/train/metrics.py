@@ -127,6 +127,12 @@ class Metrics:
         """Record that something happened: start, resume, checkpoint, evaluate, stop, device, model, data."""
         self._events.write({"time": _now(), "event": name, **fields})
 
+    def rewind(self, step: int, evaluated_step: int) -> None:
+        """Cut off the rows of steps that are trained again; trackers keep theirs."""
+        self._rows.close()
+        _cut(self._folder, step, evaluated_step)
+        self._rows = JsonlWriter(self._folder.metrics)
+
     def summary(self, values: dict[str, Any]) -> None:
         """Write `summary.json`, whole or not at all.
 
@@ -189,6 +195,8 @@ class _Silent(Metrics):
     def sample(self, step: int, prompt: str, text: str, *, between: str = "") -> None: ...
 
     def event(self, name: str, /, **fields: Any) -> None: ...
+
+    def rewind(self, step: int, evaluated_step: int) -> None: ...
 
     def summary(self, values: dict[str, Any]) -> None: ...
 

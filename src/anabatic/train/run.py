@@ -28,14 +28,14 @@ from anabatic.core.text import count, duration
 from anabatic.device.device import Device, peak_flops
 from anabatic.parallel.sharded import local
 from anabatic.parallel.world import World, all_sum, barrier
-from anabatic.train import checkpoint, report
-from anabatic.train.loop import Progress
+from anabatic.train import bad_steps, checkpoint, manifest, report
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer
+from anabatic.train.progress import Progress
 from anabatic.train.step import TrainStep
 
 _FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
-         "parallel")  # fmt: skip
+         "parallel", "optim.on_bad_step", "optim.max_rewinds")  # fmt: skip
 """Settings that may change between a checkpoint and the run that continues it."""
 
 
@@ -49,6 +49,8 @@ def open_folder(job: LoopJob, device: Device, world: World) -> Iterator[RunFolde
     folder = RunFolder(job.out)
     folder.create()
     with alone(folder.root, "training run") if world.first else nullcontext():
+        if world.first:
+            manifest.sweep(folder.root)
         log.to_file(folder.log(world.rank))
         log.info(f"run folder {folder.root}")
         log.info(f"device {device.type} ({device.reasons['device']}): {device.name}")
@@ -69,7 +71,7 @@ def find_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> checkpoint
             _set_aside(folder)
         barrier(world)
         return None
-    found = checkpoint.newest(folder)
+    found = checkpoint.newest(folder, world)
     if found is None:
         if job.save.resume == "must":
             raise CheckpointError(
@@ -89,14 +91,17 @@ def _keep_final_model(folder: RunFolder) -> None:
             f"{folder.final_model} is there from an earlier run, but no whole checkpoint to continue from",
             "choose another --out, or start over with --save.resume never (what is there is moved aside)",
         )
-    if torn := checkpoint.numbered(folder.root):
+    if torn := manifest.numbered(folder.root):
         log.warn(f"none of the {len(torn)} checkpoints in {folder.root} is whole: starting again at step 0")
 
 
 def _set_aside(folder: RunFolder) -> None:
     """Move what an earlier run has left into `superseded-<time>`; its log files are continued."""
-    kept = (folder.best_model, folder.final_model, folder.summary, folder.metrics, folder.events, folder.report)
-    old = [path for _, path in checkpoint.numbered(folder.root)] + [path for path in kept if path.exists()]
+    kept = (
+        folder.best_model, folder.final_model, folder.summary, folder.metrics, folder.events, folder.report,
+        folder.root / bad_steps.FILE, *folder.root.glob("rows-rank-*.jsonl"),
+    )  # fmt: skip
+    old = [path for _, path in manifest.numbered(folder.root)] + [path for path in kept if path.exists()]
     if not old:
         return
     aside = folder.root / f"superseded-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -144,16 +149,21 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
-    """All that a checkpoint holds: what is trained, tied weights once."""
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model: what is trained, tied weights once."""
     parameters = dict(model.named_parameters())  # tied ones under their first name alone
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
-    tensors = {
+    return {
         f"model.{name}": tensor.detach()
         for name, tensor in model.state_dict().items()
         if name in trained or name in buffers
     }
+
+
+def tensors_of(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
+    """All that a checkpoint holds."""
+    tensors = weights_of(model)
     tensors.update({f"optim.{name}": tensor for name, tensor in optimizer.state().items()})
     tensors.update({f"step.{name}": tensor for name, tensor in step.state().items()})
     return tensors
@@ -231,8 +241,8 @@ def finish(
         link_copy(folder.final_model, folder.best_model)
     if summary["skipped"]:
         log.warn(
-            f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite:"
-            " lower optim.lr and optim.matrix_lr"
+            f"{summary['skipped']} of {summary['steps']} updates were skipped, their loss or gradient was not finite,"
+            " or a spike: lower optim.lr and optim.matrix_lr"
         )
     metrics.summary({"finished": True, **summary})
     report.write_run_report(folder.root)

@@ -17,13 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from anabatic.core import log
 from anabatic.core.heart import HEART
-from anabatic.data.batch import Batch
+from anabatic.data.batch import Batch, Row
 from anabatic.device.device import Device
 from anabatic.device.transfer import send
 from anabatic.models.forward import pack
 from anabatic.parallel.gradients import complete
 from anabatic.parallel.world import World, all_sum
 from anabatic.train.optim import Optimizer
+from anabatic.train.verdict import Verdicts
 
 _SILENCE = 10.0
 """Seconds in one step after which it says how far it is."""
@@ -103,6 +104,9 @@ class TrainStep:
         self.counted = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, *(0.0 for _ in names)], **options)
         """What a refused update still adds to the totals."""
         self.norm = torch.zeros((), device=device.torch)
+        self.verdicts = Verdicts(optimizer.config.spike, device.torch)
+        self.rows: list[Row] = []
+        """What the last step has read."""
         self.wait = 0.0
         self.stop_signal = 0
 
@@ -118,6 +122,7 @@ class TrainStep:
     def _run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch | None:
         loss = torch.zeros((), device=self.device.torch)
         targets = tokens = 0
+        rows: list[Row] = []
         told = time.perf_counter()
         for index in range(micro_steps):
             if self.stop_signal and self.world.size == 1 and index:
@@ -133,7 +138,10 @@ class TrainStep:
             loss += self._micro(batch, last=index == micro_steps - 1)
             targets += batch.num_targets
             tokens += batch.num_tokens
+            rows += batch.rows
         complete(self.optimizer.params, self.partial, not self.optimizer.sharded, self.world)
+        self.rows = rows
+        self.verdicts.note(self.optimizer.number + 1, rows, batch.state)
         self._update(loss, targets, tokens, lr_scale)
         return batch
 
@@ -157,16 +165,18 @@ class TrainStep:
         if self.world.tensor.rank:  # it has seen the same data as its neighbour
             row[:3], row[5:] = 0.0, 0.0
         row[3] = self._squares()
+        here = torch.isfinite(row[0])
         all_sum(row, self.world)
         # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
         factor = (self.nominal * self.world.data.size / self.scale.value / row[1].clamp(min=1)).float()
         norm = (row[3].sqrt() * factor).float()
-        ok = (torch.isfinite(norm) & torch.isfinite(row[0])).float()
+        mean = row[0] / row[1].clamp(min=1)
+        finite, ok = self.verdicts.judge(self.optimizer.number + 1, mean, norm, self.scale.on, here)
         clip = self.optimizer.config.max_grad_norm
         if clip:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(lr_scale, factor, ok)
-        self.scale.update(ok)
+        self.scale.update(finite)
         self.optimizer.zero_grad()
         self.norm = norm
         row[3] = 1 - ok
@@ -213,4 +223,4 @@ class TrainStep:
         The wish to stop is not among them: it must not stop the run that continues.
         """
         state = {"totals": self.totals[:4], "loss_scale": self.scale.value, "good_steps": self.scale.good}
-        return {**state, "sums": self.totals[5:]} if self.names else state
+        return {**state, **({"sums": self.totals[5:]} if self.names else {}), **self.verdicts.state()}

@@ -35,10 +35,11 @@ def space(**labels: tuple[int, int]) -> dict[str, Any]:
 
 
 A2, A3, GPU, CPU = roots.a2, roots.a3, roots.gpu, roots.cpu
+SITE = "/usr/local/python3.11.14/lib/python3.11/site-packages"
 KERNEL = "/opp/built-in/op_impl/ai_core/tbe/kernel/"
 NO_NODES = ("/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc")
 CANN_82 = {**roots.cann(OLD, "8.2.RC1", "ascend910b"), f"{DRIVER}/version.info": "Version=25.2.0\n"}
-ECC = "\tNPU ID : 0\n\tHBM Single Bit Error Count : 9\n\tHBM Double Bit Error Count : {}\n\tChip ID : 0\n"
+ECC = "\tNPU ID : {1}\n\tHBM Single Bit Error Count : 9\n\tHBM Double Bit Error Count : {0}\n\tChip ID : 0\n"
 NO_SMI = {"npu-smi": None, "hccn": None}
 BUSY = {0: "python", 1: "python"}
 
@@ -49,6 +50,11 @@ STATES: dict[str, State] = {
     "healthy gpu": State(GPU, {}, set()),
     "healthy cpu": State(CPU, {}, set()),
     "nothing known": State(roots.empty, {}, set()),
+    "a mounted container without notes": State(
+        lambda: Description(A3().files, None), {"files": {f"{SITE}/torch-2.12.0+cpu.dist-info/METADATA": "",
+                                                          f"{SITE}/torch_npu-2.11.0.dist-info/METADATA": ""}},
+        {"pair.broken", "tbe.missing"}),
+    "software of an npu, no npu": State(CPU, {"files": {f"{DRIVER}/version.info": "Version=25.2.0\n"}}, {"npu.hidden"}),
     "driver not loaded": State(A2, {"gone": NO_NODES, "facts": NO_SMI}, {"npu.no_driver", "npu-smi.missing"}),
     "container without devices": State(
         A2, {"gone": (*NO_NODES, DRIVER), "files": {"/.dockerenv": ""}, "facts": NO_SMI},
@@ -79,7 +85,9 @@ STATES: dict[str, State] = {
                           {"health.warning"}),
     "a chip in alarm": State(A2, {"facts": {"npu-smi": roots.smi(8, health={3: "Alarm"})}}, {"health.bad"}),
     "memory errors": State(A2, {"facts": {"ecc": {
-        "0": ECC.format(0), "1": ECC.format(2), "2": "This device does not support querying ecc."}}}, {"ecc.bad"}),
+        "0": ECC.format(0, 0), "1": ECC.format(2, 1), "2": "This device does not support querying ecc."}}},
+        {"ecc.bad"}),
+    "ecc of another card": State(A2, {"facts": {"ecc": {"3": ECC.format(2, 0)}}}, {"ecc.other"}),
     "a hot chip": State(A2, {"facts": {"npu-smi": roots.smi(8, celsius={5: 97})}}, {"temperature.hot"}),
     "others use some": State(A2, {"facts": {"npu-smi": roots.smi(8, users=BUSY)}}, {"busy.used"}),
     "others use all": State(A2, {"facts": {"npu-smi": roots.smi(8, users=dict.fromkeys(range(8), "vllm"))}},
@@ -207,7 +215,7 @@ STATES: dict[str, State] = {
         "/proc/sys/net/ipv4/ip_local_port_range": "1024 65535"}}, {"ports.ephemeral"}),
     "no hccn.conf in a container": State(A3, {"gone": ("/etc/hccn.conf",)}, set()),
     "no hccn.conf": State(A2, {"gone": ("/etc/hccn.conf",)}, set()),
-    "a chip nobody knows": State(A3, {"facts": {"npu-smi": None, "import": None}}, {"npu-smi.missing"}),
+    "a chip nobody knows": State(A3, {"facts": {"npu-smi": None, "import": None}}, set()),
     "a 950": State(A3, {"gone": (NEW + KERNEL,), "files": {NEW + KERNEL + "ascend910_95": None}, "facts": {
         "npu-smi": roots.smi(16, "Ascend950PR", "26.1.0", "A3"), "import": {
             "torch": "2.12.0", "torch_npu": "2.12.0", "npus": 16, "name": "Ascend950PR_9599"}}}, set()),

@@ -211,9 +211,10 @@ def test_half_written_and_invalid_text(tmp_path: Path) -> None:
 def test_standard_input_and_nothing_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(OOM.encode()))))
     assert run("-", "--lang", "zh") == 0
-    assert "首个原因: npu-oom" in capsys.readouterr().out
+    assert "首个原因：npu-oom" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"all is well\n"))))
     assert run("-") == 1
+    assert "`dmesg | tail`" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b""))))
     capsys.readouterr()
     assert run("-", "--json") == 1

@@ -54,6 +54,30 @@ def judged(found: list[Line]) -> None:
     assert exit_code(found, strict=True) in (0, 1, 2)
 
 
+def test_an_npu_smi_that_this_user_may_not_run(tmp_path: Path) -> None:
+    program = tmp_path / "npu-smi"
+    program.write_text("#!/bin/sh\n")
+    machine = Machine(Files(), {"PATH": str(tmp_path)}, Recorded({}))
+    machine.nodes = [0]
+    assert roots.ids(list(npus.smi(machine))) == {"npu-smi.denied"}
+    program.chmod(0o755)
+    assert roots.ids(list(npus.smi(machine))) == {"npu-smi.hung"}  # nothing was told in time
+
+
+def test_packages_of_a_mounted_root_are_those_of_its_active_environment(tmp_path: Path) -> None:
+    for place, version in (("opt/conda", "2.6.0"), ("data/own", "2.7.1+cpu")):
+        folder = tmp_path / place / "lib/python3.10/site-packages"
+        (folder / f"torch-{version}.dist-info").mkdir(parents=True)
+        (folder / "torch_npu-2.6.0.post3.dist-info").mkdir()
+        (folder / "not_torch-1-info").mkdir()
+    (tmp_path / "proc/1").mkdir(parents=True)
+    assert rooted(tmp_path).packages == {"torch": "2.6.0", "torch-npu": "2.6.0.post3"}
+    assert not any("conda" in path for path in rooted(tmp_path).files.seen)  # nor does a bundle hold such names
+    (tmp_path / "proc/1/environ").write_bytes(b"A=1\0VIRTUAL_ENV=/data/own\0")
+    assert rooted(tmp_path).packages["torch"] == "2.7.1+cpu"
+    assert rooted(tmp_path).fact("python", dict)["version"] == "3.10"
+
+
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return roots.a3().write(tmp_path_factory.mktemp("healthy"))

@@ -29,6 +29,7 @@ def run(job):
     if how == "kill" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     (here / f"rank-{rank}").write_text(f"{os.environ['WORLD_SIZE']} {os.environ['LOCAL_RANK']} {job.seed}")
+    (here / f"cores-{rank}").write_text(str(os.sched_getaffinity(0)))
     if how == "good":
         return
     stop = []
@@ -56,11 +57,14 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
     )
 
 
-def test_every_rank_gets_the_resolved_job(tmp_path: Path) -> None:
+def test_every_rank_gets_the_resolved_job_and_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_, last = sorted(os.sched_getaffinity(0)) * 2
+    monkeypatch.setenv("ANABATIC_CORES", f"{first};{last}")
     process = start(tmp_path, "good")
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "starting 2 processes\n")
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2 0 7", "2 1 7"]
+    assert [(tmp_path / f"cores-{rank}").read_text() for rank in (0, 1)] == [str({first}), str({last})]
 
 
 def test_one_message_when_all_ranks_say_the_same(tmp_path: Path) -> None:

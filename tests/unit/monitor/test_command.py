@@ -92,7 +92,11 @@ def test_a_driver_that_refuses_is_one_line_and_json_says_it_too(
 ) -> None:
     fake.install(machine, "echo 'dcmi model initialized failed, because the device is used. ret is -8020'; exit 1")
     code, out, err = _run(capsys, "--once")
-    assert (code, out) == (1, "") and err.startswith("error: npu-smi: dcmi model") and "hint: another container" in err
+    assert (
+        (code, out) == (1, "")
+        and err.startswith("error: npu-smi lists no device: dcmi")
+        and "hint: another container" in err
+    )
     code, out, _ = _run(capsys, "--json")
     assert code == 1 and "-8020" in json.loads(out)["error"]
 
@@ -141,9 +145,9 @@ def test_the_live_screen_draws_ends_and_leaves_the_terminal_as_it_was(
     narrow: tuple[subprocess.Popen[bytes], int],
 ) -> None:
     child, terminal = narrow
-    text = _read(terminal, "\x1b[J")
+    text = _read(terminal, "OK") + _read(terminal, "\x1b[J")
     assert "\x1b[?1049h\x1b[?25l" in text
-    screen = text.split("\x1b[H", 1)[1]
+    screen = next(frame for frame in text.split("\x1b[H") if "OK" in frame)
     assert not termios.tcgetattr(terminal)[3] & termios.ICANON  # keys come one by one
     assert screen.count("OK") == 4 and "\x1b[32m" in screen
     os.write(terminal, b"\x1b[A")  # an arrow key does nothing
@@ -152,6 +156,22 @@ def test_the_live_screen_draws_ends_and_leaves_the_terminal_as_it_was(
     assert "\x1b[?25h\x1b[?1049l" in _read(terminal, "\x1b[?1049l")
     assert child.wait(10) == 0
     assert termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO) == termios.ICANON | termios.ECHO
+
+
+def test_a_first_reading_that_hangs_can_be_left_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    child, terminal = _start([], 60, fake.install(tmp_path / "bin", f"echo $$ > {note}; exec sleep 60"))
+    try:
+        assert "waiting for the first reading" in _read(terminal, "q ends it")
+        os.write(terminal, b"q")
+        _read(terminal, "\x1b[?1049l")
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+        child.wait()
+        os.close(terminal)
+    left = Path("/proc") / note.read_text().strip() / "stat"
+    assert not left.exists() or left.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 def test_a_live_screen_that_is_ended_leaves_the_terminal_as_it_was(

@@ -110,6 +110,11 @@ def test_a_long_file_is_read_from_its_end(folder: Path) -> None:
     assert reader.read().last["step"] == 2999 and len(reader.read().losses) == 600
 
 
+def test_lines_that_are_no_rows_are_counted(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_bytes(b"\xff\x00\n[1]\n" + b"[" * 100_000 + b'\n{"step": 1')
+    assert "no row yet: 3 lines of metrics.jsonl are no rows" in _shown(folder)
+
+
 def test_values_that_are_no_numbers_are_not_known(folder: Path) -> None:
     _append(
         folder / "metrics.jsonl", {"step": 3, "kind": "train", "loss": "nan", "lr": None, "time": "soon", "mfu": True}

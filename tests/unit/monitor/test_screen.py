@@ -85,6 +85,29 @@ def test_the_power_of_a_card_is_told_once() -> None:
     assert sum("160.5W" in line for line in lines) == 8 and sum(" card " in line for line in lines) == 8
 
 
+def test_a_die_that_is_shown_alone_keeps_its_name_and_has_the_power() -> None:
+    shown = Filter(("3.1",)).apply(_a3())
+    text = screen.render(Frame(1, _a3()), shown, History(), 80, None)
+    (line,) = ["".join(part for _, part in row) for row in text if "OK" in str(row)]
+    assert line.startswith("3.1 ") and "160.5W" in line
+    assert [each.power_w for each in Filter(("3",)).apply(_a3()).devices] == [160.5, None]
+
+
+def test_cards_with_long_numbers_and_without_power() -> None:
+    dies = [Device(15360 + index // 2, index % 2, name="Ascend950DT-Pro", health="OK") for index in range(4)]
+    for width in (40, 80):
+        lines = [line for line in _text(Snapshot("npu-smi", dies), width) if "OK" in line]
+        assert [line.split()[0] for line in lines] == ["15360.0", "15360.1", "15361.0", "15361.1"]
+        assert not any("card" in line for line in lines)
+    assert all("Ascend950DT" in line for line in lines)
+
+
+def test_what_to_type_about_an_npu_that_is_not_well() -> None:
+    dies = [Device(5, health="OK"), Device(6, health="Alarm"), Device(7, health="Warning")]
+    assert "Alarm: `npu-smi info -t health -i 6` says why" in _text(Snapshot("npu-smi", dies), 80)
+    assert not any("says why" in line for line in _text(Snapshot("npu-smi", dies[:1]), 80))
+
+
 def test_what_is_not_known_is_not_zero() -> None:
     (line,) = [line for line in _text(Snapshot("npu-smi", [Device(5)]), 120) if line.startswith("5 ")]
     assert line.split() == ["5", *["n/a"] * 6]

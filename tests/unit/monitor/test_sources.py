@@ -43,7 +43,8 @@ def test_npu_smi_gives_devices_processes_and_logic_ids(tmp_path: Path) -> None:
             "libdrv",
             "LD_LIB",
         ),
-        ("head -c 3000 /dev/urandom", "npu-smi: ", "dmesg"),
+        ("head -c 3000 /dev/urandom", "npu-smi lists no device: ", "dmesg"),
+        ("kill -SEGV $$", "no output (ended by SIGSEGV)", "dmesg"),
         ("exit 0", "no output", "dmesg"),
         ("yes garbage", "printed more than 1 MiB", "dmesg"),
     ],
@@ -53,6 +54,15 @@ def test_an_npu_smi_that_fails_is_an_error_with_a_hint(tmp_path: Path, script: s
     found = source_smi.NpuSmi(str(folder / "npu-smi")).read()
     assert found.devices == [] and found.error is not None
     assert says in found.error and hint in found.hint
+    assert found.error.isprintable()
+
+
+def test_an_npu_smi_that_this_user_may_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "npu-smi"
+    program.write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = source_smi.open_source()
+    assert isinstance(said, str) and str(program) in said and "HwHiAiUser" in said
 
 
 def test_an_npu_smi_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from anabatic.config.shared import Data, Evaluate
 from anabatic.config.train import TrainJob
 from anabatic.core.errors import ConfigError
 from anabatic.train.best import Best
-from anabatic.train.loop import Progress
+from anabatic.train.progress import Progress
 from anabatic.train.validate import perplexity
 
 

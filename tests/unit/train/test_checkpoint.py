@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from anabatic.config.pretrain import PretrainJob
+from anabatic.config.shared import Data, Save
 from anabatic.config.shared import Device as DeviceConfig
 from anabatic.core.errors import AnabaticError, CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import pick
 from anabatic.parallel.world import World
-from anabatic.train import checkpoint
+from anabatic.train import checkpoint, manifest, run
+from anabatic.train.saver import Saver
 
 DEVICE = pick(DeviceConfig(type="cpu", threads=1))
 
@@ -26,7 +29,9 @@ def save(folder: RunFolder, step: int, value: float = 1.0) -> Path:
         "optim.b": torch.arange(5.0) * value,
         "step.c": torch.tensor(value),
     }
-    return checkpoint.save(folder, step, tensors, {"progress": {"step": step}}, DEVICE, World())
+    saver = Saver(folder, Save(keep_last=9, background="off"), DEVICE, World())
+    saver.save(step, tensors, {"progress": {"step": step}})
+    return saver.done()[0].path
 
 
 def empty() -> dict[str, torch.Tensor]:
@@ -38,7 +43,7 @@ def test_what_was_saved_comes_back_with_the_random_numbers(tmp_path: Path) -> No
     save(folder, 7, 2.5)
     expected = torch.rand(4)
     torch.rand(100)
-    found = checkpoint.newest(folder)
+    found = checkpoint.newest(folder, World())
     assert found is not None and found.step == 7 and found.host["progress"] == {"step": 7}
     tensors = empty()
     checkpoint.load(found, tensors, DEVICE, World())
@@ -62,7 +67,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
         path.write_bytes(content)
     else:
         path.unlink()
-    found = checkpoint.newest(folder)
+    found = checkpoint.newest(folder, World())
     assert found is not None and found.step == 1
     assert "checkpoint-2 is not used" in caplog.text
 
@@ -70,22 +75,22 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
 def test_a_folder_without_manifest_does_not_exist(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.checkpoint(5).mkdir(parents=True)
-    assert checkpoint.newest(folder) is None
+    assert checkpoint.newest(folder, World()) is None
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"files": 3}', '{"files": {"a": 1}}', "null", ""])
 def test_a_strange_manifest_is_a_fault(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     (tmp_path / "a").write_text("x")
-    assert checkpoint.fault(tmp_path)
+    assert manifest.fault(tmp_path)
 
 
 def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1, 2, 10):
         save(folder, step)
-    checkpoint.prune(folder, 2, 10)
-    assert [step for step, _ in checkpoint.numbered(tmp_path)] == [2, 10]
+    manifest.prune(folder, 2, 10)
+    assert [step for step, _ in manifest.numbered(tmp_path)] == [2, 10]
 
 
 def test_a_broken_checkpoint_of_a_later_step_does_not_push_out_the_one_just_saved(tmp_path: Path) -> None:
@@ -94,15 +99,15 @@ def test_a_broken_checkpoint_of_a_later_step_does_not_push_out_the_one_just_save
         save(folder, step)
     (folder.checkpoint(10) / "state.json").unlink()
     save(folder, 7)
-    checkpoint.prune(folder, 1, 7)
-    found = checkpoint.newest(folder)
+    manifest.prune(folder, 1, 7)
+    found = checkpoint.newest(folder, World())
     assert found is not None and found.step == 7 and not folder.checkpoint(5).exists()
 
 
 def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 1)
-    found = checkpoint.newest(folder)
+    found = checkpoint.newest(folder, World())
     assert found is not None
     for tensors in ({**empty(), "model.a": torch.zeros(9, 9)}, {**empty(), "model.new": torch.zeros(2)}):
         with pytest.raises(CheckpointError, match="does not fit"):
@@ -117,7 +122,7 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match="needs .* but 10 B are free") as caught:
         save(folder, 2)
     assert caught.value.hint
-    assert [step for step, _ in checkpoint.numbered(tmp_path)] == [1] and checkpoint.newest(folder) is not None
+    assert [step for step, _ in manifest.numbered(tmp_path)] == [1] and checkpoint.newest(folder, World()) is not None
 
 
 def test_a_disk_that_fills_up_while_saving_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,14 +136,14 @@ def test_a_disk_that_fills_up_while_saving_loses_nothing(tmp_path: Path, monkeyp
     with pytest.raises(Failure, match="no space left"):
         save(folder, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1"]
-    assert checkpoint.newest(folder).step == 1  # type: ignore[union-attr]
+    assert checkpoint.newest(folder, World()).step == 1  # type: ignore[union-attr]
 
 
 def test_saving_again_replaces_whole(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 3, 1.0)
     save(folder, 3, 2.0)
-    found = checkpoint.newest(folder)
+    found = checkpoint.newest(folder, World())
     assert found is not None
     tensors = empty()
     checkpoint.load(found, tensors, DEVICE, World())
@@ -149,3 +154,15 @@ def test_saving_again_replaces_whole(tmp_path: Path) -> None:
 
 def test_errors_are_for_users() -> None:
     assert issubclass(CheckpointError, AnabaticError) and CheckpointError("x").exit_code == 1
+
+
+def test_two_jobs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    job = PretrainJob(out=str(tmp_path / "run"), tokenizer="t", data=Data(train=["stdlib:"]))
+    with run.open_folder(job, DEVICE, World()) as folder:
+        save(folder, 1)
+        manifest.temporary(folder.checkpoint(2)).mkdir()  # being written
+        with pytest.raises(Failure, match="another training run works in"), run.open_folder(job, DEVICE, World()):
+            raise AssertionError("both work in it")
+        assert manifest.temporary(folder.checkpoint(2)).exists()
+    with run.open_folder(job, DEVICE, World()):  # what a killed job has left half-written goes, what is whole stays
+        assert [path.name for path in folder.root.glob("*checkpoint*")] == ["checkpoint-1"]

@@ -1,0 +1,108 @@
+"""What one machine says of itself before a job: versions, devices, places, ports, what it sees of the job's files."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from anabatic.launch import roll
+
+_STEER = ("HCCL_", "NCCL_", "GLOO_")
+"""Variables that all machines should have alike: HCCL refuses some that differ (EI0005)."""
+_LOCAL = ("_IFNAME", "_IF_IP", "_HCA", "_WHITELIST_FILE")
+"""Ends of those that name something of one machine."""
+
+
+def facts(recipe: Mapping[str, Any], nproc: int, out: str | None, device: str) -> dict[str, Any]:
+    """Return what is compared, as JSON values.
+
+    Args:
+        recipe: the resolved settings, flat; empty without a job.
+        nproc: processes that are to run here.
+        out: the run folder.
+        device: type of device that the job asks for.
+    """
+    from anabatic.doctor import facts as doctor
+    from anabatic.doctor import hardware, host, network
+
+    machine = doctor.quick()
+    own = roll.facts(recipe)
+    own["versions"] |= {"CANN": _cann(machine), "driver": hardware.driver_version(machine) or None}
+    steer = {name: value for name, value in os.environ.items() if name.startswith(_STEER)}
+    checks = (host.ports, network.network, network.device_network)
+    lines = [line for check in checks for line in check(machine) if line.status in ("WARN", "FAIL")]
+    return {
+        **own,
+        "name": platform.node(),
+        "nproc": nproc,
+        "devices": _devices(device),
+        "variables": {name: value for name, value in steer.items() if not name.endswith(_LOCAL)},
+        "free": {place: shutil.disk_usage(place).free for place in places(out)},
+        "files": dict(_files(recipe)),
+        "doctor": [" - ".join(filter(None, (line.found("en"), line.fix("en")))) for line in lines],
+    }
+
+
+def _cann(machine: Any) -> str | None:
+    from anabatic.doctor import cann
+
+    found = cann.installed(machine)
+    return found.version if found else None
+
+
+def _devices(asked: str) -> dict[str, Any]:
+    """Kind, name and number; what keeps them from working is a `problem`."""
+    import torch
+
+    from anabatic.config.shared import Device
+    from anabatic.core.errors import DeviceError
+    from anabatic.device import device
+
+    try:
+        found = device.pick(Device(type=asked))  # type: ignore[arg-type]
+    except DeviceError as error:
+        return {"kind": asked, "name": "", "count": 0, "problem": str(error)}
+    count = torch.accelerator.device_count() if found.type in ("npu", "cuda") else 1
+    return {"kind": found.type, "name": found.name, "count": count, "problem": ""}
+
+
+def places(out: str | None) -> dict[str, str]:
+    """The nearest folder that exists above what is written to -> itself, each once."""
+    places = [Path(out or ".").expanduser().absolute(), Path(os.environ.get("TMPDIR") or "/tmp")]
+    found = {}
+    for path in places:
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        found[str(path)] = str(path)
+    return found
+
+
+def _files(recipe: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """Yield `key: path` and [files, bytes] of every setting that names something that is there."""
+    for key, value in recipe.items():
+        if key in ("out", "name"):
+            continue
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and text and (found := _size(text)):
+                yield f"{key}: {text}", found
+
+
+def _size(text: str) -> list[int] | None:
+    """Return how many files and bytes a path, a glob or a source of data holds; None: it is none that is there."""
+    from anabatic.core.errors import ConfigError
+    from anabatic.data import spec
+
+    try:
+        path = os.path.expanduser(spec.parse(text).path)
+    except ConfigError:
+        return None
+    names = [path] if os.path.lexists(path) else glob.glob(path, recursive=True)
+    if len(names) == 1 and os.path.isdir(names[0]):
+        names = [entry.path for entry in os.scandir(names[0])]
+    sizes = [os.path.getsize(name) for name in names if os.path.isfile(name)]
+    return [len(sizes), sum(sizes)] if names else None

@@ -1,0 +1,233 @@
+"""`anabatic launch --hosts`: the same job on every machine of a file, through the `ssh` of this machine.
+
+One connection a machine. It carries `far.py`, the recipe and the environment on standard input, so that `ps` shows
+neither; then the numbers of signals. The machines answer first, and nothing starts unless all can take part. ssh runs
+in a session of its own: Ctrl-C reaches the jobs once, from here. Options of ssh as in ssh_config(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.launch import Launch
+from anabatic.core import child
+from anabatic.core.errors import ConfigError
+from anabatic.launch import far, unready
+from anabatic.launch.hosts import Host
+
+_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4", "LogLevel=ERROR",
+            "ClearAllForwardings=yes")  # fmt: skip
+"""Never ask for a password; notice within a minute when a machine is gone."""
+_BOOT = "import json,sys;exec(json.loads(sys.stdin.readline()))"
+_PREFIXES = ("ANABATIC_", "ASCEND_", "HCCL_", "NCCL_", "GLOO_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH_",
+             "PYTORCH_", "CUDA_", "NPU_", "ACL_", "ACLNN_", "TASK_QUEUE_", "CPU_AFFINITY_", "OMP_", "MKL_",
+             "GOMP_")  # fmt: skip
+"""Variables that the other machines get: what steers collectives, devices and libraries."""
+_NAMES = ("PYTHONSAFEPATH", "NO_COLOR", "LANG", "LC_ALL", "TOOLCHAIN_HOME", "ATB_HOME_PATH")
+_INSTALLATION = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""Where things are installed: handed on unless another Python is named for the hosts."""
+_OWN = (child.REPORTS, child.RETRY)
+"""Of one process only."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all machines are to run.
+
+    Attributes:
+        command: for example `sft`.
+        recipe: the resolved settings, as YAML.
+        launch: options of the launcher; its `nproc` holds where the file says no slots.
+        nproc: processes on each machine when they were asked for; None: the slots of the file.
+        python: interpreter on the machines.
+        folder: the folder in which they work.
+        environment: what they are given.
+        out: run folder, for what the machines print.
+        words: further options of the launcher.
+    """
+
+    command: str
+    recipe: str
+    launch: Launch
+    nproc: int | None
+    python: str
+    folder: str
+    environment: Mapping[str, str]
+    out: Path | None = None
+    words: tuple[str, ...] = ()
+
+
+def environment(more: Sequence[str], installation: bool) -> dict[str, str]:
+    """Return the variables that the other machines get.
+
+    Args:
+        more: names of further ones.
+        installation: also where Python and the libraries are.
+
+    Raises:
+        ConfigError: one of `more` is not set.
+    """
+    here = child.environment()
+    names = {name for name in here if name.startswith(_PREFIXES)} | set(_NAMES) | set(more)
+    names |= set(_INSTALLATION) if installation else set()
+    for name in more:
+        if name not in here:
+            raise ConfigError(f"--hosts-env {name}: there is no such variable here", f"export {name}=... first")
+    return {name: here[name] for name in sorted(names - set(_OWN)) if name in here}
+
+
+Events = queue.Queue[tuple["Machine", str, str]]
+"""Machine, kind and text: lines of `out` and `err`, and `end` with the exit code of ssh."""
+
+
+class Machine:
+    """One machine and the connection to it.
+
+    Attributes:
+        number: its place, from 0.
+        name: as messages call it.
+        answer: what it says of itself; None before it has.
+        code: exit code of ssh; None while it runs.
+        said: the last lines of its standard error before it answered.
+    """
+
+    def __init__(self, number: int, host: Host, name: str, python: str, events: Events) -> None:
+        self.number, self.host, self.name, self.events = number, host, name, events
+        self.answer: dict[str, Any] | None = None
+        self.code: int | None = None
+        self.said: list[str] = []
+        self.process = subprocess.Popen(
+            command(host, python),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("out", "err")]
+        for reader in self._readers:
+            reader.start()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended, and not the job: ssh failed (ssh(1): 255), or was killed."""
+        return self.code is not None and (self.code == unready.FAILED or self.code < 0)
+
+    def send(self, value: Any) -> None:
+        """Hand one line over; a machine that is gone is noticed by its end."""
+        stream = self.process.stdin
+        assert stream is not None
+        try:
+            stream.write(json.dumps(value) + "\n")
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            return
+
+    def end(self) -> None:
+        """Cut the connection; what runs there ends with it."""
+        self.process.kill()
+
+    def _read(self, name: str) -> None:
+        stream = self.process.stdout if name == "out" else self.process.stderr
+        assert stream is not None
+        for line in stream:
+            self.events.put((self, name, line.rstrip("\n")))
+
+    def _wait(self) -> None:
+        code = self.process.wait()
+        for reader in self._readers:
+            reader.join()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                stream and stream.close()
+        self.events.put((self, "end", str(code)))
+
+
+def command(host: Host, python: str) -> list[str]:
+    """Return the command line of ssh that starts `far.py` on a host."""
+    words = ["ssh", "-T", *(word for option in _OPTIONS for word in ("-o", option))]
+    words += ["-p", str(host.port)] if host.port is not None else []
+    words += ["-l", host.user] if host.user else []
+    return [*words, "--", host.name, f"exec {shlex.quote(python)} -u -c {shlex.quote(_BOOT)}"]
+
+
+def connect(hosts: Sequence[Host], job: Job, events: Events) -> list[Machine]:
+    """Reach every host and return the machines once all have answered.
+
+    Raises:
+        ConfigError: there is no ssh here, or a machine cannot take part for a reason that its owner can mend.
+        Failure: a machine cannot be reached.
+    """
+    if shutil.which("ssh") is None:
+        raise ConfigError(
+            "there is no ssh on the PATH", "install openssh-client, or start the command on every machine"
+        )
+    program = Path(far.__file__).read_text(encoding="utf-8")
+    often = Counter(host.name for host in hosts)  # two containers of one machine differ by the port alone
+    names = [host.name if often[host.name] == 1 else f"{host.name} port {host.port}" for host in hosts]
+    machines = [Machine(place, host, names[place], job.python, events) for place, host in enumerate(hosts)]
+    try:
+        several = len(hosts) > 1
+        for machine in machines:
+            machine.send(program)
+            who = {"environment": dict(job.environment), "folder": job.folder, "port": job.launch.master_port}
+            machine.send({**who, "master": job.launch.master_addr if several else "", "first": machine.number == 0})
+        _hear(machines, events)
+        unready.require_all(machines, job)
+    except BaseException:
+        for machine in machines:
+            machine.end()
+        raise
+    return machines
+
+
+def _hear(machines: list[Machine], events: Events) -> None:
+    """Wait until every machine has answered or ended."""
+    deadline = time.monotonic() + unready.ANSWER_SECONDS
+    while any(machine.answer is None and machine.code is None for machine in machines):
+        try:
+            machine, kind, text = events.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except queue.Empty:
+            return
+        if kind == "end":
+            machine.code = int(text)
+        elif kind == "out" and text.startswith(far.MARK):
+            machine.answer = json.loads(text[len(far.MARK) :])
+        elif kind == "err":
+            machine.said = [*machine.said, text][-20:]
+
+
+def words(job: Job, host: Host, number: int) -> Iterator[str | None]:
+    """Yield the words after `anabatic` for one machine; None stands for the recipe's file."""
+    launch = job.launch
+    yield from ("launch", "--nproc", str(job.nproc or host.slots or launch.nproc))
+    if launch.several:
+        fixed = launch.min_nodes == launch.max_nodes
+        yield from ("--nnodes", str(launch.max_nodes) if fixed else f"{launch.min_nodes}:{launch.max_nodes}")
+        yield from ("--node-rank", str(number)) if fixed else ()
+        yield from ("--master-addr", str(launch.master_addr), "--master-port", str(launch.master_port))
+    yield from ("--job-id", launch.job_id, "--max-restarts", str(launch.max_restarts))
+    yield from ("--hang-seconds", f"{launch.hang_seconds:g}", "--join-seconds", f"{launch.join_seconds:g}")
+    yield from job.words
+    if job.command:
+        yield from ("--", *job.command.split(), "-c", None)
+
+
+def keep(job: Job, number: int) -> Path:
+    """Return the file for what a machine prints, in the run folder on this machine."""
+    return Path(job.out or os.curdir) / f"host-{number}.log"

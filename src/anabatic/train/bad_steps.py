@@ -1,0 +1,129 @@
+"""What is done about bad steps (`verdict.py`): they are recorded with their rows, then skipped, undone, or the end.
+
+All ranks see the same verdicts, so all do the same. To go back is what PaLM's authors did at loss spikes (Chowdhery et
+al., arXiv 2204.02311, section 5.1): on from a checkpoint before it, without its batches. It also mends weights that a
+faulty chip has destroyed, which no refused update can.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from anabatic.core import log
+from anabatic.core.errors import CheckpointError, DataError, Failure
+from anabatic.core.jsonl import JsonlWriter
+from anabatic.parallel.world import all_gather_text
+from anabatic.train import checkpoint
+from anabatic.train.progress import Fit, Progress
+from anabatic.train.saver import Saver
+from anabatic.train.verdict import Step, positions
+
+FILE = "bad_steps.jsonl"
+_TOLD = 3
+"""Bad steps of one look that are named on the terminal."""
+
+
+def look(job: Fit, progress: Progress, saver: Saver) -> bool:
+    """Act on the bad steps since the last look; return True when the training went back. All ranks call it.
+
+    Raises:
+        DataError: there is one, and `optim.on_bad_step` is stop.
+        Failure: it is rewind, and there were too many, or there is nothing to go back to.
+    """
+    found = job.step.verdicts.read()
+    if not found:
+        return False
+    _record(job, found)
+    if job.optim.on_bad_step == "stop":
+        raise DataError(
+            f"step {found[0].step}: {_what(found[0])}, and optim.on_bad_step is stop",
+            f"its rows are in {job.folder.root / FILE}; --optim.on-bad-step skip goes on without it",
+        )
+    if job.optim.on_bad_step == "rewind":
+        _rewind(job, progress, saver, found)
+        return True
+    return False
+
+
+def pass_over(job: Fit, progress: Progress) -> None:
+    """Drop the data of steps that a rewind has found bad."""
+    while progress.loader.get("micro_batch", 0) in progress.dropped:
+        rows = []
+        for _ in range(job.micro_steps):
+            batch = next(job.batches)
+            rows += batch.rows
+            progress.loader = batch.state
+        if job.rows is not None:
+            job.rows.write(progress.step + 1, rows, dropped=True)
+
+
+def _what(step: Step) -> str:
+    numbers = f"loss {step.loss:.4g}, gradient norm {step.grad_norm:.4g}"
+    return f"a spike ({numbers})" if step.reason == "spike" else f"loss or gradient is not finite ({numbers})"
+
+
+def _record(job: Fit, found: list[Step]) -> None:
+    """Write the steps with the rows of every rank into `bad_steps.jsonl`."""
+    named = [_mine(job, step) for step in found] if job.world.tensor.rank == 0 else []
+    ranks = [json.loads(text) for text in all_gather_text(json.dumps(named), job.world)]
+    for step in found[:_TOLD]:
+        log.warn(f"step {step.step}: {_what(step)}; the update is not made, its rows are in {FILE}")
+    if len(found) > _TOLD:
+        log.warn(f"and {len(found) - _TOLD} more bad steps up to step {found[-1].step}")
+    for step in found:
+        job.metrics.event("bad_step", step=step.step, reason=step.reason, action=job.optim.on_bad_step)
+    if not job.world.first:
+        return
+    writer = JsonlWriter(job.folder.root / FILE)
+    for number, step in enumerate(found):
+        writer.write({
+            "time": round(time.time(), 3), "step": step.step, "reason": step.reason, "loss": step.loss,
+            "grad_norm": step.grad_norm, "action": job.optim.on_bad_step,
+            "ranks": [steps[number] for steps in ranks if steps],
+        })  # fmt: skip
+    writer.close()
+
+
+def _mine(job: Fit, step: Step) -> dict[str, Any]:
+    names = job.batches.names
+    rows = [
+        {"source": names[source], "row": row, "pass": turn, "start": start, "tokens": tokens}
+        for source, row, turn, start, tokens in step.rows
+    ]
+    return {"rank": job.world.rank, "finite": step.here, "rows": rows}
+
+
+def _rewind(job: Fit, progress: Progress, saver: Saver, found: list[Step]) -> None:
+    first = found[0]
+    if progress.rewinds >= job.optim.max_rewinds:
+        raise Failure(
+            f"step {first.step}: {_what(first)}, after {progress.rewinds} rewinds (optim.max_rewinds)",
+            f"look at the rows in {job.folder.root / FILE}, and at the machine; or lower optim.lr",
+        )
+    saver.wait()
+    # When the first step after a checkpoint is bad once more, with other data, the checkpoint itself is in doubt.
+    doubtful = progress.rewound_to == first.step - 1
+    source = checkpoint.newest(job.folder, job.world, first.step - 1 if doubtful else first.step)
+    if source is None:
+        raise CheckpointError(
+            f"step {first.step}: {_what(first)}, and there is no earlier checkpoint to go back to",
+            "save more often with --save.every, or go on without it by --optim.on-bad-step skip",
+        )
+    checkpoint.load(source, job.tensors(), job.device, job.world)
+    # Steps that are all bad to the last are the weights' fault, not their data's: one is passed over, to get on.
+    healed = len(found) <= progress.step - first.step
+    bad = positions(found if healed else found[:1], job.micro_steps * job.world.data.size)
+    restored = Progress(**source.host["progress"])
+    restored.dropped = sorted({*progress.dropped, *bad})
+    restored.rewinds, restored.rewound_to = progress.rewinds + 1, source.step
+    vars(progress).update(vars(restored))
+    job.step.optimizer.number = progress.step
+    job.batches.go_to(progress.loader)
+    job.metrics.rewind(progress.step, progress.evaluated)
+    if job.rows is not None:
+        job.rows.rewind(progress.step)
+    saver.step = progress.step
+    job.metrics.event("rewind", step=progress.step, bad_step=first.step)
+    log.warn(f"back to {source.path}, passing over the data of step {first.step} (rewind {progress.rewinds})")

@@ -1,0 +1,137 @@
+"""Which steps are bad, found out on the device: a loss or gradient that is not finite, and spikes.
+
+Nothing here waits for the device; `read`, called where the loop logs or saves, is the only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabatic.data.batch import Row
+
+WINDOW = 64
+"""Steps whose loss and gradient norm are compared with."""
+_CONSISTENT = 1.4826
+"""Median absolute deviation -> standard deviation of a normal distribution (Rousseeuw and Croux, JASA 1993)."""
+_LEAST = 0.01
+"""Least standard deviation, as a share of the median: a curve as flat as a board has no spikes of a hair's breadth."""
+REASONS = ("", "not finite", "spike")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A bad step.
+
+    Attributes:
+        step: its number.
+        reason: not finite, or spike.
+        loss: mean over all ranks' targets, in nats; grad_norm: of that mean. Both before the update was refused.
+        here: this rank's own loss was finite.
+        rows: what this rank has read.
+        loader: state of the data after the step.
+    """
+
+    step: int
+    reason: str
+    loss: float
+    grad_norm: float
+    here: bool
+    rows: list[Row]
+    loader: dict[str, Any]
+
+
+@dataclass
+class _Read:
+    step: int
+    rows: list[Row]
+    loader: dict[str, Any]
+
+
+@dataclass
+class Verdicts:
+    """Judges every step.
+
+    A spike lies `spike` robust standard deviations above the median of the last `WINDOW` steps: the modified z-score
+    of Iglewicz and Hoaglin ("How to Detect and Handle Outliers", 1993), from median and median absolute deviation,
+    which outliers do not move. Refused steps enter the window as well, so that a lasting change of level is accepted
+    after half a window; what is not finite does not.
+
+    Args:
+        spike: 0: there are no spikes.
+        device: where losses and norms lie.
+    """
+
+    spike: float
+    device: torch.device
+    window: Tensor = field(init=False)
+    _told: list[Tensor] = field(init=False, default_factory=list)
+    _read: list[_Read] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.window = torch.zeros(WINDOW if self.spike else 0, 2, device=self.device)
+
+    def judge(self, number: int, loss: Tensor, norm: Tensor, scaled: bool, here: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge a step; return two fp32 scalars: 1 where all is finite, and 1 where the update is to be made.
+
+        Args:
+            number: of the step, from 1.
+            loss, norm: fp32 scalars, the same on every rank.
+            scaled: an infinite norm is the ordinary sign that the loss scale is too large (fp16), and not told.
+            here: this rank's loss was finite.
+        """
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        told = ~torch.isfinite(loss) if scaled else ~finite
+        reason = told.float()
+        if self.spike:
+            spikes = self._spikes(number, torch.stack((loss, norm)).float(), finite)
+            finite_and_calm = finite & ~spikes
+            reason = torch.where(spikes, 2.0, reason)
+        else:
+            finite_and_calm = finite
+        self._told.append(torch.stack((reason, loss.float(), norm.float(), here.float())))
+        return finite.float(), finite_and_calm.float()
+
+    def _spikes(self, number: int, values: Tensor, finite: Tensor) -> Tensor:
+        place = (number - 1) % WINDOW
+        middle = self.window.sort(dim=0).values[WINDOW // 2]
+        away = (self.window - middle).abs().sort(dim=0).values[WINDOW // 2]
+        deviation = torch.maximum(_CONSISTENT * away, _LEAST * middle.abs())
+        above = (values > middle + self.spike * deviation).any() & finite
+        self.window[place] = torch.where(finite, values, self.window[place])
+        return above if number > WINDOW else torch.zeros_like(above)
+
+    def note(self, number: int, rows: list[Row], loader: dict[str, Any]) -> None:
+        """Remember what a step has read, until `read`."""
+        self._read.append(_Read(number, rows, loader))
+
+    def read(self) -> list[Step]:
+        """Wait for the device and return the bad ones of the steps since the last call."""
+        if not self._told:
+            return []
+        rows = torch.stack(self._told).tolist()
+        found = [
+            Step(read.step, REASONS[int(reason)], loss, norm, here > 0, read.rows, read.loader)
+            for read, (reason, loss, norm, here) in zip(self._read, rows, strict=True)
+            if reason
+        ]
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Drop what is known of the steps since the last read."""
+        self._told.clear()
+        self._read.clear()
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint keeps; memory is shared."""
+        return {"window": self.window} if self.spike else {}
+
+
+def positions(steps: Iterable[Step], micro_batches: int) -> list[int]:
+    """Return where in the data bad steps begin, in micro-batches of all ranks; `micro_batches` are a step's."""
+    return [int(step.loader["micro_batch"]) - micro_batches for step in steps]
