@@ -106,7 +106,7 @@ def test_bad_input(home: Home, base: Path, tmp_path: Path) -> None:
         json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
     )
     cases: list[tuple[Path, Options, str]] = [
-        (plain, {"data.valid-fraction": 0}, "plain.jsonl:1: one answer, where a pair has two"),
+        (plain, {"data.valid-fraction": 0}, "plain.jsonl: line 1: one answer, where a pair has two"),
         (home.text, {}, "is plain text, not pairs of answers"),
         (plain, {"batch.micro-batch-tokens": 100}, "a pair has up to 2 x batch.seq_len = 128 tokens"),
         (plain, {"batch.no-packing": []}, "pairs are always packed"),

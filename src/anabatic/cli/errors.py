@@ -119,11 +119,15 @@ def _to_log_files(trace: str) -> None:
             handler.handle(logging.LogRecord(log.LOGGER.name, logging.ERROR, "", 0, trace, None, None))
 
 
+_SAID = ("true", "false", "yes", "no", "on", "off")
+"""What people type behind a switch."""
+
+
 def usage(error: CycloptsError, app: App) -> ConfigError:
     """Return the CLI library's error in our words."""
     words = " ".join(("anabatic", *(error.command_chain or ())))
     hint = f"see `{words} --help`"
-    if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in ("true", "false"):
+    if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in _SAID:
         hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
     if words in ("anabatic sim", "anabatic launch"):
         hint = f"the command to run and its options stand after --; {hint}"

@@ -103,8 +103,11 @@ def translate(content: dict[str, Any], source: str) -> Translation:
             continue
         try:
             handler(made, value)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}", error.hint) from error
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise ConfigError(f"{source}: {key} is {json.dumps(value)[:80]}", f"check its type: {error}") from error
+            what = f"{source}: {key} is {json.dumps(value)[:80]}"
+            raise ConfigError(what, f"{_EXPECTED[key]} is expected, as in DeepSpeed's own files") from error
     return made
 
 
@@ -159,7 +162,7 @@ def _optimizer(made: Translation, section: dict[str, Any]) -> None:
 def _rows(name: str) -> Callable[[Translation, Any], None]:
     def handle(made: Translation, value: Any) -> None:
         if isinstance(value, bool) or int(value) != value or value < 1:
-            raise ValueError("a whole number from 1 is expected")
+            raise ValueError("not a whole number from 1")
         setattr(made, name, int(value))
 
     return handle
@@ -180,19 +183,28 @@ _HANDLERS: dict[str, Callable[[Translation, Any], None]] = {
     "gradient_accumulation_steps": _rows("accumulation"),
     "train_batch_size": _rows("batch"),
 }
+_WHOLE = "a whole number from 1"
+_EXPECTED = {
+    **dict.fromkeys(("bf16", "bfloat16", "fp16"), 'an object such as {"enabled": true}'),
+    **dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), _WHOLE),
+    "zero_optimization": 'an object such as {"stage": 2}',
+    "optimizer": 'an object such as {"type": "AdamW", "params": {"lr": 1e-4}}',
+    "gradient_clipping": "a number",
+}
 
 
-def apply(job: Any, world_size: int) -> tuple[Any, list[str]]:
-    """Return the job with the settings of its `parallel.deepspeed` file, and lines that say what came of it.
+def apply(job: Any, world_size: int) -> tuple[Any, str, str]:
+    """Return the job with the settings of its `parallel.deepspeed` file, what came of it, and what was not used.
 
-    Settings that the recipe leaves at their defaults follow the file.
+    Settings that the recipe leaves at their defaults follow the file. Both texts are empty where there is nothing
+    to say.
 
     Raises:
         ConfigError: the recipe and the file say different things.
     """
     source = job.parallel.deepspeed
     if source is None:
-        return job, []
+        return job, "", ""
     made = translate(read(source), source)
     settings = made.settings | _batch(made, job.batch.seq_len, world_size, source)
     fresh, changed = copy.deepcopy(job), []
@@ -206,12 +218,11 @@ def apply(job: Any, world_size: int) -> tuple[Any, list[str]]:
             )
         setattr(getattr(fresh, section), name, value)
         changed.append(f"{dotted} = {value}")
-    lines = [f"{source}: {', '.join(changed) or 'nothing to set'}"]
-    if made.unknown:
-        lines.append(f"{source}: without a counterpart here, not used: {', '.join(made.unknown)}")
+    told = f"{source}: {', '.join(changed) or 'nothing to set'}"
+    lost = f"{source}: without a counterpart here, not used: {', '.join(made.unknown)}" if made.unknown else ""
     for section in ("parallel", "batch", "optim", "device"):
         getattr(fresh, section).__post_init__()
-    return fresh, lines
+    return fresh, told, lost
 
 
 def _required(job: Any) -> list[str]:

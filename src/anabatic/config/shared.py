@@ -137,6 +137,11 @@ class Optim:
             f"optim.weights is {self.weights} and optim.name is {self.name}",
             "bf16 weights are updated by adamw alone: --optim.name adamw",
         )
+        for name in ("beta1", "beta2", "momentum"):
+            value = getattr(self, name)
+            require(0.0 <= value < 1.0, f"optim.{name} is {value}", "use a number from 0 up to, not including, 1")
+        for name in ("weight_decay", "eps"):
+            require(getattr(self, name) >= 0, f"optim.{name} is {getattr(self, name)}", "use 0 or more")
         require(self.max_grad_norm >= 0, f"optim.max_grad_norm is {self.max_grad_norm}", "use 0 or more")
         require(self.spike == 0 or self.spike >= 1, f"optim.spike is {self.spike:g}", "use 6, or 0 for no spikes")
         require(self.max_rewinds >= 0, f"optim.max_rewinds is {self.max_rewinds}", "use 0 or more")

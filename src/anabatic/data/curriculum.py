@@ -54,7 +54,7 @@ def check_levels(found: Counter[str], settings: Curriculum) -> bool:
     if not any(found[name] for name in found if name):
         log.warn(
             f'curriculum is off: none of the {sum(found.values()):,} rows has the field "{settings.field}"'
-            " (name the column in curriculum.field, or take the length with curriculum.by: length)"
+            " (name the column in curriculum.field, or make levels with curriculum.by: length or loss)"
         )
         return False
     unknown = {name: rows for name, rows in found.items() if name not in names}
@@ -130,6 +130,15 @@ def lines(settings: Curriculum, levels: Levels) -> list[str]:
         told.append(f"  {begin:.0%}-{stage.until:.0%}: {mix}")
         begin = stage.until
     return told
+
+
+def drawn(state: dict[str, object], levels: Levels) -> str:
+    """Return what is said at the end: how many samples of each level were drawn, and how often its rows came round."""
+    told = []
+    for number, (name, samples) in enumerate(by_level(state, levels).items()):
+        rows = levels.samples(number)
+        told.append(f"{samples:,} {name}" + (f" ({samples / rows:.2f} times its {rows:,} rows)" if rows else ""))
+    return f"curriculum: drawn {', '.join(told)}"
 
 
 def by_level(state: dict[str, object], levels: Levels) -> dict[str, int]:

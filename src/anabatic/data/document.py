@@ -43,6 +43,7 @@ class Document:
         level: difficulty, where a column for it was asked for; empty: the row has none.
         rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
         form: what the row was taken for; without a name: it was not a row of a file.
+        at: file (with the path that was read) and row, for messages; empty: `id` says it.
     """
 
     text: str | None
@@ -52,10 +53,13 @@ class Document:
     rejected: list[Message] | None = None
     level: str = ""
     form: Form = Form()
+    at: str = field(default="", compare=False)
 
     @property
     def place(self) -> str:
-        """File and row for messages: `chats.json: row 17`, `chats.jsonl: line 17`."""
+        """File and row for messages: `data/chats.json: row 17`, `data/chats.jsonl: line 17`."""
+        if self.at:
+            return self.at
         file, _, row = self.id.rpartition(":")
         return f"{file}: {'line' if _BY_LINE.search(file) else 'row'} {row}"
 

@@ -228,12 +228,24 @@ def _turn(turn: Any, index: int) -> Message:
         raise BadRow(f"message {index} has the role {role!r}, not one of {', '.join(ROLES)}.{near}")
     clean: Message = {key: item for key, item in turn.items() if item is not None}
     speaks_otherwise = clean.get("tool_calls") or clean.get("reasoning_content")
-    content = clean.setdefault("content", "" if speaks_otherwise else None)
+    content = clean["content"] = _joined(clean.get("content", "" if speaks_otherwise else None))
     if not isinstance(content, str):
-        raise BadRow(f"message {index}: content is {kind_of(content)}, not text")
+        raise BadRow(f"message {index}: content is {kind_of(content)}, not text or parts of text")
     for key, item in clean.items():
         _all_encodable(item, f"{key} of message {index}")
     return clean
+
+
+def _joined(content: Any) -> Any:
+    """Return the text of a list of text parts, as chat APIs also write content; anything else as it is."""
+    if not isinstance(content, list) or not content:
+        return content
+    texts = [part["text"] for part in content if isinstance(part, dict) and _is_text(part)]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _unspelt(value: Any) -> Any:

@@ -203,7 +203,8 @@ def shares(sources: Sources) -> list[float]:
 
 
 def _dropped(shards: ShardSet | Part | Sequences) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in shards.counts.items())
+    told = (f"{name.replace('_', ' ')} {number:,}" for name, number in shards.counts.items() if number)
+    return ", ".join(told) or "no rows"
 
 
 def _inputs(shards: ShardSet | Part | Sequences, seq_len: int) -> int:

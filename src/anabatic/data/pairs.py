@@ -37,7 +37,7 @@ class PairEncoder(ChatEncoder):
         for document in batch:
             for side, turns in zip(("chosen", "rejected"), answers(document), strict=True):
                 conversations.append(turns)
-                names.append(f"{document.id} ({side})")
+                names.append(f"{document.place} ({side})")
                 tools.append(document.tools)
         rendered = chat.render_full(conversations, self._tokenizer, names=names, tools=tools)
         return list(zip(rendered[::2], rendered[1::2], strict=True))
@@ -74,9 +74,9 @@ def answers(document: Document) -> tuple[list[Message], list[Message]]:
     """
     chosen, rejected = document.messages or [], document.rejected
     if rejected is None:
-        raise DataError(f"{document.id}: one answer, where a pair has two", f"{_SHAPES}; {SKIP_HINT}")
+        raise DataError(f"{document.place}: one answer, where a pair has two", f"{_SHAPES}; {SKIP_HINT}")
     if chosen == rejected:
-        raise DataError(f"{document.id}: both answers are the same: nothing to prefer", f"mend the row, {SKIP_HINT}")
+        raise DataError(f"{document.place}: both answers are the same: nothing to prefer", f"mend the row, {SKIP_HINT}")
     same = 0
     for one, other in zip(chosen, rejected, strict=False):
         if one != other:

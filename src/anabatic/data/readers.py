@@ -38,7 +38,7 @@ def read_text(path: Path, name: str, columns: Columns) -> Iterator[Document | Pr
             if isinstance(text, Problem):
                 yield text
             elif text:
-                yield Document(text, None, f"{name}:{row}")
+                yield Document(text, None, f"{name}:{row}", at=f"{path}: block {row}")
             offset += len(block)
             line += block.count(b"\n")
 
@@ -132,7 +132,7 @@ def _json_row(
     if not text.strip():
         return None
     try:
-        row = json.loads(text, object_pairs_hook=no_key_twice)
+        row = json.loads(text.rstrip("\r\n"), object_pairs_hook=no_key_twice)
     except (ValueError, RecursionError) as error:
         if isinstance(error, Twice):
             return Problem(f"{place}: {error}", f"leave one of them, {SKIP_HINT}")

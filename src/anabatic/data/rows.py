@@ -31,14 +31,14 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
         row = renamed(row, columns)
         form = find(row)
         if columns.text in row and (form is None or row.get("messages") is None):
-            return _text(row[columns.text], doc_id, columns)
+            return _text(row[columns.text], doc_id, place, columns)
         if form is not None:
             made = form.read(row)
             for turns in (made.messages, made.rejected or []):
                 require_order(turns)
             level = _level(row, columns)
             told = _form(form, tuple(row), columns)
-            return Document(None, made.messages, doc_id, made.tools, made.rejected, level, told)
+            return Document(None, made.messages, doc_id, made.tools, made.rejected, level, told, place)
     except BadRow as error:
         return Problem(
             f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
@@ -111,6 +111,13 @@ def missing(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
 def missing_hint(columns: Columns, there: Mapping[str, Any] | list[str]) -> str:
     """Return what to do about it."""
     _, absent = _begun(there)
+    known = {columns.text, *(name for form in FORMATS for name in (*form.needs, *form.takes))}
+    strange = next((ours for ours, _ in columns.names if ours not in known), None)
+    if strange is not None:
+        guess = did_you_mean(strange, known)
+        return (
+            f'data.columns is OUR_NAME=NAME, and none of ours is "{strange}".{guess} Ours: {", ".join(sorted(known))}'
+        )
     if absent:
         return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or mend the row, {SKIP_HINT}"
     nearest = did_you_mean(columns.text, there)
@@ -140,9 +147,9 @@ def listed(columns: Mapping[str, Any] | list[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-def _text(value: Any, doc_id: str, columns: Columns) -> Document | None:
+def _text(value: Any, doc_id: str, place: str, columns: Columns) -> Document | None:
     column = columns.text
     if not isinstance(value, str):
         raise BadRow(f'column "{column}" is {kind_of(value)}, not text')
     form = _form(None, (column,), columns)
-    return Document(encodable(value, column), None, doc_id, form=form) if value else None
+    return Document(encodable(value, column), None, doc_id, form=form, at=place) if value else None

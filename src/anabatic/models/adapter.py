@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,10 @@ from anabatic.config.tuner import Freeze, Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import folder_atomic
 from anabatic.core.text import did_you_mean
+from anabatic.models.adapter_config import CONFIG, PREFIX, WEIGHTS, adapted, lora_of, read_config
 from anabatic.models.lora import LoraLinear
 from anabatic.models.packed import Kind, PackedLinear, Scratch, put_in
 from anabatic.parallel.sharded import put, whole
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
 
 
 def scale_of(lora: Lora) -> float:
@@ -185,14 +183,14 @@ def state(model: PreTrainedModel) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, layer in layers(model).items():
         a, b = layer.delta()
-        tensors[f"{_PREFIX}{name}.lora_A.weight"] = a
-        tensors[f"{_PREFIX}{name}.lora_B.weight"] = b
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = a
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = b
         if layer.lora_magnitude is not None:
-            tensors[f"{_PREFIX}{name}.lora_magnitude_vector"] = whole(layer.lora_magnitude)
+            tensors[f"{PREFIX}{name}.lora_magnitude_vector"] = whole(layer.lora_magnitude)
     # A matrix that is embedding and head is written under both names: PEFT asks for both.
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and "lora_" not in name:
-            tensors[_PREFIX + name] = whole(parameter)
+            tensors[PREFIX + name] = whole(parameter)
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
@@ -221,7 +219,7 @@ def save(
         "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
         "use_dora": lora.use_dora,
-        "target_modules": sorted({name.rsplit(".", 1)[-1] for name in found}),
+        "target_modules": _targets(model, found),
         "modules_to_save": _saved_modules(model, lora) or None,
         # PEFT from 0.18 on: without it a tied head would stay the base model's
         **({"ensure_weight_tying": True} if _ties_saved(model, lora) else {}),
@@ -238,6 +236,13 @@ def save(
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tokenizer.save_pretrained(temporary)
+
+
+def _targets(model: PreTrainedModel, found: Iterable[str]) -> list[str]:
+    """Names for adapter_config.json: ends of names, or whole ones where not every layer so called has an adapter."""
+    ends = sorted({name.rsplit(".", 1)[-1] for name in found})
+    called = {name for name, _ in model.named_modules() if any(_ends(name, end) for end in ends)}
+    return ends if called == set(found) else sorted(found)
 
 
 def _ties_saved(model: PreTrainedModel, lora: Lora) -> bool:
@@ -258,58 +263,23 @@ def _saved_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
     return [*kept, embedding.rsplit(".", 1)[-1]]
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return `adapter_config.json`.
-
-    Raises:
-        DataError: it is missing, torn, or of another kind of adapter.
-    """
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
-        raise DataError(f"{path}: the adapter is {kind}, not LORA", "only LoRA adapters (with DoRA, rsLoRA) are read")
-    return config
-
-
-def lora_of(config: dict[str, Any]) -> Lora:
-    """Return the settings of a saved adapter."""
-    targets = config.get("target_modules") or []
-    return Lora(
-        r=int(config["r"]),
-        alpha=float(config["lora_alpha"]),
-        dropout=float(config.get("lora_dropout") or 0.0),
-        target_modules=[targets] if isinstance(targets, str) else sorted(targets),
-        modules_to_save=list(config.get("modules_to_save") or []),
-        use_rslora=bool(config.get("use_rslora")),
-        use_dora=bool(config.get("use_dora")),
-    )
-
-
-def require_one_rank(config: dict[str, Any], folder: Path) -> None:
-    """Refuse an adapter whose layers have different ranks or scales.
-
-    Raises:
-        DataError: it is one.
-    """
-    if config.get("rank_pattern") or config.get("alpha_pattern"):
-        raise DataError(f"{folder / CONFIG}: ranks differ from layer to layer", "merge the adapter with PEFT first")
-
-
 def prepare(model: PreTrainedModel, folder: Path) -> Lora:
     """Put the adapter of `folder`, without its numbers, into a base model; return its settings.
 
     Raises:
         DataError: the folder is damaged, or made for another model.
     """
-    config = read_config(folder)
-    require_one_rank(config, folder)
-    lora = lora_of(config)
+    lora = lora_of(read_config(folder), folder)
+    targets = adapted(folder)
+    there = set(find_targets(model, ["all-linear"]))
+    strange = [name for name in targets if name not in there]
+    if strange:
+        raise DataError(
+            f"{folder}: made for another model: this one has no linear layer {strange[0]}",
+            "use the model that adapter_config.json names as base_model_name_or_path",
+        )
     try:
-        insert(model, lora)
+        insert(model, replace(lora, target_modules=targets))
     except ConfigError as error:
         raise DataError(f"{folder}: made for another model: {error}", error.hint) from error
     return lora
@@ -322,16 +292,6 @@ def load(model: PreTrainedModel, folder: Path) -> None:
         DataError: the folder is damaged, or made for another model.
     """
     _fill(model, read_weights(folder), folder)
-
-
-def require_weights(folder: Path) -> None:
-    """Make sure that an adapter folder holds tensors.
-
-    Raises:
-        DataError: it does not.
-    """
-    if not (folder / WEIGHTS).is_file():
-        raise DataError(f"{folder / WEIGHTS} is missing", "copy the folder again; only safetensors are read")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -348,7 +308,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def own_name(name: str) -> str:
     """Return what a tensor of PEFT's is called in our modules."""
-    ours = re.sub(r"\.(lora_[AB])\.weight$", r".\1", name.removeprefix(_PREFIX))
+    ours = re.sub(r"\.(lora_[AB])\.weight$", r".\1", name.removeprefix(PREFIX))
     ours = ours.replace(".lora_magnitude_vector", ".lora_magnitude").replace(".modules_to_save", "")
     return ours.replace(".original_module", "")
 

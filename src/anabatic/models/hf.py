@@ -29,7 +29,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.device.ops import dear_operators, for_device
-from anabatic.models import adapter, attention, fuse, hub, stack, stored
+from anabatic.models import adapter, adapter_config, attention, fuse, hub, stack, stored
 from anabatic.parallel.sharded import materialise
 from anabatic.parallel.world import World
 
@@ -43,7 +43,7 @@ def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | N
     root = hub.fetch(str(path), named_hub, world) if hub.is_id(path) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
-        if (folder / "config.json").is_file() or (folder / adapter.CONFIG).is_file():
+        if (folder / "config.json").is_file() or (folder / adapter_config.CONFIG).is_file():
             return folder
     if not root.exists():
         raise DataError(f"model folder {root} does not exist", "give a Hugging Face folder or a finished run folder")
@@ -61,7 +61,7 @@ def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None 
     """
     if (folder / "config.json").is_file():
         return folder
-    name = adapter.read_config(folder).get("base_model_name_or_path") or ""
+    name = adapter_config.read_config(folder).get("base_model_name_or_path") or ""
     if not name or not (Path(name).exists() or hub.is_id(name)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
@@ -106,13 +106,15 @@ def _fitting(shares: list[stack.Share], top: Path) -> list[stack.Share]:
     """Return what lies below `top`."""
     known = stack.recorded(top)
     for share in known:
-        if not (share.folder / adapter.CONFIG).is_file():
+        if not (share.folder / adapter_config.CONFIG).is_file():
             what = f"{top} was trained on top of the adapter {share.folder}, which is not there"
-            raise DataError(what, f"put it back, or write where it lies into {top / adapter.CONFIG} ({stack.RECORD})")
+            raise DataError(
+                what, f"put it back, or write where it lies into {top / adapter_config.CONFIG} ({stack.RECORD})"
+            )
     if known and shares and shares != known:
         raise ConfigError(
             f"{top} was trained on top of {', '.join(map(str, known))}, not of {', '.join(map(str, shares))}",
-            f"leave the adapters before it out: {stack.RECORD} in its {adapter.CONFIG} names them",
+            f"leave the adapters before it out: {stack.RECORD} in its {adapter_config.CONFIG} names them",
         )
     return shares or known
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.models import adapter
+from anabatic.models import adapter, adapter_config
 from anabatic.parallel.sharded import put, whole
 
 RECORD = "merged_adapters"
@@ -60,12 +60,12 @@ def recorded(folder: Path) -> list[Share]:
     Raises:
         DataError: the record is damaged.
     """
-    entries = adapter.read_config(folder).get(RECORD) or []
+    entries = adapter_config.read_config(folder).get(RECORD) or []
     try:
         return [Share(Path(entry["path"]), float(entry["weight"])) for entry in entries]
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(
-            f"{folder / adapter.CONFIG}: {RECORD} is damaged: {entries}", "copy the folder again"
+            f"{folder / adapter_config.CONFIG}: {RECORD} is damaged: {entries}", "copy the folder again"
         ) from error
 
 
@@ -104,9 +104,7 @@ class _Part:
 
     def __init__(self, share: Share) -> None:
         self.share = share
-        config = adapter.read_config(share.folder)
-        adapter.require_one_rank(config, share.folder)
-        self.lora = adapter.lora_of(config)
+        self.lora = adapter_config.lora_of(adapter_config.read_config(share.folder), share.folder)
         self.scale = adapter.scale_of(self.lora) * share.weight
         self.pieces: dict[str, dict[str, Tensor]] = {}
         for name, tensor in adapter.read_weights(share.folder).items():

@@ -28,12 +28,14 @@ def begun(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, Found | Non
         ConfigError: the processes do not fit the job, or the run folder holds another one.
         Failure: the folder cannot be written, or another job works in it.
     """
-    job, told = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
+    job, told, lost = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
     device = pick(job.device)
     world = parallel.start(device, job.parallel.tensor)
     planning.require_divisible(job.batch, world.data)
     with open_folder(job, device, world) as folder:
-        for line in told:
-            log.info(line)
+        if told:
+            log.info(told)
+        if lost:
+            log.warn(lost)
         yield job, folder, device, world, find_checkpoint(job, folder, world)
     parallel.stop(world)

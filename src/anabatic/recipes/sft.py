@@ -23,7 +23,7 @@ from anabatic.data.pairs import longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device
 from anabatic.evals import difficulty
-from anabatic.models import adapter, fuse, stack, stored, tensor
+from anabatic.models import adapter, adapter_config, fuse, stack, stored, tensor
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.models.hf import base_of, below, fill, load_config, recompute, require_fit, resolve, skeleton
@@ -53,8 +53,9 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
     tuner = job.tuner
     if tuner == "auto":
         tuner = "full" if named == base else "lora"
-    if tuner != "lora" and job.lora != Lora():
-        log.warn(f"tuner is {tuner}: the settings of lora are not used")
+    for section, needed in (("lora", "lora"), ("freeze", "freeze")):
+        if tuner != needed and getattr(job, section) != type(getattr(job, section))():
+            log.warn(f"tuner is {tuner}: the settings of {section} are not used")
     model = skeleton(base, trained if tuner == "full" else device.dtype)
     lora = None
     if named != base:
@@ -62,7 +63,9 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
             what = f"{named} is an adapter, and tuner is {job.tuner}"
             raise ConfigError(what, "go on with --tuner lora, or merge it first with `anabatic merge`")
         lora = adapter.prepare(model, named)
-        log.info(f"going on with the adapter {named} of rank {lora.r}; the section lora is not used")
+        unused = job.lora != Lora()
+        told = "; the settings of lora are not used: it goes on as it is" if unused else ""
+        (log.warn if unused else log.info)(f"going on with the adapter {named} of rank {lora.r}{told}")
     elif tuner == "lora":
         lora = job.lora
         targets = adapter.insert(model, lora)
@@ -103,7 +106,7 @@ def _require_weights(named: Path, base: Path) -> None:
     """The files of the weights are opened before the rows are read."""
     stored.require_files(base)
     if named != base:
-        adapter.require_weights(named)
+        adapter_config.require_weights(named)
 
 
 def _by_loss(
@@ -180,6 +183,8 @@ def tune(
         objective: of pairs; None: next-token prediction.
     """
     with begun(job) as (job, folder, device, world, found):
+        if lessons is not None and not lessons.use and lessons != Curriculum():
+            log.warn("curriculum.use is false: the other settings of curriculum are not used")
         # Before the rows are read, which may take long: what is wrong with the settings is told here.
         start = opened(job, device, world)
         named, base, shares, model, lora = start.named, start.base, start.shares, start.model, start.lora

@@ -98,9 +98,9 @@ def corpus(
     if world.first:
         barrier(world)
     if valid is not None and not any(part.num_tokens for part in valid) and not data.valid:
-        log.warn(
-            f"no row is held out at data.valid_fraction {data.valid_fraction:g}: the training has no held-out loss"
-        )
+        rows = sum(part.counts["unlearned"] + part.counts["too_long"] for part in valid)
+        why = f"all {rows:,} rows held out are too long" if rows else "no row is held out"
+        log.warn(f"{why} at data.valid_fraction {data.valid_fraction:g}: the training has no held-out loss")
         valid = None
     if valid is not None and not any(part.num_tokens for part in valid):
         raise DataError(
@@ -231,6 +231,8 @@ class Training:
             params, multiplying = count_parameters(self.model)
             metrics.event("model", params=params, multiplying=multiplying, plan=self.plan.values)
             done = fit(replace(self._fit(goal, step, loader, tensors, metrics, watch), rows=rows), progress)
+            if self.corpus.levels is not None and progress.loader:
+                log.info(curriculum.drawn(progress.loader, self.corpus.levels))
             if done:
                 run.finish(
                     self.folder,

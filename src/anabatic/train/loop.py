@@ -71,8 +71,10 @@ def fit(job: Fit, progress: Progress) -> bool:
             if _evaluates(job, progress.step):
                 _evaluate(job, progress, clock, saver)
             if progress.step == 1:
+                clock.pause()  # it takes half a second, which would make the next row's speed and ETA wrong
                 gc.collect()
                 gc.freeze()  # what exists now lives to the end: do not walk it again at every collection
+                clock.go_on()
         if progress.step < job.total_steps:
             _stop_early(job, progress, clock, saver)
         saver.wait()

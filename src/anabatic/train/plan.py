@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from anabatic.config.parallel import Recompute
 from anabatic.config.shared import Batch, Optim, Schedule
+from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
 from anabatic.device.device import Device
@@ -18,6 +19,8 @@ from anabatic.parallel.world import Group
 
 TOKENS_PER_PARAM = 12.0
 """Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
+FEW_STEPS = 10
+"""Fewer updates than this hardly move a model; said where the number follows from the data."""
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""
@@ -198,6 +201,8 @@ def learning_rates(plan: Plan, optim: Optim, width: int, global_batch: int, tune
         plan.add("lr", optim.lr, 0.02 * ratio * (768 / width) ** 0.5, f"0.02 {reason} x (768 / width)^0.5")
     else:
         plan.add("lr", optim.lr, tuned, "gentle, for a trained model")
+    if optim.name != "muon" and (optim.matrix_lr is not None or optim.momentum != Optim().momentum):
+        log.warn(f"optim.name is {optim.name}: matrix_lr and momentum are Muon's and not used")
     if optim.name == "muon":
         new = 0.03 if tuned is None else 0.003
         plan.add("matrix_lr", optim.matrix_lr, new * ratio, f"{new} {reason}")
@@ -211,6 +216,8 @@ def total_steps(plan: Plan, schedule: Schedule, epoch_tokens: int, tokens: float
     elif schedule.epochs is not None:
         steps = max(1, math.ceil(schedule.epochs * epoch_tokens / global_batch - 1e-6))
         why = f"{schedule.epochs:g} epochs of {count(epoch_tokens)} tokens"
+        if steps < FEW_STEPS:
+            why += "; so few teach little: raise schedule.epochs, or lower batch.global_batch_tokens"
     else:
         steps = max(1, round(tokens / global_batch))
     plan.values["steps"], plan.reasons["steps"] = steps, why

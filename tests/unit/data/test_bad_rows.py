@@ -47,6 +47,11 @@ BAD_ROWS = [
     (messages({"role": "assitant", "content": "x"}), "message 1 has the role 'assitant'.*Did you mean \"assistant\"?"),
     (messages({"from": "bot", "value": "x"}), "message 1 has \"from\" 'bot', not one of"),
     (messages(USER, {"role": "assistant", "content": [1]}), "message 2: content is a list, not text"),
+    (messages(USER, {"role": "assistant", "content": []}), "message 2: content is a list, not text or parts of text"),
+    (
+        messages({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, SAID),
+        "message 1: content is a list, not text or parts of text",
+    ),
     (
         messages(USER, {**SAID, "weight": 0.5}),
         "a turn of the assistant has weight 0.5, and a turn is learned wholly or",
@@ -239,3 +244,25 @@ def test_templates_without_marks_and_without_turns(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 7: the chat template leaves out message 2") as caught:
         chat.render_full([[USER, SAID]], load, names=["row 7"])
     assert "generation" in caught.value.hint
+
+
+def test_the_whole_path_is_named_where_only_the_template_can_tell(tok: Path, tmp_path: Path) -> None:
+    """Of two files called alike, the one with the fault is named."""
+    for name, weight in (("a", 1), ("b", 0.5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").write_text(messages(USER, {**SAID, "weight": weight}) + "\n")
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/b/rows.jsonl: line 1: a turn of the assistant")):
+        built(tmp_path, tok)
+
+
+def test_the_column_of_broken_json_is_where_it_breaks(tok: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(GOOD + '\n{"instruction": "a", \n')
+    with pytest.raises(DataError, match=r"line 2: broken JSON: .* at column (19|20|21|22)"):
+        built(tmp_path / "rows.jsonl", tok)
+
+
+def test_a_name_that_is_none_of_ours(tok: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"q": "a", "response": "b"}\n')
+    with pytest.raises(DataError) as caught:
+        built(tmp_path / "rows.jsonl", tok, columns={"qurey": "q"})
+    assert 'none of ours is "qurey". Did you mean "query"?' in caught.value.hint

@@ -160,3 +160,11 @@ def test_stages_that_cannot_be(stages: list[CurriculumStage], words: str) -> Non
         Curriculum(use=True, stages=stages)
     assert words in str(caught.value)
     Curriculum(stages=stages)  # switched off, nothing is checked
+
+
+def test_what_was_drawn_is_said_with_how_often_it_came_round(sets: list[ShardSet]) -> None:
+    state = {"samples": [30, 45, 10]}
+    assert curriculum.drawn(state, levels_of(sets)) == (
+        "curriculum: drawn 30 explain (0.50 times its 60 rows), 45 reasoning (1.50 times its 30 rows),"
+        " 10 topology (2.00 times its 5 rows)"
+    )

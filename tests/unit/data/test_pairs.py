@@ -98,9 +98,9 @@ def test_learned_is_where_the_answers_part(tok: Any) -> None:
 
 
 def test_bad_pairs_are_named(tok: Any) -> None:
-    with pytest.raises(DataError, match=r"r.jsonl:7: one answer, where a pair has two"):
+    with pytest.raises(DataError, match=r"r.jsonl: line 7: one answer, where a pair has two"):
         encoded(tok, [USER, GOOD], None)
-    with pytest.raises(DataError, match=r"r.jsonl:7: both answers are the same"):
+    with pytest.raises(DataError, match=r"r.jsonl: line 7: both answers are the same"):
         encoded(tok, [USER, GOOD], [USER, GOOD])
 
 

@@ -298,6 +298,18 @@ def test_conversations_in_jsonl_and_parquet(tmp_path: Path) -> None:
         assert document.text is None
 
 
+def test_content_in_text_parts_is_the_text_of_them(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": parts}, TURNS[1]]}) + "\n")
+    _parquet(
+        tmp_path / "b.parquet",
+        messages=[[{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]],
+    )
+    for name in ("a.jsonl", "b.parquet"):
+        (document,) = read(tmp_path / name)
+        assert document.messages == TURNS
+
+
 def test_sharegpt_and_alpaca_rows(tmp_path: Path) -> None:
     call = {"name": "f", "arguments": {"a": 1}}
     rows: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ import torch
 from anabatic.config.tuner import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data import tokenizer as tokenizers
-from anabatic.models import adapter, hf, stack
+from anabatic.models import adapter, adapter_config, hf, stack
 from anabatic.testing.corpora import byte_tokenizer
 from anabatic.testing.tiny import tiny_model
 
@@ -151,7 +151,7 @@ def test_a_folder_with_an_at_sign(tmp_path: Path) -> None:
 
 def test_a_damaged_record(base: Path, tmp_path: Path) -> None:
     folder = made(base, tmp_path / "one", 0)
-    config = json.loads((folder / adapter.CONFIG).read_text())
-    (folder / adapter.CONFIG).write_text(json.dumps({**config, stack.RECORD: [{"path": 3}]}))
+    config = json.loads((folder / adapter_config.CONFIG).read_text())
+    (folder / adapter_config.CONFIG).write_text(json.dumps({**config, stack.RECORD: [{"path": 3}]}))
     with pytest.raises(DataError, match="merged_adapters is damaged"):
         hf.below([], folder)

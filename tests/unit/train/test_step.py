@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from anabatic.models.forward import Root, summed_loss
 from anabatic.parallel.world import World
 from anabatic.testing.tiny import tiny_model
 from anabatic.train.optim import Optimizer
-from anabatic.train.step import TrainStep
+from anabatic.train.step import LossScale, TrainStep
 
 
 def batch_of(tokens: int, targets: int, seed: int) -> Batch:
@@ -27,8 +28,8 @@ def batch_of(tokens: int, targets: int, seed: int) -> Batch:
     return Batch(ids, labels, torch.arange(tokens), [0, tokens], targets, tokens, {"at": seed})
 
 
-def step_of(model, **optim) -> TrainStep:
-    device = pick(DeviceConfig(type="cpu", threads=1))
+def step_of(model, dtype: torch.dtype = torch.float32, **optim) -> TrainStep:
+    device = replace(pick(DeviceConfig(type="cpu", threads=1)), dtype=dtype)
     optimizer = Optimizer(model, Optim(**optim), 1e-2, 1e-2, device, World())
     return TrainStep(Root(model), functools.partial(summed_loss, chunk_bytes=1 << 16), optimizer, device, World(), 32)
 
@@ -139,3 +140,42 @@ def test_a_signal_in_the_middle_of_a_long_step_keeps_nothing_of_it() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
     assert step.drain().tokens == 0
+
+
+def test_fp16_gives_the_gradient_of_fp32_with_its_scale_taken_out() -> None:
+    batches = [batch_of(30, 30, 1), batch_of(20, 3, 2)]
+    wanted = captured_gradient(step_of(tiny_model(), name="adamw", max_grad_norm=0.0), batches)
+    found = captured_gradient(step_of(tiny_model(), torch.float16, name="adamw", max_grad_norm=0.0), batches)
+    for name, grad in wanted.items():
+        assert (found[name] - grad).norm() <= 0.02 * grad.norm() + 1e-6, name
+
+
+def test_an_overflow_in_fp16_changes_no_weight_and_halves_the_scale() -> None:
+    model = tiny_model()
+    step = step_of(model, torch.float16, name="adamw")
+    step.scale.value.fill_(2.0**40)  # no fp16 gradient is that small
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    step.run(iter([batch_of(30, 30, 1)]), 1, 1.0)
+    assert step.drain().skipped == 1
+    assert float(step.scale.value) == 2.0**39
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    step.scale.value.fill_(2.0**10)
+    step.run(iter([batch_of(30, 30, 1)]), 1, 1.0)
+    assert step.drain().skipped == 0 and float(step.scale.value) == 2.0**10
+    assert not all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_the_scale_moves_as_the_grad_scaler_of_torch() -> None:
+    """2,000 whole steps in a row double it, an overflow halves it and begins the count anew; state_dict has both."""
+    device = replace(pick(DeviceConfig(type="cpu", threads=1)), dtype=torch.float16)
+    ours, theirs = LossScale(device), torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    theirs.scale(torch.ones(1))  # it makes its tensors at the first use
+    for number in range(4100):
+        good = number != 50
+        weight.grad = torch.full((1,), 1.0 if good else float("inf"))
+        theirs.step(optimizer)
+        theirs.update()
+        ours.update(torch.tensor(float(good)))
+    assert float(ours.value) == theirs.get_scale() == 2.0**17

@@ -1,0 +1,73 @@
+"""Settings that have no effect are said, not passed over in silence."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from anabatic.config.sft import SftJob
+from anabatic.config.shared import Data, Device, Optim, Schedule
+from anabatic.config.tuner import Freeze, Lora
+from anabatic.core.errors import ConfigError
+from anabatic.data import tokenizer as tokenizers
+from anabatic.device.device import pick
+from anabatic.models import adapter, hf
+from anabatic.models.build import Plan
+from anabatic.recipes import sft
+from anabatic.testing.corpora import byte_tokenizer
+from anabatic.testing.tiny import tiny_model
+from anabatic.train import plan as planning
+
+
+@pytest.mark.parametrize(
+    ("tuner", "settings", "told"),
+    [
+        ("full", {"lora": Lora(r=4)}, "tuner is full: the settings of lora are not used"),
+        ("lora", {"freeze": Freeze(last_layers=1)}, "tuner is lora: the settings of freeze are not used"),
+        ("auto", {"lora": Lora(r=2)}, "; the settings of lora are not used: it goes on as it is"),
+    ],
+)
+def test_sections_of_another_tuner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tuner: str, settings: dict[str, Lora], told: str
+) -> None:
+    tok = tokenizers.load(byte_tokenizer(tmp_path / "tok"))
+    model, base, saved = tiny_model(), tmp_path / "base", tmp_path / "saved"
+    hf.save_model(model, base, tok)
+    adapter.insert(model, Lora(r=4))
+    adapter.begin(model, Lora(r=4), 0)
+    adapter.save(model, saved, tok, Lora(r=4), base)
+    device = pick(Device(type="cpu", threads=1))
+    for more, warned in ((settings, True), ({}, False)):
+        job = SftJob(model=str(base), data=Data(train=["rows.json"]), tuner=tuner, **more)  # type: ignore[arg-type]
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "anabatic"):
+            sft._skeleton(job, saved if tuner == "auto" else base, base, device)
+        assert (told in caplog.text) == warned
+
+
+def test_rates_of_muon_beside_adamw(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "anabatic"):
+        planning.learning_rates(Plan(), Optim(name="adamw"), 64, 1024, 2e-5)
+        planning.learning_rates(Plan(), Optim(name="muon", matrix_lr=0.1), 64, 1024, 2e-5)
+        assert not caplog.text
+        planning.learning_rates(Plan(), Optim(name="adamw", matrix_lr=0.1), 64, 1024, 2e-5)
+    assert "optim.name is adamw: matrix_lr and momentum are Muon's and not used" in caplog.text
+
+
+def test_few_steps_come_with_advice() -> None:
+    plan = Plan()
+    assert planning.total_steps(plan, Schedule(epochs=1.0), 2900, 2900, "", 4096) == 1
+    assert "raise schedule.epochs, or lower batch.global_batch_tokens" in plan.reasons["steps"]
+    assert planning.total_steps(plan, Schedule(epochs=10.0), 4096, 4096, "", 4096) == 10
+    assert plan.reasons["steps"] == "10 epochs of 4.1K tokens"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"beta1": 1.0}, {"beta2": -0.1}, {"momentum": 2.0}, {"eps": -1e-8}, {"weight_decay": -0.1}]
+)
+def test_numbers_that_no_optimizer_takes(wrong: dict[str, float]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=f"optim.{name} is {value}"):
+        Optim(**wrong)  # type: ignore[arg-type]
