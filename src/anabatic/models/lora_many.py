@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
-from anabatic.models import adapter
+from anabatic.models import adapter, adapter_config
 
 Slice = tuple[int, int, int]
 """Place of an adapter, first token, end."""
@@ -126,13 +126,11 @@ class Adapters:
 
     def _pairs(self, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
         """Layer -> its two matrices as `Many` wants them; everything is checked before anything is changed."""
-        config = adapter.read_config(folder)
-        adapter.require_one_rank(config, folder)
-        lora = adapter.lora_of(config)
+        lora = adapter_config.lora_of(adapter_config.read_config(folder), folder)
         if lora.use_dora or lora.modules_to_save:
             what = "DoRA" if lora.use_dora else f"modules trained whole ({', '.join(lora.modules_to_save)})"
             raise DataError(f"{folder} has {what}, which changes the weights", "merge it: anabatic merge -m FOLDER")
-        adapter.require_weights(folder)
+        adapter_config.require_weights(folder)
         found: dict[str, dict[str, Tensor]] = {}
         for name, tensor in adapter.read_weights(folder).items():
             layer, _, part = adapter.own_name(name).rpartition(".")
