@@ -78,7 +78,7 @@ def _words_parameter(cls: type, name: str) -> Iterator[inspect.Parameter]:
     if name:
         about = template.field_docs(cls).get(name, "")
         parameter = Parameter(help=about, group=TOP, show_default=False)
-        hint = Annotated[str, parameter]
+        hint = Annotated[str, parameter, _Unchecked()]
         yield inspect.Parameter(name.upper(), inspect.Parameter.VAR_POSITIONAL, annotation=hint)
 
 
@@ -99,7 +99,21 @@ def config_parameter() -> inspect.Parameter:
 
 def keyword(name: str, hint: Any, parameter: Parameter) -> inspect.Parameter:
     """Return one keyword-only parameter that is absent unless given."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, parameter])
+    annotation = Annotated[hint, parameter, _Unchecked()]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+class _Unchecked:
+    """Tells pydantic that values are checked elsewhere (`config.check`).
+
+    cyclopts (5.4, `argument/_argument.py`) has pydantic check values by their annotation in every process that has
+    imported pydantic, and defaults, too.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
 
 
 def texts(hint: Any, tokens: Any) -> Any:
