@@ -1,0 +1,216 @@
+"""The faults: what each one does to a job, and the words by which the job is to tell of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from fault_machines import Machine
+
+from anabatic.core import jsonl
+from anabatic.sim import faults, segment
+
+LOOK = 0.02
+"""Seconds between two looks at a job."""
+_OFF_SECONDS = 2.0
+"""How long a machine without power stays away."""
+
+
+class Stuck(Exception):
+    """What was waited for did not come."""
+
+
+@dataclass
+class Site:
+    """A job under fault: its machines, and the run folder that they share.
+
+    Attributes:
+        disk: the disk that holds the run folder; None when it is not its own.
+        patience: seconds after which a job that does not go on counts as lost.
+        reached: the furthest step since the last fault.
+    """
+
+    machines: list[Machine]
+    run: Path
+    disk: Path | None
+    patience: float
+    reached: int = 0
+    ranks: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def wait(self, condition: Callable[[], Any]) -> None:
+        """Look after the machines until something is true.
+
+        Raises:
+            Stuck: it does not come true.
+        """
+        deadline = time.monotonic() + self.patience
+        while not condition():
+            for machine in self.machines:
+                machine.tend()
+            self.reached = max(self.reached, self.last()[0])
+            if time.monotonic() > deadline:
+                raise Stuck
+            time.sleep(LOOK)
+
+    def last(self) -> tuple[int, float]:
+        """Step and time of the newest row of the metrics; zeros without one."""
+        path = self.run / "metrics.jsonl"
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            for line in reversed(file.readlines()[:-1] + [b""]):
+                found = re.match(rb'\{"step": (\d+), "time": ([\d.]+), "kind": "train"', line)
+                if found:
+                    return int(found[1]), float(found[2])
+        return 0, 0.0
+
+    def begun(self, since: float) -> list[int]:
+        """Steps at which the training has begun or gone on since a time."""
+        rows = jsonl.read(self.run / "events.jsonl")
+        return [row["step"] for row in rows if row["event"] in ("start", "resume") and row["time"] > since]
+
+    def workers(self) -> dict[int, tuple[Machine, psutil.Process]]:
+        """The processes that train, by rank."""
+        return {rank: (machine, one) for machine in self.machines for rank, one in machine.ranks().items()}
+
+    def told(self) -> str:
+        """All that the machines have written."""
+        return "".join(machine.log.read_text(errors="replace") for machine in self.machines if machine.log.exists())
+
+    def newest(self) -> Path:
+        """The newest checkpoint."""
+        found = self.run.glob("checkpoint-*")
+        return max(found, key=lambda path: int(path.name.partition("-")[2]))
+
+
+def _rank(site: Site, draw: random.Random) -> None:
+    draw.choice([one for _, one in site.workers().values()]).kill()
+
+
+def _agent(site: Site, draw: random.Random) -> None:
+    agents = [agent for machine in site.machines if (agent := machine.agent())]
+    draw.choice(agents).kill()
+
+
+def _launcher(site: Site, draw: random.Random) -> None:
+    found = [one for machine in site.machines if (agent := machine.agent()) and (one := agent.parent())]
+    draw.choice(found).kill()
+
+
+def _node(site: Site, draw: random.Random) -> None:
+    draw.choice(site.machines).kill()
+
+
+def _power(site: Site, draw: random.Random) -> None:
+    """The cable goes first, so that nobody hears of the end; the machine comes back by itself."""
+    machine = draw.choice(site.machines)
+    machine.down = True
+    machine.cable(False)
+    machine.kill()
+    back = time.monotonic() + _OFF_SECONDS
+    site.wait(lambda: time.monotonic() > back)
+    machine.cable(True)
+    machine.down = False
+    machine.start()
+
+
+def _stop(site: Site, draw: random.Random) -> None:
+    draw.choice([one for _, one in site.workers().values()]).send_signal(signal.SIGSTOP)
+
+
+def _disk(site: Site, draw: random.Random) -> None:
+    """Room for a part of a checkpoint only; it is made free when the job has told of it."""
+    before = len(site.told())
+    if site.disk is None or os.geteuid():
+        worker = site.workers()[0][1]  # a limit on the size of a file, which the next process does not inherit
+        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        return
+    ballast = site.disk / "ballast"
+    whole = sum(path.stat().st_blocks * 512 for path in site.newest().iterdir())
+    left = int(whole * draw.choice([draw.uniform(0.1, 0.9), draw.uniform(0.93, 0.99)]))
+    with open(ballast, "wb") as file:
+        free = os.statvfs(site.disk)
+        os.posix_fallocate(file.fileno(), 0, max(free.f_bavail * free.f_frsize - left, 4096))
+    try:
+        site.wait(lambda: _FULL.search(site.told()[before:]))
+    finally:
+        ballast.unlink()
+
+
+_FULL = re.compile(r"no space left while writing|checkpoint-\d+ needs .* are free|No space left on device")
+
+
+def _flip(site: Site, draw: random.Random) -> None:
+    """A bit of the newest checkpoint turns over, and a rank is killed so that it is read."""
+    _rank(site, draw)
+    time.sleep(0.3)  # a save that only had to be sealed is through
+    file = draw.choice([path for path in sorted(site.newest().iterdir()) if path.name != "manifest.json"])
+    with open(file, "r+b") as opened:
+        place = draw.randrange(file.stat().st_size)
+        byte = os.pread(opened.fileno(), 1, place)[0]
+        os.pwrite(opened.fileno(), bytes([byte ^ 1 << draw.randrange(8)]), place)
+
+
+def _inject(site: Site, draw: random.Random, kind: str) -> None:
+    """Put a fault into the living simulated machine, for a device that a rank works on."""
+    sim = site.machines[0].process
+    assert sim is not None
+    with segment.attached(f"{segment.PREFIX}{sim.pid}") as live:
+        busy = [index for index in range(live.devices) if live.device[index].hbm_used and not live.device[index].lost]
+        row = next(row for row in live.fault if not row.kind or row.after < 0)
+        row.kind = 0  # whoever reads it meanwhile finds no fault
+        row.device, row.after, row.value = draw.choice(busy), 1, 0
+        row.kind = faults.KINDS[kind]
+        del row
+
+
+def _timeout(site: Site, draw: random.Random) -> None:
+    _inject(site, draw, "hccl-timeout")
+
+
+def _lost(site: Site, draw: random.Random) -> None:
+    _inject(site, draw, "lost")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault.
+
+    Attributes:
+        what: for the table.
+        strike: does it.
+        says: what the launchers must write of it.
+        where: the job that it strikes, `machines` or `npus`.
+        intervals: of checkpoints whose steps may be done again.
+        isolated: needs machines with a cable of their own.
+    """
+
+    what: str
+    strike: Callable[[Site, random.Random], None]
+    says: str
+    where: str = "machines"
+    intervals: int = 1
+    isolated: bool = False
+
+
+KINDS = {
+    "rank": Kind("kill -9 of a rank", _rank, r"rank \d+ ended without a message \(killed by SIGKILL\)"),
+    "agent": Kind("kill -9 of an agent", _agent, r"the launcher's agent has ended \(killed by SIGKILL\)"),
+    "launcher": Kind("kill -9 of a launcher", _launcher, r"start again"),
+    "node": Kind("kill -9 of all of a machine", _node, r"start again"),
+    "power": Kind("a machine without power for 2 s", _power, r"no process has moved", isolated=True),
+    "stop": Kind("SIGSTOP of a rank", _stop, r"rank \d+ stands after step \d+: the process is stopped \(SIGSTOP\)"),
+    "disk": Kind("disk full during a save", _disk, _FULL.pattern),
+    "flip": Kind("flipped bit in the newest checkpoint", _flip, r"is not used: \S+ does not match", intervals=2),
+    "hccl": Kind("HCCL timeout, simulated NPU", _timeout, r"507048|EI0002", where="npus"),
+    "lost": Kind("device lost, simulated NPU", _lost, r"507899|lost", where="npus"),
+}
