@@ -205,8 +205,8 @@ class Kind:
 KINDS = {
     "rank": Kind("kill -9 of a rank", _rank, r"rank \d+ ended without a message \(killed by SIGKILL\)"),
     "agent": Kind("kill -9 of an agent", _agent, r"the launcher's agent has ended \(killed by SIGKILL\)"),
-    "launcher": Kind("kill -9 of a launcher", _launcher, r"start again"),
-    "node": Kind("kill -9 of all of a machine", _node, r"start again"),
+    "launcher": Kind("kill -9 of a launcher", _launcher, r"SIGTERM: saving|stopped after step \d+: saved"),
+    "node": Kind("kill -9 of all of a machine", _node, r"all processes start again|agent has ended"),
     "power": Kind("a machine without power for 2 s", _power, r"no process has moved", isolated=True),
     "stop": Kind("SIGSTOP of a rank", _stop, r"rank \d+ stands after step \d+: the process is stopped \(SIGSTOP\)"),
     "disk": Kind("disk full during a save", _disk, _FULL.pattern),

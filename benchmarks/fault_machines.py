@@ -21,6 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from anabatic.core import heart
+
 RESTART_SECONDS = 1.0
 """A supervisor's pause before it starts a command again."""
 ANABATIC = [sys.executable, "-m", "anabatic"]
@@ -38,6 +40,9 @@ class Machine:
 
     def __init__(self, number: int, space: str, address: str, log: Path) -> None:
         self.number, self.space, self.address, self.log = number, space, address, log
+        self.temporary = log.with_suffix("")
+        """Its folder for temporary files, where the launcher keeps its workers' heartbeats."""
+        self.temporary.mkdir()
         self.command: list[str] = []
         self.environment: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
@@ -52,7 +57,7 @@ class Machine:
         inside = ["ip", "netns", "exec", self.space] if self.space else []
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [*inside, *self.command], env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [*inside, *self.command], env={**self.environment, "TMPDIR": str(self.temporary)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
         self.starts += 1
@@ -91,11 +96,11 @@ class Machine:
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The processes that train, by rank."""
-        agent = self.agent()
         found = {}
-        for child in agent.children() if agent is not None else []:
-            with contextlib.suppress(psutil.Error, KeyError):
-                found[int(child.environ()["RANK"])] = child
+        for beat in self.temporary.glob("anabatic-*/try-*/rank-*.beat"):
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):  # it ends while we look
+                if (told := heart.read(beat)) is not None:
+                    found[int(beat.stem.partition("-")[2])] = psutil.Process(told[0])
         return found
 
     def kill(self) -> None:

@@ -30,8 +30,10 @@ from fault_machines import ANABATIC, can_isolate, free_port, machines, small_dis
 
 INTERVAL = 10
 """Steps between two checkpoints."""
-SPACING = 14
+SPACING = 30
 """Steps between two faults, on average."""
+TAIL = 250
+"""Steps after the last one: a job must not end while its launcher is missed."""
 DISK_MEGABYTES = 64
 
 
@@ -131,7 +133,7 @@ def disturbed(plan: Plan, where: str, kinds: list[str], steps: int, draw: random
     with site(plan, where, "peace", steps, 0) as job:
         peace = finish(job)
     found = []
-    at = sorted(draw.sample(range(INTERVAL + 1, steps - INTERVAL), len(kinds)))
+    at = sorted(draw.sample(range(INTERVAL + 1, steps - TAIL), len(kinds)))
     with site(plan, where, "faults", steps, kinds.count("lost")) as job:
         for name, step in zip(kinds, at, strict=True):
             job.wait(lambda step=step: job.last()[0] >= step)
@@ -197,7 +199,7 @@ def main() -> None:
         for where in ("machines", "npus"):
             own = [name for name in kinds if KINDS[name].where == where]
             if own:
-                struck, equal[where] = disturbed(plan, where, own, 3 * INTERVAL + SPACING * len(own), draw)
+                struck, equal[where] = disturbed(plan, where, own, INTERVAL + SPACING * len(own) + TAIL, draw)
                 found += struck
     finally:
         if asked.keep is None:

@@ -6,6 +6,7 @@ The words are those of torch.distributed.run. Each start of the workers gets a f
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import logging
@@ -20,6 +21,7 @@ from typing import Any
 
 from anabatic.core import child
 from anabatic.launch import reports
+from anabatic.launch.forkserver import PRELOAD, WORDS, Forkserver
 from anabatic.launch.place import Place
 from anabatic.launch.roll import Roll
 
@@ -35,6 +37,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    if modules := os.environ.pop(PRELOAD, ""):
+        _fork_workers(Forkserver(modules))  # it imports while we do
     root = child.reports()
     if root is not None:
         _report_into(root)
@@ -55,6 +59,21 @@ def main() -> None:
         why = roll.waiting() if roll is not None and roll.missing else f"{name}: {' '.join(str(error).split())[:400]}"
         (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
         sys.exit(child.LOST)
+
+
+def _fork_workers(server: Forkserver) -> None:
+    """Start workers by a fork (`SubprocessHandler._popen` of torch 2.13, elastic/multiprocessing/subprocess_handler)."""
+    atexit.register(server.close)
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    start = SubprocessHandler._popen
+
+    def popen(handler: SubprocessHandler, words: tuple[str, ...], environment: dict[str, str]) -> Any:
+        plain = handler._stdout is None and handler._stderr is None and tuple(words[: len(WORDS)]) == WORDS
+        forked = server.fork(words[len(WORDS) :], environment) if plain else None
+        return start(handler, words, environment) if forked is None else forked
+
+    SubprocessHandler._popen = popen  # type: ignore[method-assign]
 
 
 def _refuse(root: Path, differences: list[str]) -> None:

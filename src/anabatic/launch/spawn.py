@@ -22,11 +22,12 @@ from typing import Any
 
 import yaml
 
+from anabatic.config import commands
 from anabatic.config.launch import Launch
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import write_atomic
-from anabatic.launch import cluster, reports, roll
+from anabatic.launch import cluster, forkserver, reports, roll
 from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
@@ -59,14 +60,16 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
             (folder / reports.MACHINE).write_text(json.dumps(machine), encoding="utf-8")
         processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
         log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.several else ''}")
-        return _Supervisor(command.split(), folder, launch, out).run()
+        module, _, _ = commands.get(command).recipe.partition(":")
+        preload = forkserver.preload(yaml.safe_load(recipe)["device"]["type"], module)
+        return _Supervisor(command.split(), folder, launch, out, preload).run()
 
 
 class _Supervisor:
     """Starts agents until the job has ended."""
 
-    def __init__(self, command: list[str], folder: Path, launch: Launch, out: Path | None) -> None:
-        self.command, self.folder, self.launch, self.out = command, folder, launch, out
+    def __init__(self, command: list[str], folder: Path, launch: Launch, out: Path | None, preload: str) -> None:
+        self.command, self.folder, self.launch, self.out, self.preload = command, folder, launch, out, preload
         self.agent: subprocess.Popen[bytes] | None = None
         self.received: list[int] = []
         self.told = 0
@@ -153,6 +156,8 @@ class _Supervisor:
     def _environment(self) -> dict[str, str]:
         variables = child.environment()
         variables[child.REPORTS] = str(self.folder)
+        if self.preload:
+            variables[forkserver.PRELOAD] = self.preload
         threads = max(1, len(os.sched_getaffinity(0)) // self.launch.nproc)
         variables.setdefault("OMP_NUM_THREADS", str(threads))
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
