@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fault_machines import Machine
 
 from anabatic.core import jsonl
 from anabatic.sim import faults, segment
+from fault_machines import Machine
 
 LOOK = 0.02
 """Seconds between two looks at a job."""
@@ -51,13 +51,15 @@ class Site:
         """Look after the machines until something is true.
 
         Raises:
-            Stuck: it does not come true.
+            Stuck: it does not come true, and nothing else moves any more.
         """
-        deadline = time.monotonic() + self.patience
+        seen, deadline = (0, 0.0), 0.0
         while not condition():
             for machine in self.machines:
                 machine.tend()
-            self.reached = max(self.reached, self.last()[0])
+            if self.last() != seen or not deadline:
+                seen, deadline = self.last(), time.monotonic() + self.patience
+                self.reached = max(self.reached, seen[0])
             if time.monotonic() > deadline:
                 raise Stuck
             time.sleep(LOOK)

@@ -57,8 +57,8 @@ class Machine:
         inside = ["ip", "netns", "exec", self.space] if self.space else []
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [*inside, *self.command], env={**self.environment, "TMPDIR": str(self.temporary)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                [*inside, *self.command], env={**self.environment, "TMPDIR": str(self.temporary)},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.starts += 1
         self._ended = 0.0

@@ -1,8 +1,8 @@
 """A process that has imported what the workers need, and forks them: ranks import once, restarts not at all.
 
 The name and the idea are those of `multiprocessing`'s forkserver (Python documentation, "Contexts and start methods").
-For training on processors only: what a driver of an accelerator makes of a fork was not tried. A fork copies the calling
-thread alone, so the server refuses when an import has left threads behind.
+For training on processors only: what a driver of an accelerator makes of a fork was not tried. A fork copies the
+calling thread alone, so the server refuses when an import has left threads behind.
 
 The agent holds one end of a pair of sockets, the server the other; on it go lines of JSON: `{"words", "environment"}`
 one way, `{"pid"}` and `{"pid", "code"}` the other. Server and workers end with the agent.
@@ -49,7 +49,7 @@ def preload(device: str, recipe: str) -> str:
     simulated = "ANABATIC_SIM_SEGMENT" in os.environ
     bare = sys.platform == "linux" and not simulated and not any(Path("/dev", name).exists() for name in _ACCELERATORS)
     processor = device == "cpu" or (device == "auto" and bare)
-    return f"{recipe},anabatic.recipes.training,anabatic.cli.app" if processor and sys.platform == "linux" else ""
+    return f"{recipe},anabatic.cli.app" if processor and sys.platform == "linux" else ""
 
 
 class Forked:
@@ -151,11 +151,11 @@ def _serve(modules: str, line: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     rest = b""
     while True:
-        ready, _, _ = select.select([line, waker], [], [])
+        ready, _, _ = select.select([line.fileno(), waker], [], [])
         if waker in ready:
             os.read(waker, 4096)
             _reap(line)
-        if line not in ready:
+        if line.fileno() not in ready:
             continue
         data = line.recv(65536)
         if not data:

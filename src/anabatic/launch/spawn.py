@@ -26,8 +26,8 @@ from anabatic.config import commands
 from anabatic.config.launch import Launch
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
-from anabatic.core.paths import write_atomic
-from anabatic.launch import cluster, forkserver, reports, roll
+from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.launch import cluster, forkserver, reports, roll, spare
 from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
@@ -35,6 +35,8 @@ SAVE_SECONDS = 600
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _LOOK = 0.25
 """Seconds between two looks at the workers."""
+_LAST = 3
+"""Lines that are shown of the log of a rank that left no message."""
 
 
 def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> int:
@@ -50,6 +52,9 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
         DeviceError: a process ended without a message, for example killed for its memory, or hung.
         Failure: the other machines did not come, or went.
     """
+    if launch.several and out is not None and _finished(RunFolder(out), recipe):
+        log.info(f"{out} holds this job, finished: nothing is left to do")
+        return 0
     with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
@@ -63,6 +68,16 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
         module, _, _ = commands.get(command).recipe.partition(":")
         preload = forkserver.preload(yaml.safe_load(recipe)["device"]["type"], module)
         return _Supervisor(command.split(), folder, launch, out, preload).run()
+
+
+def _finished(folder: RunFolder, recipe: str) -> bool:
+    """True when this very job has come to its end: a machine that was away then must not wait for the others."""
+    try:
+        done = json.loads(folder.summary.read_text(encoding="utf-8"))["finished"]
+        before = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return False
+    return done is True and before == yaml.safe_load(recipe) and folder.final_model.is_dir()
 
 
 class _Supervisor:
@@ -150,14 +165,25 @@ class _Supervisor:
 
     def _tell_restart(self, folder: Path) -> None:
         number = int(folder.name.partition("-")[2]) + 1
-        log.warn(f"{reports.read(folder).brief()}: all processes start again, restart {number} of"
-                 f" {self.launch.max_restarts}")  # fmt: skip
+        told = reports.read(folder)
+        log.warn(f"{told.brief()}: all processes start again, restart {number} of {self.launch.max_restarts}")
+        if why := told.why():
+            log.info(why)
+        self._tell_last_lines(told)
+
+    def _tell_last_lines(self, told: reports.Told) -> None:
+        """Show what ranks that left no message had written before."""
+        for rank in told.silent:
+            for line in reports.last_lines(RunFolder(self.out).log(rank), _LAST) if self.out is not None else []:
+                log.info(f"[rank {rank}] {line}")
 
     def _environment(self) -> dict[str, str]:
         variables = child.environment()
         variables[child.REPORTS] = str(self.folder)
         if self.preload:
             variables[forkserver.PRELOAD] = self.preload
+        if spare.chosen(os.environ):
+            variables[spare.FIXED] = "1"
         threads = max(1, len(os.sched_getaffinity(0)) // self.launch.nproc)
         variables.setdefault("OMP_NUM_THREADS", str(threads))
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
@@ -200,6 +226,7 @@ class _Supervisor:
         if self.received:
             log.info(f"{signal.Signals(self.received[0]).name} before the processes had begun, or a second time: ended")
             return 130 if self.received[0] == signal.SIGINT else child.PREEMPTED
+        self._tell_last_lines(told)
         silent = told.silent or {rank: -(code - 128) for rank in told.ranks if rank not in told.codes}
         ranks = ", ".join(map(str, silent))
         everybody = "" if self.launch.several else f" of {len(told.ranks)}"

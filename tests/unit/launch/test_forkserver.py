@@ -33,7 +33,7 @@ def test_a_worker_runs_the_command_with_its_own_variables_and_code(server: Forks
     assert worker is not None
     assert worker.wait(timeout=60) == 2
     assert (tmp_path / "rank-3.code").read_text() == "2"
-    assert 'nope' in (tmp_path / "rank-3.error").read_text()
+    assert "nope" in (tmp_path / "rank-3.error").read_text()
 
 
 def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_what_a_start_has_left(tmp_path: Path) -> None:
     assert told.brief() == "rank 3 ended without a message (killed by SIGKILL)"
     (first / "rank-3.error").write_text("error: out of memory")
     told = reports.read(first)
-    assert told.brief() == "[rank 3] error: out of memory"
+    assert told.brief() == "[rank 3] out of memory"
     assert [line.splitlines()[0] for line in told.lines()] == [
         "[rank 3] error: out of memory",
         "[rank 2] error: connection lost",
