@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -55,11 +56,12 @@ class Plan:
     """What a run of this program does."""
 
     folder: Path
-    seed: int
     hang: float
     patience: float
     text: Path
     tokenizer: Path
+    machines: int = 2
+    """With one, its launcher has both ranks."""
 
     def job(self, out: Path, steps: int, *more: str) -> list[str]:
         """The training command."""
@@ -85,15 +87,17 @@ def site(plan: Plan, where: str, name: str, steps: int, losses: int) -> Iterator
     """Start a job; `losses`: devices that it will lose."""
     folder = plan.folder / f"{where}-{name}"
     folder.mkdir()
-    count = 2 if where == "machines" else 1
+    count = plan.machines if where == "machines" else 1
     with small_disk(folder / "disk", DISK_MEGABYTES) as disk, machines(count, folder) as found:
         port = free_port()
         for machine in found:
             words = ["launch", "--max-restarts", "1000", "--hang-seconds", f"{plan.hang:g}"]
-            if where == "machines":
+            if count == 1:
+                words += ["--nproc", "2"]
+            else:
                 words += ["--nnodes", "2", "--node-rank", str(machine.number), "--master-addr", found[0].address]
                 words += ["--master-port", str(port), "--nproc", "1", "--join-seconds", "300"]
-            more = ["--device.type", "cpu"] if where == "machines" else ["--device.type", "npu", "--device.nproc", "2"]
+            more = ["--device.type", "cpu" if where == "machines" else "npu"]
             inside = [] if where == "machines" else [*ANABATIC, "sim", "--npus", str(2 + losses), "--"]
             machine.command = [*inside, *ANABATIC, *words, "--", *plan.job(disk / "run", steps, *more)]
             machine.environment = {**os.environ, "ANABATIC_CACHE": str(plan.folder / "cache"), "OMP_NUM_THREADS": "1"}
@@ -128,8 +132,9 @@ def strike(job: Site, name: str, draw: random.Random) -> Struck:
     return Struck(name, recovered, again, seconds, lines[0].strip() if lines else "")
 
 
-def disturbed(plan: Plan, where: str, kinds: list[str], steps: int, draw: random.Random) -> tuple[list[Struck], bool]:
+def disturbed(plan: Plan, where: str, kinds: list[str], draw: random.Random) -> tuple[list[Struck], bool]:
     """Train once in peace and once under the faults; return what became of them, and whether the ends are equal."""
+    steps = INTERVAL + SPACING * len(kinds) + TAIL
     with site(plan, where, "peace", steps, 0) as job:
         peace = finish(job)
     found = []
@@ -188,6 +193,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=180.0, help="seconds after which a job counts as lost")
     parser.add_argument("--keep", type=Path, help="folder for logs and runs, which stay")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken down
     draw = random.Random(asked.seed)
     names = [name for name in asked.kinds.split(",") if can_isolate() or not KINDS[name].isolated]
     kinds = drawn(names, asked.faults, draw)
@@ -196,11 +202,11 @@ def main() -> None:
     print(f"seed {asked.seed}; machines are {'network namespaces' if can_isolate() else 'process trees'}", flush=True)
     start, found, equal = time.monotonic(), [], {}
     try:
-        plan = Plan(folder.resolve(), asked.seed, asked.hang_seconds, asked.patience, *prepare(folder.resolve()))
+        plan = Plan(folder.resolve(), asked.hang_seconds, asked.patience, *prepare(folder.resolve()))
         for where in ("machines", "npus"):
             own = [name for name in kinds if KINDS[name].where == where]
             if own:
-                struck, equal[where] = disturbed(plan, where, own, INTERVAL + SPACING * len(own) + TAIL, draw)
+                struck, equal[where] = disturbed(plan, where, own, draw)
                 found += struck
     finally:
         if asked.keep is None:
