@@ -8,6 +8,7 @@ import random
 import re
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ LOOK = 0.02
 """Seconds between two looks at a job."""
 _OFF_SECONDS = 2.0
 """How long a machine without power stays away."""
+
+
+STOP = threading.Event()
+"""All jobs are to end."""
 
 
 class Stuck(Exception):
@@ -60,7 +65,7 @@ class Site:
             if self.last() != seen or not deadline:
                 seen, deadline = self.last(), time.monotonic() + self.patience
                 self.reached = max(self.reached, seen[0])
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or STOP.is_set():
                 raise Stuck
             time.sleep(LOOK)
 

@@ -134,7 +134,7 @@ def can_isolate() -> bool:
 @contextmanager
 def machines(count: int, folder: Path) -> Iterator[list[Machine]]:
     """Yield machines that reach one another; what runs on them ends with the block."""
-    tag = f"faults{os.getpid()}"
+    tag = f"faults{os.getpid()}-{folder.name}"
     isolated = count == 2 and can_isolate()
     found = []
     for number in range(count):

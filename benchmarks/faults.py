@@ -22,11 +22,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fault_kinds import KINDS, Site, Stuck
+from fault_kinds import KINDS, STOP, Site, Stuck
 from fault_machines import ANABATIC, can_isolate, free_port, machines, small_disk
 
 INTERVAL = 10
@@ -108,8 +109,11 @@ def site(plan: Plan, where: str, name: str, steps: int, losses: int) -> Iterator
 
 
 def finish(job: Site) -> tuple[bytes, list[str]]:
-    """Wait for the end; return the final weights and all losses."""
-    job.wait(lambda: all(machine.done for machine in job.machines))
+    """Wait for the end; return the final weights and all losses, nothing when it does not come."""
+    try:
+        job.wait(lambda: all(machine.done for machine in job.machines))
+    except Stuck:
+        return b"", []
     rows = re.findall(r'"step": (\d+), .*?"loss": ([^,]+),', (job.run / "metrics.jsonl").read_text())
     return (job.run / "final_model" / "model.safetensors").read_bytes(), [f"{step} {loss}" for step, loss in rows]
 
@@ -132,23 +136,50 @@ def strike(job: Site, name: str, draw: random.Random) -> Struck:
     return Struck(name, recovered, again, seconds, lines[0].strip() if lines else "")
 
 
-def disturbed(plan: Plan, where: str, kinds: list[str], draw: random.Random) -> tuple[list[Struck], bool]:
-    """Train once in peace and once under the faults; return what became of them, and whether the ends are equal."""
-    steps = INTERVAL + SPACING * len(kinds) + TAIL
+def peace(plan: Plan, where: str, steps: int) -> tuple[bytes, list[str]]:
+    """Train undisturbed; return the end."""
     with site(plan, where, "peace", steps, 0) as job:
-        peace = finish(job)
-    found = []
+        return finish(job)
+
+
+def war(
+    plan: Plan, where: str, kinds: list[str], steps: int, seed: int
+) -> tuple[list[Struck], tuple[bytes, list[str]]]:
+    """Train under the faults; return what became of them, and the end."""
+    draw, found = random.Random(f"{seed} {where}"), []
     at = sorted(draw.sample(range(INTERVAL + 1, steps - TAIL), len(kinds)))
     with site(plan, where, "faults", steps, kinds.count("lost")) as job:
         for name, step in zip(kinds, at, strict=True):
-            job.wait(lambda step=step: job.last()[0] >= step)
+            with suppress(Stuck):
+                job.wait(lambda step=step: job.last()[0] >= step)
             found.append(strike(job, name, draw))
             show(found[-1], len(found), len(kinds), step)
             if not found[-1].recovered:
                 for machine in job.machines:  # a hand, so that the other faults are tried, too
                     machine.kill()
-        ends = finish(job)
-    return found, ends == peace
+        return found, finish(job)
+
+
+def compare(plan: Plan, jobs: dict[str, list[str]], seed: int, workers: int) -> tuple[list[Struck], dict[str, bool]]:
+    """Run each job in peace and under its faults; return what became of them, and whose ends are equal.
+
+    Args:
+        jobs: the kinds of faults, in order, of each job.
+        workers: jobs at a time.
+    """
+    STOP.clear()
+    with ThreadPoolExecutor(workers) as pool:
+        runs = {}
+        for where, kinds in jobs.items():
+            steps = INTERVAL + SPACING * len(kinds) + TAIL
+            runs[where] = (pool.submit(peace, plan, where, steps), pool.submit(war, plan, where, kinds, steps, seed))
+        try:
+            ends = {where: (quiet.result(), struck.result()) for where, (quiet, struck) in runs.items()}
+        finally:
+            STOP.set()
+    return [one for _, (found, _) in ends.values() for one in found], {
+        where: quiet == end and bool(end[0]) for where, (quiet, (_, end)) in ends.items()
+    }
 
 
 def show(struck: Struck, number: int, count: int, step: int) -> None:
@@ -191,6 +222,9 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
     parser.add_argument("--hang-seconds", type=float, default=8.0, help="of the launchers")
     parser.add_argument("--patience", type=float, default=180.0, help="seconds after which a job counts as lost")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="jobs at a time, of at most four: sooner, but each slower"
+    )
     parser.add_argument("--keep", type=Path, help="folder for logs and runs, which stay")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken down
@@ -200,14 +234,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="anabatic-faults-")) if asked.keep is None else asked.keep
     folder.mkdir(exist_ok=True)
     print(f"seed {asked.seed}; machines are {'network namespaces' if can_isolate() else 'process trees'}", flush=True)
-    start, found, equal = time.monotonic(), [], {}
+    start = time.monotonic()
     try:
         plan = Plan(folder.resolve(), asked.hang_seconds, asked.patience, *prepare(folder.resolve()))
-        for where in ("machines", "npus"):
-            own = [name for name in kinds if KINDS[name].where == where]
-            if own:
-                struck, equal[where] = disturbed(plan, where, own, draw)
-                found += struck
+        jobs = {where: [name for name in kinds if KINDS[name].where == where] for where in ("machines", "npus")}
+        jobs = {where: own for where, own in jobs.items() if own}
+        found, equal = compare(plan, jobs, asked.seed, asked.at_once)
     finally:
         if asked.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
