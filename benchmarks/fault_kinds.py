@@ -89,9 +89,14 @@ class Site:
         """The processes that train, by rank."""
         return {rank: (machine, one) for machine in self.machines for rank, one in machine.ranks().items()}
 
-    def told(self) -> str:
-        """All that the machines have written."""
-        return "".join(machine.log.read_text(errors="replace") for machine in self.machines if machine.log.exists())
+    def sizes(self) -> list[int]:
+        """How much each machine has written."""
+        return [machine.log.stat().st_size for machine in self.machines]
+
+    def told(self, since: list[int]) -> str:
+        """What the machines have written since they had written so much."""
+        parts = (machine.log.read_bytes()[size:] for machine, size in zip(self.machines, since, strict=True))
+        return b"".join(parts).decode("utf-8", "replace")
 
     def newest(self) -> Path:
         """The newest checkpoint."""
@@ -136,7 +141,7 @@ def _stop(site: Site, draw: random.Random) -> None:
 
 def _disk(site: Site, draw: random.Random) -> None:
     """Room for a part of a checkpoint only; it is made free when the job has told of it."""
-    before = len(site.told())
+    before = site.sizes()
     if site.disk is None or os.geteuid():
         worker = site.workers()[0][1]  # a limit on the size of a file, which the next process does not inherit
         resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
@@ -148,7 +153,7 @@ def _disk(site: Site, draw: random.Random) -> None:
         free = os.statvfs(site.disk)
         os.posix_fallocate(file.fileno(), 0, max(free.f_bavail * free.f_frsize - left, 4096))
     try:
-        site.wait(lambda: _FULL.search(site.told()[before:]))
+        site.wait(lambda: _FULL.search(site.told(before)))
     finally:
         ballast.unlink()
 
@@ -213,11 +218,15 @@ KINDS = {
     "rank": Kind("kill -9 of a rank", _rank, r"rank \d+ ended without a message \(killed by SIGKILL\)"),
     "agent": Kind("kill -9 of an agent", _agent, r"the launcher's agent has ended \(killed by SIGKILL\)"),
     "launcher": Kind("kill -9 of a launcher", _launcher, r"SIGTERM: saving|stopped after step \d+: saved"),
-    "node": Kind("kill -9 of all of a machine", _node, r"all processes start again|agent has ended"),
+    "node": Kind(
+        "kill -9 of all of a machine",
+        _node,
+        r"(rank \d+\]? .*|another machine failed): all processes start again|agent has ended",
+    ),
     "power": Kind("a machine without power for 2 s", _power, r"no process has moved", isolated=True),
     "stop": Kind("SIGSTOP of a rank", _stop, r"rank \d+ stands after step \d+: the process is stopped \(SIGSTOP\)"),
     "disk": Kind("disk full during a save", _disk, _FULL.pattern),
     "flip": Kind("flipped bit in the newest checkpoint", _flip, r"is not used: \S+ does not match", intervals=2),
-    "hccl": Kind("HCCL timeout, simulated NPU", _timeout, r"507048|EI0002", where="npus"),
-    "lost": Kind("device lost, simulated NPU", _lost, r"507899|lost", where="npus"),
+    "hccl": Kind("HCCL timeout, simulated NPU", _timeout, r"^warning: .*(507048|EI0002)", where="npus"),
+    "lost": Kind("device lost, simulated NPU", _lost, r"^warning: .*507899", where="npus"),
 }

@@ -123,7 +123,7 @@ def strike(job: Site, name: str, draw: random.Random) -> Struck:
     kind = KINDS[name]
     time.sleep(draw.uniform(0.0, 0.15))
     job.reached = job.last()[0]
-    told, start = len(job.told()), time.time()
+    told, start = job.sizes(), time.time()
     try:
         kind.strike(job, draw)
         job.wait(lambda: (begun := job.begun(start)) and job.last()[0] > begun[-1] and job.last()[1] > start)
@@ -132,7 +132,7 @@ def strike(job: Site, name: str, draw: random.Random) -> Struck:
         recovered = False
     seconds = max(job.last()[1] - start, 0.0) if recovered else job.patience
     again = job.reached - min(job.begun(start), default=job.reached)
-    lines = [line for line in job.told()[told:].splitlines() if re.search(kind.says, line)]
+    lines = [line for line in job.told(told).splitlines() if re.search(kind.says, line)]
     return Struck(name, recovered, again, seconds, lines[0].strip() if lines else "")
 
 
@@ -185,7 +185,7 @@ def compare(plan: Plan, jobs: dict[str, list[str]], seed: int, workers: int) -> 
 def show(struck: Struck, number: int, count: int, step: int) -> None:
     """One line on stderr."""
     end = f"{struck.again} steps again, {struck.seconds:.1f} s" if struck.recovered else "NOT RECOVERED"
-    sys.stderr.write(f"{number}/{count} {struck.kind} at step {step}: {end} | {struck.said or 'NOTHING SAID'}\n")
+    sys.stderr.write(f"{number}/{count} {struck.kind} at step {step}: {end} | {struck.said[:160] or 'NOTHING SAID'}\n")
 
 
 def table(found: list[Struck], equal: dict[str, bool]) -> str:

@@ -70,6 +70,8 @@ class Told:
         if not lines:
             return "a process on another machine failed"
         line = lines[0].splitlines()[0].replace("error: ", "", 1)
+        if not line.startswith("[rank "):
+            line = f"{who(self.ranks)} {line}"
         return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
     def why(self) -> str:
@@ -112,14 +114,17 @@ def ending(codes: dict[int, int]) -> str:
     return ", ".join(sorted(told))
 
 
-def last_lines(log: Path, count: int) -> list[str]:
-    """The newest lines of a rank's log; none without one."""
+def last_lines(folder: Path, log: Path, count: int) -> list[str]:
+    """The newest lines of a rank's log, of those that hold anything; none when it wrote none in this start."""
     try:
+        if log.stat().st_mtime_ns < (folder / _RANKS).stat().st_mtime_ns:
+            return []
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL))
-            return file.read().decode("utf-8", "replace").splitlines()[-count:]
+            lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
+    return [line for line in lines if line.strip()][-count:]
 
 
 def _joined(ranks: object) -> str:

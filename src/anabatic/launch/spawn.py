@@ -36,7 +36,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _LOOK = 0.25
 """Seconds between two looks at the workers."""
 _LAST = 3
-"""Lines that are shown of the log of a rank that left no message."""
+"""Lines that are shown of the log of a rank that left no message, when the job ends with it."""
 
 
 def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> int:
@@ -169,12 +169,12 @@ class _Supervisor:
         log.warn(f"{told.brief()}: all processes start again, restart {number} of {self.launch.max_restarts}")
         if why := told.why():
             log.info(why)
-        self._tell_last_lines(told)
+        self._tell_last_lines(folder, told, 1)
 
-    def _tell_last_lines(self, told: reports.Told) -> None:
+    def _tell_last_lines(self, folder: Path, told: reports.Told, count: int) -> None:
         """Show what ranks that left no message had written before."""
-        for rank in told.silent:
-            for line in reports.last_lines(RunFolder(self.out).log(rank), _LAST) if self.out is not None else []:
+        for rank in told.silent if self.out is not None else ():
+            for line in reports.last_lines(folder, RunFolder(str(self.out)).log(rank), count):
                 log.info(f"[rank {rank}] {line}")
 
     def _environment(self) -> dict[str, str]:
@@ -226,7 +226,7 @@ class _Supervisor:
         if self.received:
             log.info(f"{signal.Signals(self.received[0]).name} before the processes had begun, or a second time: ended")
             return 130 if self.received[0] == signal.SIGINT else child.PREEMPTED
-        self._tell_last_lines(told)
+        self._tell_last_lines(started[-1], told, _LAST)
         silent = told.silent or {rank: -(code - 128) for rank in told.ranks if rank not in told.codes}
         ranks = ", ".join(map(str, silent))
         everybody = "" if self.launch.several else f" of {len(told.ranks)}"
