@@ -63,6 +63,8 @@ def _guarded(call: Callable[[], int], debug: bool) -> int:
         _to_log_files(trace)
         if debug:
             sys.stderr.write(trace)
+        if os.environ.get(REPORTS):
+            _report(shown)  # before the explanation takes its time: a watchdog may end this process meanwhile
         _report(shown, "" if isinstance(error, AnabaticError) else _explained(error))
         return shown.exit_code
 

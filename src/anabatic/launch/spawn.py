@@ -27,7 +27,7 @@ from anabatic.config.launch import Launch
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.launch import cluster, forkserver, reports, roll, spare
+from anabatic.launch import cluster, forkserver, native, reports, roll, spare
 from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
@@ -35,6 +35,8 @@ SAVE_SECONDS = 600
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _LOOK = 0.25
 """Seconds between two looks at the workers."""
+_WIDTH = 300
+"""Characters of a line that is repeated."""
 _LAST = 3
 """Lines that are shown of the log of a rank that left no message, when the job ends with it."""
 
@@ -172,10 +174,17 @@ class _Supervisor:
         self._tell_last_lines(folder, told, 1)
 
     def _tell_last_lines(self, folder: Path, told: reports.Told, count: int) -> None:
-        """Show what ranks that left no message had written before."""
-        for rank in told.silent if self.out is not None else ():
-            for line in reports.last_lines(folder, RunFolder(str(self.out)).log(rank), count):
-                log.info(f"[rank {rank}] {line}")
+        """Show what ranks that left no message had written before, and what it means; keep what all have written."""
+        for rank in told.silent:
+            written = native.text(folder, rank)
+            lines = [line for line in written.splitlines() if line.strip()][-count:]
+            if not lines and self.out is not None:
+                lines = reports.last_lines(folder, RunFolder(self.out).log(rank), count)
+            for line in lines:
+                log.info(f"[rank {rank}] {line[:_WIDTH]}")
+            if why := native.hint(written):
+                log.info(why)
+        native.keep(folder, told.ranks, self.out)
 
     def _environment(self) -> dict[str, str]:
         variables = child.environment()
@@ -213,6 +222,7 @@ class _Supervisor:
         told = reports.read(started[-1])
         for line in told.lines():
             sys.stderr.write(f"{line}\n")
+        self._tell_last_lines(started[-1], told, _LAST)
         first = [told.codes[rank] for rank in told.failed if told.codes.get(rank)]
         failed = first or [ended for ended in told.codes.values() if ended]
         if failed and not told.silent:
@@ -226,7 +236,6 @@ class _Supervisor:
         if self.received:
             log.info(f"{signal.Signals(self.received[0]).name} before the processes had begun, or a second time: ended")
             return 130 if self.received[0] == signal.SIGINT else child.PREEMPTED
-        self._tell_last_lines(started[-1], told, _LAST)
         silent = told.silent or {rank: -(code - 128) for rank in told.ranks if rank not in told.codes}
         ranks = ", ".join(map(str, silent))
         everybody = "" if self.launch.several else f" of {len(told.ranks)}"
