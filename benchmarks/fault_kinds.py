@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -65,7 +65,8 @@ class Site:
             if self.last() != seen or not deadline:
                 seen, deadline = self.last(), time.monotonic() + self.patience
                 self.reached = max(self.reached, seen[0])
-            if time.monotonic() > deadline or STOP.is_set():
+            over = all(machine.done for machine in self.machines)  # nothing will move any more
+            if time.monotonic() > deadline or STOP.is_set() or over:
                 raise Stuck
             time.sleep(LOOK)
 
@@ -149,13 +150,19 @@ def _disk(site: Site, draw: random.Random) -> None:
     ballast = site.disk / "ballast"
     whole = sum(path.stat().st_blocks * 512 for path in site.newest().iterdir())
     left = int(whole * draw.choice([draw.uniform(0.1, 0.9), draw.uniform(0.93, 0.99)]))
-    with open(ballast, "wb") as file:
-        free = os.statvfs(site.disk)
-        os.posix_fallocate(file.fileno(), 0, max(free.f_bavail * free.f_frsize - left, 4096))
     try:
-        site.wait(lambda: _FULL.search(site.told(before)))
+        with open(ballast, "wb") as file:
+            site.wait(lambda: _fill(site.disk, file, left) or _FULL.search(site.told(before)))
     finally:
         ballast.unlink()
+
+
+def _fill(disk: Path, file: IO[bytes], left: int) -> None:
+    """Leave so much room, also when an old checkpoint has just been removed."""
+    free = os.statvfs(disk)
+    if (spare := free.f_bavail * free.f_frsize - left) > 0:
+        with contextlib.suppress(OSError):  # the job was faster
+            os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, spare)
 
 
 _FULL = re.compile(r"no space left while writing|checkpoint-\d+ needs .* are free|No space left on device")
