@@ -6,7 +6,7 @@ A tiny model is trained by two launchers on two machines, one rank each (`fault_
 simulated NPUs, once undisturbed and once under the faults of `fault_kinds.py`. For each kind: how many struck, after
 how many the training went on without a hand, how many steps at most were done again beyond the interval of the
 checkpoints, the seconds from the fault to the next finished step, and whether the final weights and all losses
-are those of the undisturbed run, bit by bit.
+are those of the undisturbed run, bit by bit. A supervisor starts a launcher that was killed again, as systemd would.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def strike(job: Site, name: str, draw: random.Random) -> Struck:
         kind.strike(job, draw)
         job.wait(lambda: (begun := job.begun(start)) and job.last()[0] > begun[-1] and job.last()[1] > start)
         recovered = True
-    except Stuck:
+    except (Stuck, IndexError):  # IndexError: nothing was left to strike
         recovered = False
     seconds = max(job.last()[1] - start, 0.0) if recovered else job.patience
     again = job.reached - min(job.begun(start), default=job.reached)
