@@ -16,6 +16,8 @@ NATIVE = "rank-{}.native"
 """File there: what libraries have written to the standard error of a rank."""
 FAILED = "failed.json"
 """File in that folder: rank and exit code of each worker that ended badly before the others were stopped."""
+EXPLAIN = "ANABATIC_EXPLAIN"
+"""Environment variable: `0` leaves out the hint from the knowledge of `anabatic explain`."""
 RETRY = "ANABATIC_RETRY"
 """Environment variable, set for workers that take the place of failed ones."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anabatic.core import child
 from anabatic.core.paths import RunFolder
+from anabatic.launch.reports import Told
 
 _MOST = 65536
 """Bytes of the end that are read: what took a process down stands there."""
@@ -33,8 +34,15 @@ def keep(folder: Path, ranks: list[int], out: Path | None) -> None:
 
 def hint(written: str) -> str:
     """One line from what `anabatic explain` knows of it; empty when that is nothing."""
-    if not written:
+    if not written or os.environ.get(child.EXPLAIN) == "0":
         return ""
     from anabatic.doctor import explain, explain_show, knowledge, language
 
     return explain_show.one_line(explain.explain_text(written, knowledge.load()), language.choose(None, os.environ))
+
+
+def explained(folder: Path, told: Told) -> str:
+    """The hint about the first message, for a rank that was taken down before it could explain itself."""
+    if told.silent or not told.messages:
+        return ""
+    return hint("\n".join([told.lines()[0], *(text(folder, rank) for rank in told.failed)]))

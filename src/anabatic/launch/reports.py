@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabatic.core import child
+from anabatic.core.errors import TRACEBACK
 
 LOST_WHY = "lost"
 """File in which an agent says how it has lost the others."""
@@ -75,9 +76,9 @@ class Told:
         return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
     def why(self) -> str:
-        """The hint about the first failure; empty without one."""
+        """The hint about the first failure; empty without one that says more than where the traceback is."""
         lines = [] if self.silent or not self.messages else self.lines()[0].splitlines()
-        return next((line for line in reversed(lines) if line.startswith("hint: ")), "")
+        return next((line for line in reversed(lines) if line.startswith("hint: ") and TRACEBACK not in line), "")
 
 
 def read(folder: Path) -> Told:

@@ -169,7 +169,7 @@ class _Supervisor:
         number = int(folder.name.partition("-")[2]) + 1
         told = reports.read(folder)
         log.warn(f"{told.brief()}: all processes start again, restart {number} of {self.launch.max_restarts}")
-        if why := told.why():
+        if why := told.why() or native.explained(folder, told):
             log.info(why)
         self._tell_last_lines(folder, told, 1)
 
@@ -222,6 +222,8 @@ class _Supervisor:
         told = reports.read(started[-1])
         for line in told.lines():
             sys.stderr.write(f"{line}\n")
+        if not told.why() and (why := native.explained(started[-1], told)):
+            sys.stderr.write(f"{why}\n")
         self._tell_last_lines(started[-1], told, _LAST)
         first = [told.codes[rank] for rank in told.failed if told.codes.get(rank)]
         failed = first or [ended for ended in told.codes.values() if ended]

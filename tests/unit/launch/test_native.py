@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from anabatic.core import child
-from anabatic.launch import native
+from anabatic.core.errors import TRACEBACK
+from anabatic.launch import native, reports
 
 WORKER = """
 import os, sys
@@ -39,3 +40,9 @@ def test_nothing_was_written(tmp_path: Path) -> None:
     assert native.text(tmp_path, 0) == "" and native.hint("") == ""
     native.keep(tmp_path, [0], None)
     assert child.NATIVE.format(0) == "rank-0.native"
+
+
+def test_a_rank_that_could_not_explain_itself(tmp_path: Path) -> None:
+    told = reports.Told([0, 1], {"error: unexpected RuntimeError: error code is 507899\nhint: " + TRACEBACK: [1]})
+    assert told.why() == "" and "507899" in native.explained(tmp_path, told)
+    assert native.explained(tmp_path, reports.Told([0])) == ""
