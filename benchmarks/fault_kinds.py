@@ -60,13 +60,14 @@ class Site:
         """
         seen, deadline = (0, 0.0), 0.0
         while not condition():
+            if all(machine.done for machine in self.machines):  # nothing will move any more
+                raise Stuck
             for machine in self.machines:
                 machine.tend()
             if self.last() != seen or not deadline:
                 seen, deadline = self.last(), time.monotonic() + self.patience
                 self.reached = max(self.reached, seen[0])
-            over = all(machine.done for machine in self.machines)  # nothing will move any more
-            if time.monotonic() > deadline or STOP.is_set() or over:
+            if time.monotonic() > deadline or STOP.is_set():
                 raise Stuck
             time.sleep(LOOK)
 
@@ -230,7 +231,9 @@ KINDS = {
         _node,
         r"(rank \d+\]? .*|another machine failed): all processes start again|agent has ended",
     ),
-    "power": Kind("a machine without power for 2 s", _power, r"no process has moved", isolated=True),
+    "power": Kind(
+        "a machine without power for 2 s", _power, r"no process has moved|start again|starting again", isolated=True
+    ),
     "stop": Kind("SIGSTOP of a rank", _stop, r"rank \d+ stands after step \d+: the process is stopped \(SIGSTOP\)"),
     "disk": Kind("disk full during a save", _disk, _FULL.pattern),
     "flip": Kind("flipped bit in the newest checkpoint", _flip, r"is not used: \S+ does not match", intervals=2),
