@@ -34,8 +34,8 @@ def agent(launcher: psutil.Process) -> psutil.Process:
 
 def worker(process: subprocess.Popen[str], rank: int) -> psutil.Process:
     """The process of a local rank."""
-    workers = agent(psutil.Process(process.pid)).children()
-    return next(one for one in workers if one.environ()["LOCAL_RANK"] == str(rank))
+    workers = agent(psutil.Process(process.pid)).children(recursive=True)
+    return next(one for one in workers if one.name() == f"python rank {rank}")
 
 
 def test_ranks_and_their_agent_fail_and_the_losses_are_the_same(home: Home, base2: Path, tmp_path: Path) -> None:

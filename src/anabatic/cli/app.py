@@ -98,9 +98,10 @@ def build() -> App:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, 2 for the user's mistake, 1 for a failure, 130 when interrupted."""
     _open_standard_files()
-    if os.environ.get(child.REPORTS):
+    if (reports := child.reports()) is not None:
         child.die_with_parent()
         affinity.take()
+        child.keep_native_output(reports / child.NATIVE.format(log.rank()))
         HEART.open()
     tokens = list(sys.argv[1:] if argv is None else argv)
     border = tokens.index("--") if "--" in tokens else len(tokens)  # what follows belongs to the command of `sim`

@@ -22,16 +22,14 @@ from cyclopts import (
 )
 
 from anabatic.core import log, paths
-from anabatic.core.child import REPORTS
-from anabatic.core.errors import AnabaticError, ConfigError, Failure
+from anabatic.core.child import EXPLAIN, REPORTS
+from anabatic.core.errors import TRACEBACK, AnabaticError, ConfigError, Failure
 from anabatic.core.text import did_you_mean
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of our output has left, as `head` does."""
-EXPLAIN = "ANABATIC_EXPLAIN"
-"""`0` leaves out the hint from the knowledge of `anabatic explain`."""
 _MOST_CAUSES = 20
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -63,6 +61,8 @@ def _guarded(call: Callable[[], int], debug: bool) -> int:
         _to_log_files(trace)
         if debug:
             sys.stderr.write(trace)
+        if os.environ.get(REPORTS):
+            _report(shown)  # before the explanation takes its time: a watchdog may end this process meanwhile
         _report(shown, "" if isinstance(error, AnabaticError) else _explained(error))
         return shown.exit_code
 
@@ -82,7 +82,7 @@ def readable(error: Exception) -> AnabaticError:
         hint = "free some space; everything saved before is still whole"
         return Failure(f"cannot write: {error.strerror}", hint)
     text = " ".join(str(error).split()) or "no message"
-    return Failure(f"unexpected {type(error).__name__}: {text}", "add --debug for the traceback")
+    return Failure(f"unexpected {type(error).__name__}: {text}", TRACEBACK)
 
 
 def _explained(error: BaseException) -> str:

@@ -12,8 +12,12 @@ PROGRAM = (sys.executable, "-m", "anabatic")
 """Command line of this program; a command and its options follow."""
 REPORTS = "ANABATIC_REPORTS"
 """Environment variable: folder in which a worker leaves `rank-N.error` and `rank-N.code` for its launcher."""
+NATIVE = "rank-{}.native"
+"""File there: what libraries have written to the standard error of a rank."""
 FAILED = "failed.json"
 """File in that folder: rank and exit code of each worker that ended badly before the others were stopped."""
+EXPLAIN = "ANABATIC_EXPLAIN"
+"""Environment variable: `0` leaves out the hint from the knowledge of `anabatic explain`."""
 RETRY = "ANABATIC_RETRY"
 """Environment variable, set for workers that take the place of failed ones."""
 
@@ -36,6 +40,19 @@ def reports() -> Path | None:
     """Return the folder for this worker's reports; None where nobody has asked for them."""
     folder = os.environ.get(REPORTS)
     return Path(folder) if folder else None
+
+
+def keep_native_output(path: Path) -> None:
+    """Send what libraries write to the standard error to a file; Python's own messages still go where they went.
+
+    What a library says before it takes the process down, as HCCL's watchdog does, would be lost among the lines of all
+    ranks; the launcher reads it there.
+    """
+    terminal = os.dup(2)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 2)
+    os.close(file)
+    sys.stderr = open(terminal, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
 
 
 def die_with_parent() -> None:

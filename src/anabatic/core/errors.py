@@ -11,6 +11,9 @@ AnabaticError
 
 from __future__ import annotations
 
+TRACEBACK = "add --debug for the traceback"
+"""The hint of an error that nobody has foreseen."""
+
 
 class AnabaticError(Exception):
     """Base of every error raised on purpose. `str(error)` is one line with the numbers, `hint` says what to do."""

@@ -6,11 +6,12 @@ The words are those of torch.distributed.run. Each start of the workers gets a f
 
 from __future__ import annotations
 
+import atexit
 import functools
+import importlib
 import json
 import logging
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import child
-from anabatic.launch import reports, way
+from anabatic.launch import reports, spare, way
+from anabatic.launch.forkserver import PRELOAD, WORDS, Forkserver
 from anabatic.launch.place import Place
 from anabatic.launch.roll import Roll
 
@@ -36,9 +38,12 @@ def main() -> None:
     sys.unraisablehook = _unraisable
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    modules = os.environ.pop(PRELOAD, "")
+    if modules:
+        _fork_workers(Forkserver(modules))  # it imports while we do
     root = child.reports()
     if root is not None:
-        _report_into(root)
+        _report_into(root, devices=not modules)
         if why := _machine_0(root):
             (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
             sys.exit(child.LOST)
@@ -49,7 +54,7 @@ def main() -> None:
         roll = Roll(**machine, refuse=functools.partial(_refuse, root))
         roll.start()
     try:
-        runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+        importlib.import_module("torch.distributed.run").main()
     except Exception as error:
         name = type(error).__name__
         if name in _QUIET:
@@ -73,13 +78,30 @@ def _machine_0(root: Path) -> str:
     return way.await_port(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
 
 
+def _fork_workers(server: Forkserver) -> None:
+    """Start workers by a fork: `SubprocessHandler._popen` of torch 2.13 (elastic/multiprocessing)."""
+    atexit.register(server.close)
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    start = SubprocessHandler._popen
+
+    def popen(handler: SubprocessHandler, words: tuple[str, ...], environment: dict[str, str]) -> Any:
+        plain = handler._stdout is None and handler._stderr is None and tuple(words[: len(WORDS)]) == WORDS
+        forked = server.fork(words[len(WORDS) :], environment) if plain else None
+        return start(handler, words, environment) if forked is None else forked
+
+    SubprocessHandler._popen = popen  # type: ignore[assignment, method-assign]
+
+
 def _refuse(root: Path, differences: list[str]) -> None:
     (root / reports.REFUSED).write_text("\n".join(differences), encoding="utf-8")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _report_into(root: Path) -> None:
+def _report_into(root: Path, devices: bool) -> None:
     """Give every start of the workers a folder, and leave there who failed by itself and how.
+
+    With `devices` a later start does without those that have gone.
 
     `LocalElasticAgent._start_workers` and `_monitor_workers` of torch 2.13 (elastic/agent/server): the agent stops all
     workers when one fails, and tells nobody which one it was until its restarts are used up.
@@ -93,6 +115,8 @@ def _report_into(root: Path) -> None:
             os.environ[child.REPORTS] = str(folder)
             if len(reports.tries(root)) > 1:
                 os.environ[child.RETRY] = "1"
+                if devices:
+                    _replace_devices(len(worker_group.workers))
             return super()._start_workers(worker_group)
 
         def _monitor_workers(self, worker_group: Any) -> Any:
@@ -105,6 +129,13 @@ def _report_into(root: Path) -> None:
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]
+
+
+def _replace_devices(nproc: int) -> None:
+    variables, line = spare.replace(nproc, os.environ)
+    os.environ.update(variables)
+    if line:
+        sys.stderr.write(f"warning: {line}\n")
 
 
 def _order_machines(node_rank: int) -> None:

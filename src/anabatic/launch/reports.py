@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabatic.core import child
+from anabatic.core.errors import TRACEBACK
 
 LOST_WHY = "lost"
 """File in which an agent says how it has lost the others."""
@@ -18,6 +19,9 @@ MACHINE = "machine.json"
 MEETING = "meeting.json"
 """File that tells an agent where machine 0 is to answer before it begins."""
 _RANKS = "ranks.json"
+_LONGEST = 240
+"""Characters of a message in a line about it: CANN's run over pages."""
+_TAIL = 8192
 
 
 def begin(root: Path, ranks: list[int]) -> Path:
@@ -39,7 +43,7 @@ class Told:
 
     Attributes:
         ranks: global ranks on this machine.
-        messages: message -> the ranks that gave it.
+        messages: message -> the ranks that gave it, in the order in which they came.
         codes: rank -> exit code, of those that ended by themselves.
         failed: rank -> exit code, of those that failed before the agent stopped the others.
     """
@@ -66,16 +70,27 @@ class Told:
         if self.silent:
             return f"rank {_joined(self.silent)} ended without a message ({ending(self.silent)})"
         lines = self.lines()
-        return lines[0].splitlines()[0].removeprefix("error: ") if lines else "a process on another machine failed"
+        if not lines:
+            return "a process on another machine failed"
+        line = lines[0].splitlines()[0].replace("error: ", "", 1)
+        if not line.startswith("[rank "):
+            line = f"{who(self.ranks)} {line}"
+        return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+
+    def why(self) -> str:
+        """The hint about the first failure; empty without one that says more than where the traceback is."""
+        lines = [] if self.silent or not self.messages else self.lines()[0].splitlines()
+        return next((line for line in reversed(lines) if line.startswith("hint: ") and TRACEBACK not in line), "")
 
 
 def read(folder: Path) -> Told:
     """Return what is there."""
     told = Told(json.loads((folder / _RANKS).read_text(encoding="utf-8")))
+    errors = {rank: path for rank in told.ranks if (path := folder / f"rank-{rank}.error").is_file()}
+    for rank, path in sorted(errors.items(), key=lambda item: item[1].stat().st_mtime_ns):
+        told.messages.setdefault(path.read_text(encoding="utf-8"), []).append(rank)
     for rank in told.ranks:
-        error, ended = folder / f"rank-{rank}.error", folder / f"rank-{rank}.code"
-        if error.is_file():
-            told.messages.setdefault(error.read_text(encoding="utf-8"), []).append(rank)
+        ended = folder / f"rank-{rank}.code"
         if ended.is_file():
             told.codes[rank] = int(ended.read_text(encoding="utf-8"))
     named = folder / child.FAILED
@@ -100,6 +115,19 @@ def ending(codes: dict[int, int]) -> str:
     names = {number.value: number.name for number in signal.Signals}
     told = {f"killed by {names.get(-code, -code)}" if code < 0 else f"exit code {code}" for code in codes.values()}
     return ", ".join(sorted(told))
+
+
+def last_lines(folder: Path, log: Path, count: int) -> list[str]:
+    """The newest lines of a rank's log, of those that hold anything; none when it wrote none in this start."""
+    try:
+        if log.stat().st_mtime_ns < (folder / _RANKS).stat().st_mtime_ns:
+            return []
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-count:]
 
 
 def _joined(ranks: object) -> str:

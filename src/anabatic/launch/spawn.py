@@ -22,11 +22,12 @@ from typing import Any
 
 import yaml
 
+from anabatic.config import commands
 from anabatic.config.launch import Launch
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
-from anabatic.core.paths import write_atomic
-from anabatic.launch import cluster, reports, roll, seats
+from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.launch import cluster, forkserver, native, reports, roll, seats, spare
 from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
@@ -34,6 +35,10 @@ SAVE_SECONDS = 600
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _LOOK = 0.25
 """Seconds between two looks at the workers."""
+_WIDTH = 300
+"""Characters of a line that is repeated."""
+_LAST = 3
+"""Lines that are shown of the log of a rank that left no message, when the job ends with it."""
 
 
 def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> int:
@@ -49,6 +54,9 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
         DeviceError: a process ended without a message, for example killed for its memory, or hung.
         Failure: the other machines did not come, or went.
     """
+    if launch.several and out is not None and _finished(RunFolder(out), recipe):
+        log.info(f"{out} holds this job, finished: nothing is left to do")
+        return 0
     with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
@@ -64,16 +72,29 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
         processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
         log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.several else ''}")
         where = seats.variables(settings["device"], launch.nproc, os.environ, launch.several)
-        return _Supervisor(command.split(), folder, launch, where, out).run()
+        module, _, _ = commands.get(command).recipe.partition(":")
+        preload = forkserver.preload(settings["device"]["type"], module)
+        return _Supervisor(command.split(), folder, launch, where, out, preload).run()
+
+
+def _finished(folder: RunFolder, recipe: str) -> bool:
+    """True when this very job has come to its end: a machine that was away then must not wait for the others."""
+    try:
+        done = json.loads(folder.summary.read_text(encoding="utf-8"))["finished"]
+        before = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return False
+    return done is True and before == yaml.safe_load(recipe) and folder.final_model.is_dir()
 
 
 class _Supervisor:
     """Starts agents until the job has ended."""
 
     def __init__(
-        self, command: list[str], folder: Path, launch: Launch, where: dict[str, str], out: Path | None
+        self, command: list[str], folder: Path, launch: Launch, where: dict[str, str], out: Path | None, preload: str
     ) -> None:
-        self.command, self.folder, self.launch, self.seats, self.out = command, folder, launch, where, out
+        self.command, self.folder, self.launch, self.out = command, folder, launch, out
+        self.seats, self.preload = where, preload
         self.agent: subprocess.Popen[bytes] | None = None
         self.received: list[int] = []
         self.told = 0
@@ -154,13 +175,33 @@ class _Supervisor:
 
     def _tell_restart(self, folder: Path) -> None:
         number = int(folder.name.partition("-")[2]) + 1
-        log.warn(f"{reports.read(folder).brief()}: all processes start again, restart {number} of"
-                 f" {self.launch.max_restarts}")  # fmt: skip
+        told = reports.read(folder)
+        log.warn(f"{told.brief()}: all processes start again, restart {number} of {self.launch.max_restarts}")
+        if why := told.why() or native.explained(folder, told):
+            log.info(why)
+        self._tell_last_lines(folder, told, 1)
+
+    def _tell_last_lines(self, folder: Path, told: reports.Told, count: int) -> None:
+        """Show what ranks that left no message had written before, and what it means; keep what all have written."""
+        for rank in told.silent:
+            written = native.text(folder, rank)
+            lines = [line for line in written.splitlines() if line.strip()][-count:]
+            if not lines and self.out is not None:
+                lines = reports.last_lines(folder, RunFolder(self.out).log(rank), count)
+            for line in lines:
+                log.info(f"[rank {rank}] {line[:_WIDTH]}")
+            if why := native.hint(written):
+                log.info(why)
+        native.keep(folder, told.ranks, self.out)
 
     def _environment(self) -> dict[str, str]:
         # torch's agent takes PET_ variables, which operators of Kubernetes set, for options of its own.
         variables = {name: value for name, value in child.environment().items() if not name.startswith("PET_")}
         variables[child.REPORTS] = str(self.folder)
+        if self.preload:
+            variables[forkserver.PRELOAD] = self.preload
+        if spare.chosen(os.environ):
+            variables[spare.FIXED] = "1"
         variables.update(self.seats)
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
         # torch 2.13 would hand the workers of the next start the store of those before, whose keys tell old addresses.
@@ -189,6 +230,9 @@ class _Supervisor:
         told = reports.read(started[-1])
         for line in told.lines():
             sys.stderr.write(f"{line}\n")
+        if not told.why() and (why := native.explained(started[-1], told)):
+            sys.stderr.write(f"{why}\n")
+        self._tell_last_lines(started[-1], told, _LAST)
         first = [told.codes[rank] for rank in told.failed if told.codes.get(rank)]
         failed = first or [ended for ended in told.codes.values() if ended]
         if failed and not told.silent:

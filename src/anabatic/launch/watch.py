@@ -63,11 +63,11 @@ class Watch:
         self._over = False
 
     def hung(self) -> bool:
-        """True when none of the processes has moved for too long; those that have ended do not count.
+        """True when none of the processes has moved for too long; those that have ended or are gone do not count.
 
         A process that trains moves when it beats; one that does not train yet, when it takes CPU time.
         """
-        beats = {path.name: _sign(path) for path in self.folder.glob("*.beat") if not _ended(path)}
+        beats = {path.name: _sign(path) for path in self.folder.glob("*.beat") if not _ended(path) and not _gone(path)}
         if beats != self._seen or not beats:
             self._seen, self._moved = beats, self.now()
         return bool(self.patience and beats) and not self._over and self.now() - self._moved > self.patience
@@ -122,6 +122,12 @@ def _rank(path: Path) -> int:
 
 def _ended(beat: Path) -> bool:
     return beat.with_suffix(".code").exists()
+
+
+def _gone(beat: Path) -> bool:
+    """True when its process is not there any more: its agent knows, or is away itself."""
+    found = heart.read(beat)
+    return found is not None and not _state(found[0])
 
 
 def _stack(beat: Path) -> str:

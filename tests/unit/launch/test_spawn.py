@@ -128,5 +128,5 @@ def test_workers_end_with_the_agent_that_watches_them(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and "rank 0, 1 of 2 ended without a message (killed by SIGKILL)" in err
     gone, alive = psutil.wait_procs(workers, timeout=10)
-    assert len(gone) == 2 and not alive
+    assert len(gone) >= 2 and not alive  # with the process that has forked them
     assert not (tmp_path / "saved-0").exists()

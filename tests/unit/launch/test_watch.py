@@ -143,7 +143,7 @@ def test_what_a_start_has_left(tmp_path: Path) -> None:
     assert told.brief() == "rank 3 ended without a message (killed by SIGKILL)"
     (first / "rank-3.error").write_text("error: out of memory")
     told = reports.read(first)
-    assert told.brief() == "[rank 3] error: out of memory"
+    assert told.brief() == "[rank 3] out of memory"
     assert [line.splitlines()[0] for line in told.lines()] == [
         "[rank 3] error: out of memory",
         "[rank 2] error: connection lost",
@@ -207,3 +207,39 @@ def test_the_meeting_point_is_checked_first() -> None:
         cluster.arguments(Launch(min_nodes=2, max_nodes=2, node_rank=1, master_addr="nowhere.invalid"), 0)
     assert cluster.variables(other)["GLOO_SOCKET_IFNAME"] == "lo"
     assert cluster.is_here("127.0.0.1") and not cluster.is_here("192.0.2.1")
+
+
+def test_a_process_that_is_gone_does_not_hang(tmp_path: Path) -> None:
+    """Its agent may be gone with it, and another one on its way."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(60)
+    (tmp_path / "rank-0.beat").write_text(f"{process.pid:>12}{7:>12}")
+    clock = Clock()
+    watch = Watch(tmp_path, 5.0, clock)
+    assert not watch.hung()
+    clock.time = 6.0
+    assert not watch.hung()
+
+
+def test_the_last_lines_are_those_of_this_start(tmp_path: Path) -> None:
+    log = tmp_path / "rank-2.log"
+    log.write_text("INFO before\n")
+    os.utime(log, (1.0, 1.0))
+    folder = reports.begin(tmp_path, [2])
+    assert reports.last_lines(folder, log, 3) == []
+    log.write_text("INFO before\nINFO one\n\nINFO two\n")
+    assert reports.last_lines(folder, log, 2) == ["INFO one", "INFO two"]
+    assert reports.last_lines(folder, tmp_path / "nowhere", 3) == []
+
+
+def test_the_rank_that_failed_first_is_told_with_the_reason(tmp_path: Path) -> None:
+    """Not the one with the lowest number; a long message is cut, its explanation is not."""
+    folder = reports.begin(tmp_path, [0, 1])
+    for rank, text, moment in ((0, "connection lost", 2.0), (1, "x" * 500, 1.0)):
+        path = folder / f"rank-{rank}.error"
+        path.write_text(f"error: {text}\nhint: add --debug for the traceback\nhint: 50{rank}: look there")
+        os.utime(path, (moment, moment))
+    (folder / child.FAILED).write_text(json.dumps({"0": 1, "1": 1}))
+    told = reports.read(folder)
+    assert told.brief().startswith("[rank 1] xxx") and len(told.brief()) < 300
+    assert told.why() == "hint: 501: look there"

@@ -1,0 +1,251 @@
+"""Faults without end: a job is struck again and again, at random moments, and must come back each time by itself.
+
+    python benchmarks/faults.py [--faults 50] [--seed 0] [--kinds rank,agent,...] [--keep FOLDER]
+
+A tiny model is trained by two launchers on two machines, one rank each (`fault_machines.py`), and by one launcher on
+simulated NPUs, once undisturbed and once under the faults of `fault_kinds.py`. For each kind: how many struck, after
+how many the training went on without a hand, how many steps at most were done again beyond the interval of the
+checkpoints, the seconds from the fault to the next finished step, and whether the final weights and all losses
+are those of the undisturbed run, bit by bit. A supervisor starts a launcher that was killed again, as systemd would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fault_kinds import KINDS, STOP, Site, Stuck
+from fault_machines import ANABATIC, can_isolate, free_port, machines, small_disk
+
+INTERVAL = 10
+"""Steps between two checkpoints."""
+SPACING = 12
+"""Steps between two faults, on average."""
+TAIL = 40
+"""Steps after the last one."""
+DISK_MEGABYTES = 64
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What became of one fault."""
+
+    kind: str
+    recovered: bool
+    again: int
+    """Steps that were done again."""
+    seconds: float
+    said: str
+    """The first line that tells of it; empty when none does."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of this program does."""
+
+    folder: Path
+    hang: float
+    patience: float
+    text: Path
+    tokenizer: Path
+    machines: int = 2
+    """With one, its launcher has both ranks."""
+
+    def job(self, out: Path, steps: int, *more: str) -> list[str]:
+        """The training command."""
+        settings = {
+            "out": out, "tokenizer": self.tokenizer, "data.train": self.text, "model.depth": 2, "model.width": 64,
+            "batch.seq-len": 64, "batch.micro-batch-tokens": 256, "batch.global-batch-tokens": 512,
+            "device.threads": 1, "device.dtype": "fp32", "log.every": 1, "save.every": INTERVAL, "save.keep-last": 3,
+            "eval.every": 25, "schedule.max-steps": steps,
+        }  # fmt: skip
+        return ["pretrain", *(word for name, value in settings.items() for word in (f"--{name}", str(value))), *more]
+
+
+def prepare(folder: Path) -> tuple[Path, Path]:
+    """Write a text and train its tokenizer."""
+    from anabatic.testing.tiny import tiny_text, tiny_tokenizer
+
+    text = tiny_text(folder)
+    return text, tiny_tokenizer(folder, text)
+
+
+@contextmanager
+def site(plan: Plan, where: str, name: str, steps: int, losses: int) -> Iterator[Site]:
+    """Start a job; `losses`: devices that it will lose."""
+    folder = plan.folder / f"{where}-{name}"
+    folder.mkdir()
+    count = plan.machines if where == "machines" else 1
+    with small_disk(folder / "disk", DISK_MEGABYTES) as disk, machines(count, folder) as found:
+        port = free_port()
+        for machine in found:
+            words = ["launch", "--max-restarts", "1000", "--hang-seconds", f"{plan.hang:g}"]
+            if count == 1:
+                words += ["--nproc", "2"]
+            else:
+                words += ["--nnodes", "2", "--node-rank", str(machine.number), "--master-addr", found[0].address]
+                words += ["--master-port", str(port), "--nproc", "1", "--join-seconds", "300"]
+            more = ["--device.type", "cpu" if where == "machines" else "npu"]
+            inside = [] if where == "machines" else [*ANABATIC, "sim", "--npus", str(2 + losses), "--"]
+            machine.command = [*inside, *ANABATIC, *words, "--", *plan.job(disk / "run", steps, *more)]
+            machine.environment = {**os.environ, "ANABATIC_CACHE": str(plan.folder / "cache"), "OMP_NUM_THREADS": "1"}
+            if where == "npus":
+                machine.environment.pop("ANABATIC_CACHE")  # the simulator is the user's
+            machine.start()
+        yield Site(found, disk / "run", disk, plan.patience)
+
+
+def finish(job: Site) -> tuple[bytes, list[str]]:
+    """Wait for the end; return the final weights and all losses, nothing when it does not come."""
+    try:
+        job.wait(lambda: all(machine.done for machine in job.machines))
+    except Stuck:
+        return b"", []
+    rows = re.findall(r'"step": (\d+), .*?"loss": ([^,]+),', (job.run / "metrics.jsonl").read_text())
+    return (job.run / "final_model" / "model.safetensors").read_bytes(), [f"{step} {loss}" for step, loss in rows]
+
+
+def strike(job: Site, name: str, draw: random.Random) -> Struck:
+    """Strike once and wait until the training has gone on."""
+    kind = KINDS[name]
+    time.sleep(draw.uniform(0.0, 0.15))
+    job.reached = job.last()[0]
+    told, start = job.sizes(), time.time()
+    try:
+        kind.strike(job, draw)
+        job.wait(lambda: (begun := job.begun(start)) and job.last()[0] > begun[-1] and job.last()[1] > start)
+        recovered = True
+    except (Stuck, IndexError):  # IndexError: nothing was left to strike
+        recovered = False
+    seconds = max(job.last()[1] - start, 0.0) if recovered else job.patience
+    again = job.reached - min(job.begun(start), default=job.reached)
+    lines = [line for line in job.told(told).splitlines() if re.search(kind.says, line)]
+    return Struck(name, recovered, again, seconds, lines[0].strip() if lines else "")
+
+
+def peace(plan: Plan, where: str, steps: int) -> tuple[bytes, list[str]]:
+    """Train undisturbed; return the end."""
+    with site(plan, where, "peace", steps, 0) as job:
+        return finish(job)
+
+
+def war(
+    plan: Plan, where: str, kinds: list[str], steps: int, seed: int
+) -> tuple[list[Struck], tuple[bytes, list[str]]]:
+    """Train under the faults; return what became of them, and the end."""
+    draw, found = random.Random(f"{seed} {where}"), []
+    at = sorted(draw.sample(range(INTERVAL + 1, steps - TAIL), len(kinds)))
+    with site(plan, where, "faults", steps, kinds.count("lost")) as job:
+        for name, step in zip(kinds, at, strict=True):
+            with suppress(Stuck):
+                job.wait(lambda step=step: job.last()[0] >= step)
+            found.append(strike(job, name, draw))
+            show(found[-1], len(found), len(kinds), step)
+            if not found[-1].recovered:
+                for machine in job.machines:  # a hand, so that the other faults are tried, too
+                    machine.kill()
+        return found, finish(job)
+
+
+def compare(plan: Plan, jobs: dict[str, list[str]], seed: int, workers: int) -> tuple[list[Struck], dict[str, bool]]:
+    """Run each job in peace and under its faults; return what became of them, and whose ends are equal.
+
+    Args:
+        jobs: the kinds of faults, in order, of each job.
+        workers: jobs at a time.
+    """
+    STOP.clear()
+    with ThreadPoolExecutor(workers) as pool:
+        runs = {}
+        for where, kinds in jobs.items():
+            steps = INTERVAL + SPACING * len(kinds) + TAIL
+            runs[where] = (pool.submit(peace, plan, where, steps), pool.submit(war, plan, where, kinds, steps, seed))
+        try:
+            ends = {where: (quiet.result(), struck.result()) for where, (quiet, struck) in runs.items()}
+        finally:
+            STOP.set()
+    return [one for _, (found, _) in ends.values() for one in found], {
+        where: quiet == end and bool(end[0]) for where, (quiet, (_, end)) in ends.items()
+    }
+
+
+def show(struck: Struck, number: int, count: int, step: int) -> None:
+    """One line on stderr."""
+    end = f"{struck.again} steps again, {struck.seconds:.1f} s" if struck.recovered else "NOT RECOVERED"
+    sys.stderr.write(f"{number}/{count} {struck.kind} at step {step}: {end} | {struck.said[:160] or 'NOTHING SAID'}\n")
+
+
+def table(found: list[Struck], equal: dict[str, bool]) -> str:
+    """The result, in Markdown."""
+    heads = ("fault", "count", "recovered", "told", "steps again (max)", "beyond the interval",
+             "to the next step (median, max)", "identical")  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, kind in KINDS.items():
+        own = [one for one in found if one.kind == name]
+        if not own:
+            continue
+        again = max(one.again for one in own)
+        seconds = [one.seconds for one in own]
+        lines.append(
+            f"| {kind.what} | {len(own)} | {sum(one.recovered for one in own)} | {sum(bool(one.said) for one in own)} "
+            f"| {again} | {max(again - kind.intervals * INTERVAL, 0)} "
+            f"| {statistics.median(seconds):.1f} s, {max(seconds):.1f} s | {'yes' if equal[kind.where] else 'NO'} |"
+        )
+    return "\n".join(lines)
+
+
+def drawn(names: list[str], count: int, draw: random.Random) -> list[str]:
+    """Every kind as often as any other, in random order."""
+    found = [names[number % len(names)] for number in range(count)]
+    draw.shuffle(found)
+    return found
+
+
+def main() -> None:
+    """Strike and print the table; the exit code is 1 when a fault was not recovered or an end differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
+    parser.add_argument("--hang-seconds", type=float, default=8.0, help="of the launchers")
+    parser.add_argument("--patience", type=float, default=180.0, help="seconds after which a job counts as lost")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="jobs at a time, of at most four: sooner, but each slower"
+    )
+    parser.add_argument("--keep", type=Path, help="folder for logs and runs, which stay")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken down
+    draw = random.Random(asked.seed)
+    names = [name for name in asked.kinds.split(",") if can_isolate() or not KINDS[name].isolated]
+    kinds = drawn(names, asked.faults, draw)
+    folder = Path(tempfile.mkdtemp(prefix="anabatic-faults-")) if asked.keep is None else asked.keep
+    folder.mkdir(exist_ok=True)
+    print(f"seed {asked.seed}; machines are {'network namespaces' if can_isolate() else 'process trees'}", flush=True)
+    start = time.monotonic()
+    try:
+        plan = Plan(folder.resolve(), asked.hang_seconds, asked.patience, *prepare(folder.resolve()))
+        jobs = {where: [name for name in kinds if KINDS[name].where == where] for where in ("machines", "npus")}
+        jobs = {where: own for where, own in jobs.items() if own}
+        found, equal = compare(plan, jobs, asked.seed, asked.at_once)
+    finally:
+        if asked.keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(f"{table(found, equal)}\n{len(found)} faults, {(time.monotonic() - start) / 60:.1f} minutes")
+    sys.exit(not (all(one.recovered for one in found) and all(equal.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Workers are forked from a process that has imported what they need, and end as any other process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from anabatic.launch import forkserver
+from anabatic.launch.forkserver import Forkserver
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Forkserver]:
+    """One that imports next to nothing."""
+    made = Forkserver("json")
+    yield made
+    made.close()
+
+
+def variables(**more: str) -> dict[str, str]:
+    return {**os.environ, **more}
+
+
+def test_a_worker_runs_the_command_with_its_own_variables_and_code(server: Forkserver, tmp_path: Path) -> None:
+    """The code is also left in the folder of reports, as by any worker."""
+    worker = server.fork(["config", "show", "nope"], variables(RANK="3", ANABATIC_REPORTS=str(tmp_path)))
+    assert worker is not None
+    assert worker.wait(timeout=60) == 2
+    assert (tmp_path / "rank-3.code").read_text() == "2"
+    assert "nope" in (tmp_path / "rank-3.error").read_text()
+
+
+def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # reading it lasts for ever
+    worker = server.fork(["config", "check", str(pipe)], variables(RANK="1"))
+    assert worker is not None and worker.poll() is None
+    while psutil.Process(worker.pid).name() != "python rank 1":
+        time.sleep(0.01)
+    os.killpg(worker.pid, signal.SIGKILL)  # its own group, as the agent ends it
+    assert worker.wait(timeout=60) == -signal.SIGKILL == worker.poll()
+
+
+def test_workers_end_with_their_server(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    server = Forkserver("json")
+    worker = server.fork(["config", "check", str(pipe)], variables(RANK="0", ANABATIC_REPORTS=str(tmp_path)))
+    assert worker is not None
+    while not (tmp_path / "rank-0.beat").exists():
+        time.sleep(0.01)
+    server._process.kill()
+    assert worker.wait(timeout=60) == -signal.SIGKILL
+    assert server.fork([], variables()) is None
+    server.close()
+
+
+def test_a_server_that_cannot_import_forks_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    server = Forkserver("anabatic.nothing_of_that_name")
+    assert server.fork([], variables()) is None
+    server.close()
+    assert "nothing_of_that_name" in capfd.readouterr().err
+
+
+def test_only_training_on_a_processor_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forkserver.preload("cpu", "a.b").startswith("a.b,")
+    for device in ("npu", "cuda", "mps"):
+        assert not forkserver.preload(device, "a.b")
+    monkeypatch.setenv("ANABATIC_SIM_SEGMENT", "some machine")
+    assert not forkserver.preload("auto", "a.b")
