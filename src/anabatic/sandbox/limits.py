@@ -75,6 +75,11 @@ class Outcome:
         """True when it ended with exit code 0."""
         return self.status == "ok"
 
+    @property
+    def passed(self) -> bool:
+        """True when it also reached its last line."""
+        return self.ok and self.finished
+
     def told(self, limits: Limits) -> str:
         """Say in a few words how it ended."""
         last = self.stderr.strip().splitlines()[-1:]
