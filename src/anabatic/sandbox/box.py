@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ class Sandbox:
     ) -> None:  # fmt: skip
         self.limits = limits or Limits()
         self._readable = tuple(readable)
-        self._idle: queue.LifoQueue[_Keeper | None] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[_Keeper | None] = queue.LifoQueue(workers)
         self._closed = False
         first, self.protections = _best(self._readable, ways)
         if self.protections.missing and not allow_weaker:
@@ -147,6 +148,17 @@ class Sandbox:
             why = "its process was killed twice" if answer is None else answer["failed"]
             raise Failure(f"the sandbox cannot run a program: {why}", _HINT)
         return Outcome(**answer)
+
+    def run_many(self, sources: Sequence[str], files: Sequence[Mapping[str, str]]) -> list[Outcome]:
+        """Run programs, each with its files, as many at once as there are workers; outcomes in their order.
+
+        Raises:
+            DataError, Failure: as `run`.
+        """
+        if len(sources) < 2 or self._idle.maxsize < 2:
+            return [self.run(source, files=own) for source, own in zip(sources, files, strict=True)]
+        with ThreadPoolExecutor(self._idle.maxsize) as pool:
+            return list(pool.map(lambda source, own: self.run(source, files=own), sources, files))
 
     def close(self) -> None:
         """End the processes; the one of a program under way in another thread ends with it."""

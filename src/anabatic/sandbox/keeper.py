@@ -24,7 +24,7 @@ from anabatic.sandbox.follow import Run
 from anabatic.sandbox.limits import Limits
 from anabatic.sandbox.way import LANDLOCK, NAMESPACES, Way
 
-_WARM = ("collections", "functools", "heapq", "itertools", "json", "math", "random", "re", "string", "typing")
+_WARM = ("ast", "collections", "functools", "heapq", "itertools", "json", "math", "random", "re", "string", "typing")
 """Modules that many programs import."""
 _LENGTH = struct.Struct("=Q")
 

@@ -56,21 +56,24 @@ def run(source: str, report: int, nonce: bytes) -> NoReturn:
         except SystemExit as stop:
             code = _exit_code(stop.code)
         _end_threads()
-        sys.stdout.flush()
     except MemoryError:
         last, code = OUT_OF_MEMORY, 1
     except BaseException as error:  # whatever an unread program raises is shown, and is its own
         last, code = b"", 1
         _show(error)
     try:
+        sys.stdout.flush()
         sys.stderr.flush()
         os.write(report, last)
+    except BaseException:  # it has closed what it writes to
+        code = code or 1
     finally:
         os._exit(code)
 
 
 def _run(code: CodeType, source: str) -> None:
     module = type(sys)("__main__")
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the module `site` would
     scope: dict[str, Any] = module.__dict__
     scope.update(__builtins__=builtins, __file__=NAME)
     sys.modules["__main__"] = module

@@ -19,6 +19,7 @@ from anabatic.sandbox.limits import Limits
 from anabatic.sandbox.way import LANDLOCK, LIMITS, NAMESPACES
 
 LIMIT = Limits(seconds=5, cpu_seconds=2, memory_mib=256, file_mib=4, output_bytes=20_000, processes=8)
+BRIEF = Limits(seconds=0.3, memory_mib=256)
 
 
 @pytest.fixture(scope="module", params=[NAMESPACES, LANDLOCK])
@@ -52,6 +53,7 @@ def test_result_and_streams(box: Sandbox) -> None:
         ("a = '\0'", "error", 1, "null bytes"),
         ("\udc80", "error", 1, "Error"),
         ("raise SystemExit('no')", "error", 1, "no"),
+        ("exit(4)", "error", 4, ""),
         ("raise SystemExit(7)", "error", 7, ""),
         ("raise KeyboardInterrupt", "error", 1, "KeyboardInterrupt"),
         ("class E(Exception):\n def __str__(self): raise self\nraise E", "error", 1, "E"),
@@ -96,8 +98,14 @@ def test_leaving_early_is_not_finishing(box: Sandbox, code: str) -> None:
     ],
 )
 def test_time_is_over(box: Sandbox, source: str) -> None:
-    done = box.run(source, limits=Limits(seconds=0.3, memory_mib=256))
+    done = box.run(source, limits=BRIEF)
     assert (done.status, done.finished) == ("timeout", False)
+
+
+def test_what_was_said_before_an_error_is_kept(box: Sandbox) -> None:
+    assert box.run("print('before')\n1/0").stdout == "before\n"
+    assert box.run("import sys\nprint('before')\nsys.stdout.close()").status == "error"
+    assert box.run("print('before', flush=True)\nimport time; time.sleep(60)", limits=BRIEF).stdout == "before\n"
 
 
 def test_processor_time_is_over(box: Sandbox) -> None:
