@@ -34,6 +34,7 @@ from anabatic.infer.server.schema import (
 )
 from anabatic.infer.server.served import Catalogue, Served
 from anabatic.infer.server.worker import Worker
+from anabatic.infer.web import page
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": about}
@@ -55,6 +56,7 @@ class Api:
         self._catalogue, self._worker = catalogue, worker
         self._metrics = Metrics(catalogue.models, worker)
         self.router = APIRouter(responses=_ERRORS)
+        self.router.add_api_route("/", self.page, methods=["GET"], response_model=None, include_in_schema=False)
         for path, method, function in (
             ("/health", "GET", self.health),
             ("/metrics", "GET", self.metrics),
@@ -67,6 +69,11 @@ class Api:
             ("/tokenize", "POST", self.tokenize),
         ):
             self.router.add_api_route(path, function, methods=[method], response_model=None)
+
+    async def page(self) -> Response:
+        """The chat page."""
+        found = page.chat()
+        return Response(found.html, media_type="text/html; charset=utf-8", headers=found.headers)
 
     async def health(self) -> Response:
         """Say whether requests are answered."""

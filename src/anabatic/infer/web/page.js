@@ -1,0 +1,209 @@
+// The page itself: what is shown, and what clicks and keys do.
+
+const $ = (id) => document.getElementById(id);
+let talk = null;
+let running = null; // AbortController of the answer that is being written
+
+const speak = () => {
+  document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
+  for (const one of document.querySelectorAll("[data-words]")) one.textContent = word(one.dataset.words);
+  for (const one of document.querySelectorAll("[data-title]")) { one.title = word(one.dataset.title); one.setAttribute("aria-label", one.title); }
+  for (const one of document.querySelectorAll("[data-label]")) one.setAttribute("aria-label", word(one.dataset.label));
+  for (const one of document.querySelectorAll("[data-hint]")) one.placeholder = word(one.dataset.hint);
+  showTalks();
+  showTurns();
+};
+
+const dress = () => {
+  const { theme } = store.settings;
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+};
+
+const say = (text, bad = false) => { $("status").textContent = text; $("status").classList.toggle("bad", bad); };
+
+const titleOf = (one) => one.title || word("untitled");
+
+const showTalks = () => {
+  $("talks").replaceChildren(...store.talks.map((one) => {
+    const open = node("button", { type: "button", class: "talk", "aria-current": one === talk ? "true" : "false" }, titleOf(one));
+    open.addEventListener("click", () => { choose(one); fold(); });
+    const drop = node("button", { type: "button", class: "icon", title: word("remove"), "aria-label": `${word("remove")}: ${titleOf(one)}` }, "✕");
+    drop.addEventListener("click", () => { halt(); store.remove(one.id); if (one === talk) choose(null); else showTalks(); });
+    return node("li", {}, open, drop);
+  }));
+};
+
+const button = (name, act) => {
+  const made = node("button", { type: "button", class: "plain" }, word(name));
+  made.addEventListener("click", () => act(made));
+  return made;
+};
+
+const showTurns = () => {
+  const turns = talk?.turns ?? [];
+  $("log").replaceChildren(...(turns.length ? turns.map(turnNode) : [node("p", { class: "empty" }, word("empty"))]));
+  $("log").scrollTop = $("log").scrollHeight;
+};
+
+const turnNode = (turn, at) => {
+  const mine = turn.role === "user";
+  const body = node("div", { class: "body" }, ...(mine ? [node("p", { class: "plain-text" }, turn.content)] : markdown(turn.content)));
+  const tools = node("div", { class: "tools" }, button("copy", (one) => copyText(turn.content, one)));
+  if (mine) tools.append(button("edit", () => edit(at)));
+  if (!mine && at === talk.turns.length - 1) tools.append(button("again", () => answer(at)));
+  if (turn.how) tools.append(node("span", { class: "fine" }, howItWent(turn.how)));
+  if (turn.error) body.append(node("p", { class: "bad" }, turn.error), button("retry", () => answer(at)));
+  return node("article", { class: mine ? "mine" : "theirs", "aria-label": mine ? word("you") : turn.model || word("model") },
+    node("h2", {}, mine ? word("you") : turn.model || word("model")), body, tools);
+};
+
+const howItWent = (how) => {
+  const rate = how.seconds > how.first ? ((how.tokens - 1) / (how.seconds - how.first)).toFixed(1) : "–";
+  const parts = how.tokens ? [word("speed", how.tokens, rate, how.first.toFixed(2))] : [];
+  if (how.end === "length") parts.push(word("cut"));
+  if (how.end === "stopped") parts.push(word("stopped"));
+  return parts.join(" · ");
+};
+
+const edit = (at) => {
+  halt();
+  const shown = $("log").children[at];
+  const area = node("textarea", { rows: "3", "aria-label": word("edit") });
+  area.value = talk.turns[at].content;
+  const done = button("save", () => { const text = area.value.trim(); if (text) { talk.turns.length = at; send(text); } });
+  const body = shown.querySelector(".body");
+  body.replaceChildren(area, node("div", { class: "tools" }, done, button("cancel", showTurns)));
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") showTurns();
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); done.click(); }
+  });
+  area.focus();
+};
+
+const send = (text) => {
+  if (!talk) talk = store.create();
+  const last = talk.turns.at(-1);
+  if (last?.error && !last.content) talk.turns.pop();
+  talk.turns.push({ role: "user", content: text });
+  talk.title ||= text.slice(0, 60);
+  talk.at = Date.now();
+  answer(talk.turns.length);
+};
+
+// Writes the turn `at` anew; what was behind it is gone.
+const answer = async (at) => {
+  halt();
+  const mine = talk;
+  const own = new AbortController();
+  running = own;
+  mine.turns.length = at;
+  const turn = { role: "assistant", content: "", model: $("model").value };
+  const asked = mine.turns.slice();
+  mine.turns.push(turn);
+  busy(true);
+  showTalks();
+  showTurns();
+  let drawn = 0;
+  const draw = () => {
+    drawn = 0;
+    if (talk !== mine) return;
+    const near = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 80;
+    $("log").children[at]?.querySelector(".body").replaceChildren(...markdown(turn.content));
+    if (near) $("log").scrollTop = $("log").scrollHeight;
+  };
+  try {
+    turn.how = await ask(asked, own.signal, (text) => { turn.content = text; drawn ||= requestAnimationFrame(draw); });
+    turn.content = turn.how.text;
+    delete turn.how.text;
+    say(word("done"));
+  } catch (error) {
+    turn.error = error.message;
+    say(error.message, true);
+  }
+  cancelAnimationFrame(drawn);
+  if (running === own) { running = null; busy(false); }
+  if (store.talks.includes(mine) && store.saveTalks()) say(word("full"), true);
+  if (talk === mine) showTurns();
+};
+
+const busy = (on) => {
+  $("send").hidden = on;
+  $("stop").hidden = !on;
+  $("log").setAttribute("aria-busy", String(on));
+  if (on) say(word("answering"));
+};
+
+const halt = () => { running?.abort(); running = null; busy(false); };
+
+const choose = (one) => { if (one !== talk) halt(); talk = one; say(""); showTalks(); showTurns(); };
+
+const fold = () => { document.body.classList.remove("side"); $("side-open").setAttribute("aria-expanded", "false"); };
+
+const grow = () => { $("say").style.height = "auto"; $("say").style.height = `${Math.min(240, $("say").scrollHeight)}px`; };
+
+const loadModels = async () => {
+  try {
+    const found = await models();
+    const wanted = found.some((one) => one.id === store.settings.model) ? store.settings.model : found[0]?.id ?? "";
+    $("model").replaceChildren(...found.map((one) => node("option", { value: one.id }, one.id)));
+    if (!found.length) $("model").replaceChildren(node("option", { value: "" }, word("noModels")));
+    $("model").value = store.settings.model = wanted;
+    if ($("status").classList.contains("bad")) say("");
+  } catch (error) { say(error.message, true); }
+};
+
+const begin = () => {
+  const { settings } = store;
+  language = settings.language || (navigator.language.startsWith("zh") ? "zh" : "en");
+  $("language").value = language;
+  $("theme").value = settings.theme;
+  for (const name of [...FIELDS, "key"]) {
+    $(name).value = settings[name] ?? "";
+    $(name).addEventListener("change", () => { settings[name] = $(name).value; store.saveSettings(); if (name === "key") loadModels(); });
+  }
+  $("language").addEventListener("change", () => { settings.language = language = $("language").value; store.saveSettings(); speak(); });
+  $("theme").addEventListener("change", () => { settings.theme = $("theme").value; store.saveSettings(); dress(); });
+  $("model").addEventListener("change", () => { settings.model = $("model").value; store.saveSettings(); });
+  $("settings").addEventListener("submit", (event) => event.preventDefault());
+  $("settings-open").addEventListener("click", () => {
+    $("settings").hidden = !$("settings").hidden;
+    $("settings-open").setAttribute("aria-expanded", String(!$("settings").hidden));
+  });
+  $("new").addEventListener("click", () => { choose(null); fold(); $("say").focus(); });
+  $("side-open").addEventListener("click", () => {
+    const open = document.body.classList.toggle("side");
+    $("side-open").setAttribute("aria-expanded", String(open));
+    if (open) $("side-close").focus();
+  });
+  $("side-close").addEventListener("click", fold);
+  $("forget").addEventListener("click", () => {
+    if (!confirm(word("forgetAsk"))) return;
+    halt();
+    store.talks = [];
+    store.saveTalks();
+    choose(null);
+  });
+  $("stop").addEventListener("click", () => running?.abort());
+  $("say").addEventListener("input", grow);
+  $("say").addEventListener("keydown", (event) => {
+    // While a word is being composed (Chinese input), Enter chooses it.
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
+  });
+  $("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = $("say").value.trim();
+    if (!text || running) return;
+    $("say").value = "";
+    grow();
+    send(text);
+  });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") { running?.abort(); fold(); } });
+  dress();
+  talk = store.talks[0] ?? null;
+  speak();
+  loadModels();
+  $("say").focus();
+};
+
+begin();

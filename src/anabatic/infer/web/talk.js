@@ -1,0 +1,77 @@
+// Asking the server.
+
+const headers = () => {
+  const given = { "Content-Type": "application/json" };
+  if (store.settings.key) given.Authorization = `Bearer ${store.settings.key}`;
+  return given;
+};
+
+const failure = async (response) => {
+  let text = `${response.status} ${response.statusText}`;
+  try { text = (await response.json()).error.message; } catch { /* no JSON: the status says it */ }
+  return new Error(response.status === 401 ? word("needsKey") : text);
+};
+
+const models = async () => {
+  let response;
+  try { response = await fetch("v1/models", { headers: headers() }); }
+  catch { throw new Error(word("offline")); }
+  if (!response.ok) throw await failure(response);
+  return (await response.json()).data.filter((one) => one.max_model_len);
+};
+
+// Yields the events of a stream; an event may come in pieces.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest += value;
+    const parts = rest.split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+  }
+}
+
+// Asks for the next answer of a conversation; `onText` gets all of it so far. Returns how it went.
+const ask = async (turns, signal, onText) => {
+  const { settings } = store;
+  const body = { messages: turns.map(({ role, content }) => ({ role, content })), stream: true, stream_options: { include_usage: true } };
+  if (settings.system) body.messages.unshift({ role: "system", content: settings.system });
+  if (settings.model) body.model = settings.model;
+  for (const name of FIELDS.slice(1)) {
+    const value = settings[name];
+    if (value !== "" && value !== undefined && value !== null && Number.isFinite(Number(value))) body[name] = Number(value);
+  }
+  const began = performance.now();
+  const out = { text: "", tokens: 0, first: 0, seconds: 0, end: "" };
+  let response;
+  try { response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal }); }
+  catch (error) { if (error.name === "AbortError") return { ...out, end: "stopped" }; throw new Error(word("offline")); }
+  if (!response.ok) throw await failure(response);
+  let whole = false;
+  try {
+    for await (const data of events(response)) {
+      if (data === "[DONE]") { whole = true; break; }
+      const event = JSON.parse(data);
+      if (event.error) throw Object.assign(new Error(event.error.message), { told: true });
+      if (event.usage) out.tokens = event.usage.completion_tokens;
+      const choice = event.choices?.[0];
+      if (!choice) continue;
+      if (choice.delta?.content) {
+        if (!out.first) out.first = (performance.now() - began) / 1000;
+        out.text += choice.delta.content;
+        out.tokens += 1;
+        out.seconds = (performance.now() - began) / 1000;
+        onText(out.text);
+      }
+      if (choice.finish_reason) { out.end = choice.finish_reason; out.seconds = (performance.now() - began) / 1000; }
+    }
+  } catch (error) {
+    if (error.name === "AbortError") return { ...out, end: "stopped" };
+    throw Object.assign(error.told ? error : new Error(word("offline")), { part: out });
+  }
+  if (!whole) throw Object.assign(new Error(word("offline")), { part: out });
+  return out;
+};
