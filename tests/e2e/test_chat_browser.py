@@ -1,0 +1,185 @@
+"""The chat page in a real browser, against a real server with a tiny model."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from e2e.browser import NEEDED, started
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from unit.infer.server.running import KEY, catalogue_of, serving
+
+from anabatic.infer.engine import Engine
+from anabatic.testing.untrained import byte_tokenizer, random_model
+
+pytestmark = NEEDED
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    models = {name: random_model(len(tokenizer), seed=seed, max_len=2048) for name, seed in (("one", 0), ("two", 1))}
+    return {name: (Engine(model, tokenizer, max_batch=2, max_len=2048), model) for name, model in models.items()}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with started(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def server(parts):
+    with serving(catalogue_of(parts)) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser, server):
+    browser.get(server.url)
+    browser.execute_script("localStorage.clear()")
+    browser.get(server.url)
+    until(lambda: find(browser, "#model").get_attribute("value") == "one")
+    return browser
+
+
+def find(browser, css):
+    return browser.find_element(By.CSS_SELECTOR, css)
+
+
+def texts(browser, css):
+    return [one.text for one in browser.find_elements(By.CSS_SELECTOR, css)]
+
+
+def until(true, seconds=30):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def ask(browser, text):
+    """Type a question and wait for the end of its answer."""
+    before = len(texts(browser, "article.theirs"))
+    find(browser, "#say").send_keys(text, Keys.ENTER)
+    until(lambda: len(texts(browser, "article.theirs")) == before + 1)
+    until(lambda: find(browser, "#log").get_attribute("aria-busy") == "false")
+    return texts(browser, "article.theirs .body")[-1]
+
+
+def expected(server, messages, model="one"):
+    answer = server.post("/v1/chat/completions", {"model": model, "messages": messages}).json()
+    return answer["choices"][0]["message"]["content"]
+
+
+def markdown(browser, text):
+    """The HTML that the page makes of a text: it is asked through an answer that is put into its storage."""
+    talk = [{"id": "1", "at": 1, "title": "t", "turns": [{"role": "assistant", "content": text}]}]
+    browser.execute_script("localStorage.setItem('anabatic.talks', JSON.stringify(arguments[0]))", talk)
+    browser.refresh()
+    until(lambda: texts(browser, "article"))
+    return find(browser, "article .body").get_attribute("innerHTML")
+
+
+def test_a_conversation_is_streamed_kept_and_continued(page, server):
+    said = ask(page, "Who is there? 你好")
+    first = [{"role": "user", "content": "Who is there? 你好"}]
+    answer = expected(server, first)
+    stored = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")[0]["turns"]
+    assert [turn["content"] for turn in stored] == ["Who is there? 你好", answer]
+    assert said
+    assert "tokens/s" in texts(page, "article.theirs .tools")[0]
+    page.refresh()
+    until(lambda: len(texts(page, "article")) == 2)
+    ask(page, "and then?")
+    second = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "and then?"}]
+    stored = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")[0]["turns"]
+    assert stored[3]["content"] == expected(server, second)
+    assert texts(page, "#talks .talk") == ["Who is there? 你好"]
+
+
+def test_again_edit_another_model_and_forget(page, server):
+    ask(page, "one")
+    page.find_elements(By.CSS_SELECTOR, "article.theirs .tools button")[1].click()
+    until(lambda: find(page, "#log").get_attribute("aria-busy") == "false" and len(texts(page, "article")) == 2)
+    page.find_elements(By.CSS_SELECTOR, "article.mine .tools button")[1].click()
+    area = find(page, "article.mine textarea")
+    area.clear()
+    area.send_keys("two")
+    find(page, "#model").send_keys("two")
+    area.send_keys(Keys.ENTER)
+    until(lambda: texts(page, "article.mine .body") == ["two"])
+    until(lambda: len(texts(page, "article.theirs .tools span")) == 1)
+    turns = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")[0]["turns"]
+    assert turns[1]["content"] == expected(server, [{"role": "user", "content": "two"}], "two")
+    find(page, "#new").click()
+    assert texts(page, "article") == []
+    page.execute_script("document.querySelector('#talks .icon').click()")
+    assert texts(page, "#talks li") == []
+
+
+def test_an_answer_can_be_stopped(page, server):
+    find(page, "#settings-open").click()
+    for name, value in (("max_tokens", "1500"), ("system", "Be long."), ("temperature", "1")):
+        find(page, f"#{name}").send_keys(value, Keys.TAB)
+    find(page, "#say").send_keys("go on", Keys.ENTER)
+    until(lambda: find(page, "#stop").is_displayed() and texts(page, "article.theirs .body")[0])
+    find(page, "#stop").click()
+    until(lambda: "stopped" in texts(page, "article.theirs .tools")[0])
+    until(lambda: not server.catalogue.engines[0].busy)
+    assert find(page, "#send").is_displayed()
+
+
+def test_errors_are_told_and_can_be_tried_again(browser, parts):
+    with serving(catalogue_of(parts), keys=[KEY]) as running:
+        browser.get(running.url)
+        until(lambda: "asks for a key" in find(browser, "#status").text)
+        find(browser, "#settings-open").click()
+        find(browser, "#key").send_keys(KEY, Keys.TAB)
+        until(lambda: find(browser, "#model").get_attribute("value") == "one")
+        ask(browser, "x " * 2000)
+        assert "at most 2048 fit" in texts(browser, "article.theirs .bad")[0]
+    find(browser, "#new").click()
+    ask(browser, "is anybody there?")
+    assert texts(browser, "article.theirs .bad") == ["The server cannot be reached."]
+
+
+def test_text_of_a_model_never_becomes_html(page):
+    html = markdown(page, "<img src=x onerror=alert(1)> **bold <b>x</b>** [a](javascript:alert(1)) [b](https://b.org/)")
+    assert "<img" not in html
+    assert "<strong>bold &lt;b&gt;x&lt;/b&gt;</strong>" in html
+    assert 'href="javascript' not in html
+    assert 'href="https://b.org/"' in html
+    log = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not log
+
+
+def test_markdown(page):
+    text = (
+        "# Head\n\nA *b* `c*d*` ~~e~~ f_g_h\nnext\n\n- x\n  - y\n- z\n\n3. three\n4. four\n\n> quoted\n\n"
+        "| a | b |\n|---|--:|\n| 1 | `x\\|y` |\n\n```python\nprint('<b>')\n\n# no head\n```\n\n---\n\n```\nopen"
+    )
+    html = markdown(page, text)
+    for piece in (
+        "<h3>Head</h3>", "<em>b</em>", "<code>c*d*</code>", "<del>e</del>", "f_g_h<br>next", "<li>z</li>",
+        '<ol start="3"><li>three</li><li>four</li></ol>', "<blockquote><p>quoted</p></blockquote>",
+        '<td class="right"><code>x|y</code></td>', "print('&lt;b&gt;')\n\n# no head", "<hr>", "<code>open</code>",
+    ):  # fmt: skip
+        assert piece in html
+
+
+def test_languages_colours_and_a_narrow_window(page):
+    find(page, "#language").send_keys("中文")
+    assert texts(page, "#new") == ["新对话"]
+    assert page.execute_script("return document.documentElement.lang") == "zh-Hans"
+    find(page, "#theme").send_keys("深色")
+    assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 24)"
+    page.set_window_size(420, 800)
+    try:
+        assert not find(page, "#new").is_displayed()
+        find(page, "#side-open").click()
+        until(lambda: find(page, "#new").is_displayed())
+        assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    finally:
+        page.set_window_size(1200, 800)
