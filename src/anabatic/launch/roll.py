@@ -75,8 +75,13 @@ class Roll(threading.Thread):
         self.missing = [other for other in range(size) if other != number]
 
     def run(self) -> None:
-        """Work until all are here, and compare."""
-        found = self.meet()
+        """Work until all are here, and compare; end when the store is gone, whose loss the agent reports."""
+        from torch.distributed import DistError
+
+        try:
+            found = self.meet()
+        except DistError:
+            return
         if recipes := differences(found, "recipe"):
             self.refuse(recipes)
         elif self.number == 0:

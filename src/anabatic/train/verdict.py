@@ -84,17 +84,14 @@ class Verdicts:
             scaled: an infinite norm is the ordinary sign that the loss scale is too large (fp16), and not told.
             here: this rank's loss was finite.
         """
-        finite = torch.isfinite(loss) & torch.isfinite(norm)
-        told = ~torch.isfinite(loss) if scaled else ~finite
-        reason = told.float()
+        finite = torch.isfinite(loss + norm)  # a sum beyond the largest fp32 number is as bad: one look instead of two
+        fit = finite.float()
+        reason, calm = 1 - (torch.isfinite(loss).float() if scaled else fit), fit
         if self.spike:
             spikes = self._spikes(number, torch.stack((loss, norm)).float(), finite)
-            finite_and_calm = finite & ~spikes
-            reason = torch.where(spikes, 2.0, reason)
-        else:
-            finite_and_calm = finite
-        self._told.append(torch.stack((reason, loss.float(), norm.float(), here.float())))
-        return finite.float(), finite_and_calm.float()
+            reason, calm = torch.where(spikes, 2.0, reason), (finite & ~spikes).float()
+        self._told.append(torch.stack((reason, loss, norm, here)))  # of several types: the widest holds all
+        return fit, calm
 
     def _spikes(self, number: int, values: Tensor, finite: Tensor) -> Tensor:
         place = (number - 1) % WINDOW

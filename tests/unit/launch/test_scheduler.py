@@ -91,4 +91,11 @@ def test_a_name_without_an_address_is_waited_for() -> None:
 
 
 def test_a_name_that_never_comes_is_left_to_the_error_that_follows() -> None:
-    scheduler.await_name("no-such-host.invalid", 0.01)
+    asked = []
+
+    def look(name: str) -> str:
+        asked.append(name)
+        raise socket.gaierror("never")
+
+    scheduler.await_name("no-such-host.invalid", 0.01, look)
+    assert set(asked) == {"no-such-host.invalid"}

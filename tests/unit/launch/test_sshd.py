@@ -129,5 +129,5 @@ def test_nobody_is_left_when_we_are_killed(site: Site, sshd: Sshd) -> None:
     process = subprocess.Popen(words)
     until(lambda: site.begun("a") and site.begun("b"))
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     until(lambda: site.gone("a") and site.gone("b"))
