@@ -1,6 +1,7 @@
 // The page itself: what is shown, and what clicks and keys do.
 
 const $ = (id) => document.getElementById(id);
+const NARROW = matchMedia("(max-width: 46rem)");
 let talk = null;
 let running = null; // AbortController of the answer that is being written
 
@@ -9,7 +10,7 @@ const speak = () => {
   for (const one of document.querySelectorAll("[data-words]")) one.textContent = word(one.dataset.words);
   for (const one of document.querySelectorAll("[data-title]")) { one.title = word(one.dataset.title); one.setAttribute("aria-label", one.title); }
   for (const one of document.querySelectorAll("[data-label]")) one.setAttribute("aria-label", word(one.dataset.label));
-  for (const one of document.querySelectorAll("[data-hint]")) one.placeholder = word(one.dataset.hint);
+  $("say").placeholder = word(NARROW.matches ? "sayShort" : "sayHint");
   showTalks();
   showTurns();
 };
@@ -29,7 +30,7 @@ const showTalks = () => {
     const open = node("button", { type: "button", class: "talk", "aria-current": one === talk ? "true" : "false" }, titleOf(one));
     open.addEventListener("click", () => { choose(one); fold(); });
     const drop = node("button", { type: "button", class: "icon", title: word("remove"), "aria-label": `${word("remove")}: ${titleOf(one)}` }, "✕");
-    drop.addEventListener("click", () => { halt(); store.remove(one.id); if (one === talk) choose(null); else showTalks(); });
+    drop.addEventListener("click", () => { if (one === talk) halt(); store.remove(one.id); if (one === talk) choose(null); else showTalks(); });
     return node("li", {}, open, drop);
   }));
 };
@@ -49,25 +50,37 @@ const showTurns = () => {
 const turnNode = (turn, at) => {
   const mine = turn.role === "user";
   const body = node("div", { class: "body" }, ...(mine ? [node("p", { class: "plain-text" }, turn.content)] : markdown(turn.content)));
-  const tools = node("div", { class: "tools" }, button("copy", (one) => copyText(turn.content, one)));
+  const tools = node("div", { class: "tools" });
+  if (turn.content) tools.append(button("copy", (one) => copyText(turn.content, one)));
   if (mine) tools.append(button("edit", () => edit(at)));
-  if (!mine && at === talk.turns.length - 1) tools.append(button("again", () => answer(at)));
-  if (turn.how) tools.append(node("span", { class: "fine" }, howItWent(turn.how)));
-  if (turn.error) body.append(node("p", { class: "bad" }, turn.error), button("retry", () => answer(at)));
+  const written = running && !turn.how && at === talk.turns.length - 1;
+  if (!mine && !written && at === talk.turns.length - 1) tools.append(button(turn.error ? "retry" : "again", () => answer(at)));
+  tools.append(node("span", { class: "fine how" }, turn.how ? howItWent(turn.how) : ""));
+  if (turn.error) body.append(node("p", { class: "bad" }, turn.error));
   return node("article", { class: mine ? "mine" : "theirs", "aria-label": mine ? word("you") : turn.model || word("model") },
     node("h2", {}, mine ? word("you") : turn.model || word("model")), body, tools);
 };
 
+const rateOf = ({ tokens, seconds, first }) => (tokens > 1 && seconds > first ? ((tokens - 1) / (seconds - first)).toFixed(1) : "–");
+
 const howItWent = (how) => {
-  const rate = how.seconds > how.first ? ((how.tokens - 1) / (how.seconds - how.first)).toFixed(1) : "–";
-  const parts = how.tokens ? [word("speed", how.tokens, rate, how.first.toFixed(2))] : [];
+  const parts = how.tokens ? [word("speed", how.tokens, rateOf(how), how.first.toFixed(2))] : [];
   if (how.end === "length") parts.push(word("cut"));
   if (how.end === "stopped") parts.push(word("stopped"));
   return parts.join(" · ");
 };
 
+// Exchanges what has changed and leaves the rest: a selection and a button that was pressed stay.
+const redraw = (body, fresh) => {
+  fresh.forEach((one, at) => {
+    const old = body.childNodes[at];
+    if (!old) body.append(one);
+    else if (!old.isEqualNode(one)) old.replaceWith(one);
+  });
+  while (body.childNodes.length > fresh.length) body.lastChild.remove();
+};
+
 const edit = (at) => {
-  halt();
   const shown = $("log").children[at];
   const area = node("textarea", { rows: "3", "aria-label": word("edit") });
   area.value = talk.turns[at].content;
@@ -75,7 +88,7 @@ const edit = (at) => {
   const body = shown.querySelector(".body");
   body.replaceChildren(area, node("div", { class: "tools" }, done, button("cancel", showTurns)));
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") showTurns();
+    if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); showTurns(); }
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); done.click(); }
   });
   area.focus();
@@ -83,8 +96,6 @@ const edit = (at) => {
 
 const send = (text) => {
   if (!talk) talk = store.create();
-  const last = talk.turns.at(-1);
-  if (last?.error && !last.content) talk.turns.pop();
   talk.turns.push({ role: "user", content: text });
   talk.title ||= text.slice(0, 60);
   talk.at = Date.now();
@@ -102,30 +113,39 @@ const answer = async (at) => {
   const asked = mine.turns.slice();
   mine.turns.push(turn);
   busy(true);
+  keep();
   showTalks();
   showTurns();
+  let now = null;
   let drawn = 0;
   const draw = () => {
     drawn = 0;
-    if (talk !== mine) return;
+    follow((shown) => {
+      redraw(shown.querySelector(".body"), markdown(turn.content));
+      shown.querySelector(".how").textContent = word("writing", now.tokens, rateOf(now));
+    });
+  };
+  const follow = (change) => {
+    if (talk !== mine || mine.turns[at] !== turn) return;
     const near = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 80;
-    $("log").children[at]?.querySelector(".body").replaceChildren(...markdown(turn.content));
+    change($("log").children[at]);
     if (near) $("log").scrollTop = $("log").scrollHeight;
   };
   try {
-    turn.how = await ask(asked, own.signal, (text) => { turn.content = text; drawn ||= requestAnimationFrame(draw); });
-    turn.content = turn.how.text;
+    turn.how = await ask(asked, own.signal, (out) => { now = out; turn.content = out.text; drawn ||= requestAnimationFrame(draw); });
     delete turn.how.text;
-    say(word("done"));
+    if (running === own) say(word("done"));
   } catch (error) {
     turn.error = error.message;
-    say(error.message, true);
+    if (running === own) say(error.message, true);
   }
   cancelAnimationFrame(drawn);
   if (running === own) { running = null; busy(false); }
-  if (store.talks.includes(mine) && store.saveTalks()) say(word("full"), true);
-  if (talk === mine) showTurns();
+  keep();
+  follow((shown) => shown.replaceWith(turnNode(turn, at)));
 };
+
+const keep = () => { if (store.saveTalks()) say(word("full"), true); };
 
 const busy = (on) => {
   $("send").hidden = on;
@@ -140,13 +160,19 @@ const choose = (one) => { if (one !== talk) halt(); talk = one; say(""); showTal
 
 const fold = () => { document.body.classList.remove("side"); $("side-open").setAttribute("aria-expanded", "false"); };
 
-const grow = () => { $("say").style.height = "auto"; $("say").style.height = `${Math.min(240, $("say").scrollHeight)}px`; };
+const grow = () => {
+  const area = $("say");
+  area.style.height = "auto";
+  const wanted = area.scrollHeight + area.offsetHeight - area.clientHeight;
+  if (area.value) area.style.height = `${Math.min(240, wanted)}px`;
+  area.classList.toggle("long", wanted > 240);
+};
 
 const loadModels = async () => {
   try {
     const found = await models();
     const wanted = found.some((one) => one.id === store.settings.model) ? store.settings.model : found[0]?.id ?? "";
-    $("model").replaceChildren(...found.map((one) => node("option", { value: one.id }, one.id)));
+    $("model").replaceChildren(...found.map((one) => node("option", { value: one.id }, one.root === null ? word("adapter", one.id) : one.id)));
     if (!found.length) $("model").replaceChildren(node("option", { value: "" }, word("noModels")));
     $("model").value = store.settings.model = wanted;
     if ($("status").classList.contains("bad")) say("");
@@ -198,7 +224,15 @@ const begin = () => {
     grow();
     send(text);
   });
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") { running?.abort(); fold(); } });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !event.isComposing) { running?.abort(); fold(); } });
+  NARROW.addEventListener("change", speak);
+  addEventListener("pagehide", () => { if (running) keep(); });
+  addEventListener("storage", (event) => {
+    if (event.key !== `${KEY}talks`) return;
+    talk = store.follow(talk, Boolean(running));
+    showTalks();
+    if (!running && !document.querySelector("#log textarea")) showTurns();
+  });
   dress();
   talk = store.talks[0] ?? null;
   speak();

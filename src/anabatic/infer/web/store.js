@@ -13,9 +13,23 @@ const write = (name, value) => {
   catch { return false; }
 };
 
+// What other programs or older pages left there must not break this one.
+const readTalks = () => {
+  const found = read("talks", []);
+  const ours = (turn) => ["user", "assistant"].includes(turn?.role) && typeof turn.content === "string";
+  return (Array.isArray(found) ? found : []).filter((one) => Array.isArray(one?.turns) && one.turns.every(ours));
+};
+
+const readSettings = () => {
+  const found = { language: "", theme: "auto", model: "", key: "", ...read("settings", {}) };
+  if (!Object.hasOwn(WORDS, found.language)) found.language = "";
+  if (!["light", "dark"].includes(found.theme)) found.theme = "auto";
+  return found;
+};
+
 const store = {
-  talks: read("talks", []).filter((talk) => talk && Array.isArray(talk.turns)),
-  settings: { language: "", theme: "auto", model: "", key: "", ...read("settings", {}) },
+  talks: readTalks(),
+  settings: readSettings(),
 
   saveSettings() { write("settings", this.settings); },
 
@@ -25,6 +39,16 @@ const store = {
     let lost = false;
     while (!write("talks", this.talks) && this.talks.length > 1) { this.talks.pop(); lost = true; }
     return lost;
+  },
+
+  // Another window has written; `own` is the conversation of this one.
+  follow(own, busy) {
+    const fresh = readTalks();
+    const at = fresh.findIndex((one) => one.id === own?.id);
+    if (busy && at >= 0) fresh[at] = own;
+    else if (busy) fresh.unshift(own);
+    this.talks = fresh;
+    return busy ? own : fresh[at] ?? null;
   },
 
   create() {

@@ -34,10 +34,21 @@ async function* events(response) {
   }
 }
 
-// Asks for the next answer of a conversation; `onText` gets all of it so far. Returns how it went.
+// Chat templates want turns that alternate: answers that never came are left out, questions without one are joined.
+const messagesOf = (turns) => {
+  const out = [];
+  for (const { role, content } of turns) {
+    if (!content) continue;
+    if (out.at(-1)?.role === role) out.at(-1).content += `\n\n${content}`;
+    else out.push({ role, content });
+  }
+  return out;
+};
+
+// Asks for the next answer of a conversation; `onText` gets what is there so far. Returns how it went.
 const ask = async (turns, signal, onText) => {
   const { settings } = store;
-  const body = { messages: turns.map(({ role, content }) => ({ role, content })), stream: true, stream_options: { include_usage: true } };
+  const body = { messages: messagesOf(turns), stream: true, stream_options: { include_usage: true } };
   if (settings.system) body.messages.unshift({ role: "system", content: settings.system });
   if (settings.model) body.model = settings.model;
   for (const name of FIELDS.slice(1)) {
@@ -64,14 +75,14 @@ const ask = async (turns, signal, onText) => {
         out.text += choice.delta.content;
         out.tokens += 1;
         out.seconds = (performance.now() - began) / 1000;
-        onText(out.text);
+        onText(out);
       }
       if (choice.finish_reason) { out.end = choice.finish_reason; out.seconds = (performance.now() - began) / 1000; }
     }
   } catch (error) {
     if (error.name === "AbortError") return { ...out, end: "stopped" };
-    throw Object.assign(error.told ? error : new Error(word("offline")), { part: out });
+    throw error.told ? error : new Error(word("offline"));
   }
-  if (!whole) throw Object.assign(new Error(word("offline")), { part: out });
+  if (!whole) throw new Error(word("offline"));
   return out;
 };
