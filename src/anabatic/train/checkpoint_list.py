@@ -19,15 +19,18 @@ from anabatic.train.best import Best
 _COLUMNS = ("step", "age", "size", "ranks", "strategy", "command", "best", "state")
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def rows(path: Path, judge: bool = True) -> list[dict[str, Any]]:
     """Return a row for each checkpoint, oldest first: step, path, age_s, bytes, whole, fault, best, world_size,
     strategy, command. `whole` compares sizes alone.
+
+    Args:
+        judge: look for the best one, which reads all of `metrics.jsonl`.
 
     Raises:
         DataError: there is none.
     """
     found = manifest.named(path)
-    best = best_step(found[0].parent)
+    best = best_step(found[0].parent) if judge else None
     return [_row(one, best) for one in found]
 
 

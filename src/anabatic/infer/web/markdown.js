@@ -1,17 +1,6 @@
 // Markdown as language models write it, into nodes: no text ever becomes HTML.
 // Covers headings, lists, quotes, tables, fenced code, rules; bold, italics, strikes, code and links inside lines.
 
-const node = (name, attributes = {}, ...children) => {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "class") made.className = value;
-    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else made.setAttribute(key, value);
-  }
-  made.append(...children);
-  return made;
-};
-
 const INLINE = [
   [/^`(`*)([^`]+|[^`][\s\S]*?[^`])\1`(?!`)/, (m) => node("code", {}, m[2])],
   [/^\*\*(?=\S)([\s\S]*?\S)\*\*/, (m) => node("strong", {}, ...inline(m[1]))],
@@ -122,19 +111,4 @@ const markdown = (text) => {
     }
   }
   return out;
-};
-
-const copyText = async (text, button) => {
-  try { await navigator.clipboard.writeText(text); }
-  catch {
-    // Without https browsers give no clipboard: an old way that still works.
-    const area = node("textarea", { class: "hidden" });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
-  button.textContent = word("copied");
-  setTimeout(() => { button.textContent = word("copy"); }, 1500);
 };

@@ -1,4 +1,4 @@
-"""The chat page: one document with its style and its programs in it, for a browser without a network."""
+"""The pages of the server: each one document with its style and its programs in it, for a browser without a network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 HERE = Path(__file__).parent
-STYLE = "page.css"
-PROGRAMS = ("words.js", "markdown.js", "store.js", "talk.js", "page.js")
-"""In the order in which they build on one another."""
+CHAT = ("chat", ("words.js", "chat_words.js", "settings.js", "dom.js", "server.js", "store.js", "markdown.js", "ask.js", "chat.js"))
+RUNS = ("runs", ("words.js", "runs_words.js", "settings.js", "dom.js", "server.js", "details.js", "plot.js", "runs.js"))
+"""Name of a page, and its programs in the order in which they build on one another."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,32 @@ class Page:
 
 
 @cache
-def chat() -> Page:
-    """Return the chat page."""
-    style = (HERE / STYLE).read_text(encoding="utf-8")
-    program = "\n".join((HERE / name).read_text(encoding="utf-8") for name in PROGRAMS)
+def chat(runs: bool) -> Page:
+    """Return the chat page.
+
+    Args:
+        runs: the server shows runs too: a link leads there.
+    """
+    return _page(*CHAT, other=runs)
+
+
+@cache
+def runs(chats: bool) -> Page:
+    """Return the page of training runs.
+
+    Args:
+        chats: the server has a model to chat with: a link leads there.
+    """
+    return _page(*RUNS, other=chats)
+
+
+def _page(name: str, programs: tuple[str, ...], other: bool) -> Page:
+    style = "".join((HERE / one).read_text(encoding="utf-8") for one in ("base.css", f"{name}.css"))
+    program = "\n".join((HERE / one).read_text(encoding="utf-8") for one in programs)
     program = f'"use strict";\n(() => {{\n{program}\n}})();\n'
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
-    html = environment.get_template("page.html.j2").render(style=Markup(style), program=Markup(program))
+    template = environment.get_template(f"{name}.html.j2")
+    html = template.render(style=Markup(style), program=Markup(program), other=other)
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(program)}'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

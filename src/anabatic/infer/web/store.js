@@ -1,17 +1,5 @@
-// Conversations and settings, kept in this browser.
-const KEY = "anabatic.";
+// Conversations, kept in this browser.
 const FIELDS = ["system", "temperature", "top_p", "top_k", "max_tokens", "seed"];
-
-const read = (name, otherwise) => {
-  try { return JSON.parse(localStorage.getItem(KEY + name)) ?? otherwise; }
-  catch { return otherwise; } // storage that is switched off, or not ours
-};
-
-// Returns false when the browser keeps no more.
-const write = (name, value) => {
-  try { localStorage.setItem(KEY + name, JSON.stringify(value)); return true; }
-  catch { return false; }
-};
 
 // What other programs or older pages left there must not break this one.
 const readTalks = () => {
@@ -20,18 +8,8 @@ const readTalks = () => {
   return (Array.isArray(found) ? found : []).filter((one) => Array.isArray(one?.turns) && one.turns.every(ours));
 };
 
-const readSettings = () => {
-  const found = { language: "", theme: "auto", model: "", key: "", ...read("settings", {}) };
-  if (!Object.hasOwn(WORDS, found.language)) found.language = "";
-  if (!["light", "dark"].includes(found.theme)) found.theme = "auto";
-  return found;
-};
-
 const store = {
   talks: readTalks(),
-  settings: readSettings(),
-
-  saveSettings() { write("settings", this.settings); },
 
   // The newest first; when the browser is full, the oldest go. Returns true when some had to.
   saveTalks() {

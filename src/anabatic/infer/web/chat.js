@@ -1,27 +1,15 @@
 // The page itself: what is shown, and what clicks and keys do.
 
-const $ = (id) => document.getElementById(id);
 const NARROW = matchMedia("(max-width: 46rem)");
 let talk = null;
 let running = null; // AbortController of the answer that is being written
 
 const speak = () => {
-  document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
-  for (const one of document.querySelectorAll("[data-words]")) one.textContent = word(one.dataset.words);
-  for (const one of document.querySelectorAll("[data-title]")) { one.title = word(one.dataset.title); one.setAttribute("aria-label", one.title); }
-  for (const one of document.querySelectorAll("[data-label]")) one.setAttribute("aria-label", word(one.dataset.label));
+  translate();
   $("say").placeholder = word(NARROW.matches ? "sayShort" : "sayHint");
   showTalks();
   showTurns();
 };
-
-const dress = () => {
-  const { theme } = store.settings;
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-};
-
-const say = (text, bad = false) => { $("status").textContent = text; $("status").classList.toggle("bad", bad); };
 
 const titleOf = (one) => one.title || word("untitled");
 
@@ -33,12 +21,6 @@ const showTalks = () => {
     drop.addEventListener("click", () => { if (one === talk) halt(); store.remove(one.id); if (one === talk) choose(null); else showTalks(); });
     return node("li", {}, open, drop);
   }));
-};
-
-const button = (name, act) => {
-  const made = node("button", { type: "button", class: "plain" }, word(name));
-  made.addEventListener("click", () => act(made));
-  return made;
 };
 
 const showTurns = () => {
@@ -158,8 +140,6 @@ const halt = () => { running?.abort(); running = null; busy(false); };
 
 const choose = (one) => { if (one !== talk) halt(); talk = one; say(""); showTalks(); showTurns(); };
 
-const fold = () => { document.body.classList.remove("side"); $("side-open").setAttribute("aria-expanded", "false"); };
-
 const grow = () => {
   const area = $("say");
   area.style.height = "auto";
@@ -171,38 +151,22 @@ const grow = () => {
 const loadModels = async () => {
   try {
     const found = await models();
-    const wanted = found.some((one) => one.id === store.settings.model) ? store.settings.model : found[0]?.id ?? "";
+    const wanted = found.some((one) => one.id === settings.model) ? settings.model : found[0]?.id ?? "";
     $("model").replaceChildren(...found.map((one) => node("option", { value: one.id }, one.root === null ? word("adapter", one.id) : one.id)));
     if (!found.length) $("model").replaceChildren(node("option", { value: "" }, word("noModels")));
-    $("model").value = store.settings.model = wanted;
+    $("model").value = settings.model = wanted;
     if ($("status").classList.contains("bad")) say("");
   } catch (error) { say(error.message, true); }
 };
 
 const begin = () => {
-  const { settings } = store;
-  language = settings.language || (navigator.language.startsWith("zh") ? "zh" : "en");
-  $("language").value = language;
-  $("theme").value = settings.theme;
-  for (const name of [...FIELDS, "key"]) {
+  frame(speak, loadModels);
+  for (const name of FIELDS) {
     $(name).value = settings[name] ?? "";
-    $(name).addEventListener("change", () => { settings[name] = $(name).value; store.saveSettings(); if (name === "key") loadModels(); });
+    $(name).addEventListener("change", () => set(name, $(name).value));
   }
-  $("language").addEventListener("change", () => { settings.language = language = $("language").value; store.saveSettings(); speak(); });
-  $("theme").addEventListener("change", () => { settings.theme = $("theme").value; store.saveSettings(); dress(); });
-  $("model").addEventListener("change", () => { settings.model = $("model").value; store.saveSettings(); });
-  $("settings").addEventListener("submit", (event) => event.preventDefault());
-  $("settings-open").addEventListener("click", () => {
-    $("settings").hidden = !$("settings").hidden;
-    $("settings-open").setAttribute("aria-expanded", String(!$("settings").hidden));
-  });
+  $("model").addEventListener("change", () => set("model", $("model").value));
   $("new").addEventListener("click", () => { choose(null); fold(); $("say").focus(); });
-  $("side-open").addEventListener("click", () => {
-    const open = document.body.classList.toggle("side");
-    $("side-open").setAttribute("aria-expanded", String(open));
-    if (open) $("side-close").focus();
-  });
-  $("side-close").addEventListener("click", fold);
   $("forget").addEventListener("click", () => {
     if (!confirm(word("forgetAsk"))) return;
     halt();
@@ -233,7 +197,6 @@ const begin = () => {
     showTalks();
     if (!running && !document.querySelector("#log textarea")) showTurns();
   });
-  dress();
   talk = store.talks[0] ?? null;
   speak();
   loadModels();

@@ -1,24 +1,6 @@
-// Asking the server.
+// Models, and their answers as they come.
 
-const headers = () => {
-  const given = { "Content-Type": "application/json" };
-  if (store.settings.key) given.Authorization = `Bearer ${store.settings.key}`;
-  return given;
-};
-
-const failure = async (response) => {
-  let text = `${response.status} ${response.statusText}`;
-  try { text = (await response.json()).error.message; } catch { /* no JSON: the status says it */ }
-  return new Error(response.status === 401 ? word("needsKey") : text);
-};
-
-const models = async () => {
-  let response;
-  try { response = await fetch("v1/models", { headers: headers() }); }
-  catch { throw new Error(word("offline")); }
-  if (!response.ok) throw await failure(response);
-  return (await response.json()).data.filter((one) => one.max_model_len);
-};
+const models = async () => (await get("v1/models")).data.filter((one) => one.max_model_len);
 
 // Yields the events of a stream; an event may come in pieces.
 async function* events(response) {
@@ -47,7 +29,6 @@ const messagesOf = (turns) => {
 
 // Asks for the next answer of a conversation; `onText` gets what is there so far. Returns how it went.
 const ask = async (turns, signal, onText) => {
-  const { settings } = store;
   const body = { messages: messagesOf(turns), stream: true, stream_options: { include_usage: true } };
   if (settings.system) body.messages.unshift({ role: "system", content: settings.system });
   if (settings.model) body.model = settings.model;
