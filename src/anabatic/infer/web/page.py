@@ -12,7 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 HERE = Path(__file__).parent
-CHAT = ("chat", ("words.js", "chat_words.js", "settings.js", "dom.js", "server.js", "store.js", "markdown.js", "ask.js", "chat.js"))
+CHAT = (
+    "chat",
+    ("words.js", "chat_words.js", "settings.js", "dom.js", "server.js", "store.js", "markdown.js", "ask.js", "chat.js"),
+)
 RUNS = ("runs", ("words.js", "runs_words.js", "settings.js", "dom.js", "server.js", "details.js", "plot.js", "runs.js"))
 """Name of a page, and its programs in the order in which they build on one another."""
 

@@ -55,17 +55,18 @@ const nearest = (values, wanted) => {
   return Math.abs(values[low] - wanted) <= Math.abs(values[high] - wanted) ? low : high;
 };
 
-const EDGE = { left: 58, right: 12, top: 8, bottom: 24 };
+const EDGE = { left: 58, right: 18, top: 8, bottom: 24 };
 
 // `series`: {name, colour, style: raw | line | dots, x: numbers that rise, y: numbers or null}.
 class Plot {
-  constructor(title, write) {
+  constructor({ title, write, binary }) {
     this.write = write;
+    this.binary = binary; // bytes: round values are those of KiB, MiB, GiB
     this.series = [];
     this.at = null;
-    this.title = title;
+    this.title = word(title);
     this.last = node("b", {});
-    this.head = node("figcaption", {}, node("span", {}, title), this.last);
+    this.head = node("figcaption", {}, node("span", {}, this.title), this.last);
     this.box = svg("svg", { tabindex: "0", role: "img" });
     this.tip = node("div", { class: "tip", hidden: "" });
     this.node = node("figure", { class: "plot" }, this.head, this.box, this.tip);
@@ -98,11 +99,12 @@ class Plot {
     this.height = this.node.classList.contains("large") ? 280 : 190;
     for (const [name, value] of Object.entries({ width: this.width, height: this.height, viewBox: `0 0 ${this.width} ${this.height}` })) this.box.setAttribute(name, value);
     const grid = svg("g", { class: "grid" });
-    for (const value of ticks(...this.y, 5, this.log)) {
+    const unit = this.binary ? 1024 ** Math.floor(Math.log(Math.max(1, this.y[1])) / Math.log(1024)) : 1;
+    for (const value of ticks(this.y[0] / unit, this.y[1] / unit, 5, this.log).map((one) => one * unit)) {
       const y = this.down(value);
       grid.append(svg("line", { x1: EDGE.left, x2: this.width - EDGE.right, y1: y, y2: y }), svg("text", { x: EDGE.left - 6, y: y + 4, "text-anchor": "end" }, this.write(value)));
     }
-    for (const value of ticks(...this.x, Math.max(2, Math.floor(this.width / 110)), false)) {
+    for (const value of ticks(...this.x, Math.max(2, Math.floor(this.width / 75)), false)) {
       grid.append(svg("text", { x: this.across(value), y: this.height - 6, "text-anchor": "middle" }, short(value)));
     }
     const inner = svg("svg", { x: EDGE.left, y: EDGE.top, width: this.width - EDGE.left - EDGE.right, height: this.height - EDGE.top - EDGE.bottom, viewBox: `${EDGE.left} ${EDGE.top} ${this.width - EDGE.left - EDGE.right} ${this.height - EDGE.top - EDGE.bottom}` });

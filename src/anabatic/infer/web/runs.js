@@ -6,9 +6,9 @@ const percent = (value) => `${+(100 * value).toPrecision(3)} %`;
 const exact = (value) => String(+value.toPrecision(4));
 const PLOTS = [
   { title: "loss", keys: ["loss"], valid: "valid_loss", write: exact, log: true },
-  { title: "lr", keys: ["lr"], zero: true, write: (value) => (value ? value.toExponential(2).replace(".00e", "e") : "0") },
+  { title: "lr", keys: ["lr"], zero: true, write: (value) => (value ? Number(value.toPrecision(3)).toExponential() : "0") },
   { title: "tokens_per_s", keys: ["tokens_per_s"], zero: true, write: short },
-  { title: "memory_bytes", keys: ["memory_bytes"], zero: true, write: bytes },
+  { title: "memory_bytes", keys: ["memory_bytes"], zero: true, write: bytes, binary: true },
   { title: "device_util_pct_mean", keys: ["device_util_pct_mean"], zero: true, write: (value) => `${exact(value)} %` },
   { title: "device_power_w_mean", keys: ["device_power_w_mean"], zero: true, write: (value) => `${exact(value)} W` },
   { title: "grad_norm", keys: ["grad_norm"], zero: true, write: exact, log: true },
@@ -25,6 +25,7 @@ let chosen = []; // [{id, colour}]; the last one is in front
 let part = "samples";
 let about = null;
 const held = new Map(); // id -> {version, share, curves}
+const rows = new Map(); // id -> its row of the list
 let plots = [];
 
 const nameOf = (id) => listed.find((one) => one.id === id)?.name ?? id;
@@ -42,25 +43,37 @@ const facts = (one) => {
   return parts.join(" · ");
 };
 
-const rowOf = (one) => {
+// A row is made once and then changed: a list that is drawn anew under the pointer loses the click.
+const newRow = (id) => {
+  const tick = node("input", { type: "checkbox" });
+  tick.addEventListener("change", () => toggle(id, tick.checked));
+  const open = node("button", { type: "button", class: "talk" }, node("span", { class: "name" }), node("span", { class: "fine" }));
+  open.addEventListener("click", () => { pick([{ id, colour: 1 }]); fold(); });
+  return node("li", {}, tick, open, node("i", {}));
+};
+
+const changeRow = (one) => {
+  if (!rows.has(one.id)) rows.set(one.id, newRow(one.id));
+  const row = rows.get(one.id);
+  const [tick, open, dot] = row.children;
   const at = chosen.find((each) => each.id === one.id);
-  const tick = node("input", { type: "checkbox", "aria-label": word("compare", one.name) });
+  row.className = at ? `c${at.colour}` : "";
   tick.checked = Boolean(at);
-  tick.addEventListener("change", () => toggle(one.id, tick.checked));
-  const open = node("button", { type: "button", class: "talk", "aria-current": String(one.id === front()), title: one.why || one.name },
-    node("span", { class: "name" }, one.name), node("span", { class: "fine" }, facts(one)));
-  open.addEventListener("click", () => { pick([{ id: one.id, colour: 1 }]); fold(); });
-  return node("li", { "data-id": one.id, class: at ? `c${at.colour}` : "" }, tick, open, node("i", { class: `dot ${one.state.split(" ")[0]}` }));
+  tick.setAttribute("aria-label", word("compare", one.name));
+  open.setAttribute("aria-current", String(one.id === front()));
+  open.title = one.why || one.name;
+  open.children[0].textContent = one.name;
+  open.children[1].textContent = facts(one);
+  dot.className = `dot ${one.state.split(" ")[0]}`;
+  return row;
 };
 
 const showList = () => {
   const wanted = $("find").value.trim().toLowerCase();
-  const rows = listed.filter((one) => one.name.toLowerCase().includes(wanted)).map(rowOf);
-  // Where the keyboard stands survives a new list.
-  const focused = document.activeElement?.closest("#list li");
-  const which = focused && [focused.dataset.id, document.activeElement.tagName];
-  $("list").replaceChildren(...rows);
-  if (which) [...$("list").children].find((row) => row.dataset.id === which[0])?.querySelector(which[1])?.focus();
+  const shown = listed.filter((one) => one.name.toLowerCase().includes(wanted)).map(changeRow);
+  for (const id of rows.keys()) if (!listed.some((one) => one.id === id)) rows.delete(id);
+  const there = [...$("list").children];
+  if (there.length !== shown.length || there.some((one, at) => one !== shown[at])) $("list").replaceChildren(...shown);
 };
 
 const toggle = (id, on) => {
@@ -189,7 +202,7 @@ const refreshLater = () => document.addEventListener("visibilitychange", refresh
 const speak = () => {
   translate();
   $("find").placeholder = word("find");
-  plots = PLOTS.map((one) => new Plot(word(one.title), one.write));
+  plots = PLOTS.map((one) => new Plot(one));
   plots[0].node.classList.add("large");
   $("plots").replaceChildren(...plots.map((one) => one.node));
   const tabs = ["samples", "events", "checkpoints", "logs", "config"].map((name) => {

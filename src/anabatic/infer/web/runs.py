@@ -37,7 +37,7 @@ READ_BYTES = 8 << 20
 LOG_BYTES = 64 << 10
 SCAN_SECONDS = 5.0
 
-_NOISY = ("loss", "accuracy", "grad_norm", "tokens_per_s", "device_power_w_mean")
+_NOISY = ("loss", "accuracy", "grad_norm", "tokens_per_s", "mfu", "device_util_pct_mean", "device_power_w_mean")
 _LOG = re.compile(r"rank-(\d+)\.log")
 _NO_RUNS = ("best_model", "final_model", "checkpoint-")
 _Key = TypeVar("_Key")
