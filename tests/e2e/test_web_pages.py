@@ -6,15 +6,15 @@ import json
 import time
 
 import pytest
-from e2e.browser import NEEDED, started
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from unit.infer.server.running import KEY, catalogue_of, serving
 
 from anabatic.infer.engine import Engine
 from anabatic.infer.web.runs import Runs
 from anabatic.testing.runs import HOSTILE, write_training_run
 from anabatic.testing.untrained import byte_tokenizer, random_model
+from e2e.browser import NEEDED, started
+from unit.infer.server.running import KEY, catalogue_of, serving
 
 pytestmark = NEEDED
 
@@ -151,8 +151,11 @@ def test_an_answer_can_be_stopped(page, server):
     assert find(page, "#send").is_displayed()
 
 
-def test_errors_are_told_and_can_be_tried_again(browser, parts):
-    with serving(catalogue_of(parts), keys=[KEY]) as running:
+def test_errors_are_told_and_can_be_tried_again(browser, parts, root):
+    with serving(catalogue_of(parts), keys=[KEY], runs=Runs(root)) as running:
+        browser.get(f"{running.url}/runs")
+        until(lambda: "asks for a key" in find(browser, "#status").text)
+        assert texts(browser, "#list li") == []
         browser.get(running.url)
         until(lambda: "asks for a key" in find(browser, "#status").text)
         find(browser, "#settings-open").click()
@@ -160,6 +163,10 @@ def test_errors_are_told_and_can_be_tried_again(browser, parts):
         until(lambda: find(browser, "#model").get_attribute("value") == "one")
         ask(browser, "x " * 2000)
         assert "at most 2048 fit" in texts(browser, "article.theirs .bad")[0]
+        find(browser, "a.other").click()
+        until(lambda: "first" in texts(browser, "#list .name"))
+        browser.back()
+        until(lambda: find(browser, "#model").get_attribute("value") == "one")
     find(browser, "#new").click()
     ask(browser, "is anybody there?")
     assert texts(browser, "article.theirs .bad") == ["The server cannot be reached."]
@@ -259,9 +266,8 @@ def test_a_run_is_followed_while_it_writes(page, server, root):
     choose(page, "growing")
     until(lambda: texts(page, ".plot.large figcaption b") == ["5"])
     with open(root / "growing" / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(
-            f'ss": 4, "kind": "train", "time": {time.time()}}}\n{{"step": 3, "kind": "sample", "prompt": "p", "text": "<b>t"}}\n'
-        )
+        file.write(f'ss": 4, "kind": "train", "time": {time.time()}}}\n')
+        file.write('{"step": 3, "kind": "sample", "prompt": "p", "text": "<b>t"}\n')
     until(lambda: texts(page, ".plot.large figcaption b") == ["4"])
     until(lambda: texts(page, ".sample pre") == ["<b>t"])
 

@@ -146,6 +146,7 @@ class Rows:
         self.columns: dict[str, dict[int, float | None]] = {}
         self.samples: dict[tuple[int, str], Sample] = {}
         self.draws: dict[int, Draws] = {}
+        self.evaluations: dict[int, dict[str, Any]] = {}
 
     def take(self, row: dict[str, Any]) -> None:
         """Add a row; one without a step is passed over."""
@@ -157,6 +158,8 @@ class Rows:
                 self.columns.setdefault(key, {})[int(step)] = number(row[key])
         if row.get("kind") == "train" and (drawn := _draws(int(step), row)):
             self.draws[int(step)] = drawn
+        if row.get("kind") == "eval":
+            self.evaluations[int(step)] = row
         if row.get("kind") == "sample":
             sample = Sample(int(step), str(row.get("prompt", "")), str(row.get("text", "")))
             self.samples[sample.step, sample.prompt] = sample

@@ -99,7 +99,7 @@ def test_damaged_files_leave_the_rest(tmp_path):
         with open(folder / name, "ab") as file:
             file.write(b'\n\xff\x00[[[{"step": 1e999}\n{"step": {}, "kind": []}\n' + b"[" * 5000 + b"\n")
     write_jsonl(folder / "chat.jsonl", [{"role": HOSTILE}])
-    (folder / "checkpoint-10").mkdir()
+    (folder / "checkpoint-20").mkdir()
     (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * runs.LOG_BYTES + b"\nlast \xff\n")
     os.symlink("/etc/passwd", folder / "rank-1.log")
     found = Runs(tmp_path)
@@ -107,7 +107,7 @@ def test_damaged_files_leave_the_rest(tmp_path):
     assert len(found.curves(key)["curves"]["loss"]["points"][0]) == 20
     about = found.about(key)
     assert "summary.json is left out" in about["notes"][0]
-    assert [row["whole"] for row in about["checkpoints"]] == [False]
+    assert [(row["whole"], row["best"]) for row in about["checkpoints"]] == [(False, True)]
     assert "path" not in about["checkpoints"][0]
     assert [row["rank"] for row in about["logs"]] == [0]
     assert found.log(key, 0) == "last \ufffd\n"

@@ -3,12 +3,12 @@
 const span = (seconds) => {
   if (seconds < 90) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
+  return seconds < 172800 ? `${+(seconds / 3600).toFixed(seconds < 36000 ? 1 : 0)} h` : `${Math.round(seconds / 86400)} d`;
 };
 
 const bytes = (value) => {
   for (const [unit, size] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
-    if (Math.abs(value) >= size) return `${(value / size).toFixed(1)} ${unit}`;
+    if (Math.abs(value) >= size) return `${+(value / size).toFixed(1)} ${unit}`;
   }
   return `${Math.round(value)} B`;
 };
