@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,16 @@ class JsonlWriter:
             self._file.close()
         except OSError as error:  # it still holds the row that could not be written
             raise cannot_write(self._path, error) from error
+
+
+def number(value: object) -> float | None:
+    """Return a finite number, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
 
 
 def finite(value: Any) -> Any:

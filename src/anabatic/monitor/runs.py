@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 from anabatic.core import jsonl
 from anabatic.core.errors import ConfigError
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import count, duration, size
 from anabatic.monitor import figures
@@ -59,13 +59,6 @@ class Run:
         """Return the finite numbers of the last row, by name."""
         names = ("step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "memory_bytes", "eta_s")
         return {name: known for name in names if (known := number(self.last.get(name))) is not None}
-
-
-def number(value: object) -> float | None:
-    """Return a finite number, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 class RunReader:

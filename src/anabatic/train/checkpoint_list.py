@@ -12,11 +12,11 @@ from anabatic.config import yaml_file
 from anabatic.config.shared import Evaluate
 from anabatic.core import jsonl
 from anabatic.core.errors import ConfigError
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import duration, size
 from anabatic.train import manifest
 from anabatic.train.best import Best
-from anabatic.train.report_read import number
 
 _COLUMNS = ("step", "age", "size", "ranks", "strategy", "command", "best", "state")
 

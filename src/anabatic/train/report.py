@@ -14,12 +14,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from anabatic.config.pipeline import PipelineJob
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.text import count, duration, size
 from anabatic.train import report_machine
 from anabatic.train.report_charts import Chart, Line, chart, smooth
 from anabatic.train.report_levels import levels_chart
-from anabatic.train.report_read import Run, Sample, number, read_pipeline, read_run
+from anabatic.train.report_read import Run, Sample, read_pipeline, read_run
 
 HERE = Path(__file__).parent
 LONGEST_TEXT = 4000

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anabatic.config.pipeline import PipelineJob
 from anabatic.core import jsonl
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
 
 Points = list[tuple[int, float | None]]
@@ -62,13 +62,6 @@ class Run:
     chat: list[dict[str, Any]] = field(default_factory=list)
     config: str = ""
     notes: list[str] = field(default_factory=list)
-
-
-def number(value: Any) -> float | None:
-    """Return a finite float, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def read_run(folder: Path, name: str, rows: Rows | None = None) -> Run:

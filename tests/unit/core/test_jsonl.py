@@ -15,7 +15,7 @@ from anabatic.core.jsonl import Follower
 LINES = st.lists(
     st.one_of(
         st.builds(lambda step: json.dumps({"step": step, "text": "é"}), st.integers(0, 9)),
-        st.sampled_from(["", "[]", "{", '{"step": 1', "3", "\x00", "[" * 3000]),
+        st.sampled_from(["", "[]", "{", '{"step": 1', "3", "\x00"]),
     ),
     max_size=8,
 )
@@ -43,11 +43,19 @@ def test_pieces_give_the_objects_of_the_whole(lines, cuts, most):
         assert follower.unread == len(lines) - len(found)
 
 
+def test_numbers_are_finite():
+    values = (1, 2.5, 10**400, float("nan"), float("inf"), True, None, "3")
+    assert [jsonl.number(value) for value in values] == [1.0, 2.5, None, None, None, None, None, None]
+
+
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n', encoding="utf-8")
     follower = Follower(path)
     assert follower.read() == (True, [{"a": 1}, {"a": 2}])
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("[" * 100_000 + "\n")
+    assert (follower.read(), follower.unread) == ((False, []), 1)
     other = tmp_path / "other"
     other.write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n', encoding="utf-8")
     other.replace(path)

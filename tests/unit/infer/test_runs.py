@@ -98,6 +98,7 @@ def test_damaged_files_leave_the_rest(tmp_path):
     for name in ("metrics.jsonl", "events.jsonl", "summary.json", "eval.json"):
         with open(folder / name, "ab") as file:
             file.write(b'\n\xff\x00[[[{"step": 1e999}\n{"step": {}, "kind": []}\n' + b"[" * 5000 + b"\n")
+            file.write(b'{"kind": "train", "loss": 1, "step": 1' + b"0" * 400 + b"}\n")
     write_jsonl(folder / "chat.jsonl", [{"role": HOSTILE}])
     (folder / "checkpoint-20").mkdir()
     (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * runs.LOG_BYTES + b"\nlast \xff\n")

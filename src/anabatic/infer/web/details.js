@@ -1,9 +1,8 @@
 // What a run has written beside its curves: facts, samples, events, checkpoints, logs, configuration.
 
 const span = (seconds) => {
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${+(seconds / 3600).toFixed(seconds < 36000 ? 1 : 0)} h` : `${Math.round(seconds / 86400)} d`;
+  const [unit, size, until] = [["s", 1, 90], ["min", 60, 5400], ["h", 3600, 172800], ["d", 86400, Infinity]].find((one) => seconds < one[2]);
+  return `${+(seconds / size).toFixed(unit === "h" && seconds < 36000 ? 1 : 0)} ${word("units")[unit]}`;
 };
 
 const bytes = (value) => {

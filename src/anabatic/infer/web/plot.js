@@ -27,7 +27,7 @@ const ticks = (low, high, most, log) => {
   const power = 10 ** Math.floor(Math.log10(rough));
   const stride = power * [1, 2, 5, 10].find((one) => one * power >= rough * 0.999);
   const found = [];
-  for (let at = Math.ceil(low / stride - 1e-9); at * stride <= high + stride * 1e-9; at += 1) found.push(at * stride);
+  for (let at = Math.ceil(low / stride - 1e-9); at * stride <= high + stride * 1e-9 && found.length < 60; at += 1) found.push(at * stride);
   return found;
 };
 

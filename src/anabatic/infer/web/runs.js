@@ -148,6 +148,7 @@ const tell = () => {
   if (slow) texts.push(word("reading", nameOf(slow.id), Math.floor(100 * held.get(slow.id).share)));
   else if (!listed.length) texts.push(word("noRuns"));
   else if (chosen.length && chosen.every((one) => held.has(one.id) && !Object.keys(held.get(one.id).curves).length)) texts.push(word("noCurves"));
+  else if (chosen.length && chosen.every((one) => held.has(one.id)) && plots.every((one) => one.node.hidden)) texts.push(word("noPlots"));
   say(texts.join(" "));
 };
 
@@ -162,11 +163,12 @@ const loadCurves = async ({ id }) => {
 
 const loadAbout = async () => {
   const id = front();
-  if (!id || (about?.id === id && !live(id) && held.get(id)?.share === 1 && about.version === held.get(id)?.version)) return;
+  const version = `${held.get(id)?.version} ${listed.find((one) => one.id === id)?.state}`;
+  if (!id || (about?.id === id && !live(id) && about.version === version)) return;
   const found = await get(`runs/${id}/about`);
   if (front() !== id) return;
   const same = about && JSON.stringify(about.found) === JSON.stringify(found);
-  about = { id, found, version: held.get(id)?.version };
+  about = { id, found, version };
   $("about").hidden = false;
   if (!same) { showFacts(found); await showPart(id, found, part); }
 };
@@ -216,10 +218,10 @@ const speak = () => {
   if (about) { showFacts(about.found); showPart(about.id, about.found, part); }
 };
 
-chosen = location.hash.slice(1).split(",").filter((one) => /^[0-9a-f]{12}$/.test(one)).slice(0, MOST).map((id, at) => ({ id, colour: at + 1 }));
+chosen = [...new Set(location.hash.slice(1).split(","))].filter((one) => /^[0-9a-f]{12}$/.test(one)).slice(0, MOST).map((id, at) => ({ id, colour: at + 1 }));
 frame(speak, refresh);
 speak();
-for (const id of ["axis", "log", "smooth"]) $(id).addEventListener("change", draw);
+for (const id of ["axis", "log", "smooth"]) $(id).addEventListener("change", () => { draw(); tell(); });
 $("find").addEventListener("input", showList);
 new ResizeObserver(() => { for (const one of plots) if (one.series.length) one.paint(); }).observe($("plots"));
 refresh();

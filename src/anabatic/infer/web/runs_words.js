@@ -5,6 +5,7 @@ Object.assign(WORDS.en, {
   settingsNote: "The key stays in this browser.", noRuns: "There is no run below this folder yet.",
   leftOut: (count) => `${count} older runs are not shown.`, most: "Eight runs at most are compared.",
   reading: (name, percent) => `Reading ${name}: ${percent} %`, noCurves: "No row has been written yet.",
+  noPlots: "Nothing that was written can be drawn over this axis.",
   loss: "Loss", valid: "held out", lr: "Learning rate", tokens_per_s: "Tokens per second", memory_bytes: "Memory",
   device_util_pct_mean: "Device utilisation", device_power_w_mean: "Device power", grad_norm: "Gradient norm",
   mfu: "Model FLOPs utilisation", data_wait: "Waiting for data", accuracy: "Accuracy",
@@ -15,14 +16,14 @@ Object.assign(WORDS.en, {
   hiddenEvents: (count) => `${count} earlier events are not shown.`,
   columns: ["Step", "Age", "Size", "Processes", "Strategy", "Command", ""],
   left: (time) => `${time} left`, ago: (time) => `${time} ago`,
-  states: {}, facts: {},
+  units: { s: "s", min: "min", h: "h", d: "d" }, states: {}, facts: {},
 });
 Object.assign(WORDS.zh, {
   list: "训练列表", other: "聊天", find: "查找训练", compare: (name) => `对比 ${name}`, axis: "横轴",
   step: "步数", tokens: "词元数", hours: "小时", log: "对数", smooth: "平滑", report: "保存报告",
   settingsNote: "密钥只保存在此浏览器中。", noRuns: "此文件夹下还没有训练。",
   leftOut: (count) => `另有 ${count} 个较早的训练未显示。`, most: "最多对比八个训练。",
-  reading: (name, percent) => `正在读取 ${name}：${percent} %`, noCurves: "还没有写入任何数据。",
+  reading: (name, percent) => `正在读取 ${name}：${percent} %`, noCurves: "还没有写入任何数据。", noPlots: "已写入的内容无法按此横轴绘制。",
   loss: "损失", valid: "验证集", lr: "学习率", tokens_per_s: "每秒词元数", memory_bytes: "显存/内存",
   device_util_pct_mean: "设备利用率", device_power_w_mean: "设备功率", grad_norm: "梯度范数",
   mfu: "模型算力利用率 (MFU)", data_wait: "等待数据", accuracy: "准确率",
@@ -32,7 +33,7 @@ Object.assign(WORDS.zh, {
   nothing: "暂无内容。", afterStep: (step) => `第 ${step} 步`, rank: "进程", best: "最佳", whole: "完整",
   hiddenEvents: (count) => `更早的 ${count} 个事件未显示。`,
   columns: ["步数", "时间", "大小", "进程数", "策略", "命令", ""],
-  left: (time) => `剩余 ${time}`, ago: (time) => `${time}前`,
+  left: (time) => `剩余 ${time}`, ago: (time) => `${time}前`, units: { s: "秒", min: "分钟", h: "小时", d: "天" },
   states: {
     running: "运行中", "running elsewhere": "在别处运行", finished: "已完成", stopped: "已停止", dead: "已中断",
     "not started": "未开始",
