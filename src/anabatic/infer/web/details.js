@@ -1,7 +1,7 @@
 // What a run has written beside its curves: facts, samples, events, checkpoints, logs, configuration.
 
 const span = (seconds) => {
-  const [unit, size, until] = [["s", 1, 90], ["min", 60, 5400], ["h", 3600, 172800], ["d", 86400, Infinity]].find((one) => seconds < one[2]);
+  const [unit, size] = [["s", 1, 90], ["min", 60, 5400], ["h", 3600, 172800], ["d", 86400, Infinity]].find((one) => seconds < one[2]);
   return `${+(seconds / size).toFixed(unit === "h" && seconds < 36000 ? 1 : 0)} ${word("units")[unit]}`;
 };
 
