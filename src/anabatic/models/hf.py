@@ -29,7 +29,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.device.ops import dear_operators, for_device
-from anabatic.models import adapter, adapter_config, attention, fuse, hub, stack, stored
+from anabatic.models import adapter, adapter_config, attention, fuse, hub, portable, stack, stored
 from anabatic.parallel.sharded import materialise
 from anabatic.parallel.world import World
 
@@ -305,12 +305,14 @@ def save_model(
     tokenizer: Any,
     writes: bool = True,
     also: Callable[[Path], None] | None = None,
+    file_bytes: int = stored.FILE_BYTES,
 ) -> None:
     """Write a Hugging Face folder that plain transformers loads: whole or not at all. All ranks call it, the one that
     `writes` writes; weights are gathered one by one and kept until a file is full.
 
     Args:
         also: writes what else belongs into the folder.
+        file_bytes: a weight file is closed when the next tensor would make it larger.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -319,20 +321,21 @@ def save_model(
         stored.save(model, None)
         return
     with folder_atomic(folder) as temporary:
-        stored.save(model, temporary)
+        stored.save(model, temporary, file_bytes)
         config = copy.deepcopy(model.config)
         config.use_cache = True
         config.architectures = [type(model).__name__.removeprefix("FSDP")]
         config.dtype = next(model.parameters()).dtype
         config.save_pretrained(temporary)
-        GenerationConfig(**_chat_ids(tokenizer)).save_pretrained(temporary)
+        GenerationConfig(**chat_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        portable.mend(temporary)
         if also is not None:
             also(temporary)
 
 
-def _chat_ids(tokenizer: Any) -> dict[str, Any]:
-    """End of text and end of turn both end an answer."""
+def chat_ids(tokenizer: Any) -> dict[str, Any]:
+    """Return the tokens that end an answer, end of text and end of turn, and the one that pads."""
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     if turn is not None and turn != tokenizer.unk_token_id and turn not in ends:
