@@ -174,7 +174,7 @@ def test_a_call_that_has_to_come(ask):
         tool = {"type": "function", "function": {"name": "add", "parameters": {
             "type": "object", "properties": {"x": {"enum": [7]}}, "required": ["x"], "additionalProperties": False,
         }}}  # fmt: skip
-        got = ask("plain", tools=[tool], tool_choice=choice, max_tokens=64).choices[0]
+        got = ask("plain", tools=[tool], tool_choice=choice, max_tokens=64, parallel_tool_calls=False).choices[0]
         (call,) = got.message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"x": 7})
         assert (got.message.content, got.finish_reason) == (None, "tool_calls")
