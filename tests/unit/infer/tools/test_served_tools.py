@@ -7,10 +7,10 @@ import json
 
 import openai
 import pytest
-import torch
 
 from anabatic.infer.engine import Engine
 from anabatic.testing.untrained import byte_tokenizer
+from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 
 WEATHER = {
@@ -25,31 +25,6 @@ TWO = ("Let me see.", "\n", "<tool_call>", '{"name": "add", "arguments": {}', "}
        '>{"name": "weather", "arguments": {}}</tool_call>')  # fmt: skip
 TORN = ("<tool_call>", '\n{"name": "wea', "ther", "</tool_call>")
 SAID = {"one": ONE, "two": TWO, "torn": TORN, "plain": ("It is ", "cold.")}
-
-
-def says(tokenizer, pieces):
-    """A model of the tokenizer's that answers every conversation with these pieces, each one token."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from anabatic.models.hf import prepare
-
-    size = len(tokenizer)
-    config = Qwen3Config(
-        vocab_size=size, hidden_size=size, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=1024, tie_word_embeddings=False, eos_token_id=2,
-        bos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config)
-    ids = [tokenizer.convert_tokens_to_ids(piece) for piece in pieces]
-    chain = [*tokenizer("\n", add_special_tokens=False)["input_ids"], *ids, 2]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.model.norm.weight.fill_(1.0)
-        model.model.embed_tokens.weight.copy_(torch.eye(size))
-        for before, after in zip(chain, chain[1:], strict=False):
-            model.lm_head.weight[after, before] = 1.0
-    return prepare(model.train(False), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
