@@ -131,8 +131,9 @@ def _params(chat: Chat, text: str) -> None:
     if text:
         chat.dialogue.sampling = changed(chat.dialogue.sampling, text)
     values = asdict(chat.dialogue.sampling)
-    width = max(map(len, values))
-    shown = values if not text else {name: values[name] for name in (text.split()[0],)}
+    name = text.split()[0] if text else ""
+    shown = {name: values[name]} if text else values
+    width = max(map(len, shown))
     log.info("\n".join(f"{name:{width}}  {_told(value)}" for name, value in shown.items()))
 
 
