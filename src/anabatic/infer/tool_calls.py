@@ -61,7 +61,10 @@ class Reader(Protocol):
 def style(tokenizer: Any) -> Style | None:
     """Return how a chat template writes calls; None: in no way that is known, or not at all."""
     call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {"a": 1}}}
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
     text = _rendered(tokenizer, talk, None)
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     before, found, after = text.partition(OPEN)

@@ -45,7 +45,9 @@ def obey(chat: Chat, line: str) -> None:
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
         guess = did_you_mean(name, COMMANDS)
-        raise ConfigError(f"no command {name}.{guess}", "/help lists them; a blank before the slash makes text of the line")
+        raise ConfigError(
+            f"no command {name}.{guess}", "/help lists them; a blank before the slash makes text of the line"
+        )
     COMMANDS[name].run(chat, rest.strip())
 
 
@@ -107,7 +109,7 @@ def read(path: Path) -> list[dict[str, str]]:
         raise DataError(f"{path} is no JSON: {error}", "give a file that /save has written") from error
     if len(rows) != 1 or not isinstance(rows[0], dict):
         raise DataError(f"{path} holds {len(rows)} rows, not one conversation", "give a file that /save has written")
-    messages = rows[0].get("messages")
+    messages: Any = rows[0].get("messages")
     conversations.check(messages, str(path), needs_assistant=False)
     for number, message in enumerate(messages, start=1):
         known = message["role"] in ("user", "assistant") or (message["role"] == "system" and number == 1)

@@ -164,7 +164,11 @@ def _vllm(made: Exported) -> tuple[str, str, str]:
     if kind is not None:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", tool_calls.VLLM_PARSERS[kind]]
     command = " \\\n    ".join(['vllm serve "$here"', " ".join(words[:6]), " ".join(words[6:])])
-    note = "" if made.dtype != "fp32" else "fp32 is slow there: --dtype bf16 (fp16 on 310P and 910A) is what devices are for"
+    note = (
+        ""
+        if made.dtype != "fp32"
+        else "fp32 is slow there: --dtype bf16 (fp16 on 310P and 910A) is what devices are for"
+    )
     return file, _VLLM.format(name=made.name, file=file, command=command), note
 
 

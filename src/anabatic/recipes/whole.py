@@ -13,7 +13,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.models import adapter, classifier
-from anabatic.models.hf import base_of, below, is_adapter, load_config, load_model, require_fit, resolve, tokenizer_folder
+from anabatic.models.hf import (
+    base_of,
+    below,
+    is_adapter,
+    load_config,
+    load_model,
+    require_fit,
+    resolve,
+    tokenizer_folder,
+)
 from anabatic.models.stack import Share
 from anabatic.train import manifest
 

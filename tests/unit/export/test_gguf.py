@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -79,8 +81,6 @@ def llama(tmp_path_factory):
 
 
 def test_the_converter_reads_the_whole_folder(write, llama):
-    from pathlib import Path
-
     folder = Path(llama())
     out = write(gguf="q8_0", llama_cpp=str(folder), name="mine")
     asked = json.loads((folder / "asked.json").read_text())
@@ -116,8 +116,6 @@ def test_a_converter_that_is_not_there(write, tmp_path, monkeypatch, llama):
     assert "git clone https://github.com/ggml-org/llama.cpp" in caught.value.hint
     with pytest.raises(ConfigError, match="there is no"):
         write(gguf="f16", llama_cpp=str(tmp_path))
-    from pathlib import Path
-
     script = Path(llama()) / "convert_hf_to_gguf.py"
     script.write_text(f"#!{sys.executable}\n{SCRIPT}")
     script.chmod(0o755)
@@ -141,7 +139,5 @@ def test_every_torn_file_is_found(tmp_path):
 @settings(max_examples=60)
 def test_damaged_headings_are_no_faults_of_ours(tail, place, changed):
     for data in (b"GGUF" + tail, WHOLE[:place] + changed + WHOLE[place + len(changed) :]):
-        try:
+        with contextlib.suppress(ValueError):
             gguf.read(io.BytesIO(data))
-        except ValueError:
-            pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
@@ -24,59 +25,52 @@ LLAMA2 = (
 TURNS = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
 
 
+def parsed(parts, at=0):
+    """Nodes of a template of Go's: just as much of the language as we write."""
+    nodes = []
+    while at < len(parts):
+        word = parts[at]
+        if at % 2 == 0 or word == ".Content":
+            nodes.append(("text", word) if at % 2 == 0 else ("content", ""))
+        elif word == "range .Messages":
+            body, at = parsed(parts, at + 1)
+            nodes.append(("range", body))
+        elif word.startswith("if "):
+            arms = []
+            while parts[at] != "end":
+                condition = parts[at]
+                body, at = parsed(parts, at + 1)
+                arms.append((condition, body))
+            nodes.append(("if", arms))
+        else:
+            return nodes, at  # end, or the next arm
+        at += 1
+    return nodes, at
+
+
+def holds(condition, messages, message):
+    if condition in ("else", "if .Messages"):
+        return condition == "else" or bool(messages)
+    role = re.fullmatch(r'(?:else )?if eq (\.Role|\(index \.Messages 0\)\.Role) "(\w+)"', condition)
+    return (message if role[1] == ".Role" else messages[0])["role"] == role[2]
+
+
+def filled(nodes, messages, message=None):
+    out = ""
+    for kind, what in nodes:
+        if kind in ("text", "content"):
+            out += message["content"] if kind == "content" else what
+        elif kind == "range":
+            out += "".join(filled(what, messages, one) for one in messages)
+        else:
+            bodies = (body for condition, body in what if holds(condition, messages, message))
+            out += filled(next(bodies, []), messages, message)
+    return out
+
+
 def go(template, messages):
-    """What Go makes of the templates that we write: a reader of just that much of the language."""
-    import re
-
-    parts = re.split(r"\{\{ (.*?) \}\}", template)
-    out, at = [], 0
-
-    def run(messages, stop, emit, message=None):
-        nonlocal at
-        while at < len(parts):
-            if at % 2 == 0:
-                out.append(parts[at]) if emit else None
-                at += 1
-                continue
-            word = parts[at]
-            if word in stop:
-                return word
-            at += 1
-            if word == ".Content":
-                out.append(message["content"]) if emit else None
-            elif word == "range .Messages":
-                begin = at
-                for one in messages:
-                    at = begin
-                    run(messages, {"end"}, emit, one)
-                at += 1
-            else:
-                condition(word, messages, emit, message)
-        return ""
-
-    def holds(word, messages, message):
-        if word == ".Messages":
-            return bool(messages)
-        role = re.fullmatch(r'eq (\.Role|\(index \.Messages 0\)\.Role) "(\w+)"', word)
-        return (message if role[1] == ".Role" else messages[0])["role"] == role[2]
-
-    def condition(word, messages, emit, message):
-        nonlocal at
-        done = False
-        while True:
-            if word.startswith(("if ", "else if ")):
-                chosen = not done and holds(word.removeprefix("else ").removeprefix("if "), messages, message)
-            else:
-                chosen = not done
-            stops = {"end", "else", 'else if eq .Role "assistant"'}
-            word = run(messages, stops, emit and chosen, message)
-            done = done or chosen
-            at += 1
-            if word == "end":
-                return
-
-    run(messages, set(), True)
-    return "".join(out)
+    """What Go makes of a template."""
+    return filled(parsed(re.split(r"\{\{ (.*?) \}\}", template))[0], messages)
 
 
 @pytest.mark.parametrize("template", ["own", CHATML, LLAMA2])
@@ -85,9 +79,11 @@ def test_a_translated_template_says_what_the_model_s_own_says(tokenizer, monkeyp
         monkeypatch.setattr(tokenizer, "chat_template", template)
     turns, why = go_template.translate(tokenizer)
     assert turns is not None, why
-    talks = [TURNS[:1], TURNS, TURNS * 2 + TURNS[:1]] if template == LLAMA2 else [
-        TURNS[:1], TURNS, [{"role": "system", "content": "s"}, *TURNS]
-    ]
+    talks = (
+        [TURNS[:1], TURNS, TURNS * 2 + TURNS[:1]]
+        if template == LLAMA2
+        else [TURNS[:1], TURNS, [{"role": "system", "content": "s"}, *TURNS]]
+    )
     talks = [talk for talk in talks if all(a["role"] != b["role"] for a, b in zip(talk, talk[1:], strict=False))]
     for talk in talks:
         own = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)

@@ -57,7 +57,10 @@ def test_any_text_cut_anywhere_loses_nothing(text, places, kind, several):
     assert several or len(calls(whole)) <= 1
 
 
-@given(st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3), st.sampled_from(["", "Well.", "{x}"]))
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3),
+    st.sampled_from(["", "Well.", "{x}"]),
+)
 def test_calls_between_tags_are_found(made, before):
     text = before + "".join(f"\n{OPEN}\n{call_text(*one)}\n{CLOSE}" for one in made)
     events = read(Tagged(NAMES), list(text))

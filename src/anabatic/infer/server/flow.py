@@ -92,7 +92,8 @@ class Flow:
             left = len(self.requests)
             while left:
                 piece = await self._next(None)
-                at, text, end, calls = piece.index, piece.text, piece.finish_reason, []
+                at, text, end = piece.index, piece.text, piece.finish_reason
+                calls: list[dict[str, Any]] = []
                 if (one := heard[at]) is not None:
                     text, calls = one.push(text, bool(end))
                     end = one.end(end)

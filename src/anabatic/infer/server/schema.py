@@ -211,7 +211,9 @@ class ChatRequest(Generation):
             raise ValueError(f"two tools are called {twice}")
         if self.forced() and not names:
             raise ValueError("tool_choice asks for a call, and tools are not given")
-        if self.forced() and (self.structured_outputs or (self.response_format and self.response_format.type != "text")):
+        if self.forced() and (
+            self.structured_outputs or (self.response_format and self.response_format.type != "text")
+        ):
             raise ValueError("tool_choice asks for a call, and another form of the answer is given: give one form")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
