@@ -32,6 +32,20 @@ _PARAMETERS = {
     "repetition_penalty": "repeat_penalty",
 }
 """A generation setting -> Ollama's name of it."""
+OLLAMA_CONVERTS = (
+    "Llama",
+    "Mixtral",
+    "Gemma",
+    "Gemma2",
+    "Gemma3",
+    "Phi3",
+    "Qwen2",
+    "Olmo3",
+    "Cohere",
+    "GptOss",
+    "Lfm2",
+)
+"""Architectures (`...ForCausalLM`) that Ollama reads as safetensors (ollama, convert/convert.go, at 01cf7445)."""
 _PREFILL = 8192
 _BLOCK = 128
 
@@ -107,8 +121,11 @@ def write(folder: Path, names: list[str], made: Exported) -> list[str]:
 def _ollama(made: Exported) -> tuple[str, str, str]:
     turns, why = go_template.translate(made.tokenizer)
     lines = [f"# ollama create {made.name} -f Modelfile && ollama run {made.name}"]
-    if made.gguf is None:
-        lines.append("# Ollama converts this folder itself if it knows the architecture; else export with --gguf.")
+    notes = [f"without TEMPLATE: {why}"] if turns is None and made.tokenizer.chat_template else []
+    kind = str((made.config.architectures or [made.config.model_type])[0]).removesuffix("ForCausalLM")
+    if made.gguf is None and kind not in OLLAMA_CONVERTS:
+        notes.append(f"Ollama reads {kind} from a GGUF file only, export with --gguf")
+        lines.append(f"# {notes[-1]}.")
     lines.append(f"FROM ./{made.gguf}" if made.gguf else "FROM .")
     if turns is None:
         lines.append(f"# No TEMPLATE: {why}.")
@@ -125,8 +142,7 @@ def _ollama(made: Exported) -> tuple[str, str, str]:
         if sampled and isinstance(value, int | float) and not isinstance(value, bool):
             lines.append(f"PARAMETER {name} {value:g}")
     lines.append(f"PARAMETER num_ctx {min(made.context, OLLAMA_CONTEXT)}")
-    note = f"without TEMPLATE: {why}" if turns is None and made.tokenizer.chat_template else ""
-    return "Modelfile", "\n".join(lines) + "\n", note
+    return "Modelfile", "\n".join(lines) + "\n", "; ".join(notes)
 
 
 def _ends(made: Exported) -> list[str]:

@@ -134,12 +134,13 @@ def test_a_token_that_begins_every_text_is_left_to_the_reader(tokenizer, monkeyp
     assert turns is not None and turns.start == "<|im_start|>system\nYou are Q.<|im_end|>\n<|im_start|>user\n"
 
 
-def test_modelfile(write, model):
+def test_modelfile(write, model, caplog):
     settings = {"eos_token_id": [0, 2], "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05, "do_sample": True}
     (model / "generation_config.json").write_text(json.dumps(settings))
     text = (write(context=64) / "Modelfile").read_text()
     for line in ("FROM .", 'PARAMETER stop "<|im_end|>"', "PARAMETER temperature 0.6", "PARAMETER repeat_penalty 1.05"):
         assert f"\n{line}\n" in text
+    assert "Ollama reads Qwen3 from a GGUF file only" in text and "export with --gguf" in caplog.text
     assert "PARAMETER num_ctx 64" in text and 'TEMPLATE """{{ if .Messages }}' in text
 
 
