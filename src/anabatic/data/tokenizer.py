@@ -145,6 +145,21 @@ def _filled(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
         ) from error
 
 
+def turn_end(tokenizer: Any) -> int | None:
+    """Return the control token that closes the assistant's turn, as the chat template shows; None: there is none."""
+    if not tokenizer.chat_template:
+        return None
+    mark = "answer0mark"
+    try:
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+        behind = chat_text(tokenizer, talk).partition(mark)[2].lstrip()
+    except DataError:
+        return None
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    token = tokenizer.added_tokens_decoder.get(ids[0]) if ids else None
+    return int(ids[0]) if token is not None and token.special else None
+
+
 def encode_fast(folder: str | Path) -> Tokenizer:
     """Return the bare tokenizer for documents: fast to import, and special tokens in the text are plain text.
 

@@ -28,6 +28,7 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.core.text import did_you_mean
+from anabatic.data.tokenizer import turn_end
 from anabatic.device.ops import dear_operators, for_device
 from anabatic.models import adapter, adapter_config, attention, fuse, hub, portable, stack, stored
 from anabatic.parallel.sharded import materialise
@@ -207,6 +208,11 @@ def skeleton(folder: Path, dtype: torch.dtype, entries: int = 0) -> PreTrainedMo
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"
         ) from error
+    if (file := folder / portable.GENERATION).is_file():
+        try:
+            model.generation_config = GenerationConfig.from_dict(stored.read_json(file))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{file}: {_first_line(error)}", "copy the folder again") from error
     return model
 
 
@@ -337,8 +343,8 @@ def save_model(
 def chat_ids(tokenizer: Any) -> dict[str, Any]:
     """Return the tokens that end an answer, end of text and end of turn, and the one that pads."""
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    if turn is not None and turn != tokenizer.unk_token_id and turn not in ends:
+    turn = turn_end(tokenizer)
+    if turn is not None and turn not in ends:
         ends.append(turn)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return {"eos_token_id": ends or None, "pad_token_id": pad}
