@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.infer import tool_calls
@@ -44,6 +44,7 @@ def calls(events):
     return [event.call for event in events if event.call is not None]
 
 
+@settings(max_examples=60)
 @given(TEXTS, st.lists(st.integers(0, 10**6), max_size=8), st.sampled_from([Tagged, Bare]), st.booleans())
 def test_any_text_cut_anywhere_loses_nothing(text, places, kind, several):
     whole = read(kind(NAMES, several), [text])
@@ -57,6 +58,7 @@ def test_any_text_cut_anywhere_loses_nothing(text, places, kind, several):
     assert several or len(calls(whole)) <= 1
 
 
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3),
     st.sampled_from(["", "Well.", "{x}"]),
@@ -68,6 +70,7 @@ def test_calls_between_tags_are_found(made, before):
     assert [(call.name, json.loads(call.arguments)) for call in calls(events)] == made
 
 
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3))
 def test_bare_calls_are_found(made):
     text = "; ".join(call_text(*one, "parameters") for one in made)
