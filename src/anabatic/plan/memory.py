@@ -81,8 +81,6 @@ def activations(setup: Setup, trained: bool = True) -> Activations:
         before *= 2
     statistics = 2 * 8 * 4 * s.heads * part + (4 * (s.heads + s.kv_heads) * part if s.head_norms else 0)
     attention = w * (before + (queries + keys) + keys + queries) + statistics  # turned, values, output
-    if setup.tuner == "lora" and not setup.sharded:
-        pass  # values lie in the joint product of the group, which is kept whole: the same bytes
     mlp = w * 3 * s.inner * part if not s.experts else _expert_activations(setup)
     adapters = w * setup.rank * len(setup.adapted) if setup.tuner == "lora" else 0.0
     return Activations(stream + normed, attention, mlp, adapters)
@@ -192,14 +190,14 @@ def _loss(setup: Setup) -> Memory:
     ends = stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
     if setup.targets < 1:
         ends += w * s.hidden * learned
-    gradient = w * s.hidden * learned + (4.0 * s.embedding if head_trained else 0)
+    made = 4.0 * s.embedding if head_trained else 0.0  # the head's gradient, fp32 whatever the weights are
     copy = 2.0 * s.embedding if setup.half and head_trained and not setup.sharded and setup.weights == "fp32" else 0.0
     logits = rows * s.vocab * (4 + w) + (w * s.embedding if head_trained else 0)
     return Memory("the loss", {
         **_shares(setup),
         "gathered weights": _gathered(setup, 1),
-        "gradients": _gradients(setup, 0, head=False) + (4.0 * s.embedding if head_trained else 0),
-        "activations": _held(setup, act) * t * s.layers + ends + gradient - (4.0 * s.embedding if head_trained else 0),
+        "gradients": _gradients(setup, 0, head=False) + made,
+        "activations": _held(setup, act) * t * s.layers + ends + w * s.hidden * learned,
         "half-precision copies": _casts(setup, s.layers) + copy,
         "logits": logits,
     })  # fmt: skip
@@ -212,7 +210,10 @@ def _backward(setup: Setup) -> list[Memory]:
     held = _held(setup, act) * t
     again = 0.0 if setup.recompute == "none" else act.total * t - held
     found = []
-    for name, below, done in (("the last block's backward pass", s.layers, 1), ("the first block's backward pass", 1, s.layers)):  # noqa: E501
+    for name, below, done in (
+        ("the last block's backward pass", s.layers, 1),
+        ("the first block's backward pass", 1, s.layers),
+    ):
         found.append(Memory(name, {
             **_shares(setup),
             "gathered weights": _gathered(setup, 2),
@@ -244,13 +245,14 @@ def _embedding(setup: Setup) -> Memory:
 
 
 def _update(setup: Setup) -> Memory:
-    """AdamW's flat kernel holds a bucket's gradient, two results and the weights at once; Muon all matrices' copies."""
+    """The flat kernel of AdamW copies a bucket's gradient, and makes as much again where the gradients stay."""
     s = setup.shape
     gradients = _gradient_bytes(setup) * setup.trained * (1 / setup.ranks if setup.sharded else 1.0)
     work = 0.0
     if not setup.fused_adamw and not setup.offload:
-        own = setup.trained / (setup.ranks if setup.sharded else 1)
-        largest = (s.embedding if setup.tuner == "full" and not setup.muon else 0) / (setup.ranks if setup.sharded else 1)
-        work = 4.0 * max(min(own, BUCKET), largest) * (2 if setup.strategy == "ddp" else 1)
+        share = setup.ranks if setup.sharded else 1
+        matrix = s.embedding if setup.tuner == "full" else 0
+        stays = setup.strategy != "single"  # gradients lie in DDP's buckets, or in the flat results of FSDP's sums
+        work = 4.0 * max(min(setup.trained, BUCKET * share), matrix) / share * (2 if stays else 1)
     parts = _shares(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": work}
     return Memory("the update", parts)

@@ -1,7 +1,7 @@
 """The sizes of a decoder model, read from its config.json. No torch, no weights.
 
-Letters: `V` vocabulary, `H` hidden size, `L` blocks, `N` query heads, `K` key/value heads, `D` head size, `I` inner size
-of an MLP.
+Letters: `V` vocabulary, `H` hidden size, `L` blocks, `N` query heads, `K` key/value heads, `D` head size, `I` inner
+size of an MLP.
 """
 
 from __future__ import annotations
