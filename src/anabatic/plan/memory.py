@@ -135,6 +135,8 @@ def _frozen_bytes(setup: Setup) -> float:
 def _matrices(setup: Setup) -> int:
     """Parameters that Muon moves."""
     s = setup.shape
+    if setup.tuner == "lora":
+        return setup.trained
     return setup.trained_blocks * (sum(layer.inputs * layer.outputs for layer in s.linears) + s.expert_params)
 
 
