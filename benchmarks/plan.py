@@ -30,7 +30,7 @@ class Row(NamedTuple):
     name: str
     shape: dict[str, Any]
     tokens: int
-    options: list[str] = []  # noqa: RUF012
+    options: list[str] = []
     npus: int = 1
     steps: int = 1
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anabatic.plan.cost import Rates, collective_ns, operator_ns
-from anabatic.plan.memory import BUCKET, LEAST_ROWS, activations, stream_width, width
+from anabatic.plan.cost import Rates, Unit, collective_ns, operator_ns
+from anabatic.plan.memory import BUCKET, LEAST_ROWS, stream_width, width
 from anabatic.plan.setup import Setup
-
-IDLE_SHARE, PEAK_SHARE = 0.3, 0.9
-"""Of a card's power limit when idle and when busy: an assumption for the energy."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Clock:
         return max(self.compute, self.host) + self.exposed
 
 
-Op = tuple[str, float, float]
+Op = tuple[Unit, float, float]
 """Unit, operations, bytes moved."""
 
 
@@ -63,13 +60,11 @@ def _forward(setup: Setup) -> Iterator[Op]:
     for _ in range(s.norms):
         yield "vector", 0.0, t * s.hidden * (wide + w)
     for layer in s.linears:
-        split = layer.inputs * part if layer.name in ("o_proj", "down_proj") else layer.inputs
-        out = layer.outputs if layer.name in ("o_proj", "down_proj") else layer.outputs * part
-        yield _matmul(t, split, out, w)
+        yield _matmul(t, *setup.sides(layer), w)
     if setup.tuner == "lora":
         for layer in setup.adapted:
-            yield _matmul(t, layer.inputs, setup.rank, w)
-            yield _matmul(t, setup.rank, layer.outputs, w)
+            yield _matmul(t, setup.sides(layer)[0], setup.rank, w)
+            yield _matmul(t, setup.rank, setup.sides(layer)[1], w)
     if s.experts:
         yield "vector", 0.0, 4 * w * t * s.chosen * s.hidden
         yield _matmul(t * s.chosen, s.hidden, 2 * s.expert_inner, w)
@@ -89,7 +84,7 @@ def _forward(setup: Setup) -> Iterator[Op]:
 def _seconds(ops: Iterator[Op] | list[Op], rates: Rates) -> tuple[float, int]:
     """Of the device, and how many operators they are."""
     found = list(ops)
-    return sum(operator_ns(rates, unit, flops, moved) for unit, flops, moved in found) / 1e9, len(found)  # type: ignore[arg-type]
+    return sum(operator_ns(rates, unit, flops, moved) for unit, flops, moved in found) / 1e9, len(found)
 
 
 def clock(setup: Setup, rates: Rates) -> Clock:
@@ -138,7 +133,7 @@ def _traffic(setup: Setup, rates: Rates, forward: float, factor: float) -> tuple
         return total + sums, exposed + max(0.0, sums - forward * (factor - 1))
     if not setup.sharded:
         return total, exposed
-    everything = w * float(s.params + (setup.trained if setup.tuner == "lora" else 0))
+    everything = w * float(setup.params + (setup.trained if setup.tuner == "lora" else 0))
     gather = collective_ns(rates, "all_gather", everything, setup.ranks) / 1e9
     scatter = collective_ns(rates, "reduce_scatter", 4.0 * setup.trained, setup.ranks) / 1e9
     again = 2 if setup.strategy == "zero3" else 1
@@ -151,8 +146,3 @@ def checkpoint_bytes(setup: Setup) -> tuple[float, float]:
     trained = 4.0 if setup.weights == "fp32" else 2.0
     model = 2.0 * setup.shape.params if setup.tuner != "lora" else 4.0 * setup.trained
     return trained * 3 * setup.trained, model
-
-
-def kept(setup: Setup) -> float:
-    """Bytes a token and block of activations, for tables."""
-    return activations(setup).total

@@ -21,6 +21,10 @@ _MASK = 2048 * 2048
 """The fused attention's compressed causal mask, one byte each (op-plugin, npu_fusion_attention, sparse mode 3)."""
 
 
+_WIDE = 24.0
+"""Bytes an element of a bucket of bf16 weights needs: gradient, moments, weight, change and result in fp32."""
+
+
 @dataclass(frozen=True)
 class Activations:
     """Bytes a token that a block keeps for its backward pass, by kind."""
@@ -98,8 +102,8 @@ def _held(setup: Setup, act: Activations) -> float:
     if setup.recompute == "full":
         return float(stream_width(setup) * s.hidden)
     if setup.recompute == "selective":  # the block's input; products; attention's output and statistics
-        outputs = sum(layer.outputs for layer in s.linears) * w
-        attention = w * s.heads * s.head_dim + 64 * s.heads
+        outputs = sum(setup.sides(layer)[1] for layer in s.linears) * w
+        attention = (w * s.heads * s.head_dim + 64 * s.heads) / setup.tensor
         return float(stream_width(setup) * s.hidden + outputs + attention)
     return act.total
 
@@ -128,7 +132,7 @@ def _frozen_bytes(setup: Setup) -> float:
     plain = width(setup)
     if setup.quantize == "none":
         return float(plain * setup.frozen)
-    packed = setup.shape.layers * sum(layer.inputs * layer.outputs for layer in setup.shape.linears)
+    packed = setup.shape.layers * sum(layer.inputs * layer.outputs for layer in setup.shape.linears) // setup.tensor
     return FROZEN_BYTES[setup.quantize] * packed + plain * (setup.frozen - packed)
 
 
@@ -137,7 +141,8 @@ def _matrices(setup: Setup) -> int:
     s = setup.shape
     if setup.tuner == "lora":
         return setup.trained
-    return setup.trained_blocks * (sum(layer.inputs * layer.outputs for layer in s.linears) + s.expert_params)
+    linears = sum(layer.inputs * layer.outputs for layer in s.linears) // setup.tensor
+    return setup.trained_blocks * (linears + s.expert_params)
 
 
 def _gradient_bytes(setup: Setup) -> float:
@@ -150,8 +155,7 @@ def _casts(setup: Setup, blocks: float) -> float:
         return 0.0
     if setup.tuner == "lora":
         return 2.0 * setup.adapter_block * blocks
-    share = setup.trained_blocks / setup.shape.layers
-    return 2.0 * blocks * share * (setup.shape.block - setup.shape.norm_params)
+    return 2.0 * min(blocks, setup.trained_blocks) * (setup.block - setup.shape.norm_params)
 
 
 def _gradients(setup: Setup, blocks: float, head: bool, embedding: bool = False) -> float:
@@ -165,11 +169,11 @@ def _gradients(setup: Setup, blocks: float, head: bool, embedding: bool = False)
         return _gradient_bytes(setup) * setup.trained * share
     found = 0.0
     if setup.tuner == "full":
-        found = blocks * s.block + (s.embedding if head else 0) + (s.embedding if embedding and not s.tied else 0)
+        found = blocks * setup.block + (s.embedding if head else 0) + (s.embedding if embedding and not s.tied else 0)
     elif setup.tuner == "lora":
         found = blocks * setup.adapter_block
     else:
-        found = min(blocks, setup.trained_blocks) * s.block
+        found = min(blocks, setup.trained_blocks) * setup.block
     return _gradient_bytes(setup) * found * share
 
 
@@ -178,7 +182,7 @@ def _gathered(setup: Setup, blocks: float) -> float:
     if not setup.sharded:
         return 0.0
     s, w = setup.shape, width(setup)
-    block = w * (s.block + (setup.adapter_block if setup.tuner == "lora" else 0))
+    block = w * (setup.block + (setup.adapter_block if setup.tuner == "lora" else 0))
     return w * s.outside + (block * (s.layers if setup.strategy == "zero2" else min(blocks, s.layers)))
 
 
@@ -189,7 +193,7 @@ def _loss(setup: Setup) -> Memory:
     learned = t * setup.targets
     rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
     head_trained = setup.tuner == "full"
-    ends = stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
+    ends = 1.0 * stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
     if setup.targets < 1:
         ends += w * s.hidden * learned
     made = 4.0 * s.embedding if head_trained else 0.0  # the head's gradient, fp32 whatever the weights are
@@ -199,7 +203,7 @@ def _loss(setup: Setup) -> Memory:
         **_shares(setup),
         "gathered weights": _gathered(setup, 1),
         "gradients": _gradients(setup, 0, head=False) + made,
-        "activations": _held(setup, act) * t * s.layers + ends + w * s.hidden * learned,
+        "activations": _held(setup, act) * t * setup.held_blocks + ends + w * s.hidden * learned,
         "half-precision copies": _casts(setup, s.layers) + copy,
         "logits": logits,
     })  # fmt: skip
@@ -207,14 +211,14 @@ def _loss(setup: Setup) -> Memory:
 
 def _backward(setup: Setup) -> list[Memory]:
     """The backward pass of the last and of the first block: between them the sum falls or rises steadily."""
-    s, t = setup.shape, setup.micro_tokens
+    t = setup.micro_tokens
     act = activations(setup)
     held = _held(setup, act) * t
     again = 0.0 if setup.recompute == "none" else act.total * t - held
     found = []
     for name, below, done in (
-        ("the last block's backward pass", s.layers, 1),
-        ("the first block's backward pass", 1, s.layers),
+        ("the last block's backward pass", setup.held_blocks, 1),
+        ("the first block's backward pass", 1, setup.held_blocks),
     ):
         found.append(Memory(name, {
             **_shares(setup),
@@ -240,7 +244,7 @@ def _embedding(setup: Setup) -> Memory:
     more = _gradient_bytes(setup) * s.embedding if setup.tuner == "full" and s.tied else 0.0
     parts = _shares(setup) | {
         "gathered weights": _gathered(setup, 1),
-        "gradients": _gradients(setup, s.layers, head=True, embedding=True),
+        "gradients": _gradients(setup, setup.held_blocks, head=True, embedding=True),
         "backward pass": more,
     }
     return Memory("the embedding's gradient", parts)
@@ -248,13 +252,11 @@ def _embedding(setup: Setup) -> Memory:
 
 def _update(setup: Setup) -> Memory:
     """The flat kernel of AdamW copies a bucket's gradient, and makes as much again where the gradients stay."""
-    s = setup.shape
     gradients = _gradient_bytes(setup) * setup.trained * (1 / setup.ranks if setup.sharded else 1.0)
     work = 0.0
     if not setup.fused_adamw and not setup.offload:
-        share = setup.ranks if setup.sharded else 1
-        matrix = s.embedding if setup.tuner == "full" else 0
+        own = min(setup.trained / (setup.ranks if setup.sharded else 1), BUCKET)
         stays = setup.strategy != "single"  # gradients lie in DDP's buckets, or in the flat results of FSDP's sums
-        work = 4.0 * max(min(setup.trained, BUCKET * share), matrix) / share * (2 if stays else 1)
+        work = own * (4.0 * (2 if stays else 1) if setup.weights == "fp32" else _WIDE)
     parts = _shares(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": work}
     return Memory("the update", parts)

@@ -9,8 +9,12 @@ from anabatic.config.parallel import Recompute
 from anabatic.plan.shape import Linear, Shape
 
 Strategy = Literal["single", "ddp", "zero2", "zero3"]
+Tuner = Literal["full", "lora", "freeze"]
 FROZEN_BYTES = {"none": 0.0, "int8": 1.0, "nf4": 0.52}
 """Of a packed weight; nf4: four bits and an 8-bit scale for 64 of them (arXiv 2305.14314, section 3)."""
+
+ROWS = ("o_proj", "down_proj")
+"""Layers whose inputs tensor ranks divide; of the others they divide the outputs (arXiv 1909.08053)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Setup:
     ranks: int = 1
     tensor: int = 1
     offload: bool = False
-    tuner: Literal["full", "lora", "freeze"] = "full"
+    tuner: Tuner = "full"
     rank: int = 16
     targets_of_adapters: tuple[str, ...] = ("all-linear",)
     last_layers: int = 2
@@ -65,8 +69,30 @@ class Setup:
 
     @property
     def adapter_block(self) -> int:
-        """Adapter parameters of a block."""
-        return sum(self.rank * (layer.inputs + layer.outputs) for layer in self.adapted)
+        """Adapter parameters of a block on a rank; tensor ranks share one half of each."""
+        return sum(self.rank * sum(self.sides(layer)) for layer in self.adapted)
+
+    @property
+    def block(self) -> int:
+        """Parameters of a block on a rank, before the data ranks divide it."""
+        s = self.shape
+        return sum(layer.params for layer in s.linears) // self.tensor + s.expert_params + s.norm_params
+
+    @property
+    def params(self) -> int:
+        """Parameters of the model on a rank, before the data ranks divide them; adapters apart."""
+        return self.shape.layers * self.block + self.shape.outside
+
+    def sides(self, layer: Linear) -> tuple[int, int]:
+        """Inputs and outputs of a layer that a rank has: tensor ranks divide columns, then rows."""
+        if layer.name in ROWS:
+            return layer.inputs // self.tensor, layer.outputs
+        return layer.inputs, layer.outputs // self.tensor
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that keep something for the backward pass: from the first that has a gradient on."""
+        return self.trained_blocks if self.tuner == "freeze" else self.shape.layers
 
     @property
     def trained_blocks(self) -> int:
@@ -77,17 +103,17 @@ class Setup:
 
     @property
     def trained(self) -> int:
-        """Parameters with a gradient."""
+        """Parameters of a rank with a gradient."""
         if self.tuner == "full":
-            return self.shape.params
+            return self.params
         if self.tuner == "lora":
             return self.shape.layers * self.adapter_block
-        return self.trained_blocks * self.shape.block
+        return self.trained_blocks * self.block
 
     @property
     def frozen(self) -> int:
         """Parameters without one."""
-        return self.shape.params - (0 if self.tuner == "lora" else self.trained)
+        return self.params - (0 if self.tuner == "lora" else self.trained)
 
 
 def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: int, micro_steps: int) -> Setup:
@@ -101,14 +127,14 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
     if ranks > 1:
         wanted = job.parallel.strategy
         strategy = "ddp" if wanted in ("auto", "ddp", "single") else wanted
-    tuner = getattr(job, "tuner", "full")
+    tuner: Tuner = "full" if getattr(job, "tuner", "full") == "auto" else getattr(job, "tuner", "full")
     return Setup(
         shape=shape,
         strategy=strategy,
         ranks=ranks,
         tensor=job.parallel.tensor,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
-        tuner="full" if tuner == "auto" else tuner,
+        tuner=tuner,
         rank=job.lora.r if hasattr(job, "lora") else 0,
         targets_of_adapters=tuple(job.lora.target_modules) if hasattr(job, "lora") else (),
         last_layers=job.freeze.last_layers if hasattr(job, "freeze") else 0,

@@ -36,9 +36,7 @@ SETUPS = st.builds(
 
 def test_activations_of_a_block_are_those_of_the_operators() -> None:
     """Counted by hand for Qwen2 with 4 heads of 64, 2 for keys and values, width 256, inner size 704, in bf16."""
-    small = replace(
-        SHAPE, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=704, vocab=512, layers=2, qkv_bias=True
-    )
+    small = replace(SHAPE, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=704, vocab=512, layers=2, qkv_bias=True)
     full = activations(Setup(small))
     assert full.stream == 2 * (4 * 256 + 4) + 2 * 2 * 256  # fp32 inputs of two norms, their reciprocals; bf16 outputs
     assert full.attention == 2 * ((256 + 128) * 2 + 128 + 256) + 64 * 4  # before and after rotation, values, output
