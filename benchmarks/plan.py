@@ -53,6 +53,7 @@ ROWS = (
     Row("full, recompute full", _of(NARROW, 8), 8192, ["--recompute", "full"]),
     Row("full, recompute selective", _of(NARROW, 8), 8192, ["--recompute", "selective"]),
     Row("full, bf16 with Kahan", _of(WIDE, 8), 512, ["--optim.weights", "bf16_kahan"]),
+    Row("full, Muon", _of(WIDE, 8), 512, ["--optim.name", "muon"]),
     Row("freeze, two blocks", _of(WIDE, 8), 2048, ["--tuner", "freeze", "--freeze.last-layers", "2"]),
     Row("lora, 8,192 tokens", _of(NARROW, 8), 8192, LORA),
     Row("lora, 32,768 words", _of(NARROW, 4, 32768), 2048, LORA),

@@ -87,7 +87,7 @@ def test_the_flat_kernel_refuses_whatever_the_gradients_hold(weights: str) -> No
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16_kahan"])
 def test_a_large_matrix_is_updated_slice_by_slice(weights: str) -> None:
-    """7 elements at once of 35, or all: the same to the last bit, but for moments in bf16, which are rounded at random."""
+    """7 elements at once of 35, or all: the same to the last bit; moments in bf16 are rounded at random."""
     config = Optim(name="adamw", weight_decay=0.1, weights=weights)  # type: ignore[arg-type]
     results = []
     for most in (7, 8, 100):
