@@ -10,7 +10,7 @@ from anabatic.config import deepspeed
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 from anabatic.device import table
-from anabatic.device.table import DEVICES, Chip
+from anabatic.device.table import Chip
 from anabatic.plan import fit, known, setup, show
 from anabatic.plan.shape import Shape
 
@@ -56,7 +56,7 @@ def _plan(job: Any, chip: Chip, npus: int, nodes: int, tokens: int | None) -> sh
     if step is None:
         step = max(SEGMENTS * job.batch.seq_len, job.batch.micro_batch_tokens or 0) * ranks
         assumed.append(f"batch.global_batch_tokens {step}")
-    row = DEVICES[_type(chip)]
+    row = table.row_of(chip)
     half = job.device.dtype != "fp32"
     micro = job.batch.micro_batch_tokens
     base = setup.of(job, shape, ranks, row, half, micro or job.batch.seq_len, 1)
@@ -78,10 +78,6 @@ def _steps(job: Any, shape: Shape, tokens: int | None, step: int) -> int:
     if job.schedule.epochs is None:
         return max(1, round((job.schedule.tokens_per_param or 12) * shape.multiplying / step))
     return 0
-
-
-def _type(chip: Chip) -> str:
-    return "npu" if chip.name.startswith("Ascend") else "cuda"
 
 
 def _chip(name: str) -> Chip:
