@@ -26,13 +26,17 @@ def slow(model, text):
     from anabatic.models.forward import NO_MASK
 
     with torch.no_grad():
-        logits = model(
-            input_ids=ids[:, :-1],
-            position_ids=torch.arange(ids.shape[1] - 1)[None],
-            attention_mask=NO_MASK,
-            use_cache=False,
-            segments=Segments([0, ids.shape[1] - 1], torch.device("cpu")),
-        ).logits[0].double()
+        logits = (
+            model(
+                input_ids=ids[:, :-1],
+                position_ids=torch.arange(ids.shape[1] - 1)[None],
+                attention_mask=NO_MASK,
+                use_cache=False,
+                segments=Segments([0, ids.shape[1] - 1], torch.device("cpu")),
+            )
+            .logits[0]
+            .double()
+        )
     logprobs = torch.log_softmax(logits, -1)
     first = len(text.tokens) - text.scored - 1
     want = ids[0, first + 1 :]
