@@ -1,26 +1,37 @@
-"""`anabatic eval`: bits per byte and generated tasks."""
+"""`anabatic eval`: bits per byte and tasks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from anabatic.config.shared import Data, Device, require
 
 
 @dataclass(kw_only=True)
 class EvalJob:
-    """Measure a model: bits per byte on held-out text, accuracy on tasks beside chance."""
+    """Measure a model: bits per byte on held-out text, tasks beside chance."""
 
     model: str = ""
-    """Hugging Face folder or run folder."""
+    """Hugging Face folder, run folder, or OWNER/NAME of a hub."""
     adapter: list[str] = field(default_factory=list)
     """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
     out: str | None = None
-    """Write eval.json here; default: the model's run folder."""
+    """Write eval.json, eval.md and samples.jsonl here; default: the model's run folder."""
     data: Data = field(default_factory=Data)
     """Text for bits per byte: `valid`, or the held-out share of `train`."""
     tasks: list[str] = field(default_factory=list)
-    """Task sources, such as `task:spelling#200`; their test split is used."""
+    """Names (`arc_easy,hellaswag`), YAML files of your own, generated tasks (`task:spelling`); `#200` asks so many."""
+    tasks_from: str | None = None
+    """Folder with the data sets of tasks; nothing is fetched then. Default: the hub, or HF_ENDPOINT."""
+    shots: int | None = None
+    """Examples shown before each question; default: as each task says."""
+    limit: int | None = None
+    """Items of a task at most, spread evenly over its rows; default: all, of generated tasks 200."""
+    seed: int = 0
+    """Of the examples drawn at random and of the bootstrap."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: what this model has answered before is not asked again; never: all is asked anew."""
     seq_len: int | None = None
     """Longest segment for the loss; default: the model's maximum, at most 2048."""
     tokens: int | None = None
@@ -28,15 +39,15 @@ class EvalJob:
     batch_tokens: int = 8192
     """Tokens per forward pass."""
     max_new_tokens: int = 64
-    """Longest answer to a task."""
+    """Longest reply in tokens, where the task does not say."""
     batch_size: int = 32
-    """Answers generated at once."""
+    """Replies generated at once."""
     show: int = 3
-    """Answers per task to print."""
+    """Replies per task to print."""
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        require(bool(self.model), "model is not given", "give --model FOLDER")
+        require(bool(self.model), "model is not given", "anabatic eval FOLDER --tasks arc_easy")
         require(
             bool(self.tasks or self.data.valid or self.data.train),
             "nothing to measure",
@@ -44,3 +55,5 @@ class EvalJob:
         )
         for name in ("batch_tokens", "max_new_tokens", "batch_size"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
+        require(self.limit is None or self.limit >= 1, f"limit is {self.limit}", "use 1 or more")
+        require(self.shots is None or self.shots >= 0, f"shots is {self.shots}", "use 0 or more")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anabatic.config.shared import require
@@ -10,7 +10,7 @@ from anabatic.config.shared import require
 Kind = Literal["choices", "cloze", "completion", "perplexity", "generate"]
 Metric = Literal["acc", "acc_norm", "acc_bytes", "acc_tokens", "exact", "perplexity", "bits_per_byte"]
 Extract = Literal["text", "first_line", "first_word", "number", "final_number", "letter", "regex"]
-Check = Literal["equal", "number", "contains", "choice", "python", "instructions"]
+Check = Literal["equal", "number", "contains", "generated", "python", "instructions"]
 
 METRICS: dict[Kind, tuple[Metric, ...]] = {
     "choices": ("acc", "acc_norm", "acc_bytes", "acc_tokens"),
@@ -59,7 +59,7 @@ class EvalTask:
     description: str = ""
     between: str = " "
     shots: int = 0
-    shots_data: TaskData | None = None
+    shots_data: TaskData = field(default_factory=TaskData)
     shots_draw: Literal["random", "first", "core"] = "random"
     shots_same: str = ""
     shots_between: str = "\n\n"
@@ -73,7 +73,6 @@ class EvalTask:
     pattern: str = ""
     check: Check = "equal"
     program: str = ""
-    continuation_only: bool = False
 
     def __post_init__(self) -> None:
         where = self.name or "the task"
@@ -100,6 +99,16 @@ class EvalTask:
         )
         require(not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one")
         require(not (self.check == "python" and not self.program), "program is not given", "check: python runs one")
+
+    @property
+    def examples_data(self) -> TaskData | None:
+        """Where examples lie; None: among the task's own rows. What `shots_data` leaves out is as in `data`."""
+        given = self.shots_data
+        if given == TaskData():
+            return None
+        if given.files or given.hub or given.task:
+            return given
+        return replace(self.data, config=given.config or self.data.config, split=given.split)
 
     @property
     def counts(self) -> Metric:
