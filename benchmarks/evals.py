@@ -2,9 +2,9 @@
 
     python benchmarks/evals.py --lm-eval /path/to/venv/bin/python [--items 400] [--rounds 3]
 
-lm-evaluation-harness (`pip install "lm_eval[hf]"`) lives in an environment of its own. Both programs are handed the same
-pairs of context and continuation by the same file, load the same folder, run with one thread and are timed without their
-start; rounds alternate between them. Prints the CPU time of both, the ratio, and how far the log-probabilities differ.
+lm-evaluation-harness (`pip install "lm_eval[hf]"`) lives in an environment of its own. Both are handed the same pairs
+of context and continuation, load the same folder, run with one thread and are timed without their start; rounds
+alternate between them. Prints the CPU time of both, the ratio, and how far the log-probabilities differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ for line in sys.stdin:
 def pairs_of(items: int, shots: int, seed: int) -> list[tuple[str, str]]:
     """Generated questions with four choices of two to eight words, examples before each."""
     rng = random.Random(seed)
-    words = "wind slope bird warm hill upward air cold night valley sea stone river cloud rise fall turn light".split()
+    words = ["wind", "slope", "bird", "warm", "hill", "upward", "air", "cold", "night", "valley", "sea", "stone"]
 
     def text(low: int, high: int) -> str:
         return " ".join(rng.choices(words, k=rng.randint(low, high)))

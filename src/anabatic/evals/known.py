@@ -15,6 +15,7 @@ from anabatic.config.task import EvalTask, TaskData, TaskGroup
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 from anabatic.data import tasks as generators
+from anabatic.evals import core
 
 _LIMIT = re.compile(r"(.*)#([1-9]\d*)")
 
@@ -64,8 +65,11 @@ def split(specs: Sequence[str]) -> Iterator[tuple[str, int | None]]:
             yield name, int(found[2]) if found else None
 
 
-def plan(specs: Sequence[str]) -> Plan:
+def plan(specs: Sequence[str], folder: Path | None = None) -> Plan:
     """Return the tasks that names, files and groups stand for.
+
+    Args:
+        folder: of the user's data sets, where the CORE bundle may lie.
 
     Raises:
         ConfigError: there is no task of a name, or a file is broken.
@@ -73,7 +77,12 @@ def plan(specs: Sequence[str]) -> Plan:
     tasks: dict[str, Planned] = {}
     groups: dict[str, TaskGroup] = {}
     for name, limit in split(specs):
-        _add(name, None, limit, tasks, groups, ())
+        if name == core.NAME:
+            bundle = core.find(folder)
+            groups[name], inner = core.tasks(bundle)
+            tasks |= {one.name: Planned(one, bundle, limit) for one in inner}
+        else:
+            _add(name, None, limit, tasks, groups, ())
     return Plan(list(tasks.values()), list(groups.values()))
 
 
@@ -113,7 +122,7 @@ def read(name: str, beside: Path | None = None) -> tuple[EvalTask | TaskGroup, P
         return _generated(name.removeprefix("task:")), None
     if name in shipped():
         return _made(yaml_file.parse(shipped()[name].read_text(encoding="utf-8"), f"{name}.yaml"), name), None
-    known = sorted(shipped())
+    known = sorted([*shipped(), core.NAME])
     raise ConfigError(
         f'there is no task "{name}".{did_you_mean(name, known)}',
         f"give a file NAME.yaml, task:NAME for a generated one, or one of: {', '.join(known)}",

@@ -20,7 +20,7 @@ _METHODS = {
 }
 _TEMPLATE = (
     "prompt", "choices", "contexts", "continuation", "answer", "between", "description", "shots_draw", "chat",
-    "system", "stop", "extract", "check", "keep",
+    "keep", "system", "stop", "extract", "check",
 )  # fmt: skip
 _SHARES = ("acc", "acc_norm", "acc_bytes", "acc_tokens", "exact")
 
@@ -80,6 +80,8 @@ def _task_json(result: Result, show: int) -> dict[str, Any]:
 def template_of(result: Result) -> dict[str, Any]:
     """Return what of a task decides how it is asked."""
     task = result.task
+    if task.kind != "generate":
+        return {name: value for name in _TEMPLATE[:-3] if (value := getattr(task, name)) not in ("", None, [], False)}
     return {name: value for name in _TEMPLATE if (value := getattr(task, name)) not in ("", None, [], False)}
 
 

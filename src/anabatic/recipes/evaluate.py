@@ -41,7 +41,8 @@ def run(job: EvalJob) -> None:
         Failure: a file cannot be written, or the model is broken.
     """
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "eval runs in one process: leave it out")
-    plan = known.plan(job.tasks)
+    data_sets = _data_sets(job)
+    plan = known.plan(job.tasks, data_sets)
     device = pick(job.device)
     folder = resolve(job.model)
     out = _out(job, folder)
@@ -64,7 +65,8 @@ def run(job: EvalJob) -> None:
     if plan.tasks:
         local = Local(model, tokenizer, device, job.batch_tokens, job.batch_size)
         store = _store(job, folder, shares, device)
-        asked = _ask_all(job, plan, local, store)
+        how = How(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens)
+        asked = _ask_all(plan, local, how, store)
     _finish(job, plan, asked, result, out)
 
 
@@ -75,11 +77,15 @@ def _store(job: EvalJob, folder: Path, shares: Sequence[Share], device: Device) 
     return Store(cache_root() / "evals" / f"{name}.jsonl", read=job.resume == "auto")
 
 
-def _ask_all(job: EvalJob, plan: Plan, asked: Asked, store: Store) -> list[Result]:
-    folder = Path(job.tasks_from).expanduser() if job.tasks_from else None
-    if folder is not None:
-        require(folder.is_dir(), f"tasks_from is {folder}, which is no folder", "name the folder of the data sets")
-    how = How(folder, job.shots, job.limit, job.seed, job.max_new_tokens)
+def _data_sets(job: EvalJob) -> Path | None:
+    if job.tasks_from is None:
+        return None
+    folder = Path(job.tasks_from).expanduser()
+    require(folder.is_dir(), f"tasks_from is {folder}, which is no folder", "name the folder of the data sets")
+    return folder
+
+
+def _ask_all(plan: Plan, asked: Asked, how: How, store: Store) -> list[Result]:
     found = []
     try:
         for planned in plan.tasks:
