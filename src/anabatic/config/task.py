@@ -9,7 +9,7 @@ from anabatic.config.shared import require
 
 Kind = Literal["choices", "cloze", "completion", "perplexity", "generate"]
 Metric = Literal["acc", "acc_norm", "acc_bytes", "acc_tokens", "exact", "perplexity", "bits_per_byte"]
-Extract = Literal["text", "first_line", "first_word", "number", "final_number", "letter", "regex"]
+Extract = Literal["text", "first_line", "first_word", "number", "final_number", "letter", "code", "regex"]
 Check = Literal["equal", "number", "contains", "generated", "python", "instructions"]
 
 METRICS: dict[Kind, tuple[Metric, ...]] = {
@@ -35,6 +35,8 @@ class TaskData:
     """Which part of the data set."""
     split: str = "test"
     """Which split."""
+    also: list[str] = field(default_factory=list)
+    """Other names that the files have where people keep them by hand."""
     task: str = ""
     """A generated task: spelling, counting, arithmetic, identity."""
     sha256: dict[str, str] = field(default_factory=dict)

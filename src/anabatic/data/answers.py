@@ -87,6 +87,13 @@ def whole(reply: str) -> str | None:
     return reply.strip() or None
 
 
+def code(reply: str) -> str | None:
+    """Return the first fenced block of code, an open one to the end; without one the whole reply. None: it is empty."""
+    fenced = re.search(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", reply, re.DOTALL)
+    found = fenced[1] if fenced else reply
+    return found if found.strip() else None
+
+
 EXTRACT: dict[str, Callable[[str], str | None]] = {
     "text": whole,
     "first_line": first_line,
@@ -94,6 +101,7 @@ EXTRACT: dict[str, Callable[[str], str | None]] = {
     "number": number,
     "final_number": final_number,
     "letter": letter,
+    "code": code,
 }
 """Name -> what it takes out of a reply; None: the reply says nothing of the kind."""
 

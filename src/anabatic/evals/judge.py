@@ -1,18 +1,26 @@
-"""Replies judged: by their text, by the generated task they answer, by running them."""
+"""Replies judged: by their text, by the generated task they answer, by running them, by what they were told to obey."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from anabatic.config.task import EvalTask
 from anabatic.data import answers, tasks
-from anabatic.evals import records
+from anabatic.data.raw_rows import RawRow
+from anabatic.evals import records, template
 from anabatic.evals.items import Item
 from anabatic.evals.records import Record
 
 
 def judge(task: EvalTask, items: Sequence[Item], replies: Sequence[str]) -> list[Record]:
-    """Return the records of the replies to items."""
+    """Return the records of the replies to items.
+
+    Raises:
+        Failure: programs are to be run, and nothing shuts them in here.
+    """
+    if task.check == "python":
+        return _by_running(task, items, replies)
     return [
         records.of_reply(item, shown(item), reply, is_right(task, item, reply))
         for item, reply in zip(items, replies, strict=True)
@@ -24,6 +32,30 @@ def is_right(task: EvalTask, item: Item, reply: str) -> bool:
     if task.check == "generated":
         return tasks.score(task.data.task, item.answer, reply)
     return answers.is_right(reply, item.answer, task.extract, task.check, task.pattern)
+
+
+def program_of(task: EvalTask, item: Item, reply: str) -> str:
+    """Return the program that tells whether a reply is right: `reply` is the reply, `said` what was taken out of it."""
+    said = answers.extract(reply, task.extract, task.pattern) or ""
+    row = RawRow({**item.row, "reply": reply, "said": said}, item.place)
+    return template.text(task.program, row, f"program of {task.name}")
+
+
+def _by_running(task: EvalTask, items: Sequence[Item], replies: Sequence[str]) -> list[Record]:
+    """Right is what comes to its last line (HumanEval, arXiv 2107.03374). An empty reply is not run."""
+    from anabatic.sandbox.box import Sandbox
+
+    spoken = [at for at, reply in enumerate(replies) if reply.strip()]
+    programs = [program_of(task, items[at], replies[at]) for at in spoken]
+    with Sandbox(workers=max(1, min(8, len(os.sched_getaffinity(0))))) as sandbox:
+        outcomes = dict(zip(spoken, sandbox.run_many(programs, [{}] * len(programs)), strict=True))
+        made = []
+        for at, (item, reply) in enumerate(zip(items, replies, strict=True)):
+            outcome = outcomes.get(at)
+            note = "an empty reply" if outcome is None else outcome.told(sandbox.limits)
+            passed = outcome is not None and outcome.passed
+            made.append(records.of_reply(item, shown(item), reply, passed, note))
+    return made
 
 
 def shown(item: Item) -> str:
