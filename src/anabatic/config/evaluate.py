@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from anabatic.config.sandbox import Sandbox
 from anabatic.config.shared import Data, Device, require
 
 
@@ -42,8 +43,11 @@ class EvalJob:
     """Longest reply in tokens, where the task does not say."""
     batch_size: int = 32
     """Replies generated at once."""
+    endpoint: str | None = None
+    """Ask a served model at this address (OpenAI's completions); of `model` the tokenizer alone is read then."""
     show: int = 3
     """Replies per task to print."""
+    sandbox: Sandbox = field(default_factory=Sandbox)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -55,5 +59,10 @@ class EvalJob:
         )
         for name in ("batch_tokens", "max_new_tokens", "batch_size"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
+        require(
+            not (self.endpoint and (self.adapter or self.data.valid or self.data.train)),
+            "endpoint is given, and an adapter or data",
+            "adapters and bits per byte of `data` need the model here; leave endpoint out",
+        )
         require(self.limit is None or self.limit >= 1, f"limit is {self.limit}", "use 1 or more")
         require(self.shots is None or self.shots >= 0, f"shots is {self.shots}", "use 0 or more")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
-_MARKED = re.compile(r"####\s*(\S[^\n]*)")
+_MARK = "####"
 _LETTER = re.compile(r"(?<![A-Za-z])\(?([A-Z])(?:[).:]|(?![A-Za-z']))")
 _BOXED = "\\boxed{"
 
@@ -21,11 +21,10 @@ def final_number(reply: str) -> str | None:
 def marked_number(reply: str) -> str | None:
     r"""Return the number behind the last `####` (GSM8K, arXiv 2110.14168), else in the last `\boxed{}`; None: there is
     none."""
-    for marked in (_MARKED.findall(reply)[-1:], boxed(reply)):
-        for text in marked:
-            match = _NUMBER.search(text)
-            return canonical(match[0]) if match else None
-    return None
+    _, mark, after = reply.rpartition(_MARK)
+    marked = after.strip().splitlines()[:1] if mark else boxed(reply)
+    match = _NUMBER.search(marked[0]) if marked else None
+    return canonical(match[0]) if match else None
 
 
 def number(reply: str) -> str | None:

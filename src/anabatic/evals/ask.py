@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anabatic.config.chat import Sampling
+from anabatic.config.sandbox import Sandbox
 from anabatic.config.task import EvalTask, TaskData
 from anabatic.core import log
 from anabatic.core.errors import DataError
@@ -53,6 +54,7 @@ class How:
         folder: of the user's data sets; None: those of the hub are fetched.
         shots, limit: None: as each task says.
         max_new_tokens: of replies, where the task does not say.
+        sandbox: where programs run that tell whether a reply is right.
     """
 
     folder: Path | None = None
@@ -60,6 +62,7 @@ class How:
     limit: int | None = None
     seed: int = 0
     max_new_tokens: int = 64
+    sandbox: Sandbox = field(default_factory=Sandbox)
 
 
 @dataclass
@@ -218,7 +221,7 @@ def _replies(task: EvalTask, asked_items: list[Item], asked: Asked, how: How, st
     known = sum(store.get(name) is not None for name in names)
     _keep(store, fresh, asked.reply([ids for _, ids in fresh], sampling, f"asking {task.name}"), str)
     replies = [store.get(name) for name in names]
-    made = judge(task, asked_items, replies)
+    made = judge(task, asked_items, replies, how.sandbox)
     return _Made(made, cut, known, sum(not reply.strip() for reply in replies))
 
 

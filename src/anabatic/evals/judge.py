@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
+from anabatic.config.sandbox import Sandbox as Settings
 from anabatic.config.task import EvalTask
 from anabatic.data import answers, tasks
 from anabatic.data.raw_rows import RawRow
 from anabatic.evals import records, template
 from anabatic.evals.items import Item
 from anabatic.evals.records import Record
+from anabatic.sandbox.box import Sandbox
 
 
-def judge(task: EvalTask, items: Sequence[Item], replies: Sequence[str]) -> list[Record]:
+def judge(
+    task: EvalTask, items: Sequence[Item], replies: Sequence[str], settings: Settings | None = None
+) -> list[Record]:
     """Return the records of the replies to items.
 
     Raises:
         Failure: programs are to be run, and nothing shuts them in here.
     """
     if task.check == "python":
-        return _by_running(task, items, replies)
+        return _by_running(task, items, replies, settings or Settings())
     return [
         records.of_reply(item, shown(item), reply, is_right(task, item, reply))
         for item, reply in zip(items, replies, strict=True)
@@ -41,13 +44,11 @@ def program_of(task: EvalTask, item: Item, reply: str) -> str:
     return template.text(task.program, row, f"program of {task.name}")
 
 
-def _by_running(task: EvalTask, items: Sequence[Item], replies: Sequence[str]) -> list[Record]:
+def _by_running(task: EvalTask, items: Sequence[Item], replies: Sequence[str], settings: Settings) -> list[Record]:
     """Right is what comes to its last line (HumanEval, arXiv 2107.03374). An empty reply is not run."""
-    from anabatic.sandbox.box import Sandbox
-
     spoken = [at for at, reply in enumerate(replies) if reply.strip()]
     programs = [program_of(task, items[at], replies[at]) for at in spoken]
-    with Sandbox(workers=max(1, min(8, len(os.sched_getaffinity(0))))) as sandbox:
+    with Sandbox(settings.limits(), allow_weaker=settings.allow_weaker, workers=settings.workers) as sandbox:
         outcomes = dict(zip(spoken, sandbox.run_many(programs, [{}] * len(programs)), strict=True))
         made = []
         for at, (item, reply) in enumerate(zip(items, replies, strict=True)):

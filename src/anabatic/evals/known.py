@@ -135,7 +135,7 @@ def _generated(name: str) -> EvalTask | TaskGroup:
         return TaskGroup(name="task:all", tasks=[f"task:{one}" for one in generators.TASKS], aggregate="none")
     return EvalTask(
         name=generators.find(name)[0].name, kind="generate", data=TaskData(task=name), prompt="{{ question }}",
-        answer="{{ answer }}", check="generated", chat=True, chance=generators.chance(name),
+        answer="{{ answer }}", check="generated", chat=True,
     )  # fmt: skip
 
 

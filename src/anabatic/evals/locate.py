@@ -57,8 +57,8 @@ def _files(pattern: str, name: str, beside: Path | None, folder: Path | None) ->
 def _in_folder(data: TaskData, name: str, folder: Path) -> list[Path]:
     """As a copy of the hub's repository has it, or nanochat's cache, or files that are called as set and split."""
     owner, _, short = data.hub.partition("/")
-    for pattern in (*data.also, f"{short}_{data.split}.*", f"{short}-{data.split}.*"):
-        found = [Path(one) for one in sorted(glob.glob(str(folder / pattern))) if one.lower().endswith(ENDINGS)]
+    for name_of_file in (*data.also, f"{short}_{data.split}.*", f"{short}-{data.split}.*"):
+        found = [Path(one) for one in sorted(glob.glob(str(folder / name_of_file))) if one.lower().endswith(ENDINGS)]
         if found:
             return found
     for root in (data.hub, f"{owner}--{short}", f"{owner}___{short}", short):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anabatic.config.task import METRICS, EvalTask, Metric
+from anabatic.data import tasks
 from anabatic.evals.items import Item
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.statistics import Figure, bootstrap, wilson
@@ -89,7 +90,10 @@ def by_group(task: EvalTask, records: Sequence[Record]) -> dict[str, dict[str, A
 
 
 def chance_of(task: EvalTask, items: Sequence[Item]) -> float:
-    """Return what guessing scores: as the task says, else 1 in so many choices on average, else 0."""
+    """Return what guessing scores: as the task says, else 1 in so many choices on average, else 0; of generated tasks
+    the best constant reply."""
+    if task.data.task:
+        return tasks.chance(task.data.task)
     if task.chance is not None:
         return task.chance
     sizes = [len(item.labels) for item in items if item.labels]

@@ -21,6 +21,7 @@ from anabatic.data.loader import ValidPass, valid_batches
 from anabatic.device.device import Device, pick
 from anabatic.evals import known, results
 from anabatic.evals.ask import Asked, How, Result, ask
+from anabatic.evals.endpoint import Endpoint
 from anabatic.evals.known import Plan
 from anabatic.evals.local import Local
 from anabatic.evals.loss import BitsPerByte, bits_per_byte
@@ -43,31 +44,43 @@ def run(job: EvalJob) -> None:
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "eval runs in one process: leave it out")
     data_sets = _data_sets(job)
     plan = known.plan(job.tasks, data_sets)
-    device = pick(job.device)
     folder = resolve(job.model)
     out = _out(job, folder)
     if out is not None:
         RunFolder(out).create()
+    result: dict[str, Any] = {"model": str(folder)}
+    how = How(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox)
+    asked = _served(job, plan, folder, how, result) if job.endpoint else _loaded(job, plan, folder, how, result)
+    _finish(job, plan, asked, result, out)
+
+
+def _loaded(job: EvalJob, plan: Plan, folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
+    """Load the model and measure it."""
+    device = pick(job.device)
     shares = below(job.adapter, folder)
     tokens = tokenizer_folder(folder, shares)
     tokenizer = tokenizers.load(tokens)
     require_fit(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch, device.dtype, shares)
     log.info(f"{folder} on {device.name} ({device.reasons['device']})")
-    result: dict[str, Any] = {"model": str(folder)}
     if shares:
         result["adapters"] = [str(share) for share in shares]
     if job.data.valid or job.data.train:
         bits = _bits(job, model, tokenizer, tokens, device)
         result["bits_per_byte"] = bits.as_json()
         sys.stdout.write(f"{_bits_line(bits)}\n")
-    asked: list[Result] = []
-    if plan.tasks:
-        local = Local(model, tokenizer, device, job.batch_tokens, job.batch_size)
-        store = _store(job, folder, shares, device)
-        how = How(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens)
-        asked = _ask_all(plan, local, how, store)
-    _finish(job, plan, asked, result, out)
+    if not plan.tasks:
+        return []
+    local = Local(model, tokenizer, device, job.batch_tokens, job.batch_size)
+    return _ask_all(plan, local, how, _store(job, folder, shares, device))
+
+
+def _served(job: EvalJob, plan: Plan, folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
+    """Ask a served model; nothing is kept, for it may change behind its address."""
+    tokenizer = tokenizers.load(folder)
+    asked = Endpoint(str(job.endpoint), tokenizer, load_config(folder).max_position_embeddings, job.batch_size)
+    result |= {"endpoint": job.endpoint, "served": asked.name}
+    return _ask_all(plan, asked, how, Store(None))
 
 
 def _store(job: EvalJob, folder: Path, shares: Sequence[Share], device: Device) -> Store:

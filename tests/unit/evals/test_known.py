@@ -29,8 +29,8 @@ ROWS = {
             "activity_label": "Baking", "ctx_a": "A man stirs [step] dough.", "ctx_b": "he THEN",
             "endings": [" [title] eats it.", "sleeps  well [x].", "c", "d"], "label": "2",
         },
-        # lm_eval/tasks/hellaswag/utils.py: trimmed, then titles become a full stop
-        [("Baking: A man stirs dough. He then", f" {x}") for x in ("[title] eats it.", "sleeps well .", "c", "d")], 2,
+        # lm_eval/tasks/hellaswag/utils.py: trimmed first, so a title at the beginning goes with the other brackets
+        [("Baking: A man stirs dough. He then", f" {x}") for x in (" eats it.", "sleeps well .", "c", "d")], 2,
     ),
     "winogrande": (
         {"sentence": "Ann saw Eve, so _ waved at once.", "option1": "Ann", "option2": "Eve", "answer": "1"},
@@ -49,8 +49,9 @@ ROWS = {
         [("Sun is", " hot"), ("Sun is", " wet")], 0,
     ),
     "copa": (
-        {"premise": "It rained.", "question": "effect", "choice1": "The lawn got wet.", "choice2": "I slept.", "label": 0},
-        [("It rained therefore", " the lawn got wet."), ("It rained therefore", " i slept.")], 0,
+        {"premise": "It rained.", "question": "effect", "choice1": "The lawn is wet.", "choice2": "I slept.",
+         "label": 0},
+        [("It rained therefore", " the lawn is wet."), ("It rained therefore", " i slept.")], 0,
     ),
     "lambada": ({"text": "she opened the door"}, [("she opened the", " door")], None),
     "mmlu": (
@@ -156,7 +157,7 @@ def test_a_task_of_ten_lines(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: {files: [a.jsonl]}\nprmpt: x\n", r"mine\.yaml:2: prmpt is not a known setting.* Did you mean \"prompt\""),
+        ("data: {files: [a.jsonl]}\nprmpt: x\n", r"mine\.yaml:2: prmpt is not a known setting.*\"prompt\""),
         ("data: {files: [a.jsonl]}\nprompt: x\n", r"mine\.yaml: choices of mine is not given"),
         ("kind: generate\nprompt: x\n", "data of mine names no rows"),
         ("data: {hub: a/b, files: [c]}\nkind: generate\nprompt: x\n", "names files and hub"),

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,36 +14,13 @@ from anabatic.device.device import pick
 from anabatic.evals.likelihood import likelihoods
 from anabatic.evals.trees import Text, batches, trees
 from anabatic.testing.untrained import random_model
+from unit.evals.plain import slow
 
 VOCAB = 60
 
 
-def slow(model, text):
-    """One row, all logits, log-softmax: the definition."""
-    ids = torch.tensor([list(text.tokens)])
-    from anabatic.device.segments import Segments
-    from anabatic.models.forward import NO_MASK
-
-    with torch.no_grad():
-        logits = (
-            model(
-                input_ids=ids[:, :-1],
-                position_ids=torch.arange(ids.shape[1] - 1)[None],
-                attention_mask=NO_MASK,
-                use_cache=False,
-                segments=Segments([0, ids.shape[1] - 1], torch.device("cpu")),
-            )
-            .logits[0]
-            .double()
-        )
-    logprobs = torch.log_softmax(logits, -1)
-    first = len(text.tokens) - text.scored - 1
-    want = ids[0, first + 1 :]
-    return float(logprobs[first:].gather(1, want[:, None]).sum()), bool((logits[first:].argmax(-1) == want).all())
-
-
 def drawn(rng, questions=7):
-    """Questions with choices, some of one token, some choices beginning alike, one text twice, one a part of another."""
+    """Questions with choices: of one token, beginning alike, one text twice, one a part of another."""
     start = rng.integers(1, VOCAB, 5).tolist()
     texts = []
     for _ in range(questions):
