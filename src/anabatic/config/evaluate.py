@@ -39,8 +39,8 @@ class EvalJob:
     """Held-out tokens at most; default all."""
     batch_tokens: int = 8192
     """Tokens per forward pass."""
-    max_new_tokens: int = 64
-    """Longest reply in tokens, where the task does not say."""
+    max_new_tokens: int | None = None
+    """Longest reply in tokens; default: as each task says, else 64."""
     batch_size: int = 32
     """Replies generated at once."""
     endpoint: str | None = None
@@ -57,12 +57,17 @@ class EvalJob:
             "nothing to measure",
             "give --tasks task:all, or text with --data.valid PATH",
         )
-        for name in ("batch_tokens", "max_new_tokens", "batch_size"):
+        for name in ("batch_tokens", "batch_size"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
         require(
             not (self.endpoint and (self.adapter or self.data.valid or self.data.train)),
             "endpoint is given, and an adapter or data",
             "adapters and bits per byte of `data` need the model here; leave endpoint out",
+        )
+        require(
+            self.max_new_tokens is None or self.max_new_tokens >= 1,
+            f"max_new_tokens is {self.max_new_tokens}",
+            "use 1 or more",
         )
         require(self.limit is None or self.limit >= 1, f"limit is {self.limit}", "use 1 or more")
         require(self.shots is None or self.shots >= 0, f"shots is {self.shots}", "use 0 or more")

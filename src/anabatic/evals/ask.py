@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from anabatic.config.chat import Sampling
 from anabatic.config.sandbox import Sandbox
@@ -29,6 +29,8 @@ from anabatic.evals.statistics import Figure
 from anabatic.evals.store import Store, key, text_key
 from anabatic.evals.trees import Text
 
+REPLY = 64
+"""Tokens of a reply where nobody says how many."""
 GENERATED = 200
 """Questions of a generated task where nobody says how many."""
 
@@ -52,8 +54,7 @@ class How:
 
     Attributes:
         folder: of the user's data sets; None: those of the hub are fetched.
-        shots, limit: None: as each task says.
-        max_new_tokens: of replies, where the task does not say.
+        shots, limit, max_new_tokens: None: as each task says.
         sandbox: where programs run that tell whether a reply is right.
     """
 
@@ -61,7 +62,7 @@ class How:
     shots: int | None = None
     limit: int | None = None
     seed: int = 0
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = None
     sandbox: Sandbox = field(default_factory=Sandbox)
 
 
@@ -98,8 +99,20 @@ class Result:
         return (self.figure.value - self.chance) / (1 - self.chance)
 
 
-def prepare(planned: Planned, how: How) -> tuple[list[Item], int]:
-    """Return the items of a task, and the examples shown before each.
+class Prepared(NamedTuple):
+    """A task whose rows are read.
+
+    Attributes:
+        shots: examples before each item.
+    """
+
+    task: EvalTask
+    items: list[Item]
+    shots: int
+
+
+def prepare(planned: Planned, how: How) -> Prepared:
+    """Read the rows of a task and make its items; no model is needed.
 
     Raises:
         ConfigError: a template is broken.
@@ -110,7 +123,7 @@ def prepare(planned: Planned, how: How) -> tuple[list[Item], int]:
     rows = _rows(task, task.data, planned.beside, how, limit)
     apart = task.examples_data
     examples = None if apart is None or not shots else _rows(task, apart, planned.beside, how, None)
-    return items(task, rows, examples, shots=shots, limit=limit, seed=how.seed), shots
+    return Prepared(task, items(task, rows, examples, shots=shots, limit=limit, seed=how.seed), shots)
 
 
 def _rows(task: EvalTask, data: TaskData, beside: Path | None, how: How, limit: int | None) -> list[RawRow]:
@@ -123,17 +136,17 @@ def _rows(task: EvalTask, data: TaskData, beside: Path | None, how: How, limit: 
     ]
 
 
-def ask(planned: Planned, asked: Asked, how: How, store: Store) -> Result:
+def ask(prepared: Prepared, asked: Asked, how: How, store: Store) -> Result:
     """Ask a task and return what came of it.
 
     Raises:
-        ConfigError, DataError: as `prepare`; the tokenizer has no chat template and the task needs one.
+        ConfigError: the tokenizer has no chat template and the task needs one.
+        DataError: a question cannot be put into tokens, or leaves no room for a reply.
         Failure: the model is broken.
     """
-    task = planned.task
+    task, asked_items, shots = prepared
     require_chat(task, asked.tokenizer)
     started = time.monotonic()
-    asked_items, shots = prepare(planned, how)
     way = {"generate": _replies, "perplexity": _whole_texts}.get(task.kind, _likelihoods)
     made = way(task, asked_items, asked, how, store)
     if made.cut:
@@ -203,7 +216,7 @@ def _keep(
 
 
 def _replies(task: EvalTask, asked_items: list[Item], asked: Asked, how: How, store: Store) -> _Made:
-    longest = task.max_new_tokens or how.max_new_tokens
+    longest = how.max_new_tokens or task.max_new_tokens or REPLY
     sampling = Sampling(temperature=0.0, max_new_tokens=longest, stop=task.stop)
     prompts, cut = [], 0
     room = asked.max_len - longest

@@ -36,6 +36,7 @@ class Item:
         number: of its row in the task, from 0.
         place: file and row.
         pairs: of choices one for each; else one.
+        question: the prompt without what stands before it.
         labels: the choices as texts.
         gold: number of the right choice; -1: there are none.
         answer: what is right of a reply in own words.
@@ -46,6 +47,7 @@ class Item:
     number: int
     place: str
     pairs: list[Pair]
+    question: str = ""
     labels: list[str] = field(default_factory=list)
     gold: int = -1
     answer: str = ""
@@ -161,7 +163,7 @@ def _item(task: EvalTask, row: RawRow, number: int, examples: list[_Asked]) -> I
     group = template.text(task.group_by, row, f"group_by of {task.name}") if task.group_by else ""
     pairs = _chat_pairs(task, row, asked, examples) if task.chat else _plain_pairs(task, row, asked, examples)
     labels = asked.contexts if task.kind == "cloze" else asked.targets if task.kind == "choices" else []
-    return Item(number, row.place, pairs, labels, asked.gold, asked.answer, group, row.columns)
+    return Item(number, row.place, pairs, asked.prompt, labels, asked.gold, asked.answer, group, row.columns)
 
 
 def _plain_pairs(task: EvalTask, row: RawRow, asked: _Asked, examples: list[_Asked]) -> list[Pair]:

@@ -25,7 +25,7 @@ def judge(
     if task.check == "python":
         return _by_running(task, items, replies, settings or Settings())
     return [
-        records.of_reply(item, shown(item), reply, is_right(task, item, reply))
+        records.of_reply(item, wanted(task, item), reply, is_right(task, item, reply))
         for item, reply in zip(items, replies, strict=True)
     ]
 
@@ -55,11 +55,10 @@ def _by_running(task: EvalTask, items: Sequence[Item], replies: Sequence[str], s
             outcome = outcomes.get(at)
             note = "an empty reply" if outcome is None else outcome.told(sandbox.limits)
             passed = outcome is not None and outcome.passed
-            made.append(records.of_reply(item, shown(item), reply, passed, note))
+            made.append(records.of_reply(item, "", reply, passed, note))
     return made
 
 
-def shown(item: Item) -> str:
-    """Return the question as it is shown to people: the last turn, or the end of the text."""
-    context = item.pairs[0].context
-    return context if isinstance(context, str) else context[-1]["content"]
+def wanted(task: EvalTask, item: Item) -> str:
+    """Return the answer as it is shown to people: of a whole solution what counts."""
+    return answers.extract(item.answer, task.extract, task.pattern) or item.answer

@@ -46,10 +46,10 @@ def _pick(metric: Metric, item: Item, found: Sequence[Likelihood]) -> int:
     return scores.index(max(scores))
 
 
-def of_reply(item: Item, prompt: str, reply: str, correct: bool, note: str = "") -> Record:
+def of_reply(item: Item, answer: str, reply: str, correct: bool, note: str = "") -> Record:
     """Return the record of an item that was answered in own words."""
-    record: Record = {"item": item.number, "place": item.place, "group": item.group, "prompt": prompt, "reply": reply}
-    record |= {"answer": item.answer, "right": {"exact": correct}}
+    record: Record = {"item": item.number, "place": item.place, "group": item.group}
+    record |= {"prompt": item.question, "reply": reply, "answer": answer, "right": {"exact": correct}}
     return {**record, "note": note} if note else record
 
 

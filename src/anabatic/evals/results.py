@@ -133,7 +133,8 @@ def table(results: Sequence[Result], sums: Sequence[Total], show: int) -> str:
 
 
 def _spoken(name: str, record: Record) -> str:
-    mark = "right" if record["right"]["exact"] else f"wrong, the answer is {_short(record['answer'], 60)}"
+    why = f"the answer is {_short(record['answer'], 60)}" if record["answer"] else _short(record.get("note", ""), 60)
+    mark = "right" if record["right"]["exact"] else f"wrong, {why}"
     return f"{name}: {_short(record['prompt'], 160)} -> {_short(record['reply'], 160)} ({mark})"
 
 

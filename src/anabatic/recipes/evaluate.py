@@ -20,7 +20,7 @@ from anabatic.data import tokenizer as tokenizers
 from anabatic.data.loader import ValidPass, valid_batches
 from anabatic.device.device import Device, pick
 from anabatic.evals import known, results
-from anabatic.evals.ask import Asked, How, Result, ask
+from anabatic.evals.ask import Asked, How, Prepared, Result, ask, prepare
 from anabatic.evals.endpoint import Endpoint
 from anabatic.evals.known import Plan
 from anabatic.evals.local import Local
@@ -44,17 +44,20 @@ def run(job: EvalJob) -> None:
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "eval runs in one process: leave it out")
     data_sets = _data_sets(job)
     plan = known.plan(job.tasks, data_sets)
+    require(bool(plan.tasks or not job.tasks), "tasks names none", "give --tasks arc_easy, or leave it out")
+    how = How(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox)
+    prepared = [prepare(planned, how) for planned in plan.tasks]  # what is wrong with rows is said before a model loads
     folder = resolve(job.model)
     out = _out(job, folder)
     if out is not None:
         RunFolder(out).create()
     result: dict[str, Any] = {"model": str(folder)}
-    how = How(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox)
-    asked = _served(job, plan, folder, how, result) if job.endpoint else _loaded(job, plan, folder, how, result)
+    way = _served if job.endpoint else _loaded
+    asked = way(job, prepared, folder, how, result)
     _finish(job, plan, asked, result, out)
 
 
-def _loaded(job: EvalJob, plan: Plan, folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
+def _loaded(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
     """Load the model and measure it."""
     device = pick(job.device)
     shares = below(job.adapter, folder)
@@ -69,18 +72,18 @@ def _loaded(job: EvalJob, plan: Plan, folder: Path, how: How, result: dict[str, 
         bits = _bits(job, model, tokenizer, tokens, device)
         result["bits_per_byte"] = bits.as_json()
         sys.stdout.write(f"{_bits_line(bits)}\n")
-    if not plan.tasks:
+    if not prepared:
         return []
     local = Local(model, tokenizer, device, job.batch_tokens, job.batch_size)
-    return _ask_all(plan, local, how, _store(job, folder, shares, device))
+    return _ask_all(prepared, local, how, _store(job, folder, shares, device))
 
 
-def _served(job: EvalJob, plan: Plan, folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
+def _served(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
     """Ask a served model; nothing is kept, for it may change behind its address."""
     tokenizer = tokenizers.load(folder)
     asked = Endpoint(str(job.endpoint), tokenizer, load_config(folder).max_position_embeddings, job.batch_size)
     result |= {"endpoint": job.endpoint, "served": asked.name}
-    return _ask_all(plan, asked, how, Store(None))
+    return _ask_all(prepared, asked, how, Store(None))
 
 
 def _store(job: EvalJob, folder: Path, shares: Sequence[Share], device: Device) -> Store:
@@ -98,11 +101,11 @@ def _data_sets(job: EvalJob) -> Path | None:
     return folder
 
 
-def _ask_all(plan: Plan, asked: Asked, how: How, store: Store) -> list[Result]:
+def _ask_all(prepared: list[Prepared], asked: Asked, how: How, store: Store) -> list[Result]:
     found = []
     try:
-        for planned in plan.tasks:
-            one = ask(planned, asked, how, store)
+        for each in prepared:
+            one = ask(each, asked, how, store)
             again = f", {one.known:,} answers known from before" if one.known else ""
             log.info(f"{one.task.name}: {len(one.records):,} items in {one.seconds:.1f} s{again}")
             found.append(one)

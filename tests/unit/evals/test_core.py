@@ -13,7 +13,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.evals import known, results
-from anabatic.evals.ask import How, ask
+from anabatic.evals.ask import How, ask, prepare
 from anabatic.evals.local import Local
 from anabatic.evals.store import Store
 from anabatic.evals.trees import Text
@@ -67,7 +67,10 @@ def test_as_written_out_slowly(bundle, run_folder):
     tokenizer = tokenizers.load(run_folder / "final_model")
     local = Local(model, tokenizer, pick(DeviceConfig(type="cpu", dtype="fp32", threads=1)), 400, 2)
     plan = known.plan(["core"], folder)
-    found = {one.task.name: ask(one, local, How(folder=folder), Store(None)) for one in plan.tasks}
+    found = {
+        one.task.name: ask(prepare(one, How(folder=folder)), local, How(folder=folder), Store(None))
+        for one in plan.tasks
+    }
     first = tokenizer.eos_token_id
 
     def ids(text):
@@ -113,8 +116,6 @@ def test_fewer_items_than_examples_are_refused(bundle):
     folder, _ = bundle
     path = folder / "eval_bundle" / "core.yaml"
     path.write_text(CORE_YAML.replace("[2]", "[25]"))
-    from anabatic.evals.ask import prepare
-
     with pytest.raises(DataError, match="warm shows 25 examples before a question, and has 4 rows"):
         prepare(known.plan(["core"], folder).tasks[0], How(folder=folder))
 

@@ -15,7 +15,7 @@ from anabatic.data import tasks
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.tokenizer import chat_prompt
 from anabatic.evals import known
-from anabatic.evals.ask import How, prepare
+from anabatic.evals.items import Item, Pair
 from anabatic.evals.judge import is_right, judge
 from anabatic.evals.records import chance_of
 from anabatic.infer.engine import Engine
@@ -35,9 +35,9 @@ def load(run_folder):
 
 @pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_right_replies_score_one_and_the_best_constant_scores_chance(name):
-    (planned,) = known.plan([f"task:{name}#{tasks.CHANCE_ROWS}"]).tasks
-    items, _ = prepare(planned, How())
+    (planned,) = known.plan([f"task:{name}"]).tasks
     rows = list(tasks.rows(name, "test", tasks.CHANCE_ROWS, 0))
+    items = [Item(n, "", [Pair(row.messages[:-1])], answer=row.answer) for n, row in enumerate(rows)]
     right = [row.messages[1]["content"] for row in rows]
     assert all(record["right"]["exact"] for record in judge(planned.task, items, right))
     for reply in sorted(set(right))[:8]:

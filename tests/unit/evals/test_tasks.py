@@ -74,8 +74,8 @@ def test_scores_are_those_of_one_plain_pass_for_each_choice(tmp_path, local, kin
         continuation="{{ land }}", answer=1,
     )  # fmt: skip
     planned = capitals(tmp_path, **(cloze if kind == "cloze" else {}), shots=2)
-    found = ask(planned, local, How(), Store(None))
-    items, shots = prepare(planned, How())
+    found = ask(prepare(planned, How()), local, How(), Store(None))
+    _, items, shots = prepare(planned, How())
     assert shots == 2
     right = 0
     for item, record in zip(items, found.records, strict=True):
@@ -94,8 +94,8 @@ def test_whole_texts_and_last_words(tmp_path, local):
     texts = ["the wind moves upward " * 3, "a slope", "then " * 90]
     write(tmp_path / "t.jsonl", [{"text": text} for text in texts])
     data = TaskData(files=["t.jsonl"])
-    whole = ask(Planned(EvalTask(name="w", kind="perplexity", data=data, prompt="{{ text }}"), tmp_path), local, How(),
-                Store(None))  # fmt: skip
+    task = EvalTask(name="w", kind="perplexity", data=data, prompt="{{ text }}")
+    whole = ask(prepare(Planned(task, tmp_path), How()), local, How(), Store(None))
     nats = -sum(sum(record["logprobs"]) for record in whole.records)
     size = sum(len(text.encode()) for text in texts)
     assert whole.figure.value == pytest.approx(nats / math.log(2) / size)
@@ -107,7 +107,7 @@ def test_whole_texts_and_last_words(tmp_path, local):
         name="last", kind="completion", data=data, prompt="{{ text.strip().rsplit(' ', 1)[0] }}",
         continuation="{{ text.strip().rsplit(' ', 1)[1] }}",
     )  # fmt: skip
-    last = ask(Planned(task, tmp_path), local, How(limit=2), Store(None))
+    last = ask(prepare(Planned(task, tmp_path), How(limit=2)), local, How(), Store(None))
     assert last.records[0]["logprobs"][0] == pytest.approx(
         slow(local, " ".join(texts[0].split()[:-1]), " upward")[0], rel=1e-5
     )
@@ -117,21 +117,21 @@ def test_whole_texts_and_last_words(tmp_path, local):
 def test_a_prompt_longer_than_the_context_is_cut_on_the_left_and_counted(tmp_path, local, caplog):
     planned = capitals(tmp_path, prompt="{{ 'far away ' * 40 * n }}The capital of {{ land }} is")
     with caplog.at_level(logging.WARNING, logger="anabatic"):
-        found = ask(planned, local, How(limit=3), Store(None))
+        found = ask(prepare(planned, How(limit=3)), local, How(limit=3), Store(None))
     assert found.cut == 2 and "2 of 3 items are longer than the context" in caplog.text
-    item = prepare(planned, How(limit=3))[0][2]
+    item = prepare(planned, How(limit=3)).items[2]
     assert found.records[2]["logprobs"][0] == pytest.approx(
         slow(local, item.pairs[0].context, item.pairs[0].continuation)[0], rel=1e-5
     )
 
 
-def test_what_was_answered_is_not_asked_again(tmp_path, local, run_folder):
+def test_what_was_answered_is_not_asked_again(tmp_path, local, run_folder, capsys):
     planned = capitals(tmp_path)
     path = tmp_path / "cache" / "store.jsonl"
 
     def once(read=True):
         store = Store(path, read)
-        found = ask(planned, local, How(), store)
+        found = ask(prepare(planned, How()), local, How(), store)
         store.close()
         return found
 
@@ -170,7 +170,7 @@ def test_the_same_rows_from_every_format(tmp_path):
         task = EvalTask(
             name="x", data=TaskData(files=[name]), prompt="{{ land }}:", choices=TOWNS, answer="{{ right }}", shots=1
         )
-        items, _ = prepare(Planned(task, tmp_path), How())
+        _, items, _ = prepare(Planned(task, tmp_path), How())
         made.append([(item.pairs, item.gold) for item in items])
     assert made[0] == made[1] == made[2] == made[3] and [gold for _, gold in made[0]] == [0, 1, 2, 3]
 
@@ -244,7 +244,7 @@ def test_mmlu_takes_examples_of_the_same_subject(tmp_path):
     for split in ("dev", "test"):
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
     (planned,) = known.plan(["mmlu"]).tasks
-    items, shots = prepare(planned, How(folder=tmp_path, limit=4))
+    _, items, shots = prepare(planned, How(folder=tmp_path, limit=4))
     assert shots == 5 and [item.group for item in items] == ["a", "a", "b", "b"]
     for item in items:
         asked = [
@@ -259,6 +259,6 @@ def test_empty_replies_are_wrong_and_counted(tmp_path):
         answer="{{ towns[right] }}",
     )  # fmt: skip
     planned = capitals(tmp_path)
-    items, _ = prepare(Planned(task, planned.beside), How(limit=3))
+    _, items, _ = prepare(Planned(task, planned.beside), How(limit=3))
     records = judge(task, items, ["", "  \n", items[2].answer])
     assert [record["right"]["exact"] for record in records] == [False, False, True]
