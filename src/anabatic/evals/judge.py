@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from anabatic.config.sandbox import Sandbox as Settings
 from anabatic.config.task import EvalTask
-from anabatic.data import answers, tasks
+from anabatic.core.errors import DataError
+from anabatic.data import answers, instructions, tasks
 from anabatic.data.raw_rows import RawRow
 from anabatic.evals import records, template
 from anabatic.evals.items import Item
@@ -34,7 +35,20 @@ def is_right(task: EvalTask, item: Item, reply: str) -> bool:
     """Tell whether one reply is right, by its text."""
     if task.check == "generated":
         return tasks.score(task.data.task, item.answer, reply)
+    if task.check == "instructions":
+        return _follows(item, reply)
     return answers.is_right(reply, item.answer, task.extract, task.check, task.pattern)
+
+
+def _follows(item: Item, reply: str) -> bool:
+    """A reply follows every instruction of its row."""
+    try:
+        names, settings = item.row["instruction_id_list"], item.row["kwargs"]
+        return all(instructions.followed(reply, names, settings))
+    except KeyError as error:
+        raise DataError(f"{item.place}: the row has no {error}", "rows have instruction_id_list and kwargs") from error
+    except DataError as error:
+        raise DataError(f"{item.place}: {error}", error.hint) from error
 
 
 def program_of(task: EvalTask, item: Item, reply: str) -> str:
