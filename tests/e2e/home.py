@@ -65,6 +65,11 @@ class Home:
         given: Options = {"out": out, "model": model, "data.train": data, "optim.lr": 0.003, "beta": 0.5}
         return ["dpo", *_words(given | self._common(SHORT, processes) | (more or {}))]
 
+    def reward(self, out: Path, model: Path, data: Path) -> list[object]:
+        """Train a reward model."""
+        given: Options = {"out": out, "model": model, "data.train": data, "optim.lr": 0.003}
+        return ["reward", *_words(given | self._common(SHORT, 1))]
+
     def _common(self, steps: int, processes: int) -> Options:
         """Sizes for seconds, and the same global batch for any number of processes."""
         return {
