@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from anabatic.core.errors import DataError
 from anabatic.data.tokenizer import chat_prompt
 from anabatic.evals.items import Item, Pair
 from anabatic.evals.trees import Text
+
+_AT_ONCE = 512
+"""Items encoded at a time: tokens of long examples as Python's numbers would fill the memory."""
 
 
 @dataclass
@@ -48,25 +53,24 @@ def encode(tokenizer: Any, items: Sequence[Item], max_len: int, core: bool = Fal
     Raises:
         DataError: a continuation has no tokens.
     """
-    pairs = [pair for item in items for pair in item.pairs]
-    cut = _core(tokenizer, items) if core else _pairs(tokenizer, pairs)
     result = Encoded()
-    at = 0
-    for item in items:
-        mine = cut[at : at + len(item.pairs)]
-        at += len(item.pairs)
-        if any(text.scored < 1 for text in mine):
-            raise DataError(
-                f"{item.place}: a continuation has no tokens", "it is empty, or nothing but blanks: mend it"
-            )
-        result.cut += any(len(text.tokens) - 1 > max_len for text in mine)
-        result.texts += [fit(text, max_len) for text in mine]
+    for first in range(0, len(items), _AT_ONCE):
+        part = items[first : first + _AT_ONCE]
+        pairs = [pair for item in part for pair in item.pairs]
+        made = iter(_core(tokenizer, part) if core else _pairs(tokenizer, pairs))
+        for item in part:
+            mine = [next(made) for _ in item.pairs]
+            if any(text.scored < 1 for text in mine):
+                hint = "it is empty, or nothing but blanks: mend it"
+                raise DataError(f"{item.place}: a continuation has no tokens", hint)
+            result.cut += any(len(text.tokens) - 1 > max_len for text in mine)
+            result.texts += [fit(text, max_len) for text in mine]
     return result
 
 
 def fit(text: Text, max_len: int) -> Text:
-    """Return a text cut from the left so that the model can read all but its last token."""
-    tokens = text.tokens[-(max_len + 1) :]
+    """Return a text cut from the left so that the model can read all but its last token; 4 bytes a token."""
+    tokens = np.array(text.tokens[-(max_len + 1) :], dtype=np.int32)
     return Text(tokens, min(text.scored, len(tokens) - 1))
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
+
 from anabatic.config.chat import Sampling
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.evals.likelihood import Likelihood
@@ -83,7 +85,13 @@ class Endpoint:
         )
         try:
             # One new token, which is left out: not every server takes 0.
-            asked = {"prompt": list(text.tokens), "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+            asked = {
+                "prompt": np.asarray(text.tokens).tolist(),
+                "max_tokens": 1,
+                "temperature": 0,
+                "echo": True,
+                "logprobs": 1,
+            }
             told = self._complete(asked).get("logprobs") or {}
         except _Refused as error:
             raise refusal from error

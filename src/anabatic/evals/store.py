@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from anabatic.core import jsonl
 from anabatic.core.jsonl import JsonlWriter
@@ -32,9 +33,9 @@ def fingerprint(folders: Sequence[Path], more: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def key(tokens: Sequence[int], *more: Any) -> str:
+def key(tokens: Sequence[int] | np.ndarray, *more: Any) -> str:
     """Return the name of what is asked: tokens, and how."""
-    digest = hashlib.blake2b(array("q", tokens).tobytes(), digest_size=12)
+    digest = hashlib.blake2b(np.asarray(tokens, dtype=np.int64).tobytes(), digest_size=12)
     digest.update(json.dumps(more).encode())
     return digest.hexdigest()
 

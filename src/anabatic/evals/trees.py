@@ -16,7 +16,7 @@ import numpy as np
 class Text:
     """A text, `tokens` long, of which the last `scored` tokens count: at least 1, and one token stands before them."""
 
-    tokens: Sequence[int]
+    tokens: Sequence[int] | np.ndarray
     scored: int
 
 
@@ -41,12 +41,12 @@ class Tree:
 
     def add(self, number: int, text: Text, shared: int) -> None:
         """Add a text whose first `shared` input tokens are those of the text before it."""
-        inputs = text.tokens[:-1]
+        inputs = len(text.tokens) - 1
         self._close(shared)
         first = len(self.ids)
-        fresh = len(inputs) - shared
-        self.ids += inputs[shared:]
-        self.depths += range(shared, len(inputs))
+        fresh = inputs - shared
+        self.ids += np.asarray(text.tokens[shared:-1], dtype=np.int64).tolist()
+        self.depths += range(shared, inputs)
         self.ends += [0] * fresh
         self._path += range(first, first + fresh)
         places = []
