@@ -29,6 +29,7 @@ _LAZY = (
     ("dpo", "anabatic.cli.dpo:dpo", TRAIN),
     ("reward", "anabatic.cli.reward:reward", TRAIN),
     ("merge", "anabatic.cli.merge:merge", USE),
+    ("export", "anabatic.cli.export:export", USE),
     ("eval", "anabatic.cli.evaluate:evaluate", USE),
     ("infer", "anabatic.cli.infer:infer", USE),
     ("chat", "anabatic.cli.chat:chat", USE),
