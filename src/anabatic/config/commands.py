@@ -184,6 +184,7 @@ _ROWS = (
         "anabatic.recipes.evaluate:run",
         "Measure a model: bits per byte, tasks beside chance.",
         makes=("eval.json",),
+        words="model",
     ),
     Command(
         "infer",

@@ -1,46 +1,73 @@
-"""`anabatic eval`: bits per byte and generated tasks."""
+"""`anabatic eval`: bits per byte and tasks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from anabatic.config.sandbox import Sandbox
 from anabatic.config.shared import Data, Device, require
 
 
 @dataclass(kw_only=True)
 class EvalJob:
-    """Measure a model: bits per byte on held-out text, accuracy on tasks beside chance."""
+    """Measure a model: bits per byte on held-out text, tasks beside chance."""
 
     model: str = ""
-    """Hugging Face folder or run folder."""
+    """Hugging Face folder, run folder, or OWNER/NAME of a hub."""
     adapter: list[str] = field(default_factory=list)
     """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
     out: str | None = None
-    """Write eval.json here; default: the model's run folder."""
+    """Write eval.json, eval.md and samples.jsonl here; default: the model's run folder."""
     data: Data = field(default_factory=Data)
     """Text for bits per byte: `valid`, or the held-out share of `train`."""
     tasks: list[str] = field(default_factory=list)
-    """Task sources, such as `task:spelling#200`; their test split is used."""
+    """Names (`arc_easy,hellaswag`), YAML files of your own, generated tasks (`task:spelling`); `#200` asks so many."""
+    tasks_from: str | None = None
+    """Folder with the data sets of tasks; nothing is fetched then. Default: the hub, or HF_ENDPOINT."""
+    shots: int | None = None
+    """Examples shown before each question; default: as each task says."""
+    limit: int | None = None
+    """Items of a task at most, spread evenly over its rows; default: all, of generated tasks 200."""
+    seed: int = 0
+    """Of the examples drawn at random and of the bootstrap."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: what this model has answered before is not asked again; never: all is asked anew."""
     seq_len: int | None = None
     """Longest segment for the loss; default: the model's maximum, at most 2048."""
     tokens: int | None = None
     """Held-out tokens at most; default all."""
     batch_tokens: int = 8192
     """Tokens per forward pass."""
-    max_new_tokens: int = 64
-    """Longest answer to a task."""
+    max_new_tokens: int | None = None
+    """Longest reply in tokens; default: as each task says, else 64."""
     batch_size: int = 32
-    """Answers generated at once."""
+    """Replies generated at once."""
+    endpoint: str | None = None
+    """Ask a served model at this address (OpenAI's completions); of `model` the tokenizer alone is read then."""
     show: int = 3
-    """Answers per task to print."""
+    """Replies per task to print."""
+    sandbox: Sandbox = field(default_factory=Sandbox)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        require(bool(self.model), "model is not given", "give --model FOLDER")
+        require(bool(self.model), "model is not given", "anabatic eval FOLDER --tasks arc_easy")
         require(
             bool(self.tasks or self.data.valid or self.data.train),
             "nothing to measure",
             "give --tasks task:all, or text with --data.valid PATH",
         )
-        for name in ("batch_tokens", "max_new_tokens", "batch_size"):
+        for name in ("batch_tokens", "batch_size"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
+        require(
+            not (self.endpoint and (self.adapter or self.data.valid or self.data.train)),
+            "endpoint is given, and an adapter or data",
+            "adapters and bits per byte of `data` need the model here; leave endpoint out",
+        )
+        require(
+            self.max_new_tokens is None or self.max_new_tokens >= 1,
+            f"max_new_tokens is {self.max_new_tokens}",
+            "use 1 or more",
+        )
+        require(self.limit is None or self.limit >= 1, f"limit is {self.limit}", "use 1 or more")
+        require(self.shots is None or self.shots >= 0, f"shots is {self.shots}", "use 0 or more")

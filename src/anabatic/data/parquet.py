@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,27 @@ from anabatic.data.rows import format_name, listed, missing, missing_hint, neede
 
 
 def read_parquet(path: Path, name: str, settings: Columns) -> Iterator[Document | Problem]:
-    """Yield the rows of a Parquet file, a few hundred at a time, reading only the columns that are needed.
+    """Yield the documents of a Parquet file, reading only the columns that are needed.
 
     Raises:
         DataError: no column holds text or conversations, or the text column has another type.
+    """
+    return parquet_items(
+        path,
+        lambda schema: _parquet_columns(path, schema, settings),
+        lambda number, row: _parquet_row(path, name, settings, number, row),
+    )
+
+
+def parquet_items(
+    path: Path,
+    columns: Callable[[Any], list[str] | None],
+    make: Callable[[int, dict[str, Any] | UnicodeDecodeError], Any],
+) -> Iterator[Any]:
+    """Yield what `make` makes of the rows of a Parquet file, by their numbers from 1, a few hundred at a time.
+
+    Args:
+        columns: names the columns to read of a schema; None: all.
     """
     import pyarrow
     import pyarrow.parquet
@@ -24,11 +41,11 @@ def read_parquet(path: Path, name: str, settings: Columns) -> Iterator[Document 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
-            columns = _parquet_columns(path, file.schema_arrow, settings)
-            for batch in file.iter_batches(batch_size=256, columns=columns, use_threads=False):
+            wanted = columns(file.schema_arrow)
+            for batch in file.iter_batches(batch_size=256, columns=wanted, use_threads=False):
                 for row in _batch_rows(batch):
                     number += 1
-                    item = _parquet_row(path, name, settings, number, row)
+                    item = make(number, row)
                     if item is not None:
                         yield item
     except (pyarrow.ArrowException, OSError) as error:

@@ -14,8 +14,7 @@ from typing import IO, cast
 from anabatic.core.text import size
 from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
 from anabatic.data.parquet import read_parquet
-from anabatic.data.rows import to_document
-from anabatic.data.tables import Twice, no_key_twice, read_csv, read_json
+from anabatic.data.tables import Make, T, Twice, maker, no_key_twice, read_csv, read_json
 
 BLOCK = 2**20
 """A text file over `MAX_ROW` is read in blocks of about so many bytes; each is a document."""
@@ -67,12 +66,17 @@ def _cut(buffer: bytes) -> int:
 
 
 def read_jsonl(path: Path, name: str, columns: Columns) -> Iterator[Document | Problem]:
-    """Yield the rows of a JSON-lines file, plain or compressed. Blank lines hold no row."""
+    """Yield the documents of a JSON-lines file, plain or compressed."""
+    return jsonl_items(path, name, maker(columns))
+
+
+def jsonl_items(path: Path, name: str, make: Make[T]) -> Iterator[T | Problem]:
+    """Yield what `make` makes of the rows of a JSON-lines file, plain or compressed. Blank lines hold no row."""
     number = 0
     try:
         with closing(open_lines(path)) as stream:
             for number, offset, line in numbered_lines(stream):
-                item = _json_row(path, name, columns, number, offset, line)
+                item = _json_row(path, name, make, number, offset, line)
                 if item is not None:
                     yield item
     except (OSError, EOFError, zlib.error) as error:
@@ -115,9 +119,7 @@ def numbered_lines(stream: IO[bytes], limit: int = MAX_ROW) -> Iterator[tuple[in
         offset += length
 
 
-def _json_row(
-    path: Path, name: str, columns: Columns, number: int, offset: int, line: bytes | int
-) -> Document | Problem | None:
+def _json_row(path: Path, name: str, make: Make[T], number: int, offset: int, line: bytes | int) -> T | Problem | None:
     place = f"{path}: line {number}"
     if isinstance(line, int):
         return Problem(
@@ -140,7 +142,7 @@ def _json_row(
         if isinstance(error, json.JSONDecodeError):
             what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         return Problem(f"{place}: broken JSON: {what}", f"write one JSON object a line, {SKIP_HINT}")
-    return to_document(row, f"{name}:{number}", place, columns)
+    return make(row, f"{name}:{number}", place)
 
 
 def _decode(data: bytes, path: Path, line: int, offset: int) -> str | Problem:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from anabatic.core.text import size
 from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
@@ -36,8 +36,23 @@ def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+T = TypeVar("T")
+Make = Callable[[Any, str, str], "T | Problem | None"]
+"""`(row, id, place)` -> what becomes of a row; None: nothing."""
+
+
+def maker(columns: Columns) -> Make[Document]:
+    """Return what makes documents of rows."""
+    return lambda row, doc_id, place: to_document(row, doc_id, place, columns)
+
+
 def read_json(path: Path, name: str, columns: Columns) -> Iterator[Document | Problem]:
-    """Yield the rows of a JSON array of objects; the array is never held whole.
+    """Yield the documents of a JSON array of objects."""
+    return json_items(path, name, maker(columns))
+
+
+def json_items(path: Path, name: str, make: Make[T]) -> Iterator[T | Problem]:
+    """Yield what `make` makes of the rows of a JSON array of objects; the array is never held whole.
 
     A file of one object a line is read likewise, whatever it is called.
     """
@@ -51,7 +66,7 @@ def read_json(path: Path, name: str, columns: Columns) -> Iterator[Document | Pr
                 number += 1
                 place = f"{path}: row {number}"
                 try:
-                    item = to_document(stream.value(decoder), f"{name}:{number}", place, columns)
+                    item = make(stream.value(decoder), f"{name}:{number}", place)
                 except Twice as error:
                     item = Problem(f"{place}: {error}", f"leave one of them, {SKIP_HINT}")
                 if item is not None:
@@ -150,7 +165,13 @@ class _Characters:
 
 
 def read_csv(path: Path, name: str, columns: Columns) -> Iterator[Document | Problem]:
-    """Yield the rows of a table with a heading; the delimiter is a tab in `.tsv`, a comma elsewhere."""
+    """Yield the documents of a table with a heading."""
+    return csv_items(path, name, maker(columns))
+
+
+def csv_items(path: Path, name: str, make: Make[T]) -> Iterator[T | Problem]:
+    """Yield what `make` makes of the rows of a table with a heading; the delimiter is a tab in `.tsv`, a comma
+    elsewhere."""
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     number = 0
     csv.field_size_limit(MAX_ROW)
@@ -177,7 +198,7 @@ def read_csv(path: Path, name: str, columns: Columns) -> Iterator[Document | Pro
                         f"{place}: a NUL character", f"the file is damaged or no text: write it again, {SKIP_HINT}"
                     )
                     continue
-                item = to_document(dict(zip(heading, cells, strict=True)), f"{name}:{number}", place, columns)
+                item = make(dict(zip(heading, cells, strict=True)), f"{name}:{number}", place)
                 if item is not None:
                     yield item
     except UnicodeDecodeError as error:

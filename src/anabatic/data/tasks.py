@@ -286,6 +286,6 @@ def chance(task: str) -> float:
 def _best_constant(task: Task) -> float:
     drawn = list(rows(task.name, "test", CHANCE_ROWS, 0))
     answers = Counter(row.answer for row in drawn)
-    replies = {row.messages[-1]["content"] for row in drawn}
+    replies = {row.answer: row.messages[-1]["content"] for row in drawn}.values()  # those of one answer score alike
     best = max(sum(number for answer, number in answers.items() if task.is_right(answer, reply)) for reply in replies)
     return best / len(drawn)

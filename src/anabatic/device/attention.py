@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anabatic.device.segments import Segments
+from anabatic.device.segments import Segments, Trees
 
 
 class Scores(NamedTuple):
@@ -36,8 +36,8 @@ class Scores(NamedTuple):
 
 
 def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Attention inside each segment, causal or not; segments of like length share one call, so hardly anything is
-    padded.
+    """Attention inside each segment, causal, both ways or along the paths of a tree; segments of like length share one
+    call, so hardly anything is padded.
 
     Right padding needs no mask under a causal mask: no real query sees a later key.
 
@@ -54,7 +54,10 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, sco
     pieces = []
     for number, ((_, rows, length), part) in enumerate(zip(segments.groups, parts, strict=True)):
         a, b, c = (x.unflatten(0, (rows, length)).transpose(1, 2) for x in part)
-        out = _causal(a, b, c, scores) if segments.causal else _both_ways(a, b, c, segments.real[number], scores)
+        if isinstance(segments, Trees):
+            out = attend(a, b, c, segments.mask(number, scores.window), scores)
+        else:
+            out = _causal(a, b, c, scores) if segments.causal else _both_ways(a, b, c, segments.real[number], scores)
         pieces.append(out.transpose(1, 2).flatten(0, 1))
     return segments.gather(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
 

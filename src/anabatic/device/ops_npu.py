@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anabatic.device.attention import Scores, attention_reference
-from anabatic.device.segments import Segments
+from anabatic.device.segments import Segments, Trees
 
 
 @functools.cache
@@ -67,10 +67,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Score
     """npu_fusion_attention over packed tokens: layout TND, borders as a host list, inside each segment.
 
     Causal is sparse mode 3; both ways is mode 0 without a mask. A window is sparse mode 4: `pre_tockens` keys before a
-    query's own, `next_tockens` after it. The kernel has no capped scores, no gradient of sinks, and no values wider
-    than keys: those layers are composed of plain operators.
+    query's own, `next_tockens` after it. The kernel has no capped scores, no gradient of sinks, no values wider than
+    keys, and in this layout no mask of one's own: those layers, and trees, are composed of plain operators.
     """
-    if not scores.plain or v.shape[-1] > q.shape[-1]:
+    if not scores.plain or v.shape[-1] > q.shape[-1] or isinstance(segments, Trees):
         return attention_reference(q, k, v, segments, scores)
     borders = segments.cu_seqlens[1:]
     band: dict[str, Any] = {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)} if segments.causal else {}

@@ -147,3 +147,38 @@ class _MoveBack(torch.autograd.Function):
         (back,) = ctx.saved_tensors
         (grad,) = grads
         return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, back, grad), None
+
+
+class Trees(Segments):
+    """Segments in which texts with equal beginnings share them: every token sees its ancestors and itself.
+
+    The tokens of a tree lie in depth-first order, so those below token j are j up to, not including, `ends[j]`.
+
+    Args:
+        cu_seqlens: host list of `n + 1` borders of the trees.
+        ends: int64 `[T]`, where the tokens below each token end, counted from its tree's first token.
+        depths: int64 `[T]`, how many tokens come before each on its path: its position.
+    """
+
+    def __init__(self, cu_seqlens: list[int], ends: np.ndarray, depths: np.ndarray, device: torch.device) -> None:
+        super().__init__(cu_seqlens, device)
+        order = np.arange(len(ends)) if self.identity else self._plan[0]
+        self._ends = send(torch.from_numpy(ends[order]), device)
+        self._depths = send(torch.from_numpy(depths[order]), device)
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def mask(self, number: int, window: int | None) -> Tensor:
+        """Return who sees whom in a group, bool `[rows, 1, length, length]`; of padding every query sees something.
+
+        Args:
+            window: a token sees this many tokens of its path, itself included; None: all.
+        """
+        if (number, window) not in self._masks:
+            start, rows, length = self.groups[number]
+            ends, depths = (x[start : start + rows * length].view(rows, length) for x in (self._ends, self._depths))
+            place = torch.arange(length, device=ends.device)
+            seen = (place[None, :] <= place[:, None]) & (place[:, None] < ends[:, None, :])
+            if window is not None:
+                seen &= depths[:, :, None] - depths[:, None, :] < window
+            self._masks[number, window] = (seen | (place[:, None] == place[None, :]))[:, None]
+        return self._masks[number, window]

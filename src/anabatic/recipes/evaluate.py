@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,77 +13,125 @@ from transformers import PreTrainedModel
 from anabatic.config.evaluate import EvalJob
 from anabatic.config.shared import require
 from anabatic.core import log
-from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.core.paths import RunFolder, cache_root, write_atomic
 from anabatic.core.text import count, size
-from anabatic.data import shards, sources, tasks
+from anabatic.data import shards
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.loader import ValidPass, valid_batches
 from anabatic.device.device import Device, pick
-from anabatic.evals import generative
-from anabatic.evals.generative import TaskScore
+from anabatic.evals import known, results
+from anabatic.evals.ask import Asked, How, Prepared, Result, ask, prepare
+from anabatic.evals.endpoint import Endpoint
+from anabatic.evals.known import Plan
+from anabatic.evals.local import Local
 from anabatic.evals.loss import BitsPerByte, bits_per_byte
+from anabatic.evals.store import Store, fingerprint
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
+from anabatic.models.stack import Share
 
 LONGEST_SEGMENT = 2048
 """Segment length of the loss when neither the job nor the model asks for less."""
 
 
 def run(job: EvalJob) -> None:
-    """Measure, print the table to stdout, and write eval.json into the run folder.
+    """Measure, print the table to stdout, and write eval.json, eval.md and samples.jsonl into the run folder.
 
     Raises:
         ConfigError: several processes, or a task that does not exist.
-        DataError: the model, its tokenizer or the text cannot be used.
-        Failure: eval.json cannot be written.
+        DataError: the model, its tokenizer, the text or the rows of a task cannot be used.
+        Failure: a file cannot be written, or the model is broken.
     """
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "eval runs in one process: leave it out")
-    wanted = wanted_tasks(job.tasks)
-    device = pick(job.device)
+    data_sets = _data_sets(job)
+    plan = known.plan(job.tasks, data_sets)
+    require(bool(plan.tasks or not job.tasks), "tasks names none", "give --tasks arc_easy, or leave it out")
+    how = How(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox)
+    prepared = [prepare(planned, how) for planned in plan.tasks]  # what is wrong with rows is said before a model loads
     folder = resolve(job.model)
     out = _out(job, folder)
     if out is not None:
         RunFolder(out).create()
+    result: dict[str, Any] = {"model": str(folder)}
+    way = _served if job.endpoint else _loaded
+    asked = way(job, prepared, folder, how, result)
+    _finish(job, plan, asked, result, out)
+
+
+def _loaded(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
+    """Load the model and measure it."""
+    device = pick(job.device)
     shares = below(job.adapter, folder)
     tokens = tokenizer_folder(folder, shares)
     tokenizer = tokenizers.load(tokens)
     require_fit(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch, device.dtype, shares)
     log.info(f"{folder} on {device.name} ({device.reasons['device']})")
-    result: dict[str, Any] = {"model": str(folder)}
     if shares:
         result["adapters"] = [str(share) for share in shares]
     if job.data.valid or job.data.train:
         bits = _bits(job, model, tokenizer, tokens, device)
         result["bits_per_byte"] = bits.as_json()
         sys.stdout.write(f"{_bits_line(bits)}\n")
-    if wanted:
-        scores = generative.evaluate(
-            model,
-            tokenizer,
-            wanted,
-            max_new_tokens=job.max_new_tokens,
-            batch_size=job.batch_size,
-            show=job.show,
-        )
-        result["tasks"] = {name: score.as_json() for name, score in scores.items()}
-        sys.stdout.write(table(scores))
-    _write(result, out)
+    if not prepared:
+        return []
+    local = Local(model, tokenizer, device, job.batch_tokens, job.batch_size)
+    return _ask_all(prepared, local, how, _store(job, folder, shares, device))
 
 
-def wanted_tasks(specs: list[str]) -> dict[str, int]:
-    """Return task -> questions from sources such as `task:spelling#200`; `task:all#200` asks 200 of each.
+def _served(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
+    """Ask a served model; nothing is kept, for it may change behind its address."""
+    tokenizer = tokenizers.load(folder)
+    asked = Endpoint(str(job.endpoint), tokenizer, load_config(folder).max_position_embeddings, job.batch_size)
+    result |= {"endpoint": job.endpoint, "served": asked.name}
+    return _ask_all(prepared, asked, how, Store(None))
 
-    Raises:
-        ConfigError: a source is no task, or there is no such task.
-    """
-    wanted: dict[str, int] = {}
-    for spec in specs:
-        source = sources.parse(spec)
-        scheme, _, name = source.path.partition(":")
-        require(scheme == "task", f'tasks: "{spec}" is not a task', "write task:NAME#ROWS, such as task:all#200")
-        for task in tasks.find(name):
-            wanted[task.name] = source.rows or generative.DEFAULT_ROWS
-    return wanted
+
+def _store(job: EvalJob, folder: Path, shares: Sequence[Share], device: Device) -> Store:
+    """The answers of this very model: its files as they are, its adapters, its kind of device and numbers."""
+    more = [device.type, str(device.dtype), *map(str, shares)]
+    name = fingerprint([folder, *(share.folder for share in shares)], more)
+    return Store(cache_root() / "evals" / f"{name}.jsonl", read=job.resume == "auto")
+
+
+def _data_sets(job: EvalJob) -> Path | None:
+    if job.tasks_from is None:
+        return None
+    folder = Path(job.tasks_from).expanduser()
+    require(folder.is_dir(), f"tasks_from is {folder}, which is no folder", "name the folder of the data sets")
+    return folder
+
+
+def _ask_all(prepared: list[Prepared], asked: Asked, how: How, store: Store) -> list[Result]:
+    found = []
+    try:
+        for each in prepared:
+            one = ask(each, asked, how, store)
+            again = f", {one.known:,} answers known from before" if one.known else ""
+            log.info(f"{one.task.name}: {len(one.records):,} items in {one.seconds:.1f} s{again}")
+            found.append(one)
+    finally:
+        store.close()
+    return found
+
+
+def _finish(job: EvalJob, plan: Plan, asked: list[Result], result: dict[str, Any], out: Path | None) -> None:
+    """Print the table, and write the files."""
+    sums = results.totals(plan.groups, asked)
+    if asked:
+        result |= results.as_json(asked, sums, job.show)
+        result["settings"] = {"seed": job.seed, "shots": job.shots, "limit": job.limit}
+        sys.stdout.write(results.table(asked, sums, job.show))
+    if out is None:
+        log.info("eval.json is not written: this model lies in no run folder (give one with --out DIR)")
+        return
+    if asked:
+        rows = [{"task": one.task.name, **record} for one in asked for record in one.records]
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_atomic(out / "samples.jsonl", lines.encode("utf-8", "backslashreplace"))
+        about = [f"Model: `{result['model']}`. Seed {job.seed}."]
+        write_atomic(out / "eval.md", results.markdown("Evaluation", about, asked, sums))
+    write_atomic(out / "eval.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    log.info(f"wrote {out / 'eval.json'}" + (", eval.md and samples.jsonl" if asked else ""))
 
 
 def _bits(job: EvalJob, model: PreTrainedModel, tokenizer: Any, folder: Path, device: Device) -> BitsPerByte:
@@ -107,20 +156,6 @@ def _bits_line(bits: BitsPerByte) -> str:
     )
 
 
-def table(scores: dict[str, TaskScore]) -> str:
-    """Return the scores and the examples as printed."""
-    width = max(len(name) for name in scores)
-    lines = [f"{'task':{width}}  accuracy  chance  questions"]
-    for name, score in scores.items():
-        lines.append(f"{name:{width}}  {score.accuracy:8.1%}  {score.chance:6.1%}  {score.n:9,}")
-    for name, score in scores.items():
-        for example in score.examples:
-            mark = "right" if example.correct else f"wrong, the answer is {example.answer}"
-            reply = " ".join(example.reply.split())
-            lines.append(f"{name}: {example.prompt} -> {reply} ({mark})")
-    return "\n".join(lines) + "\n"
-
-
 def _out(job: EvalJob, folder: Path) -> Path | None:
     """Return the folder for eval.json: the one given, else the run folder that the model lies in, unless adapters of
     other runs make another model of it."""
@@ -130,12 +165,3 @@ def _out(job: EvalJob, folder: Path) -> Path | None:
         if run.config.is_file() or run.metrics.is_file():
             return run.root
     return None
-
-
-def _write(result: dict[str, Any], out: Path | None) -> None:
-    if out is None:
-        log.info("eval.json is not written: this model lies in no run folder (give one with --out DIR)")
-        return
-    path = out / "eval.json"
-    write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    log.info(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""Generated tasks through the engine, and the `eval` recipe from the job to eval.json."""
+"""Generated tasks through the engine, and the `eval` recipe from the job to its files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import pytest
 from anabatic.config.evaluate import EvalJob
 from anabatic.config.shared import Data
 from anabatic.config.shared import Device as DeviceConfig
-from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.errors import ConfigError
 from anabatic.data import tasks
 from anabatic.data import tokenizer as tokenizers
-from anabatic.evals import generative
+from anabatic.data.tokenizer import chat_prompt
+from anabatic.evals import known
+from anabatic.evals.items import Item, Pair
+from anabatic.evals.judge import is_right, judge
+from anabatic.evals.records import chance_of
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models.hf import load_model
@@ -31,34 +35,32 @@ def load(run_folder):
 
 @pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_right_replies_score_one_and_the_best_constant_scores_chance(name):
+    (planned,) = known.plan([f"task:{name}"]).tasks
     rows = list(tasks.rows(name, "test", tasks.CHANCE_ROWS, 0))
+    items = [Item(n, "", [Pair(row.messages[:-1])], answer=row.answer) for n, row in enumerate(rows)]
     right = [row.messages[1]["content"] for row in rows]
-    perfect = generative.score(name, rows, right, show=2)
-    assert (perfect.accuracy, perfect.n, len(perfect.examples)) == (1.0, len(rows), 2)
-    constants = [generative.score(name, rows, [reply] * len(rows)).accuracy for reply in sorted(set(right))[:40]]
-    assert max(constants) <= perfect.chance
+    assert all(record["right"]["exact"] for record in judge(planned.task, items, right))
+    for reply in sorted(set(right))[:8]:
+        assert sum(is_right(planned.task, item, reply) for item in items) / len(items) <= chance_of(planned.task, items)
 
 
-def test_the_replies_are_the_engines(run_folder):
+def test_the_replies_are_the_engines(run_folder, tmp_path):
+    job = EvalJob(
+        model=str(run_folder), tasks=["task:spelling#5,task:identity#3"], max_new_tokens=6, batch_size=2, show=9,
+        out=str(tmp_path), device=CPU,
+    )  # fmt: skip
+    evaluate.run(job)
+    written = json.loads((tmp_path / "eval.json").read_text())["tasks"]
+    assert list(written) == ["spelling", "identity"]
     model, tokenizer = load(run_folder)
-    scores = generative.evaluate(
-        model, tokenizer, {"spelling": 5, "identity": 3}, max_new_tokens=6, batch_size=2, show=5
-    )
-    assert list(scores) == ["spelling", "identity"]
     engine = Engine(model, tokenizer, max_batch=1, max_len=200)
     for name, number in (("spelling", 5), ("identity", 3)):
         rows = list(tasks.rows(name, "test", number, 0))
-        prompts = [generative.prompt_of(tokenizer, row) for row in rows]
+        prompts = [chat_prompt(tokenizer, row.messages[:-1]) for row in rows]
         expected = engine.generate(prompts, Sampling(temperature=0.0, max_new_tokens=6))
-        assert [example.reply for example in scores[name].examples] == [one.text for one in expected]
-        assert scores[name].n == number
-
-
-def test_the_prompt_is_the_rendered_question(run_folder):
-    _, tokenizer = load(run_folder)
-    row = next(tasks.rows("arithmetic", "test", 1, 0))
-    text = tokenizer.decode(generative.prompt_of(tokenizer, row))
-    assert text == f"<|im_start|>user\n{row.messages[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
+        assert [example["reply"] for example in written[name]["examples"]] == [one.text for one in expected]
+        assert [example["prompt"] for example in written[name]["examples"]] == [r.messages[0]["content"] for r in rows]
+        assert written[name]["n"] == number
 
 
 def test_eval_writes_and_prints_both_parts(run_folder, tmp_path, capsys):
@@ -82,6 +84,8 @@ def test_eval_writes_and_prints_both_parts(run_folder, tmp_path, capsys):
         assert task["n"] == 4
         assert task["chance"] == tasks.chance(name)
         assert set(task["examples"][0]) == {"prompt", "reply", "answer", "correct"}
+    assert len((run_folder / "samples.jsonl").read_text().splitlines()) == 16
+    assert "Wilson" in (run_folder / "eval.md").read_text()
 
 
 def test_the_held_out_share_of_the_training_text_is_measured(run_folder, tmp_path):
@@ -106,27 +110,39 @@ def test_a_model_outside_a_run_folder_gets_no_file_and_that_is_said(run_folder, 
 
 @pytest.mark.parametrize(
     ("specs", "message"),
-    [(["task:spelin"], 'no task "spelin"'), (["corpus.txt"], "is not a task"), (["task:all#0"], "not a number")],
+    [
+        (["task:spelin"], 'no task "spelin"'),
+        (["corpus.txt"], 'no task "corpus.txt"'),
+        (["arc_esy"], 'Did you mean "arc_easy"'),
+        (["task:all#0"], "not a number"),
+        (["none.yaml"], "does not exist"),
+    ],
 )
 def test_bad_tasks(specs, message):
     with pytest.raises(ConfigError, match=message):
-        evaluate.wanted_tasks(specs)
+        known.plan(specs)
 
 
 def test_all_means_each_and_later_sources_win():
-    assert evaluate.wanted_tasks(["task:all", "task:spelling#7"]) == {
+    plan = known.plan(["task:all", "task:spelling#7"])
+    assert {one.task.name: one.limit for one in plan.tasks} == {
         "spelling": 7,
-        "counting": 200,
-        "arithmetic": 200,
-        "identity": 200,
+        "counting": None,
+        "arithmetic": None,
+        "identity": None,
     }
 
 
-def test_a_tokenizer_without_template_is_refused(run_folder):
-    _, tokenizer = load(run_folder)
-    tokenizer.chat_template = None
-    with pytest.raises(DataError, match="no chat template"):
-        generative.prompt_of(tokenizer, next(tasks.rows("spelling", "test", 1, 0)))
+def test_a_tokenizer_without_template_is_refused(run_folder, tmp_path):
+    import shutil
+
+    shutil.copytree(run_folder / "final_model", tmp_path / "model")
+    for name in ("chat_template.jinja",):
+        (tmp_path / "model" / name).unlink(missing_ok=True)
+    config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
+    with pytest.raises(ConfigError, match="no chat template"):
+        evaluate.run(EvalJob(model=str(tmp_path / "model"), tasks=["task:all"], device=CPU))
 
 
 def test_several_processes_are_refused(run_folder):

@@ -1,0 +1,137 @@
+"""A served model as somebody who is asked, over OpenAI's completions (https://platform.openai.com/docs/api-reference).
+
+Prompts are sent as tokens, made with the model's own tokenizer from its folder. Likelihoods need an endpoint that
+echoes a prompt with its log-probabilities (vLLM does; many others do not).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from anabatic.config.chat import Sampling
+from anabatic.core.errors import ConfigError, Failure
+from anabatic.evals.likelihood import Likelihood
+from anabatic.evals.progress import Bar
+from anabatic.evals.trees import Text
+
+TIMEOUT = 600.0
+"""Seconds until an answer."""
+KEY = "OPENAI_API_KEY"
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Endpoint:
+    """Asks a served model.
+
+    Args:
+        url: with or without `/v1` at its end.
+        tokenizer: of the model that is served.
+        max_len: tokens it reads at most.
+        at_once: requests under way at a time.
+
+    Raises:
+        ConfigError: the endpoint does not answer, or not as one.
+    """
+
+    def __init__(self, url: str, tokenizer: Any, max_len: int, at_once: int) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self.tokenizer, self.max_len, self._at_once = tokenizer, max_len, at_once
+        try:
+            self.name = str(self._get("/v1/models")["data"][0]["id"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(f"{url} lists no model under /v1/models", "give the address of a served model") from error
+
+    def score(self, texts: Sequence[Text], what: str) -> Iterator[dict[int, Likelihood]]:
+        """Yield likelihoods by number of the text.
+
+        Raises:
+            ConfigError: the endpoint tells no log-probabilities of a prompt.
+            Failure: it does not answer.
+        """
+        yield from self._each(self._likelihood, texts, what)
+
+    def reply(self, prompts: Sequence[list[int]], sampling: Sampling, what: str) -> Iterator[dict[int, str]]:
+        """Yield replies by number of the prompt.
+
+        Raises:
+            Failure: the endpoint does not answer.
+        """
+        yield from self._each(lambda prompt: self._said(prompt, sampling), prompts, what)
+
+    def _each(self, call: Callable[[T], R], asked: Sequence[T], what: str) -> Iterator[dict[int, R]]:
+        with ThreadPoolExecutor(self._at_once) as pool, Bar(what, len(asked)) as bar:
+            for first in range(0, len(asked), self._at_once):
+                found = list(pool.map(call, asked[first : first + self._at_once]))
+                bar.to(first + len(found))
+                yield dict(enumerate(found, start=first))
+
+    def _said(self, prompt: list[int], sampling: Sampling) -> str:
+        asked = {"prompt": prompt, "max_tokens": sampling.max_new_tokens, "temperature": 0}
+        return str(self._complete({**asked, **({"stop": sampling.stop} if sampling.stop else {})})["text"])
+
+    def _likelihood(self, text: Text) -> Likelihood:
+        refusal = ConfigError(
+            f"{self._url} tells no log-probabilities of a prompt (`echo` with `logprobs` of /v1/completions)",
+            "ask it generative tasks only, or load the model here",
+        )
+        try:
+            # One new token, which is left out: not every server takes 0.
+            asked = {
+                "prompt": np.asarray(text.tokens).tolist(),
+                "max_tokens": 1,
+                "temperature": 0,
+                "echo": True,
+                "logprobs": 1,
+            }
+            told = self._complete(asked).get("logprobs") or {}
+        except _Refused as error:
+            raise refusal from error
+        logprobs, tops = told.get("token_logprobs") or [], told.get("top_logprobs") or []
+        size = len(text.tokens)
+        if len(logprobs) < size or len(tops) < size:
+            raise refusal
+        places = range(size - text.scored, size)
+        greedy = all(logprobs[at] >= max(tops[at].values()) for at in places)
+        return Likelihood(sum(logprobs[at] for at in places), greedy, text.scored)
+
+    def _complete(self, asked: dict[str, Any]) -> dict[str, Any]:
+        told = self._send("/v1/completions", {"model": self.name, **asked})
+        try:
+            found: dict[str, Any] = told["choices"][0]
+            return found
+        except (KeyError, IndexError, TypeError) as error:
+            raise Failure(f"{self._url} answers without choices: {str(told)[:200]}", "is it an endpoint?") from error
+
+    def _get(self, path: str) -> Any:
+        return self._send(path, None)
+
+    def _send(self, path: str, body: dict[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(self._url + path, data, headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            said = error.read().decode("utf-8", "replace")[:300]
+            if error.code in (400, 404, 422) and body is not None and body.get("echo"):
+                raise _Refused(said) from error
+            hint = f"set {KEY}" if error.code in (401, 403) else "look at the log of the server"
+            raise Failure(f"{self._url}{path} answers {error.code}: {said}", hint) from error
+        except (OSError, ValueError) as error:
+            raise Failure(f"{self._url}{path} does not answer: {error}", "look whether the server runs") from error
+
+
+class _Refused(Exception):
+    """The endpoint does not know what was asked for."""

@@ -1,0 +1,105 @@
+"""How likely a model finds the ends of many texts: packed forward passes, logits at the scored tokens alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from anabatic.device.device import Device
+from anabatic.device.segments import Segments, Trees
+from anabatic.device.transfer import send
+from anabatic.evals.progress import Bar
+from anabatic.evals.trees import Text, Tree, batches, trees
+from anabatic.models.forward import Packed, token_scores
+
+
+class Likelihood(NamedTuple):
+    """Of the scored tokens of a text.
+
+    Attributes:
+        logprob: sum of their log-probabilities, in nats.
+        greedy: each is the likeliest token where it stands.
+        tokens: how many they are.
+    """
+
+    logprob: float
+    greedy: bool
+    tokens: int
+
+
+def likelihoods(
+    model: PreTrainedModel, device: Device, texts: Sequence[Text], batch_tokens: int, what: str, share: bool = True
+) -> Iterator[dict[int, Likelihood]]:
+    """Yield what was found, by number of the text, batch by batch.
+
+    A batch is fetched from the device when the next one is under way already: the device does not wait for the host,
+    and the host waits once a batch.
+
+    Args:
+        texts: none longer than the model's context and one.
+        batch_tokens: tokens of a forward pass.
+        what: name of the work, for the progress.
+        share: read equal beginnings once.
+    """
+    made = list(batches(trees(texts, model.config.hidden_size, batch_tokens, share), batch_tokens))
+    done = 0
+    waiting: tuple[list[Tree], Tensor] | None = None
+    with Bar(what, len(texts)) as bar:
+        for batch in [*made, None]:
+            started = None if batch is None else (batch, _start(model, device, batch))
+            if waiting is not None:
+                found = _fetch(*waiting)
+                done += len(found)
+                bar.to(done)
+                yield found
+            waiting = started
+
+
+def _start(model: PreTrainedModel, device: Device, batch: list[Tree]) -> Tensor:
+    """Return `[2, texts]` on the device: the summed log-probability, and tokens that are not the likeliest."""
+    packed, index, owner = _pack(batch, device.torch)
+    with device.autocast():
+        losses, hits = token_scores(model, packed, device.row.chunk_bytes)
+    both = torch.stack((-losses.double() if device.type == "cpu" else -losses, (~hits).to(losses.dtype)))
+    return both.new_zeros(2, sum(len(tree.asked) for tree in batch)).index_add(1, owner, both.index_select(1, index))
+
+
+def _fetch(batch: list[Tree], sums: Tensor) -> dict[int, Likelihood]:
+    asked = [(number, len(places)) for tree in batch for number, places in tree.asked.items()]
+    logprobs, missed = sums.tolist()
+    return {
+        number: Likelihood(logprob, miss == 0, tokens)
+        for (number, tokens), logprob, miss in zip(asked, logprobs, missed, strict=True)
+    }
+
+
+def _pack(batch: list[Tree], device: torch.device) -> tuple[Packed, Tensor, Tensor]:
+    """Return the batch on the device, and of every scored token of every text: its place among the targets, and the
+    number of its text in the batch."""
+    borders, rows, index, owner = [0], [], [], []
+    first_target = texts = 0
+    for tree in batch:
+        rows += [borders[-1] + row for row in tree.rows]
+        for places in tree.asked.values():
+            index += [first_target + place for place in places]
+            owner += [texts] * len(places)
+            texts += 1
+        borders.append(borders[-1] + len(tree.ids))
+        first_target += len(tree.targets)
+    targets = [token for tree in batch for token in tree.targets]
+    ids = [token for tree in batch for token in tree.ids]
+    depths = np.array([depth for tree in batch for depth in tree.depths])
+    parts = [ids, depths.tolist(), rows, targets, index, owner]
+    flat = send(torch.tensor([number for part in parts for number in part]), device)  # one copy to the device, not six
+    on_device = flat.split([len(part) for part in parts])
+    if any(tree.branches for tree in batch):
+        segments: Segments = Trees(borders, np.array([end for tree in batch for end in tree.ends]), depths, device)
+    else:
+        segments = Segments(borders, device)
+    packed = Packed(on_device[0][None], on_device[1][None], segments, on_device[3], on_device[2])
+    return packed, on_device[4], on_device[5]

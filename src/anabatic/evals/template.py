@@ -1,0 +1,97 @@
+"""Templates of tasks: jinja2 in a sandbox, the row's columns as variables; what they cannot render is named by file
+and row."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.data.raw_rows import RawRow
+from anabatic.data.rows import listed
+
+_ONE_EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
+
+
+def _letter(number: int) -> str:
+    return chr(ord("A") + number)
+
+
+def _regex_replace(text: str, pattern: str, by: str = "") -> str:
+    return re.sub(pattern, by, text)
+
+
+@functools.cache
+def environment() -> ImmutableSandboxedEnvironment:
+    """Return the sandbox: no attribute that begins with an underscore, nothing of a row can be changed.
+
+    Filters beside jinja2's own: `letter` (0 -> A), `regex_replace(pattern, by)`.
+    """
+    made = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    made.filters["letter"] = _letter
+    made.filters["regex_replace"] = _regex_replace
+    return made
+
+
+@functools.cache
+def _compiled(text: str, as_value: bool) -> Any:
+    one = _ONE_EXPRESSION.fullmatch(text) if as_value else None
+    if one is not None:
+        return environment().compile_expression(one[1], undefined_to_none=False)
+    return environment().from_string(text)
+
+
+def check(text: str, what: str) -> None:
+    """Compile a template.
+
+    Raises:
+        ConfigError: it is no jinja2 template.
+    """
+    try:
+        _compiled(text, False)
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"{what} is no template: {error.message}", "write {{ column }} for a column") from error
+
+
+def text(template: str, row: RawRow, what: str) -> str:
+    """Return a template filled with a row.
+
+    Raises:
+        DataError: a column is missing, or the template cannot be filled with this row.
+    """
+    return str(_filled(template, row, what, as_value=False))
+
+
+def value(template: Any, row: RawRow, what: str) -> Any:
+    """Return the value of `{{ expression }}` as it is (a list, a number); of other templates the text; of lists the
+    same for each entry; of what is no text itself.
+
+    Raises:
+        DataError: as `text`.
+    """
+    if isinstance(template, list):
+        return [value(one, row, what) for one in template]
+    return _filled(template, row, what, as_value=True) if isinstance(template, str) else template
+
+
+def _filled(template: str, row: RawRow, what: str, as_value: bool) -> Any:
+    try:
+        compiled = _compiled(template, as_value)
+        made = compiled.render(row.columns) if hasattr(compiled, "render") else compiled(**row.columns)
+        if isinstance(made, StrictUndefined):
+            str(made)  # raises, with the name
+        return made
+    except UndefinedError as error:
+        raise DataError(
+            f"{row.place}: {what}: {error.message}; the row has {listed(row.columns)}",
+            "mend the row, or the template of the task",
+        ) from error
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{row.place}: {what} cannot be made of this row: {type(error).__name__}: {error}",
+            "mend the row, or the template of the task",
+        ) from error
