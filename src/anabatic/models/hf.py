@@ -207,6 +207,13 @@ def skeleton(folder: Path, dtype: torch.dtype, entries: int = 0) -> PreTrainedMo
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"
         ) from error
+    if (folder / "generation_config.json").is_file():  # it says what ends an answer
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{folder / 'generation_config.json'} cannot be read: {_first_line(error)}", "fetch it again"
+            ) from error
     return model
 
 
