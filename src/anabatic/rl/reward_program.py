@@ -13,9 +13,12 @@ import sys
 import traceback
 from typing import Any
 
+from anabatic.core import child
+
 
 def main(file: str) -> None:
-    """Serve until the input ends."""
+    """Serve until the input ends, or the training does."""
+    child.die_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the user's code prints is no answer of ours
     try:

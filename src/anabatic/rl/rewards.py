@@ -127,9 +127,14 @@ class Rewards:
             "length": functools.partial(short, room=room),
             **(other or {}),
         }
-        self.rewards = [self._reward(spec) for spec in specs]
+        try:
+            self.rewards = [self._reward(spec) for spec in specs]
+        except ConfigError:
+            self.close()
+            raise
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
+            self.close()
             raise ConfigError(f"rewards names {', '.join(names)}: one stands twice", "name each once, NAME=WEIGHT")
 
     def _reward(self, spec: str) -> Reward:

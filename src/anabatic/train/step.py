@@ -132,10 +132,11 @@ class TrainStep:
             if start - told > _SILENCE:
                 log.info(f"  in a step: micro-batch {index} of {micro_steps}")
                 told = start
-            batch = next(batches)
-            if batch is None:
+            found = next(batches)
+            if found is None:  # a signal came while the batch was made
                 self.optimizer.zero_grad()
                 return None
+            batch = found
             HEART.beat()
             self.wait += time.perf_counter() - start
             loss += self._micro(batch, last=index == micro_steps - 1)
