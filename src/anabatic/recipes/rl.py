@@ -194,7 +194,7 @@ def _engines(
 
     def make(questions: list[Question], stopping: Callable[[], bool]) -> Generator:
         engine = Engine(
-            root.model, tokenizer, max_batch=batching.batch, max_len=batching.max_len or fits, root=root,
+            root.model, tokenizer, max_batch=batching.batch, max_len=batching.max_len or fits,
             cache_tokens=tokens, step_tokens=batching.step_tokens, scaled=True,
         )  # fmt: skip
         return Generator(engine, device, questions, root, job.turns, turn, stopping)

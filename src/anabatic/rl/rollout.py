@@ -20,6 +20,9 @@ from anabatic.rl.judge import Fault
 
 _SILENCE = 10.0
 """Seconds of a round after which it says how far it is."""
+_LONG = 96
+"""Tokens of a prompt from which on a processor shares it among the answers. A shorter one is read again for each: its
+answer then lies in one piece of the cache, which is read without copying (docs/dev/LOG.md)."""
 
 Turn = Callable[[Question, list[Message]], "str | None"]
 """What is said to a conversation so far, None: it is over; raises `Fault` where it cannot tell."""
@@ -131,6 +134,8 @@ class Generator:
     def _submit(self, ask: Ask, rollout: Rollout) -> None:
         question = self._questions[ask.question]
         request = self._engine.request(rollout.ids, ask.sampling, name=question.id)
+        if self._device.type == "cpu" and rollout.start < _LONG:
+            request.salt = ask.number.to_bytes(8, "little")
         self._live[request] = ask, rollout
         self._engine.submit([request])
 

@@ -19,19 +19,21 @@ CURVES = {
     "train": (
         *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens"),
         *("accuracy", "rewards/chosen", "rewards/rejected"),
+        *("reward", "answer_tokens", "truncated", "logprob_diff", "entropy", "kl"),
         *("device_util_pct_mean", "device_util_pct_min", "device_util_pct_max", "device_power_w_mean"),
     ),
-    "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy"),
+    "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy", "valid_reward", "valid_answer_tokens"),
 }
 
 
 @dataclass
 class Sample:
-    """What the model wrote after `prompt` when it had trained `step` steps."""
+    """What the model wrote after `prompt` when it had trained `step` steps, and what it got for it."""
 
     step: int
     prompt: str
     text: str
+    reward: float | None = None
 
 
 @dataclass
@@ -144,7 +146,8 @@ def _metrics(path: Path) -> tuple[dict[str, Points], list[Sample], list[Draws]]:
         if row.get("kind") == "train" and (drawn := _draws(int(step), row)):
             draws[int(step)] = drawn
         if row.get("kind") == "sample":
-            sample = Sample(int(step), str(row.get("prompt", "")), str(row.get("text", "")))
+            text, reward = str(row.get("text", "")), number(row.get("reward"))
+            sample = Sample(int(step), str(row.get("prompt", "")), text, reward)
             samples[sample.step, sample.prompt] = sample
     curves = {key: sorted(points.items()) for key, points in columns.items()}
     by_step = sorted(samples.values(), key=lambda sample: sample.step)
