@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anabatic.config.sandbox import Sandbox
 from anabatic.config.shared import Device, require
 
 
@@ -65,6 +66,9 @@ class ChatJob:
     """System message."""
     out: str | None = None
     """Append the conversation to chat.jsonl in this folder."""
+    python: bool = True
+    """Run the code that answers hold between <|python_start|> and <|python_end|>, and give them its output."""
+    sandbox: Sandbox = field(default_factory=Sandbox)
     sampling: Sampling = field(default_factory=Sampling)
     device: Device = field(default_factory=Device)
 

@@ -8,6 +8,10 @@ from typing import Literal
 from anabatic.config.shared import Schedule, require
 from anabatic.config.train import TuneJob
 
+LossType = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
+_BELONGS = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
+"""Setting -> the loss that has it."""
+
 
 def _schedule() -> Schedule:
     return Schedule(epochs=1.0, warmup_ratio=0.1, decay_ratio=0.9)
@@ -21,10 +25,18 @@ class DpoJob(TuneJob):
     """Run folder."""
     model: str = ""
     """Hugging Face folder of the model, with tokenizer and chat template, or OWNER/NAME; it is also the reference."""
-    beta: float = 0.1
-    """How strongly the model is held to the reference; for ipo the paper's tau."""
-    loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """sigmoid: DPO (arXiv 2305.18290); ipo: arXiv 2310.12036, per token; hinge: arXiv 2305.10425."""
+    beta: float | None = None
+    """How strongly the model is held to the reference; for ipo the paper's tau, for orpo its lambda. Default 0.1, for
+    simpo 2."""
+    loss_type: LossType = "sigmoid"
+    """sigmoid: DPO (arXiv 2305.18290); ipo: arXiv 2310.12036, per token; hinge: arXiv 2305.10425; kto: arXiv
+    2402.01306, of single answers too; without a reference orpo: arXiv 2403.07691, and simpo: arXiv 2405.14734."""
+    simpo_gamma: float = 0.5
+    """By how much the better answer has to win; simpo alone."""
+    desirable_weight: float = 1.0
+    """Weight of good answers; kto alone."""
+    undesirable_weight: float = 1.0
+    """Weight of bad answers; kto alone. With many more of one kind, the ratio of both weights should make up for it."""
     label_smoothing: float = 0.0
     """Share of the pairs that are assumed to be labelled the wrong way round; sigmoid alone."""
     rpo_alpha: float | None = None
@@ -36,7 +48,15 @@ class DpoJob(TuneJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.beta > 0, f"beta is {self.beta}", "use a positive number; 0.1 is common")
+        require(self.strength > 0, f"beta is {self.beta}", "use a positive number; 0.1 is common")
+        for name, loss in _BELONGS.items():
+            value = getattr(self, name)
+            require(value >= 0, f"{name} is {value}", "use 0 or more")
+            changed = value != type(self).__dataclass_fields__[name].default
+            told = f"{name} is {value} with loss_type {self.loss_type}"
+            require(not changed or self.loss_type == loss, told, f"it belongs to loss_type {loss}")
+        weights = self.desirable_weight + self.undesirable_weight
+        require(weights > 0, "desirable_weight and undesirable_weight are both 0", "nothing would be learned")
         require(
             0.0 <= self.label_smoothing < 0.5,
             f"label_smoothing is {self.label_smoothing}",
@@ -47,6 +67,9 @@ class DpoJob(TuneJob):
             f"label_smoothing is {self.label_smoothing} with loss_type {self.loss_type}",
             "it belongs to loss_type sigmoid",
         )
+        plain = self.loss_type not in ("kto", "orpo")
+        told = f"rpo_alpha is {self.rpo_alpha} with loss_type {self.loss_type}"
+        require(not self.rpo_alpha or plain, told, "orpo has that term already, and kto no pairs: leave it out")
         require(self.rpo_alpha is None or self.rpo_alpha >= 0, f"rpo_alpha is {self.rpo_alpha}", "use 0 or more")
         require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with rows of two answers")
         require(self.batch.packing, "batch.packing is false, and pairs are always packed", "leave batch.packing out")
@@ -57,3 +80,8 @@ class DpoJob(TuneJob):
                 f"batch.{name} is {value}, a pair has up to 2 x batch.seq_len = {2 * self.batch.seq_len} tokens",
                 f"raise batch.{name} or lower batch.seq_len",
             )
+
+    @property
+    def strength(self) -> float:
+        """`beta`, or what is common for the loss (SimPO, arXiv 2405.14734, table 7: 2 to 10)."""
+        return self.beta if self.beta is not None else 2.0 if self.loss_type == "simpo" else 0.1

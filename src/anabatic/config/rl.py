@@ -7,6 +7,7 @@ from typing import Literal
 
 from anabatic.config.chat import Sampling
 from anabatic.config.infer import Batching
+from anabatic.config.sandbox import Sandbox
 from anabatic.config.shared import Evaluate, Log, Optim, Schedule, require
 from anabatic.config.train import TuneJob
 
@@ -87,6 +88,10 @@ class RlJob(TuneJob):
     """Answers that hit the limit of their length are rewarded, but not learned from."""
     system: str | None = None
     """System message of the questions that have none."""
+    python: bool = True
+    """Run the code that answers hold between <|python_start|> and <|python_end|>, and give them its output, which is
+    not learned."""
+    sandbox: Sandbox = field(default_factory=Sandbox)
     turns: int = 1
     """Turns of the assistant at most; more than one needs a function `turn` in the reward's file."""
     eval: Held = field(default_factory=Held)

@@ -14,6 +14,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
 from anabatic.data.learn import Turns, wanted
 from anabatic.data.spans import said_by_assistant
+from anabatic.data.tokenizer import tool_ids
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 Messages = list[dict[str, Any]]
@@ -30,7 +31,8 @@ class Rendered:
 
     Attributes:
         ids: int64 token ids.
-        mask: uint8, 1 on what the assistant says, the token that closes its turn included.
+        mask: uint8, 1 on what the assistant says, the token that closes its turn included; 0 on what the python tool
+            answered within it.
         text: the text that was tokenised.
         ends: for every token, the character behind it.
         special: True for control tokens, which stand for no text.
@@ -140,7 +142,11 @@ def render_full(
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     added = tokenizer.added_tokens_decoder.items()
     special = np.asarray([index for index, token in added if token.special], dtype=np.int64)
-    return [_rendered(*each, special) for each in zip(encodings, texts, spans, strict=True)]
+    rendered = [_rendered(*each, special) for each in zip(encodings, texts, spans, strict=True)]
+    if tool := tool_ids(tokenizer):
+        for one in rendered:
+            _unlearn_outputs(one, *tool[2:])
+    return rendered
 
 
 def _fill(
@@ -191,3 +197,13 @@ def _rendered(encoding: Any, text: str, spans: list[tuple[int, int]], special: n
         mask[(stops > start) & (starts < end)] = 1
     ids = np.asarray(encoding.ids, dtype=np.int64)
     return Rendered(ids, mask, text, ends, np.isin(ids, special))
+
+
+def _unlearn_outputs(rendered: Rendered, start: int, end: int) -> None:
+    """What a tool has said stands in the assistant's turn and is not the assistant's: from `start` to `end`, both
+    included. One that is never closed ends with the turn."""
+    ids, mask = rendered.ids, rendered.mask
+    closing = (ids == end) | (mask == 0)
+    for first in np.flatnonzero((ids == start) & (mask != 0)).tolist():
+        behind = np.flatnonzero(closing[first:])
+        mask[first : first + behind[0] + 1 if len(behind) else None] = 0

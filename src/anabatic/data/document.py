@@ -42,6 +42,7 @@ class Document:
         tools: JSON schemas of the functions a conversation may call.
         level: difficulty, where a column for it was asked for; empty: the row has none.
         rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
+        label: whether a single answer is a good one, where the row says so.
         form: what the row was taken for; without a name: it was not a row of a file.
         at: file (with the path that was read) and row, for messages; empty: `id` says it.
     """
@@ -54,6 +55,7 @@ class Document:
     level: str = ""
     form: Form = Form()
     at: str = field(default="", compare=False)
+    label: bool | None = None
 
     @property
     def place(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from anabatic.core.text import did_you_mean
 from anabatic.data.document import Message
+from anabatic.data.tokenizer import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -237,15 +238,28 @@ def _turn(turn: Any, index: int) -> Message:
 
 
 def _joined(content: Any) -> Any:
-    """Return the text of a list of text parts, as chat APIs also write content; anything else as it is."""
+    """Return the text of a list of text parts, as chat APIs also write content; anything else as it is.
+
+    Parts of the types `python` and `python_output` are calls of the python tool (nanochat's conversations).
+    """
     if not isinstance(content, list) or not content:
         return content
-    texts = [part["text"] for part in content if isinstance(part, dict) and _is_text(part)]
+    texts = [
+        _FRAMES[part["type"]].format(part["text"]) for part in content if isinstance(part, dict) and _is_text(part)
+    ]
     return "".join(texts) if len(texts) == len(content) else content
 
 
+_FRAMES = {
+    "text": "{}",
+    "python": f"{PYTHON_START}{{}}{PYTHON_END}",
+    "python_output": f"{OUTPUT_START}{{}}{OUTPUT_END}",
+}
+
+
 def _is_text(part: dict[str, Any]) -> bool:
-    return part.get("type") == "text" and isinstance(part.get("text"), str)
+    kind = part.get("type")
+    return isinstance(kind, str) and kind in _FRAMES and isinstance(part.get("text"), str)
 
 
 def _unspelt(value: Any) -> Any:

@@ -21,11 +21,13 @@ class Learning:
         too_long: conversations of more than the longest segment lose their end (`right`) or their beginning (`left`),
             are left out (`delete`), or become several (`split`).
         pairs: rows are preference pairs, and both answers are kept.
+        labels: rows may also be single answers with a label, good or bad.
     """
 
     turns: Turns = "assistant"
     too_long: TooLong = "right"
     pairs: bool = False
+    labels: bool = False
 
     def pieces(self, length: int, longest: int | None) -> Iterator[tuple[int, int]]:
         """Yield the ranges of a conversation's `length` tokens that are kept.

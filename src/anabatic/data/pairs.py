@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from anabatic.core.errors import DataError
 from anabatic.data import chat
@@ -30,21 +31,28 @@ def longest(seq_len: int) -> int:
 
 
 class PairEncoder(ChatEncoder):
-    """Pairs through a tokenizer's chat template. Learned is what the assistant says where the two have parted."""
+    """Pairs through a tokenizer's chat template. Learned is what the assistant says where the two have parted.
+
+    With `learning.labels` an entry may be one answer: all of it is marked as the second conversation if it is bad.
+    """
 
     def _render(self, batch: Sequence[Document]) -> list[Any]:
-        conversations, names, tools = [], [], []
+        conversations, names, tools, kept = [], [], [], []
         for document in batch:
-            for side, turns in zip(("chosen", "rejected"), answers(document), strict=True):
-                conversations.append(turns)
-                names.append(f"{document.place} ({side})")
-                tools.append(document.tools)
-        rendered = chat.render_full(conversations, self._tokenizer, names=names, tools=tools)
-        return list(zip(rendered[::2], rendered[1::2], strict=True))
+            sides = answers(document, self._learning.labels)
+            kept.append([side is not None for side in sides])
+            for side, turns in zip(("chosen", "rejected"), sides, strict=True):
+                if turns is not None:
+                    conversations.append(turns)
+                    names.append(f"{document.place} ({side})")
+                    tools.append(document.tools)
+        rendered = iter(chat.render_full(conversations, self._tokenizer, names=names, tools=tools))
+        return [[next(rendered) if there else None for there in sides] for sides in kept]
 
     def _encoded(self, rendered: Any) -> list[Encoded]:
         counts = self._counts
-        lengths = [len(side.ids) for side in rendered]
+        sides = [(side, mark) for side, mark in zip(rendered, (0, REJECTED), strict=True) if side is not None]
+        lengths = [len(side.ids) for side, _ in sides]
         room = None if self._seq_len is None else self._seq_len - 1
         pieces = [list(self._learning.pieces(length, room)) for length in lengths]
         if not all(pieces):
@@ -54,7 +62,7 @@ class PairEncoder(ChatEncoder):
         ids: list[int] = []
         masks: list[np.ndarray] = []
         num_bytes = 0
-        for side, ((start, stop), *_), mark in zip(rendered, pieces, (0, REJECTED), strict=True):
+        for (side, mark), ((start, stop), *_) in zip(sides, pieces, strict=True):
             mask = side.mask[start:stop]
             if not mask[1:].any():
                 counts.unlearned += 1
@@ -66,13 +74,20 @@ class PairEncoder(ChatEncoder):
         return [Encoded(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)]
 
 
-def answers(document: Document) -> tuple[list[Message], list[Message]]:
+def answers(document: Document, labels: bool = False) -> tuple[list[Message] | None, list[Message] | None]:
     """Return the two conversations of a pair; the assistant's turns that both begin with have weight 0.
 
+    Args:
+        labels: a row may be one answer with a label; the other side is None then.
+
     Raises:
-        DataError: the row has one answer, or the same one twice.
+        DataError: the row has one answer (and no label, where that would do), or the same one twice.
     """
     chosen, rejected = document.messages or [], document.rejected
+    if rejected is None and labels:
+        if document.label is None:
+            raise DataError(f"{document.place}: one answer without a label", f'"label" is true or false; {SKIP_HINT}')
+        return (chosen, None) if document.label else (None, chosen)
     if rejected is None:
         raise DataError(f"{document.place}: one answer, where a pair has two", f"{_SHAPES}; {SKIP_HINT}")
     if chosen == rejected:
@@ -104,10 +119,34 @@ def flatten_pairs(
     return replace(batch, num_targets=len(pieces))
 
 
+def flatten_answers(
+    pieces: Sequence[Piece], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+) -> Batch:
+    """Lay answers into one batch, those of a pair one after the other; `num_targets` counts them.
+
+    `extra` tells of each answer whether it is a good one (`desirable`, bool `[A]`) and the number of its entry.
+
+    Args:
+        pieces: whole entries, together at most `capacity` tokens.
+        seq_len: `longest` of a side's.
+    """
+    there = [
+        (side, good, number)
+        for number, piece in enumerate(pieces)
+        for side, good in zip(parted(piece), (True, False), strict=True)
+        if len(side.ids)
+    ]
+    sides, goods, numbers = zip(*there, strict=True)
+    batch = flatten(sides, capacity, pad_id, max(1, seq_len // 2), state)
+    extra = {"desirable": torch.tensor(goods), "entry": torch.tensor(numbers)}
+    return replace(batch, num_targets=len(there), extra=extra)
+
+
 def parted(pair: Piece) -> tuple[Piece, Piece]:
-    """Return the two conversations of an entry."""
+    """Return the two conversations of an entry; without tokens is the one that a single answer lacks."""
     assert pair.mask is not None  # every pair has one
-    border = int(np.argmax((pair.mask & REJECTED) != 0))
+    second = (pair.mask & REJECTED) != 0
+    border = int(np.argmax(second)) if second.any() else len(second)
     chosen, rejected = slice(None, border), slice(border, None)
     return (
         Piece(pair.ids[chosen], pair.mask[chosen] & LEARNED),

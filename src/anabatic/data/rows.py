@@ -38,7 +38,7 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
                 require_order(turns)
             level = _level(row, columns)
             told = _form(form, tuple(row), columns)
-            return Document(None, made.messages, doc_id, made.tools, made.rejected, level, told, place)
+            return Document(None, made.messages, doc_id, made.tools, made.rejected, level, told, place, _label(row))
     except BadRow as error:
         return Problem(
             f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
@@ -53,6 +53,12 @@ def _level(row: dict[str, Any], columns: Columns) -> str:
     if value is not None and not isinstance(value, (str, int)):
         raise BadRow(f'column "{columns.level}" is {kind_of(value)}, not the name of a level')
     return "" if value is None else encodable(str(value), f'column "{columns.level}"')
+
+
+def _label(row: dict[str, Any]) -> bool | None:
+    """`label` as TRL and ms-swift have it, `kto_tag` as LLaMA-Factory."""
+    found = [row[name] for name in ("label", "kto_tag") if isinstance(row.get(name), bool)]
+    return found[0] if found else None
 
 
 def renamed(row: dict[str, Any], columns: Columns) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def conversations(sets: Sequence[ShardSet | Part], most: int) -> Iterator[tuple[
             continue
         for side, answer in zip(("chosen", "rejected"), parted(piece), strict=True):
             assert answer.mask is not None
-            yield f"{one.name} ({side})", answer.ids, answer.mask
+            if len(answer.ids):
+                yield f"{one.name} ({side})", answer.ids, answer.mask
 
 
 def say(sets: Sequence[ShardSet | Part], tokenizer: Any, most: int) -> None:

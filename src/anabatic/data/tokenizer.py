@@ -19,6 +19,10 @@ END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+OUTPUT_START, OUTPUT_END = "<|output_start|>", "<|output_end|>"
+"""Code that the assistant has run, and what came of it, within its turn (names of nanochat's nanochat/tokenizer.py)."""
+
 SPECIAL = (
     END_OF_TEXT,
     TURN_START,
@@ -29,12 +33,30 @@ SPECIAL = (
     "</tool_call>",
     "<tool_response>",
     "</tool_response>",
-    *(f"<|reserved_{index}|>" for index in range(7)),
+    PYTHON_START,
+    PYTHON_END,
+    OUTPUT_START,
+    OUTPUT_END,
+    *(f"<|reserved_{index}|>" for index in range(3)),
 )
 """Tokens that no merge makes, ids from 0. `END_OF_TEXT` separates documents, ends text and pads."""
 
-VISIBLE = frozenset(token for token in SPECIAL if not token.startswith("<|"))
+VISIBLE = frozenset(token for token in SPECIAL if not token.startswith(("<|end", "<|im_", "<|reserved")))
 """Special tokens that are part of what the assistant says: `skip_special_tokens` keeps them."""
+
+
+def python_call(code: str, output: str) -> str:
+    """Return a call of the python tool as it stands in what the assistant says."""
+    return f"{PYTHON_START}{code}{PYTHON_END}{OUTPUT_START}{output}{OUTPUT_END}"
+
+
+def tool_ids(tokenizer: Any) -> tuple[int, int, int, int] | None:
+    """Return the ids of the python tool's four tokens in their order; None: the tokenizer does not have them."""
+    known = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+    start, end, output, output_end = map(known.get, (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END))
+    if start is None or end is None or output is None or output_end is None:
+        return None
+    return start, end, output, output_end
 
 
 def chat_config() -> dict[str, Any]:

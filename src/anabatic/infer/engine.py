@@ -21,6 +21,7 @@ from anabatic.infer.request import Completion, Request
 from anabatic.infer.sampling import Sampling, pick, source_of_draws
 from anabatic.infer.schedule import Schedule
 from anabatic.infer.stream import decode
+from anabatic.infer.tool import PythonTool
 from anabatic.models import forward
 from anabatic.models.cache import Cache
 from anabatic.models.forward import Root
@@ -67,6 +68,8 @@ class Engine:
         step_tokens: tokens of prompts that are read in one step at most; longer prompts are read in pieces, and those
             who are already being answered do not wait for the whole.
         scaled: log-probabilities of drawn tokens are those at the temperature they were drawn at, not at 1.
+        tool: runs the code that answers hold, and gives them its output. Not for ranks that make the same calls: the
+            output of a program may differ between them.
 
     Raises:
         DataError: `max_len` is more than the model has positions for, or the cache has no room for one block.
@@ -75,6 +78,7 @@ class Engine:
     def __init__(
         self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int, root: Root | None = None,
         cache_tokens: int | None = None, step_tokens: int = 2048, scaled: bool = False,
+        tool: PythonTool | None = None,
     ) -> None:  # fmt: skip
         positions = model.config.max_position_embeddings
         if max_len > positions:
@@ -95,6 +99,7 @@ class Engine:
         self._schedule = Schedule(blocks, max_batch, step_tokens)
         self._adapters = Adapters(model)
         self._scaled = scaled
+        self._tool = tool
         self._prompt_tokens = self._steps = self._new_tokens = 0
 
     @property
@@ -264,7 +269,9 @@ class Engine:
         text = decode(self.tokenizer, request.answer)
         if request.stop_string is not None:
             text = text[: text.index(request.stop_string)]
-        return Completion(request.ids, text, request.finish_reason, request.logprobs, request.top_logprobs)
+        return Completion(
+            request.ids, text, request.finish_reason, request.logprobs, request.top_logprobs, request.chosen
+        )
 
     def _step(self) -> list[Request]:
         rows = self._schedule.plan()
@@ -287,6 +294,8 @@ class Engine:
             if request.sampling.top_logprobs:
                 request.top_logprobs.append(top)
         self._new_tokens += len(done)
+        if self._tool is not None:
+            self._tool.answer(done)
         finished = [request for request in done if request.finish_reason]
         for request in finished:
             self._schedule.leave(request)

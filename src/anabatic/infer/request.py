@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ class Completion:
         finish_reason: `stop` (one of the stop ids or stop strings), `length` (`max_new_tokens`, or the room there is).
         logprobs: log-probability of each token under the model itself (temperature 1, nothing cut).
         top_logprobs: for each token the likeliest ones, where they were asked for.
+        chosen: for each token 1 where the model chose it, 0 where a tool gave it; those have the log-probability 0.
     """
 
     ids: list[int]
@@ -44,6 +46,7 @@ class Completion:
     finish_reason: str
     logprobs: list[float]
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -61,7 +64,7 @@ class Request:
         place: of the adapter among those that are loaded; -1: none.
         salt: what tells its blocks from those of equal tokens under another adapter.
         form: what the answer has to look like.
-        ids: tokens so far; logprobs, top_logprobs: theirs.
+        ids: tokens so far; logprobs, top_logprobs, chosen: theirs, as in `Completion`.
         finish_reason: empty until it is finished; `cancelled` when it was given up.
         stop_string: the text that ended it.
         cached: tokens of the prompt that were in the cache already.
@@ -82,6 +85,7 @@ class Request:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
     finish_reason: str = ""
     stop_string: str | None = None
     cached: int = 0
@@ -125,6 +129,7 @@ class Request:
         """Add a token to the answer, and find out whether it ends it."""
         self.ids.append(token)
         self.logprobs.append(logprob)
+        self.chosen.append(1)
         whole = self.form is not None and self.form.accept(token)
         if token in self.stop_ids:
             self.finish_reason, self._ended_by_id = "stop", True
@@ -133,6 +138,17 @@ class Request:
         elif whole:
             self.finish_reason = "stop"
         elif len(self.ids) >= self.limit:
+            self.finish_reason = "length"
+
+    def give(self, tokens: Sequence[int]) -> None:
+        """Add tokens that the model did not choose; they are read in one piece before the next one is chosen."""
+        given = tokens[: self.limit - len(self.ids)]
+        self.ids += given
+        self.logprobs += [0.0] * len(given)
+        self.chosen += [0] * len(given)
+        if self.sampling.top_logprobs:
+            self.top_logprobs += [[] for _ in given]
+        if len(self.ids) >= self.limit:
             self.finish_reason = "length"
 
     def _stop_string_came(self) -> bool:

@@ -20,6 +20,7 @@ from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
+from anabatic.infer.tool import python_tool, shown
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 
@@ -53,21 +54,25 @@ def run(job: ChatJob) -> None:
     model = load_model(folder, device.torch, device.dtype, shares)
     max_len = min(model.config.max_position_embeddings, LONGEST_CONTEXT)
     system = None if job.system is None else utf8(job.system)
-    dialogue = Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len), job.sampling, system)
     log.info(f"{folder}: {count(count_parameters(model)[0])} parameters on {device.name}, context {max_len} tokens")
-    if not dialogue.has_turns:
-        log.warn("the model has no chat template: each line is continued as plain text, nothing is remembered")
-    chat = Chat(dialogue, _journal(job.out, system))
-    try:
-        if job.prompt:
-            for line in map(utf8, job.prompt):
-                log.info(f"> {line}")
-                chat.answer(line)
-        else:
-            log.info("/help lists the commands")
-            chat.talk(_lines())
-    finally:
-        chat.close()
+    with python_tool(job.python, job.sandbox, tokenizer) as tool:
+        dialogue = Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len, tool=tool), job.sampling, system)
+        if not dialogue.has_turns:
+            log.warn("the model has no chat template: each line is continued as plain text, nothing is remembered")
+        chat = Chat(dialogue, _journal(job.out, system))
+        try:
+            _talk(chat, job.prompt)
+        finally:
+            chat.close()
+
+
+def _talk(chat: Chat, prompt: list[str]) -> None:
+    if not prompt:
+        log.info("/help lists the commands")
+        chat.talk(_lines())
+    for line in map(utf8, prompt):
+        log.info(f"> {line}")
+        chat.answer(line)
 
 
 class Chat:
@@ -108,7 +113,7 @@ class Chat:
         pieces = dialogue.say(text)
         try:
             for piece in pieces:
-                sys.stdout.write(piece)
+                sys.stdout.write(shown(piece))
                 sys.stdout.flush()
         except KeyboardInterrupt:
             stopped = True

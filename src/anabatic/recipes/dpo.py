@@ -10,6 +10,9 @@ from anabatic.recipes.sft import tune
 
 def run(job: DpoJob) -> int:
     """Train as the job says; return the exit code."""
-    learning = Learning("assistant", job.truncation_strategy, pairs=True)
-    objective = Objective(job.beta, job.loss_type, job.label_smoothing, job.rpo_alpha or 0.0)
+    learning = Learning("assistant", job.truncation_strategy, pairs=True, labels=job.loss_type == "kto")
+    objective = Objective(
+        job.strength, job.loss_type, job.label_smoothing, job.rpo_alpha or 0.0, job.simpo_gamma, job.desirable_weight,
+        job.undesirable_weight,
+    )  # fmt: skip
     return tune(job, learning, full_lr=1e-6, adapter_lr=1e-5, objective=objective)

@@ -142,7 +142,7 @@ class Generator:
     def _take(self, request: Request, ask: Ask, rollout: Rollout) -> None:
         done = self._engine.completion(request)
         rollout.ids += done.ids
-        rollout.chosen += [1] * len(done.ids)
+        rollout.chosen += done.chosen
         rollout.logprobs += done.logprobs
         rollout.text = done.text
         rollout.turns.append({"role": "assistant", "content": done.text})

@@ -16,12 +16,13 @@ from torch import Tensor
 from anabatic.data.batch import Batch
 from anabatic.data.loader import ValidPass
 from anabatic.data.pack import Lay, flatten
-from anabatic.data.pairs import flatten_pairs, longest
+from anabatic.data.pairs import flatten_answers, flatten_pairs, longest
 from anabatic.data.sequences import flatten_classes, flatten_words
 from anabatic.device.device import Device
 from anabatic.models.classifier import ClassLoss
 from anabatic.models.forward import Root, pack, summed_loss
-from anabatic.models.preference import NAMES, Objective, PreferenceLoss
+from anabatic.models.kto import KtoLoss
+from anabatic.models.preference import Objective, PreferenceLoss
 from anabatic.parallel.world import World
 from anabatic.train.validate import class_probabilities, validate, validate_pairs
 
@@ -58,10 +59,12 @@ def next_token(root: Root, device: Device, world: World, seq_len: int) -> Goal:
 
 def preference(root: Root, device: Device, world: World, seq_len: int, objective: Objective) -> Goal:
     """Favour the better answer more than the model does now."""
-    loss = PreferenceLoss(root, device, objective)
+    single = objective.loss_type == "kto"
+    loss = (KtoLoss if single else PreferenceLoss)(root, device, objective)
+    lay = flatten_answers if single else flatten_pairs
     return Goal(
-        longest(seq_len), loss, lambda batches: validate_pairs(loss, batches, world.data), flatten_pairs, loss.pack,
-        loss.sums, NAMES,
+        longest(seq_len), loss, lambda batches: validate_pairs(loss, batches, world.data), lay, loss.pack,
+        loss.sums, loss.names,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from anabatic.device.device import Device
 from anabatic.models.classifier import ClassLoss
 from anabatic.models.classifier import logits as class_logits
 from anabatic.models.forward import Packed, Root, pack, token_scores
-from anabatic.models.preference import NAMES, PreferenceLoss
+from anabatic.models.preference import PreferenceLoss
 from anabatic.parallel.shard import part_again
 from anabatic.parallel.world import Group, all_sum
 
@@ -57,7 +57,8 @@ def validate(
 
 @torch.no_grad()
 def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: Group) -> dict[str, Any]:
-    """Return `valid_loss` (mean over the pairs), what `NAMES` says likewise, `pairs`, and `tokens` of their answers."""
+    """Return `valid_loss` (mean over the pairs, or over single answers), what `loss.names` says likewise, `pairs`, and
+    `tokens` of their answers."""
     root, device = loss.root, loss.device
     was_training = root.training
     root.eval()
@@ -74,7 +75,7 @@ def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: Group) -> di
     found, count, tokens, *sums = all_sum(torch.cat((totals, loss.sums.to(totals.dtype))), world).tolist()
     loss.sums.zero_()
     root.train(was_training)
-    means = {f"valid_{name}": value / max(count, 1) for name, value in zip(NAMES, sums, strict=True)}
+    means = {f"valid_{name}": value / max(count, 1) for name, value in zip(loss.names, sums, strict=True)}
     return {"valid_loss": found / max(count, 1), **means, "pairs": int(count), "tokens": int(tokens)}
 
 

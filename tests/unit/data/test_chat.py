@@ -38,6 +38,27 @@ def spoken(rendered, tok):
     return runs
 
 
+def test_outputs_of_the_python_tool_are_not_learned(chat_tokenizer):
+    """They stand in the assistant's turn. One that is never closed ends with it; the user's own changes nothing."""
+    start, end = tokenizer.OUTPUT_START, tokenizer.OUTPUT_END
+    said = f"It is {tokenizer.python_call('6*7', '42')}. {tokenizer.python_call('1', '')}Done"
+    talk = [
+        {"role": "user", "content": f"{start}3"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": f"open {start}9"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": f"shut {end}"},
+    ]
+    call = "<|python_start|>{}<|python_end|>".format
+    runs = ["It is " + call("6*7"), ". " + call("1"), "Done<|im_end|>", "open ", f"shut {end}<|im_end|>"]
+    (whole,) = chat.render_full([talk], chat_tokenizer)
+    assert spoken(whole, chat_tokenizer) == runs
+    (last,) = chat.render_full([talk[:2]], chat_tokenizer, turns="last")
+    assert spoken(last, chat_tokenizer) == runs[:3]
+    assert whole.num_bytes(0, len(whole.ids)) == len("It is 6*7. 1Doneopen shut ")
+
+
 def test_render_agrees_with_the_tokenizers_own_template(chat_tokenizer):
     expected = chat_tokenizer.apply_chat_template(
         CHATS, return_dict=True, return_assistant_tokens_mask=True, tokenize=True

@@ -20,8 +20,9 @@ from anabatic.data.formats import BadRow, find
 from anabatic.data.learn import Learning, TooLong
 from anabatic.data.loader import Loader
 from anabatic.data.pack import Piece
-from anabatic.data.pairs import REJECTED, PairEncoder, flatten_pairs, longest, parted
+from anabatic.data.pairs import REJECTED, PairEncoder, answers, flatten_answers, flatten_pairs, longest, parted
 from anabatic.data.shard_write import Counts
+from anabatic.data.sources import Source, documents
 from anabatic.testing.corpora import byte_tokenizer
 
 USER = {"role": "user", "content": "2 and 2?"}
@@ -180,3 +181,49 @@ def test_no_pair_is_split_and_each_comes_once(folder: Path, tmp_path: Path) -> N
         assert len(set(found[:50])) == 50
         seen.append(found[:50])
     assert seen[0] == seen[1]
+
+
+def test_single_answers_with_a_label(tmp_path: Path) -> None:
+    """Good ones are the first conversation of an entry, bad ones the second; without a label nothing is known."""
+    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    rows: list[dict[str, Any]] = [
+        {"messages": turns, "label": True},
+        {"prompt": "Q", "completion": "B", "label": False},
+        {"prompt": "Q", "chosen": "A", "rejected": "B"},
+        {"messages": turns, "kto_tag": False},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [answers(document, labels=True) for document in documents(Source(str(path)), Data())]
+    assert [(one is None, other is None) for one, other in found] == [
+        (False, True),
+        (True, False),
+        (False, False),
+        (True, False),
+    ]
+    path.write_text(json.dumps({"messages": turns, "label": "good"}) + "\n")
+    (document,) = documents(Source(str(path)), Data())
+    with pytest.raises(DataError, match="one answer without a label"):
+        answers(document, labels=True)
+
+
+def test_single_answers_become_entries_of_one_side(tok: Any) -> None:
+    """As they leave the encoder, and as they are laid."""
+    turns = [USER, GOOD]
+    docs = [
+        Document(None, turns, "a:1", label=True),
+        Document(None, turns, "a:2", label=False),
+        Document(None, turns, "a:3", rejected=[USER, BAD]),
+    ]
+    learning = Learning("assistant", "right", pairs=True, labels=True)
+    encoder = PairEncoder(tok, Counts(), seq_len=64, learning=learning, skip_bad=False)
+    made = [Piece(np.asarray(one.ids), np.frombuffer(one.mask or b"", dtype=np.uint8)) for one in encoder(docs)]
+    assert [[len(side.ids) > 0 for side in parted(piece)] for piece in made] == [
+        [True, False],
+        [False, True],
+        [True] * 2,
+    ]
+    batch = flatten_answers(made, 200, 0, 128)
+    assert batch.num_targets == 4
+    assert batch.extra["desirable"].tolist() == [True, False, True, False]
+    assert batch.extra["entry"].tolist() == [0, 1, 2, 2]

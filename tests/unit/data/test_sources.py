@@ -22,6 +22,7 @@ from anabatic.core.errors import DataError
 from anabatic.data.document import MAX_ROW, Columns, Document
 from anabatic.data.readers import BLOCK, numbered_lines, read_text
 from anabatic.data.sources import Skips, Source, documents
+from anabatic.data.tokenizer import python_call
 
 ROWS = [{"text": "first"}, {"text": "二"}, {"text": ""}, {"text": "third\nline"}]
 JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
@@ -308,6 +309,17 @@ def test_content_in_text_parts_is_the_text_of_them(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.parquet"):
         (document,) = read(tmp_path / name)
         assert document.messages == TURNS
+
+
+def test_calls_of_the_python_tool_in_parts(tmp_path: Path) -> None:
+    parts = [
+        {"type": kind, "text": text} for kind, text in (("text", "It is "), ("python", "6*7"), ("python_output", "42"))
+    ]
+    turns = [TURNS[0], {"role": "assistant", "content": parts}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (document,) = read(tmp_path / "a.jsonl")
+    assert document.messages is not None
+    assert document.messages[1]["content"] == "It is " + python_call("6*7", "42")
 
 
 def test_sharegpt_and_alpaca_rows(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ OBJECTIVES = [
     Objective(beta=0.2, loss_type="ipo"),
     Objective(beta=2.0, loss_type="hinge"),
     Objective(rpo_alpha=0.7),
+    Objective(beta=2.0, loss_type="simpo", simpo_gamma=0.8),
+    Objective(beta=0.3, loss_type="orpo"),
 ]
 
 
@@ -101,6 +103,12 @@ def slow_loss(now: Tensor, before: Tensor, lengths: Tensor, objective: Objective
         better, worse = a - c, b - d
         if objective.loss_type == "ipo":
             total = total + (better / m - worse / n - 1 / (2 * objective.beta)) ** 2
+        elif objective.loss_type == "simpo":
+            total = total - torch.sigmoid(objective.beta * (a / m - b / n) - objective.simpo_gamma).log()
+        elif objective.loss_type == "orpo":
+            p, q = (a / m).exp(), (b / n).exp()
+            ratio = (p / (1 - p)) / (q / (1 - q))
+            total = total - a / m - objective.beta * torch.sigmoid(ratio.log()).log()
         elif objective.loss_type == "hinge":
             total = total + torch.relu(1 - objective.beta * (better - worse))
         else:
@@ -211,6 +219,24 @@ def test_half_precision_copies_do_not_outlive_the_reference() -> None:
     value(loss).backward()
     assert loss.sums[:2].abs().sum() > 0.1
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["orpo", "simpo"])
+def test_some_losses_ask_no_reference(name: Any) -> None:
+    loss = loss_of(tiny_model(), Objective(loss_type=name))
+    assert loss.reference is None
+    passes: list[int] = []
+    loss.root.register_forward_hook(lambda *_: passes.append(1))
+    value(loss).backward()
+    assert len(passes) == 1, "one forward pass a batch"
+
+
+def test_orpo_of_an_answer_that_is_certain_is_finite() -> None:
+    now = torch.tensor([[-1e-9, -3.0], [0.0, -700.0]], requires_grad=True)
+    losses = pair_losses(now, torch.zeros(2, 2), torch.ones(2, 2), Objective(loss_type="orpo"))
+    losses.sum().backward()
+    assert losses.isfinite().all()
+    assert now.grad is not None and now.grad.isfinite().all()
 
 
 def step_of() -> TrainStep:

@@ -1,0 +1,81 @@
+"""The first steps of the process that a program gets: everything is given up before a line of it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from anabatic.sandbox import landlock, namespaces, places, program, seccomp, system
+from anabatic.sandbox.limits import Limits
+from anabatic.sandbox.way import LANDLOCK, NAMESPACES, Way
+
+_REPORT = 3
+_MOST_FILES = 1024
+
+
+def begin(
+    way: Way, limits: Limits, message: dict[str, Any], handles: Sequence[int], nonce: bytes, folder: str | None
+) -> NoReturn:
+    """Run the program of a message in this process, which was just forked; never return.
+
+    Args:
+        way: how it is shut in.
+        limits: what it may use.
+        message: `source`, `files`.
+        handles: stdin, stdout, stderr, the report.
+        nonce: what the report says when the last line was reached.
+        folder: its own, where the way gives it none.
+    """
+    try:
+        *standard, report = (os.dup(handle) for handle in handles)
+        program.open_standard_files(*standard)
+        # Above every number that stays: dup2 would close what stands at 3 before it is copied.
+        high = os.dup2(report, _MOST_FILES)
+        os.dup2(high, _REPORT, inheritable=False)
+        os.closerange(_REPORT + 1, _MOST_FILES + 1)
+        if way.name == NAMESPACES:
+            _lead(limits)
+        else:
+            assert folder is not None
+            os.chdir(folder)
+        _give_up(way, limits, folder)
+        program.write_files(message["files"])
+    except OSError as error:
+        os.write(_REPORT, nonce + program.FAILED + str(error).encode())
+        os._exit(1)
+    program.run(message["source"], _REPORT, nonce)
+
+
+def _lead(limits: Limits) -> None:
+    """Return in the process that the program gets; this one only waits for it: with it everything else ends.
+
+    The first process of a namespace receives no signal that it does not handle: no place for a program.
+    """
+    system.die_with_parent()
+    namespaces.give_folder(limits.file_mib)
+    child = os.fork()
+    if child == 0:
+        return
+    system.forbid_inspection()
+    os.closerange(0, _REPORT)
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(128 - code if code < 0 else code)
+
+
+def _give_up(way: Way, limits: Limits, folder: str | None) -> None:
+    program.limit(limits, None if way.processes is None else limits.processes + way.processes)
+    if way.name == NAMESPACES:
+        namespaces.become_nobody()
+    system.drop_capabilities()
+    system.no_new_privileges()
+    if way.name != NAMESPACES:
+        system.die_with_parent()
+    if way.name == LANDLOCK:
+        assert folder is not None
+        landlock.confine(folder, way.readable, places.devices())
+    if way.filtered:
+        system.install_filter(seccomp.program(os.getpid() if way.processes is None else None))

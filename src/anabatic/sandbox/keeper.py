@@ -1,0 +1,143 @@
+"""The process that keeps an interpreter warm, and forks one that is shut in for every program.
+
+It is started by `box.Sandbox` with one end of a pair of sockets; messages are JSON behind their length. It knows
+nothing but what it is sent, and ends with the one who started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import tempfile
+import time
+from typing import Any, NoReturn
+
+from anabatic.sandbox import inside, namespaces, places, seccomp, system
+from anabatic.sandbox.follow import Run
+from anabatic.sandbox.limits import Limits
+from anabatic.sandbox.way import LANDLOCK, NAMESPACES, Way
+
+_WARM = ("ast", "collections", "functools", "heapq", "itertools", "json", "math", "random", "re", "string", "typing")
+"""Modules that many programs import."""
+_LENGTH = struct.Struct("=Q")
+
+
+def send(channel: socket.socket, message: dict[str, Any]) -> None:
+    """Write a message."""
+    data = json.dumps(message).encode()
+    channel.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive(channel: socket.socket) -> dict[str, Any] | None:
+    """Read a message; None: the other end is closed."""
+    head = _exactly(channel, _LENGTH.size)
+    data = None if head is None else _exactly(channel, _LENGTH.unpack(head)[0])
+    return None if data is None else dict(json.loads(data))
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        with contextlib.suppress(ConnectionResetError):
+            parts.append(channel.recv(min(size, 1 << 20)))
+        if not parts or not parts[-1]:
+            return None
+        size -= len(parts[-1])
+    return b"".join(parts)
+
+
+def main(handle: int, name: str, more: list[str]) -> NoReturn:
+    """Answer until the channel is closed."""
+    channel = socket.socket(fileno=handle)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever started us may have blocked some
+    for module in _WARM:
+        importlib.import_module(module)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # should the machine run out of memory, programs go first
+    try:
+        way = _prepare(name, more)
+    except OSError as error:
+        send(channel, {"refused": error.strerror or str(error)})
+        os._exit(0)
+    send(channel, {"way": name, "guards": way.guards})
+    gc.collect()
+    gc.freeze()
+    while (message := receive(channel)) is not None:
+        send(channel, _answer(way, channel, message))
+    os._exit(0)
+
+
+def _prepare(name: str, more: list[str]) -> Way:
+    way = Way(name, readable=places.readable(more), filtered=_can_filter())
+    if name == NAMESPACES:
+        way.own, way.processes = namespaces.enter(way.readable)
+        way.guards = {"network": "network namespace", "files": "mount namespace"}
+        if way.processes is not None:
+            way.guards["processes"] = "process namespace, RLIMIT_NPROC"
+        elif way.filtered:
+            way.guards["processes"] = "process namespace, none may be started"
+    else:
+        if name == LANDLOCK:
+            if not system.landlock_version():
+                raise OSError("this kernel has no Landlock")
+            way.guards["files"] = f"Landlock {system.landlock_version()}"
+        if way.filtered:
+            way.guards |= {"network": "seccomp", "processes": "seccomp, none may be started"}
+    if way.filtered:
+        way.guards["calls"] = "seccomp"
+    return way
+
+
+def _can_filter() -> bool:
+    """Try the filter in a process of its own."""
+    if seccomp.machine() is None:
+        return False
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            system.no_new_privileges()
+            system.install_filter(seccomp.program(os.getpid()))
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _answer(way: Way, channel: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+    """Run one program; return the fields of its `Outcome`, or what kept it from starting."""
+    limits = Limits(**message["limits"])
+    folder = None if way.name == NAMESPACES else tempfile.mkdtemp(prefix="anabatic-")
+    stdin = os.memfd_create("stdin")
+    os.write(stdin, message["stdin"].encode("utf-8", "surrogatepass"))
+    os.lseek(stdin, 0, os.SEEK_SET)
+    pipes = [os.pipe() for _ in range(3)]
+    nonce = os.urandom(16)
+    began = time.monotonic()
+    pid = namespaces.fork_inside(way.own) if way.name == NAMESPACES else os.fork()
+    if pid == 0:
+        inside.begin(way, limits, message, [stdin, *(end for _, end in pipes)], nonce, folder)
+    for handle in (stdin, *(end for _, end in pipes)):
+        os.close(handle)
+    run = Run(limits, pid, [end for end, _ in pipes], nonce)
+    try:
+        run.follow(channel)
+        return run.outcome(began)
+    finally:
+        if folder is not None:
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a program's folder, whatever it has made of it."""
+    for root, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(root, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+    shutil.rmtree(folder)

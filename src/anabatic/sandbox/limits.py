@@ -1,0 +1,93 @@
+"""What a program may use, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anabatic.core.errors import ConfigError
+from anabatic.core.text import count
+
+Status = Literal["ok", "error", "timeout", "memory", "output"]
+"""How a program ended: with exit code 0; otherwise by itself; out of time, of memory; it wrote more than it may."""
+MIB = 2**20
+_SMALLEST: dict[str, float] = {
+    "seconds": 0.01, "cpu_seconds": 1, "memory_mib": 64, "file_mib": 1, "output_bytes": 1, "open_files": 16,
+    "processes": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use.
+
+    Attributes:
+        seconds: wall time.
+        cpu_seconds: processor time of one process, whole seconds.
+        memory_mib: address space of one process; an interpreter alone takes about 30 MiB of it.
+        file_mib: its folder, which lies in memory; where that cannot be had, each file.
+        output_bytes: of stdout and of stderr; a program that writes more is ended.
+        open_files: of one process.
+        processes: processes and threads at once, the program itself included.
+    """
+
+    seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory_mib: int = 512
+    file_mib: int = 64
+    output_bytes: int = 256 * 1024
+    open_files: int = 64
+    processes: int = 16
+
+    def __post_init__(self) -> None:
+        for name, least in _SMALLEST.items():
+            value = getattr(self, name)
+            if not least <= value < 2**40:
+                raise ConfigError(f"the sandbox's {name} is {value}", f"use {least} or more")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+        status: how it ended.
+        finished: its last line was reached; False after an exception, `sys.exit` or `os._exit`.
+        stdout, stderr: what it wrote, as UTF-8, cut at the limit.
+        written: bytes of stdout and stderr that were read, before the cut.
+        code: its exit code; 128 + the signal that ended it (137: it was killed from outside, as by a limit).
+        seconds: wall time; cpu_seconds: processor time of all its processes.
+        peak_mib: the largest resident memory of one of its processes.
+    """
+
+    status: Status
+    finished: bool
+    stdout: str
+    stderr: str
+    written: int
+    code: int
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+
+    @property
+    def ok(self) -> bool:
+        """True when it ended with exit code 0."""
+        return self.status == "ok"
+
+    @property
+    def passed(self) -> bool:
+        """True when it also reached its last line."""
+        return self.ok and self.finished
+
+    def told(self, limits: Limits) -> str:
+        """Say in a few words how it ended."""
+        last = self.stderr.strip().splitlines()[-1:]
+        words: dict[str, Any] = {
+            "ok": "ended well",
+            "error": last[0] if last else f"exit code {self.code}",
+            "timeout": f"not done after {limits.seconds:g} s, or {limits.cpu_seconds} s of processor time",
+            "memory": f"more than {limits.memory_mib} MiB of memory",
+            "output": f"wrote more than {count(limits.output_bytes)} bytes",
+        }
+        return str(words[self.status])

@@ -1,0 +1,84 @@
+"""Programs against their tests: HumanEval's own solutions, and answers that try to pass without being right."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabatic.core.errors import DataError, Failure
+from anabatic.sandbox.box import Sandbox
+from anabatic.sandbox.check import check_program
+from anabatic.sandbox.limits import Limits
+
+TEST = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
+PROMPT = 'def square(x: int) -> int:\n    """Return x times x."""\n'
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    try:
+        made = Sandbox(Limits(seconds=20))
+    except Failure as error:
+        pytest.skip(f"programs cannot be shut in here: {error}")
+    with made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("completion", "passed", "status"),
+    [
+        ("    return x * x\n", True, "ok"),
+        ("    return x + x\n", False, "error"),
+        ("    pass", False, "error"),
+        ("", False, "error"),
+        ("    return x *", False, "error"),
+        ("    return x * x\nimport sys; sys.exit(0)\n", False, "ok"),
+        ("    import os; os._exit(0)\n", False, "ok"),
+        ("    raise SystemExit\n", False, "ok"),
+        ("    return x * x\ndel square\n", False, "error"),
+        ("    return x * x\ndef check(f): pass\n", True, "ok"),
+        ("    while True: pass\n", False, "timeout"),
+        ("    return x * x\nprint('x' * 10**7)\n", False, "output"),
+    ],
+)
+def test_passes_only_what_is_right(box: Sandbox, completion: str, passed: bool, status: str) -> None:
+    slow = Limits(seconds=0.3) if status == "timeout" else Limits(seconds=20)
+    with Sandbox(slow) as patient:
+        done = check_program(patient, PROMPT + completion, TEST, "square")
+    assert (done.passed, done.status) == (passed, status)
+
+
+def test_entry_point_is_a_name(box: Sandbox) -> None:
+    with pytest.raises(DataError, match="entry_point"):
+        check_program(box, PROMPT, TEST, "print); (1")
+
+
+def test_writing_outside_fails_and_leaves_nothing(box: Sandbox, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    completion = f"    open({str(tmp_path / 'left')!r}, 'w').write('x')\n    return x * x\n"
+    done = check_program(box, PROMPT + completion, TEST, "square")
+    assert not done.passed
+    assert list(tmp_path.iterdir()) == []
+    inside = "    open('mine', 'w').write('x')\n    return x * x\n"
+    assert check_program(box, PROMPT + inside, TEST, "square").passed
+    assert check_program(
+        box, PROMPT + "    import os; assert not os.listdir('.')\n    return x * x\n", TEST, "square"
+    ).passed
+
+
+def test_solutions_of_humaneval(box: Sandbox, shared_data: Path) -> None:
+    with gzip.open(shared_data / "eval" / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as file:
+        items = [json.loads(line) for line in file]
+    wrong = []
+    for item in items:
+        done = check_program(box, item["prompt"] + item["canonical_solution"], item["test"], item["entry_point"])
+        if not done.passed:
+            wrong.append((item["task_id"], done.told(box.limits)))
+    assert len(items) == 164
+    assert not wrong
+    untouched = [check_program(box, item["prompt"], item["test"], item["entry_point"]).passed for item in items[:8]]
+    assert not any(untouched)

@@ -1,0 +1,316 @@
+"""Programs that want to harm, and what they reach: nothing. In every way that this kernel offers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabatic.core.errors import ConfigError, DataError, Failure
+from anabatic.sandbox.box import Sandbox, protections
+from anabatic.sandbox.limits import Limits
+from anabatic.sandbox.way import LANDLOCK, LIMITS, NAMESPACES
+
+LIMIT = Limits(seconds=5, cpu_seconds=2, memory_mib=256, file_mib=4, output_bytes=20_000, processes=8)
+BRIEF = Limits(seconds=0.3, memory_mib=256)
+
+
+@pytest.fixture(scope="module", params=[NAMESPACES, LANDLOCK])
+def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    try:
+        made = Sandbox(LIMIT, ways=[request.param])
+    except Failure as error:
+        pytest.skip(f"{request.param} cannot be had here: {error}")
+    with made:
+        yield made
+
+
+def test_result_and_streams(box: Sandbox) -> None:
+    source = (
+        "import sys\nprint(sum(map(int, input().split())))\nprint('é', file=sys.stderr)\nprint(open('a/b.txt').read())"
+    )
+    done = box.run(source, stdin="1 2 3\n", files={"a/b.txt": "text"})
+    assert (done.status, done.code, done.stdout, done.stderr) == ("ok", 0, "6\ntext\n", "é\n")
+    assert done.finished
+    assert done.ok
+    assert done.written == len("6\ntext\n") + len("é\n".encode())
+    assert 0 < done.seconds < 60
+    assert done.peak_mib > 1
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "code", "said"),
+    [
+        ("1/0", "error", 1, "ZeroDivisionError: division by zero"),
+        ("def f(:", "error", 1, "SyntaxError"),
+        ("a = '\0'", "error", 1, "null bytes"),
+        ("\udc80", "error", 1, "Error"),
+        ("raise SystemExit('no')", "error", 1, "no"),
+        ("exit(4)", "error", 4, ""),
+        ("raise SystemExit(7)", "error", 7, ""),
+        ("raise KeyboardInterrupt", "error", 1, "KeyboardInterrupt"),
+        ("class E(Exception):\n def __str__(self): raise self\nraise E", "error", 1, "E"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "error", 137, ""),
+        ("import os; os.abort()", "error", 134, ""),
+        ("import ctypes; ctypes.string_at(0)", "error", 139, ""),
+        ("x = bytearray(2**40)", "memory", 1, ""),
+        ("x = []\nwhile True: x.append(bytes(10**6))", "memory", 1, ""),
+        ("while True: print('x' * 1000)", "output", 137, ""),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "output", 137, "x" * 20_000),
+        ("open('big', 'wb').write(bytes(10**7))", "error", 1, "OSError"),
+        ("f = [open('/dev/null') for _ in range(99)]", "error", 1, "Too many open files"),
+        ("def f(): f()\nf()", "error", 1, "RecursionError"),
+    ],
+)
+def test_ends(box: Sandbox, source: str, status: str, code: int | None, said: str) -> None:
+    done = box.run(source)
+    assert (done.status, done.finished) == (status, False)
+    assert code is None or done.code == code
+    assert said in done.stderr
+    assert len(done.stdout) <= LIMIT.output_bytes
+    assert "anabatic" not in done.stderr, "a traceback begins at the program's own first line"
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit", "import os; os._exit(0)", "import sys; sys.exit(0)"])
+def test_leaving_early_is_not_finishing(box: Sandbox, code: str) -> None:
+    done = box.run(code + "\nassert False")
+    assert done.ok
+    assert not done.finished
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time; time.sleep(60)",
+        "while True: pass",
+        "import signal\nfor s in {*range(1, 32)} - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        "import os, time\nos.close(1); os.close(2); os.closerange(4, 99); time.sleep(60)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
+        "import atexit, time\natexit.register(time.sleep, 60)",
+        "import time\ntry:\n while True: pass\nfinally: time.sleep(60)",
+    ],
+)
+def test_time_is_over(box: Sandbox, source: str) -> None:
+    done = box.run(source, limits=BRIEF)
+    assert (done.status, done.finished) == ("timeout", False)
+
+
+def test_what_was_said_before_an_error_is_kept(box: Sandbox) -> None:
+    assert box.run("print('before')\n1/0").stdout == "before\n"
+    assert box.run("import sys\nprint('before')\nsys.stdout.close()").status == "error"
+    assert box.run("print('before', flush=True)\nimport time; time.sleep(60)", limits=BRIEF).stdout == "before\n"
+
+
+def test_processor_time_is_over(box: Sandbox) -> None:
+    done = box.run("while True: pass", limits=Limits(seconds=60, cpu_seconds=1, memory_mib=256))
+    assert done.status == "timeout"
+    assert done.cpu_seconds > 0.5
+
+
+def test_no_network(box: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = box.run(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)")
+        assert done.status == "error"
+        done = box.run("import socket\nsocket.socket(socket.AF_UNIX).connect('\\0any')")
+        assert "Operation not permitted" in done.stderr
+    assert box.run("import socket; a, b = socket.socketpair(); a.send(b'x'); assert b.recv(1) == b'x'").ok
+
+
+def test_no_files_outside(box: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o666)
+    tmp_path.chmod(0o777)
+    for attack in (
+        f"open({str(secret)!r}).read()",
+        f"open({str(secret)!r}, 'w')",
+        f"open({str(tmp_path / 'new')!r}, 'w')",
+        f"import os; os.remove({str(secret)!r})",
+        f"import os; os.chmod({str(secret)!r}, 0)",
+        f"import os; os.truncate({str(secret)!r}, 0)",
+        f"import os; os.utime({str(secret)!r}, (0, 0))",
+        f"import os; os.link({str(secret)!r}, 'x'); open('x').read()",
+        f"import os; os.symlink({str(secret)!r}, 'x'); open('x').read()",
+        f"import os; os.rename({str(secret)!r}, 'x')",
+        f"open('../' * 20 + {str(secret)!r}).read()",
+        f"import os; os.chdir('/'); os.chroot('.'); open({str(secret)!r})",
+        "import os; open(os.__file__, 'a')",
+        "open('/etc/passwd')",
+        "open('/proc/1/environ')",
+        "open('/proc/self/mem')",
+        "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.unshare(0x10000000) == 0",
+        "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.mount(b'none', b'/', b'', 32, None) == 0",
+    ):
+        done = box.run(attack)
+        assert done.status == "error", attack
+    before = secret.stat()
+    assert secret.read_text() == "secret"
+    assert (before.st_mode & 0o777, before.st_mtime > 0) == (0o666, True)
+    assert sorted(tmp_path.iterdir()) == [secret]
+
+
+def test_folder_is_empty_again(box: Sandbox) -> None:
+    assert box.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.symlink('/', 'a/link')").ok
+    assert box.run("import os; assert os.listdir('.') == []; print(os.getcwd())").ok
+    where = box.run("import os; print(os.getcwd())").stdout.strip()
+    assert not os.path.exists(where)
+
+
+def test_nothing_is_inherited(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "secret")
+    with Sandbox(LIMIT, ways=[box.protections.way]) as other:
+        source = (
+            "import os\nprint(sorted(os.environ))\n"
+            "for fd in range(4, 200):\n try: os.fstat(fd)\n except OSError: continue\n print(fd)"
+        )
+        assert other.run(source).stdout == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED']\n"
+
+
+def test_nobody_is_left(box: Sandbox) -> None:
+    """Children that ignore signals, in sessions of their own, with the pipes in their hands."""
+    source = (
+        "import os, signal, time\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        if os.fork() == 0:\n"
+        "            signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "            while True: time.sleep(60)\n"
+        "        os._exit(0)\n"
+    )
+    before = processes()
+    done = box.run(source)
+    assert done.ok is (box.protections.way == NAMESPACES)
+    assert done.seconds < LIMIT.seconds
+    assert processes() == before
+
+
+def processes() -> set[int]:
+    """Numbers of the processes below this one."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid for pid in found if pid != os.getpid() and Path(f"/proc/{pid}/exe").exists()}
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    ["import os\nwhile True: os.fork()", "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
+     "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()"],
+)  # fmt: skip
+def test_bombs(box: Sandbox, bomb: str) -> None:
+    before = processes()
+    done = box.run(bomb, limits=Limits(seconds=0.5, memory_mib=256, processes=8))
+    assert done.status in ("error", "timeout")
+    assert processes() == before
+    assert box.run("print(1)").stdout == "1\n"
+
+
+def test_processes_are_counted(box: Sandbox) -> None:
+    source = (
+        "import os, time\nn = 0\ntry:\n for _ in range(50):\n  if os.fork() == 0: time.sleep(60)\n  n += 1\n"
+        "except OSError: pass\nprint(n)"
+    )
+    started = int(box.run(source).stdout)
+    assert started == (LIMIT.processes - 1 if box.protections.way == NAMESPACES else 0)
+
+
+def test_signals_reach_nobody_else(box: Sandbox) -> None:
+    source = (
+        f"import os, signal\nfor pid in ({os.getpid()}, os.getppid(), 1, -1):\n"
+        " try: os.kill(pid, signal.SIGTERM)\n except OSError: pass"
+    )
+    heard: list[int] = []
+    old = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        done = box.run(source)
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert not heard
+    assert done.status in ("ok", "error")
+    assert box.run("print(1)").ok
+
+
+def test_many_at_once(box: Sandbox) -> None:
+    said: dict[int, str] = {}
+    with Sandbox(LIMIT, ways=[box.protections.way], workers=2) as two:
+
+        def ask(number: int) -> None:
+            said[number] = two.run(f"print({number})").stdout
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert said == {number: f"{number}\n" for number in range(8)}
+
+
+def test_killed_keeper_is_replaced(box: Sandbox) -> None:
+    with Sandbox(LIMIT, ways=[box.protections.way]) as other:
+        (pid,) = [keeper.process.pid for keeper in other._idle.queue if keeper]
+        os.kill(pid, signal.SIGKILL)
+        assert other.run("print(1)").stdout == "1\n"
+
+
+def test_runs_leave_nothing(box: Sandbox) -> None:
+    """Open files and memory of the keeper stay as they are."""
+    (pid,) = [keeper.process.pid for keeper in box._idle.queue if keeper]
+    deepest = max([pid, *(each for each in processes() if each > pid)]) if box.protections.way == NAMESPACES else pid
+    for _ in range(20):
+        assert box.run("print(1)").ok
+    before = len(os.listdir(f"/proc/{deepest}/fd"))
+    for _ in range(60):
+        assert box.run("print(1)").ok
+    assert len(os.listdir(f"/proc/{deepest}/fd")) == before
+
+
+def test_weak_machines_are_refused() -> None:
+    """Resource limits alone leave the files open."""
+    with pytest.raises(Failure, match="no protection of files") as refused:
+        Sandbox(LIMIT, ways=[LIMITS])
+    assert "allow_weaker" in refused.value.hint
+    with Sandbox(LIMIT, ways=[LIMITS], allow_weaker=True) as weak:
+        assert weak.protections.missing == ["files"]
+        assert weak.run("print(1)").stdout == "1\n"
+        assert weak.run("import os; os.fork()").status == "error"
+
+
+def test_the_kernel_is_asked() -> None:
+    found = protections()
+    assert found.way in (NAMESPACES, LANDLOCK, LIMITS)
+    assert set(found.guards) <= {"network", "files", "processes", "calls"}
+
+
+def test_bad_settings(box: Sandbox) -> None:
+    for name in ("../x", "/etc/x", "", "a/../../b", "a\0b"):
+        with pytest.raises(DataError, match="file is called"):
+            box.run("", files={name: ""})
+    with pytest.raises(ConfigError, match="seconds is 0"):
+        Limits(seconds=0)
+    with pytest.raises(ConfigError, match="memory_mib is nan"):
+        Limits(memory_mib=float("nan"))  # type: ignore[arg-type]
+
+
+def test_keeper_ends_with_its_owner() -> None:
+    code = (
+        "import os, sys\nfrom anabatic.sandbox.box import Sandbox\n"
+        "s = Sandbox()\nprint([k.process.pid for k in s._idle.queue][0], flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    for _ in range(500):
+        if not Path(f"/proc/{pid}/exe").exists():
+            return
+        threading.Event().wait(0.02)
+    pytest.fail("the keeper outlives the process that started it")
