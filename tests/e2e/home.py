@@ -65,7 +65,9 @@ class Home:
         given: Options = {"out": out, "model": model, "data.train": data, "optim.lr": 0.003, "beta": 0.5}
         return ["dpo", *_words(given | self._common(SHORT, processes) | (more or {}))]
 
-    def rl(self, out: Path, model: Path, rewards: Path, processes: int = 1, more: Options | None = None) -> list[object]:
+    def rl(
+        self, out: Path, model: Path, rewards: Path, processes: int = 1, more: Options | None = None
+    ) -> list[object]:
         """Reward what a model answers."""
         given: Options = {"out": out, "model": model, "data.train": "task:spelling#40", "optim.lr": 0.003}
         given |= {"rewards": [f"{rewards}:vowels", "length=0.1"], "sampling.max-new-tokens": 8, "eval.rows": 6}

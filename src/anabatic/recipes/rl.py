@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from anabatic.config.infer import Batching
@@ -18,6 +20,7 @@ from anabatic.data.questions import Question
 from anabatic.device.device import Device
 from anabatic.infer.engine import Engine
 from anabatic.infer.plan import room
+from anabatic.infer.tool import PythonTool, python_tool
 from anabatic.models import fuse
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
@@ -26,12 +29,15 @@ from anabatic.parallel.world import World
 from anabatic.recipes.begin import begun
 from anabatic.recipes.sft import Opened, filled, opened, packed, require_weights
 from anabatic.recipes.training import Corpus, Training, say_plan
+from anabatic.rl import programs
 from anabatic.rl.held import HeldOut
 from anabatic.rl.loss import ALGORITHMS, Clip
 from anabatic.rl.objective import RolloutLoss
-from anabatic.rl.rewards import Rewards
+from anabatic.rl.reward_model import RewardModel
+from anabatic.rl.rewards import Rewards, Score
 from anabatic.rl.rollout import Generator, Turn
 from anabatic.rl.rounds import Rounds
+from anabatic.sandbox.box import Sandbox
 from anabatic.train import plan as planning
 from anabatic.train.goal import Goal
 from anabatic.train.metrics import Metrics
@@ -62,8 +68,10 @@ def run(job: RlJob) -> int:
         require_weights(start.named, start.base)
         micro_steps = _micro_steps(job, world)
         asked = _questions(job, start)
-        with _rewards(job) as rewards:
-            rewards.require([*asked.train, *asked.held])
+        with (
+            python_tool(job.python, job.sandbox, start.tokenizer) as tool,
+            _rewards(job, asked, device) as rewards,
+        ):
             turn = rewards.turn() if job.turns > 1 else None
             root = filled(job, start, division, device, world)
             log.info(fuse.settle(start.model, job.fused, device.type))
@@ -73,7 +81,7 @@ def run(job: RlJob) -> int:
             algorithm = ALGORITHMS[job.algorithm]
             clip = Clip(job.clip_low or algorithm.clip.low, job.clip_high or algorithm.clip.high)
             loss = RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature)
-            engines = _engines(job, root, start.tokenizer, device, asked, turn)
+            engines = _engines(job, root, start.tokenizer, device, asked, turn, tool)
             pad_id = start.tokenizer.pad_token_id or 0
 
             def rounds(state: dict[str, Any], stopping: Callable[[], bool]) -> Rounds:
@@ -98,10 +106,27 @@ def run(job: RlJob) -> int:
     return code
 
 
-def _rewards(job: RlJob) -> Rewards:
-    return Rewards(
-        job.rewards, pattern=job.reward_pattern, timeout=job.reward_timeout, room=job.sampling.max_new_tokens
-    )
+@contextmanager
+def _rewards(job: RlJob, asked: _Asked, device: Device) -> Iterator[Rewards]:
+    """Yield what judges answers, once the rows are known to have what it needs."""
+    names = {spec.partition("=")[0] for spec in job.rewards}
+    rows = [*asked.train, *asked.held]
+    other: dict[str, Score] = {}
+    with ExitStack() as stack:
+        if "tests" in names:
+            programs.require(rows)
+            limits, settings = job.sandbox.limits(), job.sandbox
+            box = Sandbox(limits, allow_weaker=settings.allow_weaker, workers=settings.workers)
+            other["tests"] = functools.partial(programs.passes_tests, sandbox=stack.enter_context(box))
+        for name in names:
+            if name.startswith("model:"):
+                other[name] = RewardModel(Path(name.removeprefix("model:")).expanduser(), device).score
+        room_left = job.sampling.max_new_tokens
+        rewards = stack.enter_context(
+            Rewards(job.rewards, pattern=job.reward_pattern, timeout=job.reward_timeout, room=room_left, other=other)
+        )
+        rewards.require(rows)
+        yield rewards
 
 
 def _micro_steps(job: RlJob, world: World) -> int:
@@ -180,7 +205,13 @@ def _sizes(job: RlJob, plan: Plan, start: Opened, questions: int, micro_steps: i
 
 
 def _engines(
-    job: RlJob, root: Root, tokenizer: Any, device: Device, asked: _Asked, turn: Turn | None
+    job: RlJob,
+    root: Root,
+    tokenizer: Any,
+    device: Device,
+    asked: _Asked,
+    turn: Turn | None,
+    tool: PythonTool | None,
 ) -> Callable[..., Generator]:
     """Return what makes an engine over the very weights that are trained. Its cache is freed with it, so that training
     has the memory."""
@@ -195,7 +226,7 @@ def _engines(
     def make(questions: list[Question], stopping: Callable[[], bool]) -> Generator:
         engine = Engine(
             root.model, tokenizer, max_batch=batching.batch, max_len=batching.max_len or fits,
-            cache_tokens=tokens, step_tokens=batching.step_tokens, scaled=True,
+            cache_tokens=tokens, step_tokens=batching.step_tokens, scaled=True, tool=tool,
         )  # fmt: skip
         return Generator(engine, device, questions, root, job.turns, turn, stopping)
 

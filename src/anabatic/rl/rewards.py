@@ -23,7 +23,6 @@ from anabatic.rl.rollout import Rollout
 Score = Callable[[Rollout, Question], float]
 """What one answer is worth; raises `Fault` where it cannot tell."""
 
-NAMES = ("answer", "format", "length", "tests")
 _SOFT = 4
 """The last so-many-th part of the room is where a long answer begins to cost."""
 _TURN = "turn"

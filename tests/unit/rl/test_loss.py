@@ -92,7 +92,7 @@ def test_values(name: str, answers: list[Answer]) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_gradient_on_policy_is_that_of_reinforce(name: str) -> None:
-    """Where nothing has been updated yet, every ratio is 1, and the gradient is `-A grad log p`, averaged in its way."""
+    """Where nothing has been updated yet, every ratio is 1: the gradient is `-A grad log p`, averaged in its way."""
     answers: list[Answer] = [(1.5, [-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0]), (-0.5, [-0.3], [-0.3], [-0.3])]
     tokens = tokens_of(answers)
     ALGORITHMS[name].loss(tokens, Clip(LOW, HIGH), 0.0).backward()

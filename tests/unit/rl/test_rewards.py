@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
+from anabatic.config.shared import Device
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data.questions import Question
+from anabatic.device.device import pick
 from anabatic.rl.judge import Fault, UserFile
+from anabatic.rl.programs import passes_tests, require
+from anabatic.rl.reward_model import RewardModel
 from anabatic.rl.rewards import Rewards, same
 from anabatic.rl.rollout import Rollout
+from anabatic.sandbox.box import Sandbox
+from anabatic.sandbox.limits import Limits
+from anabatic.testing.untrained import byte_tokenizer
 
 FILE = """
 import math, os, sys, time
@@ -45,6 +56,16 @@ def rewards(*specs: str, pattern: str = "a+", timeout: float = 5.0, room: int = 
 
 def question(answer: str | None = "4", task: str = "", **row: object) -> Question:
     return Question("file.jsonl:1", [{"role": "user", "content": "2 + 2?"}], answer, task, row)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    try:
+        made = Sandbox(Limits(seconds=1, memory_mib=256))
+    except Failure as error:
+        pytest.skip(f"programs cannot be shut in here: {error}")
+    with made:
+        yield made
 
 
 @pytest.fixture
@@ -140,3 +161,56 @@ def test_what_cannot_be_used(file: Path, spec: str, message: str) -> None:
         rewards("answer", "answer=2")
     with pytest.raises(ConfigError, match="reward_pattern"):
         rewards("format", pattern="(")
+
+
+HUMAN_EVAL = {
+    "prompt": "def double(x):\n    \"\"\"Twice x.\"\"\"\n", "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "passes"),
+    [
+        (HUMAN_EVAL, "    return 2 * x\n", True),
+        (HUMAN_EVAL, "Here it is:\n```python\ndef double(x):\n    return x + x\n```\nDone.", True),
+        (HUMAN_EVAL, "    return 3 * x\n", False),
+        (HUMAN_EVAL, "    while True: pass\n", False),
+        (HUMAN_EVAL, "    import os\n    os._exit(0)\n", False),
+        (HUMAN_EVAL, "", False),
+        ({"test_list": ["assert one() == 1", "assert one() < 2"]}, "def one():\n    return 1", True),
+        ({"tests": "assert one() == 2"}, "def one():\n    return 1", False),
+    ],
+)
+def test_programs_are_run_against_their_tests(box: Sandbox, row: dict[str, Any], text: str, passes: bool) -> None:
+    assert passes_tests(rollout(text), question(None, **row), box) == passes
+
+
+def test_a_program_that_writes_outside_has_not_written(box: Sandbox, tmp_path: Path) -> None:
+    text = f"def double(x):\n    open({str(tmp_path / 'out')!r}, 'w').write('x')\n    return 2 * x\n"
+    assert passes_tests(rollout(text), question(None, **HUMAN_EVAL), box) == 0.0 and not (tmp_path / "out").exists()
+
+
+def test_rows_without_tests_are_named() -> None:
+    with pytest.raises(DataError, match="file.jsonl:1: the row has no tests"):
+        require([question(None, **HUMAN_EVAL), question(None, test="assert True")])
+
+
+def test_a_reward_model(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(tmp_path)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    model = Qwen2ForSequenceClassification(config)
+    model.save_pretrained(tmp_path)
+    device = pick(Device(type="cpu", dtype="fp32", threads=1))
+    one = rollout("4")
+    one.turns = [{"role": "assistant", "content": "4"}]
+    ids = tokenizer.apply_chat_template([*question().messages, *one.turns], tokenize=True, return_dict=False)
+    expected = model(torch.tensor([ids])).logits[0, 0].item()
+    assert RewardModel(tmp_path, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
+    config.num_labels = 2
+    Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has 2 labels"):
+        RewardModel(tmp_path, device)

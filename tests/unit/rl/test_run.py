@@ -69,12 +69,12 @@ def test_a_signal_while_answers_are_judged(make: Make, chat_model: Path, tmp_pat
     mark = tmp_path / "sent"
     mine = chat_model.parent / "mine.py"
     before = mine.read_text()
-    kills = f"import os, pathlib, signal\nmark = pathlib.Path({str(mark)!r})\ncalls = 0\n" + before.replace(
-        'def vowels(text, row):\n',
-        "def vowels(text, row):\n    global calls\n    calls += 1\n"
-        f"    if calls == 30 and not mark.exists():\n        mark.touch()\n        os.kill({os.getpid()}, signal.SIGTERM)\n",
-    )
-    mine.write_text(kills)
+    kills = [
+        "import os, pathlib, signal", f"mark = pathlib.Path({str(mark)!r})", "calls = 0", "def vowels(text, row):",
+        "    global calls", "    calls += 1", "    if calls == 30 and not mark.exists():", "        mark.touch()",
+        f"        os.kill({os.getpid()}, signal.SIGTERM)", *before.splitlines()[2:],
+    ]  # fmt: skip
+    mine.write_text("\n".join(kills) + "\n")
     try:
         assert run(stopped) == PREEMPTED and mark.exists()
         assert run(stopped) == 0
@@ -101,9 +101,7 @@ def test_a_signal_while_answers_are_judged(make: Make, chat_model: Path, tmp_pat
         ({"turns": 2}, ConfigError, "has no function turn"),
     ],
 )  # fmt: skip
-def test_bad_input(
-    make: Make, tmp_path: Path, given: dict[str, Any], error: type[AnabaticError], message: str
-) -> None:
+def test_bad_input(make: Make, tmp_path: Path, given: dict[str, Any], error: type[AnabaticError], message: str) -> None:
     for name, row in {
         "empty": {"answer": "4"}, "text": {"text": "a text"}, "long": {"prompt": "long " * 80, "answer": "4"},
         "asks": {"prompt": "2 + 2?"},
@@ -121,3 +119,10 @@ def test_a_reward_that_always_fails_ends_the_run(make: Make, tmp_path: Path) -> 
     file.write_text("def bad(text, row):\n    raise ValueError(len(text) * 0)\n")
     with pytest.raises(Failure, match="the reward bad failed for all 4 answers: ValueError: 0 .line 2 of bad.py"):
         run(make(rewards=[f"{file}:bad"], eval=Held(rows=4)))
+
+
+def test_a_batch_with_nothing_to_learn(make: Make) -> None:
+    """Every answer is cut off and masked: a batch runs through the model, whatever its loss is divided by."""
+    job = make(steps=2, algorithm="dr_grpo", mask_truncated=False, rewards=["length"], num_samples=2)
+    assert run(job) == 0
+    assert all(row["loss"] == 0 and row["grad_norm"] == 0 for row in rows(job) if row["flat_groups"] == 1)
