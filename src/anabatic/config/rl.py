@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.chat import Sampling
-from anabatic.config.infer import Batching
 from anabatic.config.sandbox import Sandbox
 from anabatic.config.shared import Evaluate, Log, Optim, Schedule, require
 from anabatic.config.train import TuneJob
@@ -34,12 +33,31 @@ class Held(Evaluate):
         require(self.show >= 0, f"eval.show is {self.show}", "use 0 or more")
 
 
-def _sampling() -> Sampling:
-    return Sampling(temperature=1.0, top_k=None)
+@dataclass(kw_only=True)
+class Drawing:
+    """How answers are drawn."""
 
+    temperature: float = 1.0
+    """Of the draws, and of the probabilities that are learned."""
+    top_k: int | None = None
+    """Only the k likeliest tokens; what is learned does not know of it."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that hold this share of the probability; what is learned does not know of it."""
+    max_new_tokens: int = 256
+    """Longest answer in tokens."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end the answer."""
 
-def _batching() -> Batching:
-    return Batching(batch=64)
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "sampling.temperature is 0: all answers to a question are the same", "use 1")
+        self.sampling(0)
+
+    def sampling(self, seed: int, greedy: bool = False) -> Sampling:
+        """Return the settings of one answer."""
+        return Sampling(
+            temperature=0.0 if greedy else self.temperature, top_k=self.top_k, top_p=self.top_p,
+            max_new_tokens=self.max_new_tokens, stop=self.stop, seed=seed,
+        )  # fmt: skip
 
 
 def _schedule() -> Schedule:
@@ -95,8 +113,12 @@ class RlJob(TuneJob):
     turns: int = 1
     """Turns of the assistant at most; more than one needs a function `turn` in the reward's file."""
     eval: Held = field(default_factory=Held)
-    sampling: Sampling = field(default_factory=_sampling)
-    batching: Batching = field(default_factory=_batching)
+    sampling: Drawing = field(default_factory=Drawing)
+    rollout_batch: int = 64
+    """Answers that are written at once; the others wait."""
+    cache_gib: float | None = None
+    """Memory for the keys and values of answers, free while the model is trained; default: what `rollout_batch` answers
+    need, at most 0.4 of what is free."""
     schedule: Schedule = field(default_factory=_schedule)
     optim: Optim = field(default_factory=_gentle)
     log: Log = field(default_factory=lambda: Log(every=1))
@@ -105,7 +127,7 @@ class RlJob(TuneJob):
         super().__post_init__()
         require(bool(self.data.train), "data.train is empty", "give --data task:spelling, or a .jsonl of questions")
         require(bool(self.rewards), "rewards is empty", "give --rewards answer")
-        for name in ("examples_per_step", "num_samples", "device_batch_size", "updates", "turns"):
+        for name in ("examples_per_step", "num_samples", "device_batch_size", "updates", "turns", "rollout_batch"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
         require(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}", "use 0 or more; 0.04 was GRPO's")
         for name in ("clip_low", "clip_high"):
@@ -113,8 +135,9 @@ class RlJob(TuneJob):
             require(value is None or value > 0, f"{name} is {value}", "use a number above 0, such as 0.2")
         require(self.clip_low is None or self.clip_low <= 1, f"clip_low is {self.clip_low}", "use at most 1")
         require(self.reward_timeout > 0, f"reward_timeout is {self.reward_timeout:g}", "use seconds above 0")
+        given = self.cache_gib is None or self.cache_gib > 0
+        require(given, f"cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
         self._require_sizes()
-        self._require_sampling()
 
     def _require_sizes(self) -> None:
         answers = self.examples_per_step * self.num_samples
@@ -134,9 +157,3 @@ class RlJob(TuneJob):
             value = getattr(self.batch, name)
             hint = "leave it out: examples_per_step, num_samples and device_batch_size say it"
             require(value is None, f"batch.{name} is {value}, and rl counts answers, not tokens", hint)
-
-    def _require_sampling(self) -> None:
-        require(self.sampling.temperature > 0, "sampling.temperature is 0: all answers to a question are the same", "1")
-        require(self.sampling.seed is None, f"sampling.seed is {self.sampling.seed}", "give --seed, which decides all")
-        changed = self.sampling.repetition_penalty != 1
-        require(not changed, "sampling.repetition_penalty changes what is drawn, and what is learned is not", "use 1")

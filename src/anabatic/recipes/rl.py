@@ -217,15 +217,12 @@ def _engines(
     has the memory."""
     longest = max(map(len, [*asked.prompts, *asked.held_prompts]))
     fits = min(job.batch.seq_len, longest + job.sampling.max_new_tokens + 1) if turn is None else job.batch.seq_len
-    batching = Batching(
-        batch=job.batching.batch, max_len=job.batching.max_len or fits, cache_gib=job.batching.cache_gib,
-        step_tokens=job.batching.step_tokens,
-    )  # fmt: skip
+    batching = Batching(batch=job.rollout_batch, max_len=fits, cache_gib=job.cache_gib)
     tokens = room(root.model, device, batching, job.device.nproc)
 
     def make(questions: list[Question], stopping: Callable[[], bool]) -> Generator:
         engine = Engine(
-            root.model, tokenizer, max_batch=batching.batch, max_len=batching.max_len or fits,
+            root.model, tokenizer, max_batch=batching.batch, max_len=fits,
             cache_tokens=tokens, step_tokens=batching.step_tokens, scaled=True, tool=tool,
         )  # fmt: skip
         return Generator(engine, device, questions, root, job.turns, turn, stopping)

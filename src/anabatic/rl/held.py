@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from anabatic.config.chat import Sampling
 from anabatic.config.rl import RlJob
 from anabatic.data.questions import Question
 from anabatic.parallel.world import World, all_gather_text
 from anabatic.rl.rewards import Rewards
 from anabatic.rl.rollout import Ask, Rollout
-from anabatic.rl.rounds import Engines, seeded, summary
+from anabatic.rl.rounds import Engines, seed_of, summary
 
 
 @dataclass
@@ -50,18 +51,16 @@ class HeldOut:
 
     def _asks(self) -> list[Ask]:
         samples, data = self.job.eval.samples, self.world.data
-        sampling = replace(self.job.sampling, temperature=0.0) if samples == 1 else self.job.sampling
         places = range(data.rank, len(self.questions), data.size)
         return [
-            Ask(
-                place,
-                place * samples + one,
-                self.prompts[place],
-                seeded(sampling, f"{self.job.seed}/held/{place}/{one}"),
-            )
+            Ask(place, place * samples + one, self.prompts[place], self._sampling(place, one))
             for one in range(samples)
             for place in places
         ]
+
+    def _sampling(self, place: int, one: int) -> Sampling:
+        seed = seed_of(f"{self.job.seed}/held/{place}/{one}")
+        return self.job.sampling.sampling(seed, greedy=self.job.eval.samples == 1)
 
 
 def passes(right: np.ndarray, samples: int) -> dict[int, float]:

@@ -91,7 +91,9 @@ class RolloutLoss:
     def pack(self, batch: Batch, device: torch.device) -> PackedAnswers:
         """Move a batch to `device`, and ask the reference if there is one."""
         learned = replace(batch, num_targets=len(batch.extra["old"]))  # the batch's own is what its loss is divided by
-        answers = PackedAnswers(pack(learned, device), {name: send(value, device) for name, value in batch.extra.items()})
+        answers = PackedAnswers(
+            pack(learned, device), {name: send(value, device) for name, value in batch.extra.items()}
+        )
         if self.reference is not None:
             with self.reference(), self.device.autocast():
                 answers.before = self.root(self.log_probs, answers)

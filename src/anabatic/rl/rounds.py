@@ -17,7 +17,6 @@ from anabatic.config.rl import RlJob
 from anabatic.core import log
 from anabatic.data.batch import Batch
 from anabatic.data.questions import Question
-from anabatic.infer.sampling import Sampling
 from anabatic.parallel.world import World, all_gather_text
 from anabatic.rl import objective
 from anabatic.rl.advantage import ADVANTAGES
@@ -120,7 +119,7 @@ class Rounds:
         return [
             Ask(
                 chosen[place], place * job.num_samples + sample, self.prompts[chosen[place]],
-                seeded(job.sampling, f"{job.seed}/{number}/{place}/{sample}"),
+                job.sampling.sampling(seed_of(f"{job.seed}/{number}/{place}/{sample}")),
             )
             for sample in range(job.num_samples)
             for place in places
@@ -177,9 +176,9 @@ class Rounds:
         self._queue.clear()
 
 
-def seeded(sampling: Sampling, name: str) -> Sampling:
-    """Return the settings with a seed that follows from `name`."""
-    return replace(sampling, seed=Random(name).getrandbits(62))
+def seed_of(name: str) -> int:
+    """Return a seed that follows from `name`."""
+    return Random(name).getrandbits(62)
 
 
 def spread(rollouts: Sequence[Rollout], bins: int, most: int) -> list[list[Rollout]]:
