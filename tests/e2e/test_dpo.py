@@ -123,3 +123,25 @@ def test_a_sharded_adapter_begins_at_the_reference(home: Home, base: Path, pairs
     losses = list(command.losses(tmp_path / "run").values())
     assert losses[0] == pytest.approx(math.log(2), rel=1e-5) and losses[-1] < 0.95 * losses[0]
     assert (tmp_path / "run" / "final_model" / "adapter_model.safetensors").is_file()
+
+
+def test_single_answers_and_a_reward_model(home: Home, base: Path, pairs: Path, tmp_path: Path) -> None:
+    """Half of the single answers are bad ones; the reward model is one that transformers would load."""
+    whole = [json.loads(line) for line in pairs.read_text().splitlines()]
+    single = tmp_path / "single.jsonl"
+    rated = [
+        {"prompt": row["prompt"], "completion": row["chosen" if n % 2 else "rejected"], "label": n % 2 == 1}
+        for n, row in enumerate(whole)
+    ]
+    single.write_text("".join(json.dumps(row) + "\n" for row in rated))
+    kto, judge = tmp_path / "kto", tmp_path / "judge"
+    home.together(home.dpo(kto, base, single, more={"loss-type": "kto"}), home.reward(judge, base, pairs))
+    for folder, first in ((kto, 0.5), (judge, None)):
+        logged = rows(folder, "train")
+        assert first is None or logged[0]["loss"] == pytest.approx(first, rel=1e-5)
+        assert logged[-1]["loss"] < 0.8 * logged[0]["loss"] and logged[-1]["accuracy"] > 0.9
+        assert command.summary(folder)["valid_accuracy"] > 0.9
+    config = json.loads((judge / "final_model" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForSequenceClassification"] and len(config["id2label"]) == 1
+    names = load_file(judge / "final_model" / "model.safetensors").keys()
+    assert "score.weight" in names and "lm_head.weight" not in names

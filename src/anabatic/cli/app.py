@@ -28,6 +28,7 @@ _LAZY = (
     ("sft", "anabatic.cli.sft:sft", TRAIN),
     ("dpo", "anabatic.cli.dpo:dpo", TRAIN),
     ("rl", "anabatic.cli.rl:rl", TRAIN),
+    ("reward", "anabatic.cli.reward:reward", TRAIN),
     ("merge", "anabatic.cli.merge:merge", USE),
     ("eval", "anabatic.cli.evaluate:evaluate", USE),
     ("infer", "anabatic.cli.infer:infer", USE),

@@ -103,6 +103,15 @@ _ROWS = (
         short={**_SHORT, "model": "-m", "examples_per_step": "--target-examples-per-step"},
     ),
     Command(
+        "reward",
+        "anabatic.config.reward:RewardJob",
+        "anabatic.recipes.reward:run",
+        "Train a reward model on preferences: how good is an answer?",
+        trains=True,
+        makes=_MODELS,
+        short=_SHORT,
+    ),
+    Command(
         "classify words",
         "anabatic.config.classify_words:ClassifyWordsJob",
         "anabatic.recipes.classify_words:run",

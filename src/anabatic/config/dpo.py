@@ -71,17 +71,26 @@ class DpoJob(TuneJob):
         told = f"rpo_alpha is {self.rpo_alpha} with loss_type {self.loss_type}"
         require(not self.rpo_alpha or plain, told, "orpo has that term already, and kto no pairs: leave it out")
         require(self.rpo_alpha is None or self.rpo_alpha >= 0, f"rpo_alpha is {self.rpo_alpha}", "use 0 or more")
-        require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with rows of two answers")
-        require(self.batch.packing, "batch.packing is false, and pairs are always packed", "leave batch.packing out")
-        for name in ("micro_batch_tokens", "global_batch_tokens"):
-            value = getattr(self.batch, name)
-            require(
-                value is None or value >= 2 * self.batch.seq_len,
-                f"batch.{name} is {value}, a pair has up to 2 x batch.seq_len = {2 * self.batch.seq_len} tokens",
-                f"raise batch.{name} or lower batch.seq_len",
-            )
+        require_room(self)
 
     @property
     def strength(self) -> float:
         """`beta`, or what is common for the loss (SimPO, arXiv 2405.14734, table 7: 2 to 10)."""
         return self.beta if self.beta is not None else 2.0 if self.loss_type == "simpo" else 0.1
+
+
+def require_room(job: TuneJob) -> None:
+    """Make sure that a job trains on pairs, and that they fit into its batches.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    require(bool(job.data.train), "data.train is empty", "give --data.train FILE.jsonl with rows of two answers")
+    require(job.batch.packing, "batch.packing is false, and pairs are always packed", "leave batch.packing out")
+    for name in ("micro_batch_tokens", "global_batch_tokens"):
+        value = getattr(job.batch, name)
+        require(
+            value is None or value >= 2 * job.batch.seq_len,
+            f"batch.{name} is {value}, a pair has up to 2 x batch.seq_len = {2 * job.batch.seq_len} tokens",
+            f"raise batch.{name} or lower batch.seq_len",
+        )

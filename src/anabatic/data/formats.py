@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabatic.core.text import did_you_mean
+from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 from anabatic.data.document import Message
-from anabatic.data.tokenizer import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -22,12 +22,14 @@ class Learning:
             are left out (`delete`), or become several (`split`).
         pairs: rows are preference pairs, and both answers are kept.
         labels: rows may also be single answers with a label, good or bad.
+        closed: one more token ends each side of a pair, so that all tokens of the conversation are inputs.
     """
 
     turns: Turns = "assistant"
     too_long: TooLong = "right"
     pairs: bool = False
     labels: bool = False
+    closed: bool = False
 
     def pieces(self, length: int, longest: int | None) -> Iterator[tuple[int, int]]:
         """Yield the ranges of a conversation's `length` tokens that are kept.

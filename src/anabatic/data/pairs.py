@@ -53,7 +53,8 @@ class PairEncoder(ChatEncoder):
         counts = self._counts
         sides = [(side, mark) for side, mark in zip(rendered, (0, REJECTED), strict=True) if side is not None]
         lengths = [len(side.ids) for side, _ in sides]
-        room = None if self._seq_len is None else self._seq_len - 1
+        closed = self._learning.closed
+        room = None if self._seq_len is None else self._seq_len - 1 - closed
         pieces = [list(self._learning.pieces(length, room)) for length in lengths]
         if not all(pieces):
             counts.too_long += 1
@@ -67,10 +68,10 @@ class PairEncoder(ChatEncoder):
             if not mask[1:].any():
                 counts.unlearned += 1
                 return []
-            ids += side.ids[start:stop].tolist()
-            masks.append(mask | mark)
+            ids += side.ids[start:stop].tolist() + [int(side.ids[stop - 1])] * closed
+            masks.append(np.pad(mask, (0, int(closed))) | mark)
             num_bytes += side.num_bytes(start + (start > 0), stop)
-        counts.truncated += len(ids) < sum(lengths)
+        counts.truncated += len(ids) < sum(lengths) + closed * len(sides)
         return [Encoded(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)]
 
 

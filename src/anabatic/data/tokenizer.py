@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from anabatic.core.errors import DataError
 from anabatic.core.paths import cannot_write, write_atomic
+from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
-
-PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
-OUTPUT_START, OUTPUT_END = "<|output_start|>", "<|output_end|>"
-"""Code that the assistant has run, and what came of it, within its turn (names of nanochat's nanochat/tokenizer.py)."""
 
 SPECIAL = (
     END_OF_TEXT,
@@ -43,11 +40,6 @@ SPECIAL = (
 
 VISIBLE = frozenset(token for token in SPECIAL if not token.startswith(("<|end", "<|im_", "<|reserved")))
 """Special tokens that are part of what the assistant says: `skip_special_tokens` keeps them."""
-
-
-def python_call(code: str, output: str) -> str:
-    """Return a call of the python tool as it stands in what the assistant says."""
-    return f"{PYTHON_START}{code}{PYTHON_END}{OUTPUT_START}{output}{OUTPUT_END}"
 
 
 def tool_ids(tokenizer: Any) -> tuple[int, int, int, int] | None:

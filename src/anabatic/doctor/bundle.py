@@ -91,7 +91,7 @@ def _facts(machine: Machine) -> dict[str, Any]:
 
 
 _RECORDED = ("packages", "python", "cpu", "limits", "npu-smi", "disk", "interfaces", "denied", "hccn", "ecc",
-             "nvidia-smi", "import")  # fmt: skip
+             "nvidia-smi", "import", "sandbox")  # fmt: skip
 
 
 def _seen(files: Files, names: set[str]) -> dict[str, bytes]:

@@ -45,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     host.threads,
     host.files,
     host.ports,
+    host.sandbox,
     network.network,
     network.device_network,
     network.links,

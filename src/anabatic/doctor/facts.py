@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anabatic.core import child
+from anabatic.core.errors import AnabaticError
 from anabatic.doctor import commands, probe
 from anabatic.doctor.commands import Later
 from anabatic.doctor.files import Files
 from anabatic.doctor.installed import PACKAGES
 from anabatic.doctor.machine import SMI_FOLDERS, Machine
 from anabatic.monitor import npu_smi
+from anabatic.sandbox import box
 
 BUDGET = 9.0
 """Seconds for a whole run."""
@@ -48,6 +50,7 @@ class Live:
             "disk": Later(lambda: disks(variables)),
             "interfaces": Later(interfaces),
             "denied": Later(lambda: denied(machine)),
+            "sandbox": Later(sandbox),
         }
         if machine.nodes and not machine.simulated:
             self._later["hccn"] = Later(lambda: hccn(machine.nodes, self.deadline))
@@ -208,6 +211,15 @@ def hccn(cards: list[int], deadline: float) -> dict[str, Any] | None:
             output = commands.run([program, "-i", str(card), f"-{what}", "-g"], min(left, 2.0))
             found.setdefault(str(card), {})[what] = output.text.strip()[:500] if output.code == 0 else ""
     return found
+
+
+def sandbox() -> dict[str, Any] | None:
+    """What keeps programs of a model in, tried; None: it cannot be found out."""
+    try:
+        found = box.protections()
+    except AnabaticError:
+        return None
+    return {"way": found.way, "guards": found.guards, "missing": found.missing, "reasons": found.reasons}
 
 
 class Quick:

@@ -146,6 +146,20 @@ def files(machine: Machine) -> Iterator[Line]:
     yield say("files.few" if few else "files.ok", nofile=nofile if nofile >= 0 else "unlimited")
 
 
+def sandbox(machine: Machine) -> Iterator[Line]:
+    """What keeps programs that a model has written from files and network (evaluation, rewards, the python tool)."""
+    told = machine.fact("sandbox", dict)
+    guards, missing = told.get("guards"), told.get("missing")
+    if not isinstance(guards, dict) or not isinstance(missing, list):
+        return
+    if missing:
+        reasons = told.get("reasons")
+        why = "; ".join(f"{way}: {reason}" for way, reason in reasons.items()) if isinstance(reasons, dict) else "?"
+        yield say("sandbox.weak", missing=", ".join(map(str, missing)), why=why[:200])
+    else:
+        yield say("sandbox.ok", guards=", ".join(dict.fromkeys(map(str, guards.values()))))
+
+
 def _listening(machine: Machine) -> set[int]:
     ports: set[int] = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):

@@ -33,7 +33,8 @@ GROUPS: tuple[tuple[Text, dict[str, Text]], ...] = (
     (Text("Host", "主机"), {
         "variables": Text("variable", "变量"), "memory": Text("memory", "内存"), "disk": Text("disk", "磁盘"),
         "shm": Text("/dev/shm", "/dev/shm"), "cpu": Text("CPU", "CPU"), "threads": Text("threads", "线程"),
-        "files": Text("open files", "文件数"), "ports": Text("ports", "端口"), "network": Text("network", "网络"),
+        "files": Text("open files", "文件数"), "sandbox": Text("sandbox", "沙箱"),
+        "ports": Text("ports", "端口"), "network": Text("network", "网络"),
         "hccn": Text("NPU network", "NPU 网络"), "link": Text("NPU link", "NPU 网口"), "time": Text("doctor", "doctor"),
     }),
 )  # fmt: skip

@@ -12,7 +12,8 @@ from typing import Any
 
 from anabatic.config.sandbox import Sandbox as Settings
 from anabatic.core.errors import DataError
-from anabatic.data.tokenizer import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, tool_ids
+from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
+from anabatic.data.tokenizer import tool_ids
 from anabatic.infer.request import Request
 from anabatic.infer.stream import decode
 from anabatic.sandbox import cell

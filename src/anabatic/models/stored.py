@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +35,8 @@ FILE_BYTES = 4 << 30
 
 
 def is_apart(name: str) -> bool:
-    """True for what is stored in files of its own: adapters, and the head of a classifier."""
-    return "lora_" in name or name.startswith("classifier.")
+    """True for what is no part of a language model: adapters, and the heads of classifiers and reward models."""
+    return "lora_" in name or name.startswith(("classifier.", "score."))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -288,14 +288,18 @@ def _require_known(model: PreTrainedModel, folder: Path, surplus: list[str]) -> 
         )
 
 
-def save(model: PreTrainedModel, folder: Path | None) -> None:
-    """Write the weights, whole, in the format that transformers publishes; `None`: take part in gathering alone."""
+def save(model: PreTrainedModel, folder: Path | None, leave: Callable[[str], bool] = is_apart) -> None:
+    """Write the weights, whole, in the format that transformers publishes; `None`: take part in gathering alone.
+
+    Args:
+        leave: names that are not written.
+    """
     names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     files: list[dict[str, Tensor]] = [{}]
     index: dict[str, int] = {}
     room = FILE_BYTES
     for name, tensor in model.state_dict().items():
-        if name not in names or is_apart(name):  # tied ones are kept once
+        if name not in names or leave(name):  # tied ones are kept once
             continue
         value = whole(tensor.detach())
         if folder is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,20 +25,22 @@ from anabatic.data.pairs import longest
 from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device
 from anabatic.evals import difficulty
-from anabatic.models import adapter, adapter_config, fuse, stack, stored, tensor
+from anabatic.models import adapter, adapter_config, fuse, reward, stack, stored, tensor
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.models.hf import base_of, below, fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.hf import tokenizer_folder as topmost
 from anabatic.models.place import format_of, place
 from anabatic.models.preference import Objective
+from anabatic.models.reward import RewardObjective
 from anabatic.models.stack import Share
 from anabatic.parallel.shard import Division, settle
-from anabatic.parallel.world import World
+from anabatic.parallel.world import World, barrier
 from anabatic.recipes.begin import begun
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
+from anabatic.train import goal
 from anabatic.train import plan as planning
-from anabatic.train.goal import preference
+from anabatic.train.optim import Rates
 
 
 def _learning(job: SftJob) -> Learning:
@@ -174,13 +178,16 @@ def tune(
     full_lr: float,
     adapter_lr: float,
     lessons: Curriculum | None = None,
-    objective: Objective | None = None,
+    objective: Objective | RewardObjective | None = None,
 ) -> int:
     """Train an existing model on conversations, or on pairs of them; return the exit code.
 
     Args:
         full_lr, adapter_lr: learning rates where the job names none.
         objective: of pairs; None: next-token prediction.
+
+    Raises:
+        ConfigError: a reward model would be an adapter.
     """
     with begun(job) as (job, folder, device, world, found):
         if lessons is not None and not lessons.use and lessons != Curriculum():
@@ -188,16 +195,18 @@ def tune(
         # Before the rows are read, which may take long: what is wrong with the settings is told here.
         start = opened(job, device, world)
         named, base, shares, model, lora = start.named, start.base, start.shares, start.model, start.lora
-        tokenizer = start.tokenizer
+        tokenizer, judges = start.tokenizer, isinstance(objective, RewardObjective)
+        if judges:
+            require(lora is None, f"{named} is an adapter", "merge it first with `anabatic merge`, or use --adapter")
+            reward.attach(model)
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
         packed(job, model, named, lora, shares, division)
         require_weights(named, base)
         data = corpus(job.data, start.tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = data.tokenised
-        for part in parts + (data.valid or []):
-            if not part.is_chat and learning.pairs:
-                raise DataError(f"{part.name} is plain text, not pairs of answers", "name rows of chosen and rejected")
+        if learning.pairs:
+            _require_chats([*parts, *(data.valid or [])])
         if world.first:
             sample.say(parts, tokenizer, job.log.samples)
         if not job.batch.packing:
@@ -207,6 +216,8 @@ def tune(
                 log.warn(f"{part.name} is plain text without turns: all of it is learned")
 
         root = filled(job, start, division, device, world)
+        if judges:
+            reward.begin(model, job.seed)
         log.info(fuse.settle(model, job.fused, device.type))
         plan = Plan()
         epoch_tokens = sum(part.num_tokens for part in parts)
@@ -228,6 +239,28 @@ def tune(
         training = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found)
         training.chat = bool(tokenizer.chat_template)
         training.lora, training.base, training.shares, training.lessons = lora, base, shares, lessons
-        training.goal = preference(root, device, world, job.batch.seq_len, objective) if objective else None
+        _aim(training, objective)
         code = training.go()
     return code
+
+
+def _require_chats(parts: Sequence[Any]) -> None:
+    for part in parts:
+        if not part.is_chat:
+            raise DataError(f"{part.name} is plain text, not pairs of answers", "name rows of chosen and rejected")
+
+
+def _aim(training: Training, objective: Objective | RewardObjective | None) -> None:
+    """Tell a training what it learns of pairs, and how that is saved."""
+    root, device, world, seq_len = training.root, training.device, training.world, training.job.batch.seq_len
+    if isinstance(objective, RewardObjective):
+        training.goal = goal.rewards(root, device, world, seq_len, objective)
+        training.rates = Rates(reward.PREFIX)
+        training.writes = functools.partial(_write_reward, root.model, training.tokenizer, world)
+    elif objective is not None:
+        training.goal = goal.preference(root, device, world, seq_len, objective)
+
+
+def _write_reward(model: PreTrainedModel, tokenizer: Any, world: World, folder: Path) -> None:
+    reward.save(model, folder, tokenizer, world.first)
+    barrier(world)

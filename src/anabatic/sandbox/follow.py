@@ -16,6 +16,8 @@ from anabatic.sandbox.limits import Limits, Outcome, Status
 from anabatic.sandbox.program import FAILED, OUT_OF_MEMORY
 
 _PIECE = 1 << 16
+_LOOK = 3600.0
+"""Seconds of one poll(2) at most, whose clock is a C int of milliseconds."""
 _OUT_OF_CPU = 128 + signal.SIGXCPU
 
 
@@ -46,9 +48,9 @@ class Run:
         watched.register(channel, select.POLLRDHUP)
         while self._status == "ok" and self._report in self._open:
             left = deadline - time.monotonic()
-            events = watched.poll(left * 1000) if left > 0 else []
-            if not events:
+            if left <= 0:
                 self._status = "timeout"
+            events = watched.poll(min(left, _LOOK) * 1000) if left > 0 else []
             for handle, _ in events:
                 if handle == channel.fileno():  # nobody waits for the answer any more
                     self._kill()

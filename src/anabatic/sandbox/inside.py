@@ -41,8 +41,8 @@ def begin(
             os.chdir(folder)
         _give_up(way, limits, folder)
         program.write_files(message["files"])
-    except OSError as error:
-        os.write(_REPORT, nonce + program.FAILED + str(error).encode())
+    except BaseException as error:  # nothing may return from here into the keeper's own loop
+        os.write(_REPORT, nonce + program.FAILED + (str(error) or type(error).__name__).encode())
         os._exit(1)
     program.run(message["source"], _REPORT, nonce)
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import struct
+import sys
 import tempfile
 import time
 from typing import Any, NoReturn
@@ -57,6 +58,7 @@ def main(handle: int, name: str, more: list[str]) -> NoReturn:
     """Answer until the channel is closed."""
     channel = socket.socket(fileno=handle)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever started us may have blocked some
+    sys.executable = os.path.realpath(sys.executable)  # programs do not see the link in a virtual environment
     for module in _WARM:
         importlib.import_module(module)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:

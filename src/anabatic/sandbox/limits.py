@@ -42,8 +42,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name, least in _SMALLEST.items():
             value = getattr(self, name)
-            if not least <= value < 2**40:
-                raise ConfigError(f"the sandbox's {name} is {value}", f"use {least} or more")
+            if not least <= value < 2**31:
+                raise ConfigError(f"the sandbox's {name} is {value}", f"use {least} or more, less than 2^31")
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _make_read_only(mounts: int, devices: Sequence[str]) -> None:
     while piece := os.pread(mounts, 1 << 16, len(text)):
         text += piece
     for line in text.decode().splitlines():
-        # 36 35 98:0 /root/inside /mounted/at rw,nosuid shared:1 - type source options   (proc(5))
+        # 36 35 98:0 /a/folder /mounted/at rw,nosuid shared:1 - type source options   (proc(5))
         path, options = line.split()[4:6]
         path = path.encode().decode("unicode_escape")
         if path.startswith(_ROOT + "/") and path[len(_ROOT) :] not in devices:

@@ -23,6 +23,7 @@ from anabatic.models.classifier import ClassLoss
 from anabatic.models.forward import Root, pack, summed_loss
 from anabatic.models.kto import KtoLoss
 from anabatic.models.preference import Objective, PreferenceLoss
+from anabatic.models.reward import RewardLoss, RewardObjective
 from anabatic.parallel.world import World
 from anabatic.train.validate import class_probabilities, validate, validate_pairs
 
@@ -65,6 +66,15 @@ def preference(root: Root, device: Device, world: World, seq_len: int, objective
     return Goal(
         longest(seq_len), loss, lambda batches: validate_pairs(loss, batches, world.data), lay, loss.pack,
         loss.sums, loss.names,
+    )  # fmt: skip
+
+
+def rewards(root: Root, device: Device, world: World, seq_len: int, objective: RewardObjective) -> Goal:
+    """Say how good a conversation is: the better one of a pair gets more."""
+    loss = RewardLoss(root, device, objective)
+    return Goal(
+        longest(seq_len), loss, lambda batches: validate_pairs(loss, batches, world.data), flatten_pairs, loss.pack,
+        loss.sums, loss.names, logits=False,
     )  # fmt: skip
 
 

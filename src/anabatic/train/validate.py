@@ -18,6 +18,7 @@ from anabatic.models.classifier import ClassLoss
 from anabatic.models.classifier import logits as class_logits
 from anabatic.models.forward import Packed, Root, pack, token_scores
 from anabatic.models.preference import PreferenceLoss
+from anabatic.models.reward import RewardLoss
 from anabatic.parallel.shard import part_again
 from anabatic.parallel.world import Group, all_sum
 
@@ -56,7 +57,7 @@ def validate(
 
 
 @torch.no_grad()
-def validate_pairs(loss: PreferenceLoss, batches: ValidPass, world: Group) -> dict[str, Any]:
+def validate_pairs(loss: PreferenceLoss | RewardLoss, batches: ValidPass, world: Group) -> dict[str, Any]:
     """Return `valid_loss` (mean over the pairs, or over single answers), what `loss.names` says likewise, `pairs`, and
     `tokens` of their answers."""
     root, device = loss.root, loss.device

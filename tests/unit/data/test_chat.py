@@ -3,7 +3,7 @@
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.data import chat, tokenizer
+from anabatic.data import calls, chat, tokenizer
 from anabatic.testing.corpora import byte_tokenizer
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
@@ -40,8 +40,8 @@ def spoken(rendered, tok):
 
 def test_outputs_of_the_python_tool_are_not_learned(chat_tokenizer):
     """They stand in the assistant's turn. One that is never closed ends with it; the user's own changes nothing."""
-    start, end = tokenizer.OUTPUT_START, tokenizer.OUTPUT_END
-    said = f"It is {tokenizer.python_call('6*7', '42')}. {tokenizer.python_call('1', '')}Done"
+    start, end = calls.OUTPUT_START, calls.OUTPUT_END
+    said = f"It is {calls.python_call('6*7', '42')}. {calls.python_call('1', '')}Done"
     talk = [
         {"role": "user", "content": f"{start}3"},
         {"role": "assistant", "content": said},

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from anabatic.config.shared import Data
 from anabatic.core.errors import DataError
+from anabatic.data.calls import python_call
 from anabatic.data.document import MAX_ROW, Columns, Document
 from anabatic.data.readers import BLOCK, numbered_lines, read_text
 from anabatic.data.sources import Skips, Source, documents
-from anabatic.data.tokenizer import python_call
 
 ROWS = [{"text": "first"}, {"text": "二"}, {"text": ""}, {"text": "third\nline"}]
 JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()

@@ -139,6 +139,7 @@ def facts(cores: int, packages: Mapping[str, str]) -> dict[str, Any]:
         "cpu": {"count": cores, "allowed": cores},
         "limits": {"nofile": 65536},
         "denied": [],
+        "sandbox": {"guards": {"network": "network namespace", "calls": "seccomp"}, "missing": [], "reasons": {}},
         "disk": {"work": {"path": "/data", **space}, "home": {"path": "/users/a", **space},
                  "shm": {"path": "/dev/shm", "free": 60 * GIB, "total": 64 * GIB}},
         "interfaces": {"lo": ["127.0.0.1"], "eth0": ["192.168.0.7"], "docker0": ["172.17.0.1"]},

@@ -191,6 +191,8 @@ STATES: dict[str, State] = {
         A2, {"facts": {"disk": {"home": {"path": "/users/a", "free": 90 * GIB, "total": GIB * 99, "writable": False}}}},
         {"disk.readonly"}),
     "docker's shared memory": State(A3, space(work=(90 * GIB, 99 * GIB), shm=(2**26, 2**26)), {"shm.small"}),
+    "programs are not shut in": State(A3, {"facts": {"sandbox": {
+        "guards": {}, "missing": ["files"], "reasons": {"namespaces": "Operation not permitted"}}}}, set()),
     "shared memory left over": State(A3, space(work=(90 * GIB, 99 * GIB), shm=(0, 64 * GIB)), {"shm.full"}),
     "bound to a few cores": State(A2, {"facts": {"cpu": {"count": 192, "allowed": 24}}}, {"cpu.bound"}),
     "fewer cores than chips": State(A2, {"facts": {"cpu": {"count": 4, "allowed": 4}}}, {"cpu.few"}),

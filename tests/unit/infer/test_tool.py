@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from anabatic.core.errors import DataError, Failure
-from anabatic.data.tokenizer import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, python_call, tool_ids
+from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, python_call
+from anabatic.data.tokenizer import tool_ids
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request

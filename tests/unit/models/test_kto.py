@@ -83,6 +83,7 @@ def test_a_batch_is_the_formula_with_mismatched_answers() -> None:
             said = rows[other][1][: longest - len(question)]
             gaps.append(log_prob(now, question, said) - log_prob(before, question, said))
         point = torch.stack(gaps).mean().clamp(min=0)
+    assert packed.point is not None
     torch.testing.assert_close(packed.point.double(), point, rtol=1e-4, atol=1e-5)
     slow = torch.zeros((), dtype=torch.float64)
     for (question, said), good in zip(rows, (True, False, True), strict=True):

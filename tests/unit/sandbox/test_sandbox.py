@@ -225,6 +225,22 @@ def test_processes_are_counted(box: Sandbox) -> None:
     assert started == (LIMIT.processes - 1 if box.protections.way == NAMESPACES else 0)
 
 
+def test_what_programs_may_do(box: Sandbox) -> None:
+    """Threads everywhere, processes where they are counted."""
+    thread = "import threading\nt = threading.Thread(target=print, args=('hi',))\nt.start()\nt.join()"
+    assert box.run(thread).stdout == "hi\n"
+    if box.protections.way == NAMESPACES and "RLIMIT_NPROC" in box.protections.guards["processes"]:
+        assert box.run("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'])").stdout == "1\n"
+        pool = "from multiprocessing import Pool\nwith Pool(2) as p: print(p.map(abs, [-1, -2]))"
+        assert box.run(pool).stdout == "[1, 2]\n"
+
+
+def test_what_cannot_start_is_a_failure(box: Sandbox) -> None:
+    with pytest.raises(Failure, match="cannot run a program: .*(directory|exists)"):
+        box.run("", files={"a": "", "a/b": ""})
+    assert box.run("print(1)").ok
+
+
 def test_signals_reach_nobody_else(box: Sandbox) -> None:
     source = (
         f"import os, signal\nfor pid in ({os.getpid()}, os.getppid(), 1, -1):\n"
@@ -296,6 +312,7 @@ def test_bad_settings(box: Sandbox) -> None:
     for name in ("../x", "/etc/x", "", "a/../../b", "a\0b"):
         with pytest.raises(DataError, match="file is called"):
             box.run("", files={name: ""})
+    assert box.run("print(1)", limits=Limits(seconds=2**30, memory_mib=2**30)).ok
     with pytest.raises(ConfigError, match="seconds is 0"):
         Limits(seconds=0)
     with pytest.raises(ConfigError, match="memory_mib is nan"):

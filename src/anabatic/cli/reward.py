@@ -1,0 +1,5 @@
+"""`anabatic reward`."""
+
+from anabatic.cli.job import job_command
+
+reward = job_command("reward")

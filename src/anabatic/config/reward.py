@@ -1,0 +1,39 @@
+"""`anabatic reward`: train a reward model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from anabatic.config.dpo import require_room
+from anabatic.config.shared import Schedule, require
+from anabatic.config.train import TuneJob
+
+
+def _schedule() -> Schedule:
+    return Schedule(epochs=1.0, warmup_ratio=0.1, decay_ratio=0.9)
+
+
+@dataclass(kw_only=True)
+class RewardJob(TuneJob):
+    """Train a model that says how good an answer is, on pairs of a better and a worse one."""
+
+    out: str = "runs/reward"
+    """Run folder."""
+    center_rewards_coefficient: float = 0.0
+    """Weight of the squared sum of a pair's rewards, which keeps them around 0 (arXiv 2312.09244); 0.01 is common."""
+    truncation_strategy: Literal["right", "left", "delete"] = "left"
+    """A conversation of more than batch.seq_len - 1 tokens loses its end or its beginning; delete: the pair is left
+    out."""
+    schedule: Schedule = field(default_factory=_schedule)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        coefficient = self.center_rewards_coefficient
+        require(coefficient >= 0, f"center_rewards_coefficient is {coefficient}", "use 0 or more; 0.01 is common")
+        require(
+            self.tuner != "lora" and self.quantize == "none",
+            f"tuner is {self.tuner}, quantize is {self.quantize}",
+            "a reward model is trained by --tuner full or freeze: its head is no part of an adapter",
+        )
+        require_room(self)

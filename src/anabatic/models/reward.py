@@ -1,0 +1,171 @@
+"""Reward models: a number for a whole conversation, learned from pairs of a better and a worse answer.
+
+They are saved as transformers' sequence classification with one label: `score` is a linear layer without a bias on the
+last token's state. Shapes: `P` pairs, `T` tokens, `H` hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from anabatic.core.errors import DataError
+from anabatic.core.paths import folder_atomic
+from anabatic.data.batch import Batch
+from anabatic.device.device import Device
+from anabatic.device.transfer import send
+from anabatic.models import hf, stored
+from anabatic.models.forward import Packed, Root, hidden_states, pack
+from anabatic.models.preference import NAMES
+from anabatic.parallel.sharded import put
+
+PREFIX = "score."
+"""Of the name of the head's parameter."""
+
+
+@dataclass(frozen=True)
+class RewardObjective:
+    """The loss of a pair.
+
+    Attributes:
+        center: weight of `(r_w + r_l)^2`, which keeps rewards around 0.
+    """
+
+    center: float = 0.0
+
+
+@dataclass
+class PackedConversations:
+    """A batch of pairs on the device.
+
+    Attributes:
+        last: int64 `[2 P]`, last token of every conversation, the better one of a pair first.
+        lengths: fp32 `[P, 2]`, tokens of each.
+    """
+
+    packed: Packed
+    last: Tensor
+    lengths: Tensor
+
+
+def class_name(model: PreTrainedModel) -> str:
+    """Return transformers' name of the model with a head for sequences.
+
+    Raises:
+        DataError: it has none of this architecture.
+    """
+    causal = type(model).__name__.removeprefix("FSDP")
+    name = f"{causal.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}ForSequenceClassification"
+    if not hasattr(transformers, name):
+        raise DataError(f"transformers has no {name}, as which the reward model would be saved", "use another model")
+    return name
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Give a model the head, on the meta device; the one over the vocabulary, which nothing needs, is frozen.
+
+    Raises:
+        DataError: transformers cannot load such a model.
+    """
+    class_name(model)
+    output = model.get_output_embeddings()
+    with hf.on_meta():
+        head = nn.Linear(model.config.hidden_size, 1, bias=False, dtype=output.weight.dtype)
+    model.add_module(PREFIX.rstrip("."), head)
+    if output.weight is not model.get_input_embeddings().weight:
+        output.weight.requires_grad_(False)
+
+
+@torch.no_grad()
+def begin(model: PreTrainedModel, seed: int) -> None:
+    """First weights of the head: deviation `1 / sqrt(H + 1)` (arXiv 2009.01325, appendix B.1), drawn on the CPU."""
+    weight = model.get_submodule(PREFIX.rstrip(".")).weight
+    assert isinstance(weight, Tensor)
+    generator = torch.Generator().manual_seed(seed)
+    put(weight, torch.empty(weight.shape).normal_(0.0, (weight.shape[1] + 1) ** -0.5, generator=generator))
+
+
+class RewardLoss:
+    """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
+
+    Attributes:
+        names: of `sums`, what every call adds up; whoever reads it sets it to zero.
+    """
+
+    names = NAMES
+
+    def __init__(self, root: Root, device: Device, objective: RewardObjective) -> None:
+        self.root, self.device, self.objective = root, device, objective
+        self.sums = torch.zeros(len(self.names), device=device.torch)
+
+    def pack(self, batch: Batch, device: torch.device) -> PackedConversations:
+        """Move a batch of `data.pairs.flatten_pairs` to `device`."""
+        borders = torch.tensor(batch.cu_seqlens[: 2 * batch.num_targets + 1])
+        lengths = borders.diff().view(-1, 2).float()
+        return PackedConversations(pack(batch, device), send(borders[1:] - 1, device), send(lengths, device))
+
+    def __call__(self, model: PreTrainedModel, rows: PackedConversations) -> Tensor:
+        """Return the summed loss of the pairs, fp32."""
+        found = rewards(model, rows).view(-1, 2)
+        with torch.no_grad():
+            margin = found[:, 0] - found[:, 1]
+            self.sums += torch.stack((found[:, 0], found[:, 1], margin, (margin > 0).to(found.dtype)), dim=1).sum(0)
+        return bradley_terry(found, self.objective.center).sum()
+
+
+def rewards(model: PreTrainedModel, rows: PackedConversations) -> Tensor:
+    """Return the reward of every conversation, fp32 `[2 P]`."""
+    states = hidden_states(model, rows.packed).index_select(0, rows.last)
+    with torch.autocast(states.device.type, enabled=False):
+        weight = model.get_submodule(PREFIX.rstrip(".")).weight
+        assert isinstance(weight, Tensor)
+        return F.linear(states.float(), weight.float()).squeeze(1)
+
+
+def bradley_terry(found: Tensor, center: float = 0.0) -> Tensor:
+    """Return the loss of every pair `[P]`: `-log sigmoid(r_w - r_l)` (Bradley and Terry 1952, as in arXiv 2203.02155,
+    equation 1), and `center (r_w + r_l)^2` beside it (arXiv 2312.09244, section 4).
+
+    Args:
+        found: rewards `[P, 2]`, the better answer's first.
+    """
+    losses = -F.logsigmoid(found[:, 0] - found[:, 1])
+    return losses + center * found.sum(1).square() if center else losses
+
+
+def save(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = True) -> None:
+    """Write a folder that `AutoModelForSequenceClassification` loads: whole or not at all. All ranks call it.
+
+    Raises:
+        Failure: the disk is full or refuses writes; an older folder is untouched.
+    """
+    output = {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    unused = {name for name, value in model.named_parameters(remove_duplicate=False) if id(value) in output}
+    body = {name for name, value in model.named_parameters() if name.startswith(f"{model.base_model_prefix}.")}
+
+    def leave(name: str) -> bool:
+        return name in unused and name not in body
+
+    if not writes:
+        stored.save(model, None, leave)
+        return
+    with folder_atomic(folder) as temporary:
+        stored.save(model, temporary, leave)
+        config = copy.deepcopy(model.config)
+        config.use_cache = True
+        config.architectures = [class_name(model)]
+        config.dtype = next(model.parameters()).dtype
+        config.num_labels = 1
+        config.id2label, config.label2id = {0: "reward"}, {"reward": 0}
+        # transformers looks for the last token that is not this one.
+        config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        config.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)

@@ -1,0 +1,132 @@
+"""Reward models: the loss against its formula, and transformers' own model against the rewards that were trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from anabatic.config.reward import RewardJob
+from anabatic.config.shared import Device as DeviceConfig
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.data.document import Document
+from anabatic.data.learn import Learning
+from anabatic.data.pack import Piece
+from anabatic.data.pairs import PairEncoder, flatten_pairs
+from anabatic.data.shard_write import Counts
+from anabatic.device.device import pick
+from anabatic.models import reward
+from anabatic.models.forward import Root
+from anabatic.models.reward import RewardLoss, RewardObjective, bradley_terry
+from anabatic.testing.untrained import byte_tokenizer, random_model
+
+CPU = torch.device("cpu")
+ASKED = {"role": "user", "content": "2 and 2?"}
+
+
+def talk(said: str) -> list[dict[str, Any]]:
+    return [ASKED, {"role": "assistant", "content": said}]
+
+
+TALKS = [(talk("4"), talk("five, or so")), (talk("four."), talk("no")), (talk("the sum"), talk("x"))]
+
+
+@pytest.fixture(scope="module")
+def tok(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def made(tok: Any) -> RewardLoss:
+    model = random_model(len(tok))
+    reward.attach(model)
+    model.get_submodule("score").to_empty(device=CPU)
+    reward.begin(model, 1)
+    return RewardLoss(Root(model), pick(DeviceConfig(type="cpu", threads=1)), RewardObjective(center=0.1))
+
+
+def entries(tok: Any, seq_len: int = 64) -> list[Piece]:
+    documents = [Document(None, good, f"a:{n}", rejected=bad) for n, (good, bad) in enumerate(TALKS)]
+    learning = Learning("assistant", "left", pairs=True, closed=True)
+    encoder = PairEncoder(tok, Counts(), seq_len=seq_len, learning=learning, skip_bad=False)
+    return [Piece(np.asarray(one.ids), np.frombuffer(one.mask or b"", dtype=np.uint8)) for one in encoder(documents)]
+
+
+def test_the_loss_is_the_formula() -> None:
+    found = torch.tensor([[1.0, -2.0], [0.5, 0.5], [-800.0, 900.0]], dtype=torch.float64)
+    slow = [np.log1p(np.exp(-(a - b))) if a - b > -700 else b - a for a, b in found.tolist()]
+    torch.testing.assert_close(bradley_terry(found), torch.tensor(slow, dtype=torch.float64))
+    more = [loss + 0.3 * (a + b) ** 2 for loss, (a, b) in zip(slow, found.tolist(), strict=True)]
+    torch.testing.assert_close(bradley_terry(found, 0.3), torch.tensor(more, dtype=torch.float64))
+
+
+def test_transformers_gives_the_rewards_that_were_trained(tok: Any, tmp_path: Path) -> None:
+    """As its users ask: the chat template, padded on either side; loss and gradients likewise."""
+    loss = made(tok)
+    model = loss.root.model
+    batch = flatten_pairs(entries(tok), 200, 0, 128)
+    rows = loss.pack(batch, CPU)
+    with torch.no_grad():
+        ours = reward.rewards(model, rows)
+    folder = tmp_path / "reward"
+    reward.save(model, folder, tok)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForSequenceClassification"]
+    theirs, told = AutoModelForSequenceClassification.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    plain = AutoTokenizer.from_pretrained(folder)
+    every = [side for pair in TALKS for side in pair]
+    for side in ("left", "right"):
+        plain.padding_side = side
+        asked = plain.apply_chat_template(every, padding=True, return_tensors="pt", return_dict=True)
+        with torch.no_grad():
+            found = theirs(**asked).logits[:, 0]
+        torch.testing.assert_close(found, ours, rtol=1e-4, atol=1e-5)
+    value = loss.root(loss, rows)
+    value.backward()
+    scores = theirs(**asked).logits[:, 0].view(-1, 2)
+    slow = sum(-torch.sigmoid(a - b).log() + 0.1 * (a + b) ** 2 for a, b in scores)
+    slow.backward()
+    torch.testing.assert_close(value, slow, rtol=1e-4, atol=1e-5)
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(
+            model.get_parameter(name).grad,
+            parameter.grad,
+            rtol=2e-3,
+            atol=2e-4,
+            msg=lambda text, name=name: name + text,
+        )
+    assert model.lm_head.weight.grad is None
+    better, worse = ours.view(-1, 2).unbind(1)
+    expected = torch.stack((better.sum(), worse.sum(), (better - worse).sum(), (better > worse).sum()))
+    torch.testing.assert_close(loss.sums, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seq_len", [8, 12, 64])
+def test_every_token_of_a_conversation_is_read(tok: Any, seq_len: int) -> None:
+    """The last one too; of one that is too long, the end is what counts."""
+    pieces = entries(tok, seq_len)
+    room = 2 * seq_len
+    assert all(piece.length <= room for piece in pieces)
+    batch = flatten_pairs(pieces, room * len(pieces), 0, room)
+    whole = [tok.apply_chat_template(side, tokenize=True, return_dict=False) for pair in TALKS for side in pair]
+    for number, ids in enumerate(whole):
+        start, stop = batch.cu_seqlens[number : number + 2]
+        assert batch.input_ids[start:stop].tolist() == ids[-(seq_len - 1) :]
+
+
+def test_settings_and_models_that_do_not_fit(tok: Any) -> None:
+    with pytest.raises(ConfigError, match="tuner is lora"):
+        RewardJob(model="m", tuner="lora")
+    with pytest.raises(ConfigError, match="center_rewards_coefficient is -1"):
+        RewardJob(model="m", center_rewards_coefficient=-1)
+    model = random_model(len(tok))
+    model.__class__ = type("NobodysForCausalLM", (type(model),), {})
+    with pytest.raises(DataError, match="no NobodysForSequenceClassification"):
+        reward.attach(model)
