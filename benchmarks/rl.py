@@ -64,13 +64,19 @@ def prepare(folder: Path, given: Path | None) -> None:
     save_model(model, folder / "model", known)
 
 
-def cpu() -> float:
-    """CPU seconds of this process and of its children that live."""
-    import psutil
+class Cpu:
+    """CPU seconds of this process and of its children; who they are is found out once."""
 
-    times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    return own + sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
+    def __init__(self) -> None:
+        self._children: list[Any] | None = None
+
+    def __call__(self) -> float:
+        import psutil
+
+        if self._children is None:
+            self._children = psutil.Process().children(recursive=True)
+        times = os.times()
+        return times.user + times.system + sum(sum(child.cpu_times()[:2]) for child in self._children)
 
 
 def ours(folder: Path, steps: int, tokens: int) -> list[tuple[float, float, int]]:
@@ -81,6 +87,7 @@ def ours(folder: Path, steps: int, tokens: int) -> list[tuple[float, float, int]
     from anabatic.train.metrics import Metrics
 
     marks: list[tuple[float, float, int]] = []
+    cpu = Cpu()
     record = Metrics.train
 
     def train(self: Metrics, step: int, row: dict[str, Any]) -> None:
@@ -111,6 +118,7 @@ def trl(folder: Path, steps: int, tokens: int) -> list[tuple[float, float, int]]
 
     torch.set_num_threads(1)
     marks: list[tuple[float, float, int]] = []
+    cpu = Cpu()
     made = [0]
 
     def vowels(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
