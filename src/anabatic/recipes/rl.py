@@ -222,7 +222,7 @@ def _engines(
 
     def make(questions: list[Question], stopping: Callable[[], bool]) -> Generator:
         engine = Engine(
-            root.model, tokenizer, max_batch=batching.batch, max_len=fits,
+            root.model, tokenizer, max_batch=batching.batch, max_len=fits, root=root,
             cache_tokens=tokens, step_tokens=batching.step_tokens, scaled=True, tool=tool,
         )  # fmt: skip
         return Generator(engine, device, questions, root, job.turns, turn, stopping)

@@ -24,6 +24,8 @@ class RewardModel:
     """
 
     def __init__(self, folder: Path, device: Device) -> None:
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder", "name that of a reward model: model:FOLDER")
         self._tokenizer = tokenizers.load(folder)
         if not self._tokenizer.chat_template:
             raise ConfigError(f"{folder} has no chat template", "a reward model reads conversations: add one")
