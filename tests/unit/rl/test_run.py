@@ -35,7 +35,7 @@ def weights(job: RlJob) -> dict[str, torch.Tensor]:
 
 def test_it_learns_what_is_rewarded(make: Make) -> None:
     optim, held = Optim(name="adamw", lr=0.02, weight_decay=0.0), Held(rows=8, every=0)
-    job = make(steps=16, optim=optim, examples_per_step=8, eval=held, save=Save(), mask_truncated=False)
+    job = make(steps=12, optim=optim, examples_per_step=8, eval=held, save=Save(), mask_truncated=False)
     assert run(job) == 0
     logged, held = rows(job), rows(job, "eval")
     assert held[0]["step"] == 0 and held[-1]["valid_reward"] > 1.5 * held[0]["valid_reward"]
