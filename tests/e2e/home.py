@@ -65,6 +65,16 @@ class Home:
         given: Options = {"out": out, "model": model, "data.train": data, "optim.lr": 0.003, "beta": 0.5}
         return ["dpo", *_words(given | self._common(SHORT, processes) | (more or {}))]
 
+    def rl(
+        self, out: Path, model: Path, rewards: Path, processes: int = 1, more: Options | None = None
+    ) -> list[object]:
+        """Reward what a model answers."""
+        given: Options = {"out": out, "model": model, "data.train": "task:spelling#40", "optim.lr": 0.003}
+        given |= {"rewards": [f"{rewards}:vowels", "length=0.1"], "sampling.max-new-tokens": 8, "eval.rows": 6}
+        given |= {"examples_per_step": 4, "num_samples": 4, "device_batch_size": 4, "no-mask-truncated": []}
+        common = {key: value for key, value in self._common(4, processes).items() if "-batch-" not in key}
+        return ["rl", *_words(given | common | (more or {}))]
+
     def reward(self, out: Path, model: Path, data: Path) -> list[object]:
         """Train a reward model."""
         given: Options = {"out": out, "model": model, "data.train": data, "optim.lr": 0.003}

@@ -27,6 +27,7 @@ _LAZY = (
     ("pretrain", "anabatic.cli.pretrain:pretrain", TRAIN),
     ("sft", "anabatic.cli.sft:sft", TRAIN),
     ("dpo", "anabatic.cli.dpo:dpo", TRAIN),
+    ("rl", "anabatic.cli.rl:rl", TRAIN),
     ("reward", "anabatic.cli.reward:reward", TRAIN),
     ("merge", "anabatic.cli.merge:merge", USE),
     ("export", "anabatic.cli.export:export", USE),

@@ -94,6 +94,15 @@ _ROWS = (
         short=_SHORT,
     ),
     Command(
+        "rl",
+        "anabatic.config.rl:RlJob",
+        "anabatic.recipes.rl:run",
+        "Reinforcement learning: reward what a language model answers.",
+        trains=True,
+        makes=_MODELS,
+        short={**_SHORT, "model": "-m", "examples_per_step": "--target-examples-per-step"},
+    ),
+    Command(
         "reward",
         "anabatic.config.reward:RewardJob",
         "anabatic.recipes.reward:run",

@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Asked:
         id: `file:line`, the file as it was named.
         messages: turns that an answer follows; None: `text` is to be continued.
         label: what the row itself answers.
+        row: as the file has it, columns renamed.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Asked:
     text: str = ""
     tools: list[dict[str, Any]] | None = None
     label: str | None = None
+    row: dict[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -110,10 +112,10 @@ def _of(row: Any, name: str, columns: Columns) -> Asked:
                 f"nothing is asked: no messages, conversations, prompt, query, question, instruction or text;"
                 f" the row has {listed(row)}"
             )
-        return Asked(name, None, encodable(text, 'column "text"'), label=label)
+        return Asked(name, None, encodable(text, 'column "text"'), label=label, row=row)
     turns = asked.messages
     if turns[-1]["role"] == "assistant":
         turns, label = turns[:-1], str(turns[-1]["content"])
     if not turns or turns[-1]["role"] in ("system", "developer"):
         raise BadRow("no user's turn comes before the answer")
-    return Asked(name, turns, str(turns[-1]["content"]), asked.tools, label)
+    return Asked(name, turns, str(turns[-1]["content"]), asked.tools, label, row)

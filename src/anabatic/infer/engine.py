@@ -68,6 +68,7 @@ class Engine:
             `max_len`. Requests wait while there is no room, and the youngest makes room for older ones.
         step_tokens: tokens of prompts that are read in one step at most; longer prompts are read in pieces, and those
             who are already being answered do not wait for the whole.
+        scaled: log-probabilities of drawn tokens are those at the temperature they were drawn at, not at 1.
         tool: runs the code that answers hold, and gives them its output. Not for ranks that make the same calls: the
             output of a program may differ between them.
 
@@ -77,7 +78,7 @@ class Engine:
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int, root: Root | None = None,
-        cache_tokens: int | None = None, step_tokens: int = 2048,
+        cache_tokens: int | None = None, step_tokens: int = 2048, scaled: bool = False,
         tool: PythonTool | None = None,
     ) -> None:  # fmt: skip
         positions = model.config.max_position_embeddings
@@ -98,6 +99,7 @@ class Engine:
         self._cache = Cache(model.config, blocks, SIZE, model.device, model.dtype, self._root.parts)
         self._schedule = Schedule(blocks, max_batch, step_tokens)
         self._adapters = Adapters(model)
+        self._scaled = scaled
         self._tool = tool
         self._prompt_tokens = self._steps = self._new_tokens = 0
 
@@ -278,7 +280,7 @@ class Engine:
             return []
         logits = self._root(forward.extend, list(rows.values()), self._cache)
         done = [request for request, row in rows.items() if row.wanted]
-        chosen = pick(logits, done) if done else []
+        chosen = pick(logits, done, self._scaled) if done else []
         self._steps += 1
         if any(value != value for _, value, _ in chosen):
             self.forget()

@@ -31,6 +31,15 @@ def engine_of(model: PreTrainedModel, tokenizer: Any, device: Device, batching: 
         DataError: there is no room for one request, or `max_len` is more than the model has positions for.
     """
     longest = batching.max_len or min(model.config.max_position_embeddings, LONGEST)
+    return Engine(
+        model, tokenizer, max_batch=batching.batch, max_len=longest,
+        cache_tokens=room(model, device, batching, nproc), step_tokens=batching.step_tokens,
+    )  # fmt: skip
+
+
+def room(model: PreTrainedModel, device: Device, batching: Batching, nproc: int = 1) -> int:
+    """Return the tokens that the cache gets, and say how large it is; arguments and errors as of `engine_of`."""
+    longest = batching.max_len or min(model.config.max_position_embeddings, LONGEST)
     each = bytes_per_token(model.config, model.dtype)
     wanted = batching.batch * -(-longest // SIZE) * SIZE
     free = device.free_bytes()
@@ -49,7 +58,4 @@ def engine_of(model: PreTrainedModel, tokenizer: Any, device: Device, batching: 
             f"the cache has room for {tokens} tokens of {each:,} bytes ({why})", "give more with --batching.cache-gib"
         )
     log.info(f"cache for {count(tokens)} tokens, {size(tokens * each)} ({why})")
-    return Engine(
-        model, tokenizer, max_batch=batching.batch, max_len=longest, cache_tokens=tokens,
-        step_tokens=batching.step_tokens,
-    )  # fmt: skip
+    return tokens

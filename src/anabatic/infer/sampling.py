@@ -31,17 +31,19 @@ def source_of_draws(sampling: Sampling) -> Random:
     return Random(sampling.seed) if sampling.seed is not None else Random()
 
 
-def pick(logits: Tensor, requests: Sequence[Request]) -> list[tuple[int, float, TopLogprobs]]:
+def pick(logits: Tensor, requests: Sequence[Request], scaled: bool = False) -> list[tuple[int, float, TopLogprobs]]:
     """Return the next token of each request, its log-probability and the likeliest ones; the host waits once.
 
     Args:
         logits: fp32 `[B, V]`.
+        scaled: log-probabilities of chosen tokens are those at the request's temperature, not at 1.
     """
     samplings = [request.sampling for request in requests]
     draws = [request.draws.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
     tokens = choose(_formed(penalise(logits, requests), requests), samplings, draws)
     # Token numbers are exact in fp32 up to 2^24: one copy to the host brings everything.
-    parts = [tokens.float()[:, None], log_probability(logits, tokens)[:, None]]
+    warm = _scaled(logits, samplings) if scaled and all(one.temperature > 0 for one in samplings) else logits
+    parts = [tokens.float()[:, None], log_probability(warm, tokens)[:, None]]
     most = max(sampling.top_logprobs for sampling in samplings)
     if most:
         values, best = logits.topk(most, dim=-1)

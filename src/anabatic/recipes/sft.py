@@ -83,10 +83,10 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
     return model, lora
 
 
-def _pack(
+def packed(
     job: TuneJob, model: PreTrainedModel, named: Path, lora: Lora | None, shares: list[Share], division: Division
 ) -> None:
-    """Pack the frozen weights, if asked for. They are whole on every device, and stay as they are."""
+    """Hold the frozen weights in few bits, if asked for. They are whole on every device, and stay as they are."""
     if job.quantize == "none":
         return
     what = f"quantize is {job.quantize}"
@@ -106,7 +106,7 @@ def _pack(
     log.info(f"{adapter.pack(model, job.quantize)} linear layers are frozen in {job.quantize}")
 
 
-def _require_weights(named: Path, base: Path) -> None:
+def require_weights(named: Path, base: Path) -> None:
     """The files of the weights are opened before the rows are read."""
     stored.require_files(base)
     if named != base:
@@ -201,8 +201,8 @@ def tune(
             reward.attach(model)
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
-        _pack(job, model, named, lora, shares, division)
-        _require_weights(named, base)
+        packed(job, model, named, lora, shares, division)
+        require_weights(named, base)
         data = corpus(job.data, start.tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = data.tokenised
         if learning.pairs:

@@ -49,7 +49,7 @@ from anabatic.train.loop import fit
 from anabatic.train.metrics import Metrics
 from anabatic.train.optim import Optimizer, Rates
 from anabatic.train.plan import Sizes
-from anabatic.train.progress import Fit, Progress
+from anabatic.train.progress import Batches, Fit, Progress
 from anabatic.train.rows import row_log
 from anabatic.train.step import TrainStep
 from anabatic.train.watch import watching
@@ -169,6 +169,12 @@ class Training:
     """What is learned; None: next-token prediction."""
     rates: Rates = Rates()
     """Learning rates of a head of its own."""
+    source: Callable[[dict[str, Any], Callable[[], bool]], Batches] | None = None
+    """Makes the batches, from where a checkpoint left them and what tells of a wish to stop; None: a `Loader`."""
+    describe: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """What a logged row says of such batches."""
+    measure: Callable[[int, Metrics], dict[str, Any]] | None = None
+    """Held-out metrics after a step, and once before the first; None: the held-out loss."""
     writes: Callable[[Path], None] | None = None
     """Writes a folder of the model as it is now, every rank calls it; None: a Hugging Face folder, or an adapter's."""
 
@@ -183,13 +189,14 @@ class Training:
         A run that SIGTERM or SIGUSR1 ended early has saved itself and returns `PREEMPTED`; Ctrl-C returns 130.
         """
         job = self.job
-        if job.eval.patience and self.corpus.valid is None:
+        if job.eval.patience and self.corpus.valid is None and self.measure is None:
             raise ConfigError(
                 f"eval.patience is {job.eval.patience}, but nothing is held out", "name sources in data.valid"
             )
         self._samples = samples.prepare(
-            job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot, job.batch.seq_len, self.chat
-        )
+            job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot if self.corpus.train else 0,
+            job.batch.seq_len, self.chat,
+        )  # fmt: skip
         goal = self.goal or next_token(self.root, self.device, self.world, job.batch.seq_len)
         self._compile()
         optimizer = Optimizer(
@@ -216,12 +223,7 @@ class Training:
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
         optimizer.number = progress.step
-        data = self.world.data
-        loader = Loader(
-            self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=self.sizes.micro_batch_tokens,
-            rank=data.rank, world_size=data.size, seed=job.seed, state=progress.loader or None,
-            pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=job.batch.packing,
-        )  # fmt: skip
+        loader = self._batches(goal, step, progress.loader)
         self.model.train()
         with (
             loader,
@@ -247,6 +249,16 @@ class Training:
         if done:
             return 0
         return 130 if step.stop_signal == signal.SIGINT else child.PREEMPTED
+
+    def _batches(self, goal: Goal, step: TrainStep, state: dict[str, Any]) -> Batches:
+        data = self.world.data
+        if self.source is not None:
+            return self.source(state, lambda: step.stop_signal > 0 and self.world.size == 1)
+        return Loader(
+            self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=self.sizes.micro_batch_tokens,
+            rank=data.rank, world_size=data.size, seed=self.job.seed, state=state or None,
+            pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=self.job.batch.packing,
+        )  # fmt: skip
 
     def _stages(self) -> list[Stage]:
         levels, lessons = self.corpus.levels, self.lessons
@@ -306,7 +318,7 @@ class Training:
         self,
         goal: Goal,
         step: TrainStep,
-        loader: Loader,
+        loader: Batches,
         tensors: Callable[[], dict[str, Any]],
         metrics: Metrics,
         watch: Window | None,
@@ -326,15 +338,17 @@ class Training:
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save,
             optim=job.optim, eval=job.eval, log=job.log, peak_lr=sizes.lr, tensors=tensors,
             peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
-            describe=self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world.data),
+            describe=self.describe or self._of_data, identity=run.identity(job), sizes=sizes.decisive(self.world.data),
             about={"command": name_of(job), "strategy": self.division.strategy}, evaluate=self._evaluate,
             keep_best=lambda: self._write(self.folder.best_model),
             flops_per_token=flops_per_token(self.model, context, goal.logits), peak_flops=run.peak(self.device),
-            watch=watch,
+            watch=watch, begins=self.measure is not None,
         )  # fmt: skip
 
     def _evaluate(self, step: int) -> dict[str, Any]:
         row = {} if self._valid is None else self._goal.validate(self._valid)
+        if self.measure is not None:
+            row = self.measure(step, self._metrics)
         together = self.division.sharded or self.world.tensor.size > 1
         if self._samples is not None and (self.world.data.rank == 0 or self.division.sharded):
             self._samples.take(self.root, together, step, self._metrics)

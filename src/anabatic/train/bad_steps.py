@@ -53,6 +53,8 @@ def pass_over(job: Fit, progress: Progress) -> None:
         rows = []
         for _ in range(job.micro_steps):
             batch = next(job.batches)
+            if batch is None:  # a wish to stop: the step itself will see it too
+                return
             rows += batch.rows
             progress.loader = batch.state
         if job.rows is not None:

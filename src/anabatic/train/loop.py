@@ -37,8 +37,8 @@ def fit(job: Fit, progress: Progress) -> bool:
     clock = _Clock(job, progress)
     HEART.beat(progress.step)
     with _signals(job.step), Saver(job.folder, job.save, job.device, job.world, progress.step) as saver:
-        if progress.evaluated < progress.step and _evaluates(job, progress.step):
-            _evaluate(job, progress, clock, saver)  # a checkpoint is written before the evaluation of its step
+        if _owes(job, progress):
+            _evaluate(job, progress, clock, saver)
         while progress.step < job.total_steps and not progress.enough(job.eval):
             _tell(job, saver)
             bad_steps.pass_over(job, progress)
@@ -125,6 +125,13 @@ def _tell(job: Fit, saver: Saver) -> None:
         )  # fmt: skip
 
 
+def _owes(job: Fit, progress: Progress) -> bool:
+    """True when the model as it is has not been measured: a checkpoint is written before the evaluation of its step."""
+    if progress.step == 0:
+        return job.begins
+    return progress.evaluated < progress.step and _evaluates(job, progress.step)
+
+
 def _evaluates(job: Fit, step: int) -> bool:
     return step == job.total_steps or (job.eval.every > 0 and step % job.eval.every == 0)
 
@@ -137,8 +144,8 @@ def _evaluate(job: Fit, progress: Progress, clock: _Clock, saver: Saver) -> None
     if not row:
         return
     job.metrics.evaluate(progress.step, row)
-    loss = row["valid_loss"]
-    if not math.isfinite(loss):
+    loss = row.get("valid_loss")  # rewards have none
+    if loss is not None and not math.isfinite(loss):
         raise Failure(
             f"the held-out loss after step {progress.step} is {loss}: an update has destroyed the weights",
             "lower optim.lr and optim.matrix_lr, and start over with --save.resume never",

@@ -20,6 +20,10 @@ _MUCH_PADDING = 0.01
 """A packed batch has hardly any; less than this share is not worth a word."""
 _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("loss", lambda value: f"loss {value:.4f}"),
+    ("reward", lambda value: f"reward {value:.3f}"),
+    ("answer_tokens", lambda value: f"{value:.1f} tokens"),
+    ("truncated", lambda value: f"truncated {100 * value:.1f} %" if value else ""),
+    ("reward_faults", lambda value: f"{value:.0f} FAULTS"),
     ("accuracy", lambda value: f"accuracy {100 * value:.1f} %"),
     ("margin", lambda value: f"margin {value:.4f}"),
     ("lr", lambda value: f"lr {value:.2e}"),
@@ -36,6 +40,10 @@ _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("eta_s", lambda value: f"ETA {duration(value)}"),
 )
 _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("valid_reward", lambda value: f"held-out reward {value:.3f}"),
+    ("valid_answer_tokens", lambda value: f"{value:.1f} tokens"),
+    ("valid_truncated", lambda value: f"truncated {100 * value:.1f} %" if value else ""),
+    ("valid_reward_faults", lambda value: f"{value:.0f} FAULTS"),
     ("valid_loss", lambda value: f"valid loss {value:.4f}"),
     ("valid_perplexity", lambda value: f"perplexity {value:.4g}"),
     ("valid_accuracy", lambda value: f"accuracy {100 * value:.2f} %"),
@@ -47,6 +55,7 @@ _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("tokens", lambda value: f"over {count(value)} tokens"),
     ("pairs", lambda value: f"over {count(value)} pairs"),
     ("segments", lambda value: f"over {count(value)} segments"),
+    ("questions", lambda value: f"over {count(value)} questions"),
 )
 _SAMPLE_WIDTH = 160
 
@@ -112,13 +121,15 @@ class Metrics:
         self._write(step, "eval", row)
         messages.info(self._line(step, row, _EVALUATE_LINE))
 
-    def sample(self, step: int, prompt: str, text: str, *, between: str = "") -> None:
+    def sample(self, step: int, prompt: str, text: str, *, between: str = "", reward: float | None = None) -> None:
         """Record what the model wrote after `prompt`, and print the beginning of it.
 
         Args:
             between: what parts prompt and text where both are shown as one.
+            reward: what it got for it.
         """
-        self._rows.write({"step": step, "time": _now(), "kind": "sample", "prompt": prompt, "text": text})
+        got = {} if reward is None else {"reward": reward}
+        self._rows.write({"step": step, "time": _now(), "kind": "sample", "prompt": prompt, "text": text, **got})
         shown = json.dumps(f"{prompt}{between}{text}", ensure_ascii=False).encode("utf-8", "replace").decode()[1:-1]
         messages.info(f"sample: {shown[:_SAMPLE_WIDTH]}{'…' if len(shown) > _SAMPLE_WIDTH else ''}")
         self._each(lambda sink: sink.text(step, f"sample/{prompt[:40]}", prompt + between + text))
@@ -192,7 +203,7 @@ class _Silent(Metrics):
 
     def evaluate(self, step: int, row: dict[str, Any]) -> None: ...
 
-    def sample(self, step: int, prompt: str, text: str, *, between: str = "") -> None: ...
+    def sample(self, step: int, prompt: str, text: str, *, between: str = "", reward: float | None = None) -> None: ...
 
     def event(self, name: str, /, **fields: Any) -> None: ...
 

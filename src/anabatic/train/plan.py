@@ -131,6 +131,11 @@ def require_divisible(batch: Batch, world: Group) -> None:
         )
 
 
+def rounds(epochs: float, questions: int, each: int) -> int:
+    """Return how often `each` questions are asked in so many passes."""
+    return max(1, math.ceil(epochs * questions / each - 1e-6))
+
+
 def horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple[float, str]:
     """Return the training tokens when neither steps nor epochs are given, and why."""
     ratio = schedule.tokens_per_param or TOKENS_PER_PARAM

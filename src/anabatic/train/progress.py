@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from anabatic.config.shared import Evaluate, Log, Optim, Save, Schedule
 from anabatic.core.paths import RunFolder
-from anabatic.data.loader import Loader
+from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.monitor.window import Window
 from anabatic.parallel.world import World
@@ -18,6 +19,31 @@ from anabatic.train.best import Best
 from anabatic.train.metrics import Metrics
 from anabatic.train.rows import RowLog
 from anabatic.train.step import TrainStep
+
+
+class Batches(Protocol):
+    """This rank's micro-batches, without end; each says where the data stand after it."""
+
+    @property
+    def names(self) -> list[str]:
+        """The sources, as `Batch.rows` numbers them."""
+
+    def __next__(self) -> Batch | None:
+        """Return the next one; None: a wish to stop came before it was made."""
+
+    def __iter__(self) -> Iterator[Batch | None]:
+        """Itself."""
+
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Continue after the batch that `state` is of."""
+
+    def __enter__(self) -> Any:
+        """Itself."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give up what it holds."""
 
 
 @dataclass
@@ -54,6 +80,7 @@ class Fit:
         keep_best: write best_model; every rank calls it after the best evaluation so far.
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
+        begins: measure before the first step too.
         watch: what the devices of this machine did meanwhile; None: not known.
         about: command and strategy, for whoever looks at a checkpoint.
         optim: what is done about bad steps.
@@ -65,7 +92,7 @@ class Fit:
     device: Device
     world: World
     step: TrainStep
-    batches: Loader
+    batches: Batches
     total_steps: int
     micro_steps: int
     schedule: Schedule
@@ -85,4 +112,5 @@ class Fit:
     flops_per_token: float = 0.0
     peak_flops: float = 0.0
     watch: Window | None = None
+    begins: bool = False
     rows: RowLog | None = None

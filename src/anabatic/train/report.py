@@ -27,7 +27,7 @@ LONGEST_TEXT = 4000
 MOST_SAMPLES = 8
 MOST_EVENTS = 200
 NONE = "–"
-_HELD_OUT = ("bpb", "perplexity", "accuracy")
+_HELD_OUT = ("bpb", "perplexity", "accuracy", "reward", "answer_tokens")
 _ANSWERS = ("chosen", "rejected")
 
 _STATES = {
@@ -254,7 +254,12 @@ def _stages(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _final_loss(run: Run) -> tuple[float | None, str]:
-    for key, curve, what in (("valid_loss", "valid_loss", "held-out"), ("train_loss", "loss", "training")):
+    last = (
+        ("valid_reward", "valid_reward", "held-out reward"),
+        ("valid_loss", "valid_loss", "held-out"),
+        ("train_loss", "loss", "training"),
+    )
+    for key, curve, what in last:
         value = number(run.summary.get(key))
         if value is None:
             value = next((y for _, y in reversed(run.curves.get(curve, [])) if y is not None), None)
@@ -291,18 +296,28 @@ def _charts(run: Run) -> list[Chart | None]:
         "steps": (min(every), max(every)) if every else None,
         "marks": [(int(step), "resumed") for event in resumes if (step := number(event.get("step")))],
     }
-    loss = [*_noisy(run, "loss", "training"), Line("held out", run.curves.get("valid_loss", []), "points", 2)]
+    losses = [*_noisy(run, "loss", "training"), Line("held out", run.curves.get("valid_loss", []), "points", 2)]
     held_out = {key: [Line("held out", run.curves.get(f"valid_{key}", []), "points", 2)] for key in _HELD_OUT}
     accuracy = [*_noisy(run, "accuracy", "training"), *held_out["accuracy"]]
     answers = [Line(side, run.curves.get(f"rewards/{side}", []), colour=n) for n, side in enumerate(_ANSWERS, 1)]
+    answered = [*_noisy(run, "answer_tokens", "training"), *held_out["answer_tokens"]]
+    rewarded = bool(run.curves.get("reward"))
     rate = [Line("learning rate", run.curves.get("lr", []))]
-    unit = "of a pair" if answers[0].points else "nats per token"
+    unit = "of a pair" if answers[0].points else "of the advantages" if rewarded else "nats per token"
+    loss = chart(f"Loss, {unit}", losses, lambda y: f"{y:.4g}", **common)
+    reward = chart("Mean reward", [*_noisy(run, "reward", "training"), *held_out["reward"]], _three, **common)
     return [
-        chart(f"Loss, {unit}", loss, lambda y: f"{y:.4g}", **common),
+        reward if rewarded else loss,
+        loss if rewarded else None,
         chart("Held-out bits per byte", held_out["bpb"], lambda y: f"{y:.4g}", **common),
         chart("Held-out perplexity", held_out["perplexity"], lambda y: f"{y:.4g}", **common),
         chart("Accuracy", accuracy, lambda y: f"{100 * y:.4g} %", **common),
         chart("Rewards: chosen, rejected", answers, lambda y: f"{y:.3g}", **common),
+        chart("Tokens of an answer", answered, _three, zero=True, **common),
+        chart("Truncated answers", _noisy(run, "truncated"), lambda y: f"{100 * y:.4g} %", zero=True, **common),
+        chart("Entropy of the answers, nats per token", _noisy(run, "entropy"), _three, zero=True, **common),
+        chart("Divergence from the reference, nats per token", _noisy(run, "kl"), _three, zero=True, **common),
+        chart("Log-probability: engine to training", _noisy(run, "logprob_diff"), _three, zero=True, **common),
         chart("Learning rate", rate, lambda y: f"{y:.3g}", zero=True, **common),
         chart("Gradient norm", _noisy(run, "grad_norm"), lambda y: f"{y:.3g}", zero=True, **common),
         chart("Tokens per second", _noisy(run, "tokens_per_s"), _count, zero=True, **common),
@@ -315,6 +330,10 @@ def _charts(run: Run) -> list[Chart | None]:
 def _utilisation(run: Run) -> list[Line]:
     kinds = (("mean", "line", 1), ("min", "raw", 2), ("max", "raw", 2))
     return [Line(kind, run.curves.get(f"device_util_pct_{kind}", []), style, colour) for kind, style, colour in kinds]
+
+
+def _three(number: float) -> str:
+    return f"{number:.3g}"
 
 
 def _count(number: float) -> str:
@@ -340,9 +359,13 @@ def _samples(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     for prompt, all_texts in prompts.items():
         most = min(MOST_SAMPLES, len(all_texts))
         chosen = [all_texts[round(i * (len(all_texts) - 1) / max(1, most - 1))] for i in range(most)]
-        texts = [(f"{sample.step:,}", _shorten(sample.text)) for sample in chosen]
+        texts = [(_when(sample), _shorten(sample.text)) for sample in chosen]
         result.append({"prompt": _shorten(prompt), "texts": texts, "all": len(all_texts)})
     return result
+
+
+def _when(sample: Sample) -> str:
+    return f"{sample.step:,}" if sample.reward is None else f"{sample.step:,} (reward {sample.reward:.3g})"
 
 
 def _event(event: dict[str, Any], began: float | None) -> tuple[str, str, str]:

@@ -19,19 +19,21 @@ CURVES = {
     "train": (
         *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens", "time"),
         *("accuracy", "rewards/chosen", "rewards/rejected"),
+        *("reward", "answer_tokens", "truncated", "logprob_diff", "entropy", "kl"),
         *("device_util_pct_mean", "device_util_pct_min", "device_util_pct_max", "device_power_w_mean"),
     ),
-    "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy"),
+    "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy", "valid_reward", "valid_answer_tokens"),
 }
 
 
 @dataclass
 class Sample:
-    """What the model wrote after `prompt` when it had trained `step` steps."""
+    """What the model wrote after `prompt` when it had trained `step` steps, and what it got for it."""
 
     step: int
     prompt: str
     text: str
+    reward: float | None = None
 
 
 @dataclass
@@ -154,7 +156,8 @@ class Rows:
         if row.get("kind") == "eval":
             self.evaluations[int(step)] = row
         if row.get("kind") == "sample":
-            sample = Sample(int(step), str(row.get("prompt", "")), str(row.get("text", "")))
+            text, reward = str(row.get("text", "")), number(row.get("reward"))
+            sample = Sample(int(step), str(row.get("prompt", "")), text, reward)
             self.samples[sample.step, sample.prompt] = sample
 
     def curves(self) -> dict[str, Points]:

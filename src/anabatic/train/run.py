@@ -237,7 +237,7 @@ def finish(
     write(folder.final_model)
     if not world.first:
         return
-    if summary["valid_loss"] is None or not (folder.best_model / "tokenizer.json").is_file():
+    if summary["best_step"] is None or not (folder.best_model / "tokenizer.json").is_file():
         link_copy(folder.final_model, folder.best_model)
     if summary["skipped"]:
         log.warn(

@@ -110,7 +110,7 @@ class TrainStep:
         self.wait = 0.0
         self.stop_signal = 0
 
-    def run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch | None:
+    def run(self, batches: Iterator[Batch | None], micro_steps: int, lr_scale: float) -> Batch | None:
         """Make one optimizer step from `micro_steps` batches; return the last batch.
 
         Return None when a signal came in the middle: nothing of the step is kept, so a long one need not be waited
@@ -119,7 +119,7 @@ class TrainStep:
         with torch.profiler.record_function("anabatic.step"):  # where profilers and `anabatic sim` see a step
             return self._run(batches, micro_steps, lr_scale)
 
-    def _run(self, batches: Iterator[Batch], micro_steps: int, lr_scale: float) -> Batch | None:
+    def _run(self, batches: Iterator[Batch | None], micro_steps: int, lr_scale: float) -> Batch | None:
         loss = torch.zeros((), device=self.device.torch)
         targets = tokens = 0
         rows: list[Row] = []
@@ -132,7 +132,11 @@ class TrainStep:
             if start - told > _SILENCE:
                 log.info(f"  in a step: micro-batch {index} of {micro_steps}")
                 told = start
-            batch = next(batches)
+            found = next(batches)
+            if found is None:  # a signal came while the batch was made
+                self.optimizer.zero_grad()
+                return None
+            batch = found
             HEART.beat()
             self.wait += time.perf_counter() - start
             loss += self._micro(batch, last=index == micro_steps - 1)

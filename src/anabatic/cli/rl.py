@@ -1,0 +1,5 @@
+"""`anabatic rl`."""
+
+from anabatic.cli.job import job_command
+
+rl = job_command("rl")

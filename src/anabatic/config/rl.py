@@ -1,0 +1,159 @@
+"""`anabatic rl`: reinforcement learning on rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from anabatic.config.chat import Sampling
+from anabatic.config.sandbox import Sandbox
+from anabatic.config.shared import Evaluate, Log, Optim, Schedule, require
+from anabatic.config.train import TuneJob
+
+
+@dataclass(kw_only=True)
+class Held(Evaluate):
+    """Held-out reward: greedy answers, or several drawn ones for pass@k."""
+
+    metric: Literal["reward"] = "reward"  # type: ignore[assignment]
+    """What makes a model the best: the highest held-out mean reward."""
+    every: int = 20
+    """Steps between evaluations; 0: only at the beginning and at the end."""
+    rows: int = 200
+    """Held-out questions; all where there are fewer."""
+    samples: int = 1
+    """Answers to each: 1 is greedy; more are drawn as in training, and pass@k is told for k = 1, 2, 4, ..."""
+    show: int = 4
+    """Held-out questions kept for the report, with what the model answered and its reward."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rows", "samples"):
+            require(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}", "use 1 or more")
+        require(self.show >= 0, f"eval.show is {self.show}", "use 0 or more")
+
+
+@dataclass(kw_only=True)
+class Drawing:
+    """How answers are drawn."""
+
+    temperature: float = 1.0
+    """Of the draws, and of the probabilities that are learned."""
+    top_k: int | None = None
+    """Only the k likeliest tokens; what is learned does not know of it."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that hold this share of the probability; what is learned does not know of it."""
+    max_new_tokens: int = 256
+    """Longest answer in tokens."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end the answer."""
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "sampling.temperature is 0: all answers to a question are the same", "use 1")
+        self.sampling(0)
+
+    def sampling(self, seed: int, greedy: bool = False) -> Sampling:
+        """Return the settings of one answer."""
+        return Sampling(
+            temperature=0.0 if greedy else self.temperature, top_k=self.top_k, top_p=self.top_p,
+            max_new_tokens=self.max_new_tokens, stop=self.stop, seed=seed,
+        )  # fmt: skip
+
+
+def _schedule() -> Schedule:
+    return Schedule(max_steps=100, warmup_ratio=0.0, decay_ratio=0.0)
+
+
+def _gentle() -> Optim:
+    return Optim(name="adamw", weight_decay=0.0, beta2=0.99, eps=1e-8)
+
+
+@dataclass(kw_only=True)
+class RlJob(TuneJob):
+    """Let a model answer questions, reward the answers, and make the better ones likelier."""
+
+    out: str = "runs/rl"
+    """Run folder."""
+    algorithm: Literal["grpo", "dapo", "dr_grpo", "gspo", "reinforce++", "rloo"] = "dapo"
+    """grpo: mean over the tokens of each answer; dapo: over all tokens of the step, clipped higher than lower; dr_grpo:
+    divided by a constant; gspo: one ratio an answer; reinforce++: advantages over the whole step; rloo: an answer is
+    one action, beside the others to its question."""
+    advantage: Literal["group", "mean", "leave_one_out", "batch"] | None = None
+    """group: (r - mean) / std among the answers to a question; mean: r - mean; leave_one_out: r less the mean of the
+    others; batch: (r - mean) / std over the step; default: the algorithm's."""
+    clip_low: float | None = None
+    """The ratio of new to old probability counts from 1 less this; default: the algorithm's."""
+    clip_high: float | None = None
+    """and up to 1 plus this; default: the algorithm's."""
+    kl_coef: float = 0.0
+    """How strongly the model is held to the one before training; 0: not at all, and no reference is kept."""
+    rewards: list[str] = field(default_factory=lambda: ["answer"])
+    """Rewards that are added up, each NAME or NAME=WEIGHT: answer, format, length, tests, FILE.py:FUNCTION, or
+    model:FOLDER."""
+    reward_pattern: str = r".*####\s*-?[\d,.]+\s*"
+    """Regular expression that a whole answer must match for the reward `format`."""
+    reward_timeout: float = 10.0
+    """Seconds after which a reward function or a unit test is given up and counts as an error."""
+    examples_per_step: int = 16
+    """Questions of a step, over all ranks."""
+    num_samples: int = 16
+    """Answers to each."""
+    device_batch_size: int = 8
+    """Answers in one forward and backward pass."""
+    updates: int = 1
+    """Optimizer steps made of the answers of one round; from the second on they are a little off-policy."""
+    mask_truncated: bool = True
+    """Answers that hit the limit of their length are rewarded, but not learned from."""
+    system: str | None = None
+    """System message of the questions that have none."""
+    python: bool = True
+    """Run the code that answers hold between <|python_start|> and <|python_end|>, and give them its output, which is
+    not learned."""
+    sandbox: Sandbox = field(default_factory=Sandbox)
+    turns: int = 1
+    """Turns of the assistant at most; more than one needs a function `turn` in the reward's file."""
+    eval: Held = field(default_factory=Held)
+    sampling: Drawing = field(default_factory=Drawing)
+    rollout_batch: int = 64
+    """Answers that are written at once; the others wait."""
+    cache_gib: float | None = None
+    """Memory for the keys and values of answers, free while the model is trained; default: what `rollout_batch` answers
+    need, at most 0.4 of what is free."""
+    schedule: Schedule = field(default_factory=_schedule)
+    optim: Optim = field(default_factory=_gentle)
+    log: Log = field(default_factory=lambda: Log(every=1))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(bool(self.data.train), "data.train is empty", "give --data task:spelling, or a .jsonl of questions")
+        require(bool(self.rewards), "rewards is empty", "give --rewards answer")
+        for name in ("examples_per_step", "num_samples", "device_batch_size", "updates", "turns", "rollout_batch"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
+        require(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}", "use 0 or more; 0.04 was GRPO's")
+        for name in ("clip_low", "clip_high"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name} is {value}", "use a number above 0, such as 0.2")
+        require(self.clip_low is None or self.clip_low <= 1, f"clip_low is {self.clip_low}", "use at most 1")
+        require(self.reward_timeout > 0, f"reward_timeout is {self.reward_timeout:g}", "use seconds above 0")
+        given = self.cache_gib is None or self.cache_gib > 0
+        require(given, f"cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
+        self._require_sizes()
+
+    def _require_sizes(self) -> None:
+        answers = self.examples_per_step * self.num_samples
+        require(
+            answers % (self.updates * self.device_batch_size) == 0,
+            f"examples_per_step x num_samples is {answers}, not a multiple of updates x device_batch_size ="
+            f" {self.updates * self.device_batch_size}",
+            "change one of them",
+        )
+        require(
+            self.num_samples > 1 or self.advantage == "batch" or self.algorithm == "reinforce++",
+            "num_samples is 1: an answer has no others to be compared with",
+            "use 2 or more, or --algorithm reinforce++",
+        )
+        require(self.batch.packing, "batch.packing is false, and answers are always packed", "leave batch.packing out")
+        for name in ("micro_batch_tokens", "global_batch_tokens"):
+            value = getattr(self.batch, name)
+            hint = "leave it out: examples_per_step, num_samples and device_batch_size say it"
+            require(value is None, f"batch.{name} is {value}, and rl counts answers, not tokens", hint)

@@ -1,0 +1,1 @@
+"""Reinforcement learning: rollouts, rewards, advantages and losses; the loop is `train`'s."""

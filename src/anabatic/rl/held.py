@@ -1,0 +1,79 @@
+"""Held-out questions: mean reward, and pass@k where several answers are drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.chat import Sampling
+from anabatic.config.rl import RlJob
+from anabatic.data.questions import Question
+from anabatic.parallel.world import World, all_gather_text
+from anabatic.rl.rewards import Rewards
+from anabatic.rl.rollout import Ask, Rollout
+from anabatic.rl.rounds import Engines, seed_of, summary
+
+
+@dataclass
+class HeldOut:
+    """The questions, and how they are asked: the same draws at every evaluation."""
+
+    job: RlJob
+    questions: Sequence[Question]
+    prompts: Sequence[list[int]]
+    rewards: Rewards
+    engines: Engines
+    world: World
+
+    def measure(self) -> tuple[dict[str, Any], list[Rollout]]:
+        """Return the metrics, and the answers; the same on every rank.
+
+        Raises:
+            Failure: a reward failed for all of them.
+        """
+        made = self.engines().run(self._asks())
+        assert made is not None  # nobody stops an evaluation
+        self.rewards.judge(made, self.questions)
+        shares = all_gather_text(json.dumps([vars(one) for one in made]), self.world)
+        every = sorted((Rollout(**one) for share in shares for one in json.loads(share)), key=lambda one: one.number)
+        self.rewards.require_some(every)
+        row = {f"valid_{key}": value for key, value in summary(every).items()}
+        if self.job.eval.samples > 1:
+            first = self.rewards.rewards[0].name
+            right = np.array([one.scores[first] >= 1 for one in every]).reshape(-1, self.job.eval.samples).sum(axis=1)
+            row |= {f"valid_pass@{k}": value for k, value in passes(right, self.job.eval.samples).items()}
+        return {**row, "questions": len(self.questions)}, every
+
+    def _asks(self) -> list[Ask]:
+        samples, data = self.job.eval.samples, self.world.data
+        places = range(data.rank, len(self.questions), data.size)
+        return [
+            Ask(place, place * samples + one, self.prompts[place], self._sampling(place, one))
+            for one in range(samples)
+            for place in places
+        ]
+
+    def _sampling(self, place: int, one: int) -> Sampling:
+        seed = seed_of(f"{self.job.seed}/held/{place}/{one}")
+        return self.job.sampling.sampling(seed, greedy=self.job.eval.samples == 1)
+
+
+def passes(right: np.ndarray, samples: int) -> dict[int, float]:
+    """Return pass@k for k = 1, 2, 4, ... up to `samples`: the chance that one of k answers is right, without bias
+    `1 - C(n - c, k) / C(n, k)` (Codex, arXiv 2107.03374, section 2.1), meaned over the questions.
+
+    Args:
+        right: of each question, how many of its `samples` answers are right.
+    """
+    found = {}
+    k = 1
+    while k <= samples:
+        every = math.comb(samples, k)
+        found[k] = sum(1 - math.comb(samples - int(c), k) / every for c in right) / max(1, len(right))
+        k *= 2
+    return found

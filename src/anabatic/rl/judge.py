@@ -1,0 +1,122 @@
+"""A user's Python file in a process of its own: what it raises or never returns costs one call, not the training."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anabatic.core import child
+from anabatic.core.errors import ConfigError
+from anabatic.core.text import did_you_mean
+
+_START = 60.0
+"""Seconds that a file may take to be loaded: it may import much."""
+
+
+class Fault(Exception):
+    """A call failed; says how."""
+
+
+class UserFile:
+    """Functions of a Python file, called with a time limit. The process starts with the first call.
+
+    Args:
+        path: the file.
+        timeout: seconds that a call may take.
+    """
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path, self._timeout = path, timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+
+    def require(self, function: str) -> None:
+        """Make sure that the file can be loaded and has the function.
+
+        Raises:
+            ConfigError: it is not there, it cannot be loaded, or it has no such function.
+        """
+        if not self._path.is_file():
+            raise ConfigError(f"{self._path}: no such file", "name a Python file: FILE.py:FUNCTION")
+        try:
+            names = self._start()
+        except Fault as fault:
+            raise ConfigError(f"{self._path} cannot be loaded: {fault}", "mend the file") from fault
+        if function not in names:
+            near = did_you_mean(function, names)
+            raise ConfigError(f"{self._path} has no function {function}.{near}", "write one: def name(text, row)")
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Return what the function returns: a number, a text or None.
+
+        Raises:
+            Fault: it raised, took too long, or its process ended.
+        """
+        if self._process is None:
+            self._start()
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            self.close()
+            raise Fault(f"its process has ended: {error}") from error
+        return self._answer(self._timeout)
+
+    def _start(self) -> list[str]:
+        self.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "anabatic.rl.reward_program", str(self._path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child.environment(), start_new_session=True,
+        )  # fmt: skip
+        names: list[str] = self._answer(_START)
+        return names
+
+    def _answer(self, timeout: float) -> Any:
+        answer = json.loads(self._line(timeout))
+        if "error" in answer:
+            raise Fault(answer["error"])
+        return answer["value"]
+
+    def _line(self, timeout: float) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        end = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    self.close()
+                    raise Fault(f"no answer within {timeout:g} s")
+                read = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not read:
+                    code = self._process.wait()
+                    self.close()
+                    raise Fault(f"its process ended with code {code}")
+                self._rest += read
+        line, self._rest = self._rest.split(b"\n", 1)
+        return line
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process, self._rest = self._process, None, b""
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                stream.close()
+
+    def __enter__(self) -> UserFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,239 @@
+"""What an answer is worth: named rewards, weighted and added up."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anabatic.core.errors import ConfigError, DataError, Failure
+from anabatic.core.text import did_you_mean
+from anabatic.data import tasks
+from anabatic.data.document import Message
+from anabatic.data.questions import Question
+from anabatic.rl.judge import Fault, UserFile
+from anabatic.rl.rollout import Rollout
+
+Score = Callable[[Rollout, Question], float]
+"""What one answer is worth; raises `Fault` where it cannot tell."""
+
+_SOFT = 4
+"""The last so-many-th part of the room is where a long answer begins to cost."""
+_TURN = "turn"
+
+
+def answered(rollout: Rollout, question: Question) -> float:
+    """1 where the answer is the expected one, else 0."""
+    assert question.answer is not None  # `Rewards` has looked
+    if question.task:
+        return float(tasks.score(question.task, question.answer, rollout.text))
+    return float(same(question.answer, rollout.text))
+
+
+def same(expected: str, said: str) -> bool:
+    """Tell whether what was said ends in what was expected.
+
+    Of both counts what stands behind the last `####` (GSM8K), else in the last `\\boxed{}` (MATH), else of numbers the
+    last one, else everything. Numbers are compared as numbers, other texts without regard to case and blanks.
+    """
+    wanted = final(expected)
+    number = _number(wanted)
+    if number is None:
+        return wanted.casefold().split() == final(said).casefold().split()
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", final(said))
+    return bool(found) and _number(found[-1]) == number
+
+
+def final(text: str) -> str:
+    """Return the part of a text that holds the answer."""
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
+    return boxed[-1].strip() if boxed else text.strip()
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text.replace(",", "").removeprefix("$").rstrip("."))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def formed(rollout: Rollout, question: Question, pattern: re.Pattern[str]) -> float:
+    """1 where the whole answer matches the pattern, else 0."""
+    return float(pattern.fullmatch(rollout.text) is not None)
+
+
+def short(rollout: Rollout, question: Question, room: int) -> float:
+    """0 for an answer with room to spare, falling to -1 as it fills it (DAPO, arXiv 2503.14476, equation 13)."""
+    soft = max(1, room // _SOFT)
+    return -min(1.0, max(0.0, (rollout.length - (room - soft)) / soft))
+
+
+def of_file(rollout: Rollout, question: Question, file: UserFile, function: str) -> float:
+    """What a user's function returns for `(text, row)`."""
+    value = file.call(function, rollout.text, about(rollout, question))
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise Fault(f"{function} returned {value!r}, not a finite number")
+    return value
+
+
+def about(rollout: Rollout, question: Question) -> dict[str, Any]:
+    """Return what a user's function is told: the row of the file, and above it what we know."""
+    told = {"question": question.text, "messages": [*question.messages, *rollout.turns], "answer": question.answer}
+    return {**question.row, **told, "truncated": rollout.truncated, "tokens": rollout.length}
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One of those that are added up."""
+
+    name: str
+    weight: float
+    score: Score
+
+
+class Rewards:
+    """All rewards of a job.
+
+    Args:
+        specs: NAME or NAME=WEIGHT each.
+        pattern: of the reward `format`.
+        timeout: seconds of a call.
+        room: tokens of an answer at most.
+        other: scores of rewards that are made elsewhere, by name.
+
+    Raises:
+        ConfigError: there is no such reward, or its file cannot be used.
+    """
+
+    def __init__(
+        self, specs: Sequence[str], *, pattern: str, timeout: float, room: int, other: dict[str, Score] | None = None
+    ) -> None:
+        self._files: dict[Path, UserFile] = {}
+        self._open = ExitStack()
+        self._timeout = timeout
+        self._known: dict[str, Score] = {
+            "answer": answered,
+            "format": functools.partial(formed, pattern=_compiled(pattern)),
+            "length": functools.partial(short, room=room),
+            **(other or {}),
+        }
+        try:
+            self.rewards = [self._reward(spec) for spec in specs]
+        except ConfigError:
+            self.close()
+            raise
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) < len(names):
+            self.close()
+            raise ConfigError(f"rewards names {', '.join(names)}: one stands twice", "name each once, NAME=WEIGHT")
+
+    def _reward(self, spec: str) -> Reward:
+        name, _, weight = spec.partition("=")
+        try:
+            number = float(weight) if weight else 1.0
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ConfigError(f'"{weight}" in the reward "{spec}" is not a weight', "write NAME=0.5")
+        path, _, function = name.rpartition(":")
+        if path.endswith(".py"):
+            return Reward(
+                function, number, functools.partial(of_file, file=self._file(path, function), function=function)
+            )
+        if name not in self._known:
+            known = [*self._known, "FILE.py:FUNCTION"]
+            raise ConfigError(f'there is no reward "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
+        return Reward(name, number, self._known[name])
+
+    def _file(self, path: str, function: str) -> UserFile:
+        file = self._files.get(Path(path).expanduser())
+        if file is None:
+            file = self._open.enter_context(UserFile(Path(path).expanduser(), self._timeout))
+            self._files[Path(path).expanduser()] = file
+        file.require(function)
+        return file
+
+    def turn(self) -> Callable[[Question, list[Message]], str | None]:
+        """Return the function `turn(messages, row)` of the rewards' file.
+
+        Raises:
+            ConfigError: no reward comes from a file, or the file has no such function.
+        """
+        if not self._files:
+            raise ConfigError("turns is more than 1, and nobody says what comes between", "give FILE.py with `turn`")
+        file = next(iter(self._files.values()))
+        file.require(_TURN)
+
+        def say(question: Question, messages: list[Message]) -> str | None:
+            said = file.call(_TURN, messages, question.row)
+            if said is not None and not isinstance(said, str):
+                raise Fault(f"{_TURN} returned {said!r}, neither a text nor None")
+            return said
+
+        return say
+
+    def require(self, questions: Sequence[Question]) -> None:
+        """Make sure that the rows have what the rewards need.
+
+        Raises:
+            DataError: the reward is `answer`, and a row has none.
+        """
+        if any(reward.score is answered for reward in self.rewards):
+            without = next((question for question in questions if question.answer is None), None)
+            if without is not None:
+                raise DataError(
+                    f"{without.id}: the row has no answer, and the reward is `answer`",
+                    "give rows an answer, or name another reward",
+                )
+
+    def judge(self, rollouts: Sequence[Rollout], questions: Sequence[Question]) -> None:
+        """Set scores, faults and rewards of the rollouts; a reward that fails counts 0."""
+        for rollout in rollouts:
+            for reward in self.rewards:
+                try:
+                    score = reward.score(rollout, questions[rollout.question])
+                except Fault as fault:
+                    rollout.faults[reward.name], score = str(fault), 0.0
+                rollout.scores[reward.name] = score
+                rollout.reward += reward.weight * score
+
+    def require_some(self, rollouts: Sequence[Rollout]) -> None:
+        """Make sure that no reward has failed for every answer.
+
+        Raises:
+            Failure: one has.
+        """
+        for reward in self.rewards:
+            faults = [rollout.faults[reward.name] for rollout in rollouts if reward.name in rollout.faults]
+            if len(faults) == len(rollouts) > 0:
+                raise Failure(
+                    f"the reward {reward.name} failed for all {len(faults)} answers: {faults[0]}", "mend the reward"
+                )
+
+    def close(self) -> None:
+        """End the processes of files."""
+        self._open.close()
+
+    def __enter__(self) -> Rewards:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"reward_pattern {pattern!r}: {error}", "give a regular expression of Python") from error

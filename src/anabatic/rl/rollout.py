@@ -1,0 +1,190 @@
+"""Answers to learn from: drawn by the engine from the very weights that are trained, several to each question."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabatic.core import log
+from anabatic.core.errors import ConfigError
+from anabatic.core.heart import HEART
+from anabatic.data.document import Message
+from anabatic.data.questions import Question
+from anabatic.device.device import Device
+from anabatic.infer.engine import Engine, Request
+from anabatic.infer.sampling import Sampling
+from anabatic.models.forward import Root
+from anabatic.rl.judge import Fault
+
+_SILENCE = 10.0
+"""Seconds of a round after which it says how far it is."""
+_LONG = 96
+"""Tokens of a prompt from which on a processor shares it among the answers. A shorter one is read again for each: its
+answer then lies in one piece of the cache, which is read without copying (docs/dev/LOG.md)."""
+
+Turn = Callable[[Question, list[Message]], "str | None"]
+"""What is said to a conversation so far, None: it is over; raises `Fault` where it cannot tell."""
+
+
+@dataclass
+class Rollout:
+    """One answer, of one turn or several.
+
+    Attributes:
+        question: number of the question; number: of the answer in its round.
+        ids: all tokens, the prompt's `start` first.
+        chosen: of each token behind the prompt, 1 where the model chose it, 0 where it was given.
+        logprobs: of each token behind the prompt, as the engine had it; 0 where it was given.
+        text: the last answer; turns: what was said behind the question.
+        truncated: the limit of its length ended it.
+        scores: of each reward, unweighted; faults: rewards that failed, and why.
+        reward: the weighted sum; advantage: how much better than expected.
+    """
+
+    question: int
+    number: int
+    ids: list[int]
+    start: int
+    chosen: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""
+    turns: list[Message] = field(default_factory=list)
+    truncated: bool = False
+    scores: dict[str, float] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    reward: float = 0.0
+    advantage: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model chose."""
+        return sum(self.chosen)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One answer that is wanted."""
+
+    question: int
+    number: int
+    prompt: list[int]
+    sampling: Sampling
+
+
+class Generator:
+    """Draws answers.
+
+    Args:
+        questions: what the numbers of questions mean.
+        root: the model, which answers without dropout.
+        turns: of the assistant at most.
+        turn: what is said between them.
+        stopping: asked after every token; True ends the round without a result.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        device: Device,
+        questions: Sequence[Question],
+        root: Root,
+        turns: int = 1,
+        turn: Turn | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._engine, self._device, self._questions = engine, device, questions
+        self._root, self._turns, self._turn, self._stopping = root, turns, turn, stopping
+        self._live: dict[Request, tuple[Ask, Rollout]] = {}
+
+    def run(self, asks: Sequence[Ask]) -> list[Rollout] | None:
+        """Return an answer to each, in their order; None when somebody wished to stop.
+
+        Prompts that are alike are read once if others come between them.
+
+        Raises:
+            DataError: a prompt leaves no room for an answer.
+            Failure: the model's logits are not numbers.
+        """
+        made = [Rollout(ask.question, ask.number, list(ask.prompt), len(ask.prompt)) for ask in asks]
+        for ask, rollout in zip(asks, made, strict=True):
+            self._submit(ask, rollout)
+        told = time.monotonic()
+        was_training = self._root.training
+        self._root.eval()
+        try:
+            while self._live:
+                if self._stopping():
+                    return None
+                HEART.beat()
+                with self._device.autocast():
+                    finished = self._engine.step()
+                for request in finished:
+                    self._take(request, *self._live.pop(request))
+                if time.monotonic() - told > _SILENCE:
+                    log.info(f"  answering: {len(asks) - len(self._live)} of {len(asks)}")
+                    told = time.monotonic()
+        finally:
+            self._engine.cancel(self._live)
+            self._live.clear()
+            self._root.train(was_training)
+        return made
+
+    def _submit(self, ask: Ask, rollout: Rollout) -> None:
+        question = self._questions[ask.question]
+        request = self._engine.request(rollout.ids, ask.sampling, name=question.id)
+        if self._device.type == "cpu" and rollout.start < _LONG:
+            request.salt = ask.number.to_bytes(8, "little")
+        self._live[request] = ask, rollout
+        self._engine.submit([request])
+
+    def _take(self, request: Request, ask: Ask, rollout: Rollout) -> None:
+        done = self._engine.completion(request)
+        rollout.ids += done.ids
+        rollout.chosen += done.chosen
+        rollout.logprobs += done.logprobs
+        rollout.text = done.text
+        rollout.turns.append({"role": "assistant", "content": done.text})
+        rollout.truncated = done.finish_reason == "length"
+        said = [turn for turn in rollout.turns if turn["role"] == "assistant"]
+        if rollout.truncated or self._turn is None or len(said) >= self._turns:
+            return
+        question = self._questions[rollout.question]
+        try:
+            reply = self._turn(question, [*question.messages, *rollout.turns])
+        except Fault as fault:
+            rollout.faults["turn"] = str(fault)
+            return
+        if reply is None:
+            return
+        given = between(self._engine.tokenizer, reply, done.ids[-1])
+        if len(rollout.ids) + len(given) >= self._engine.max_len:
+            rollout.truncated = True
+            return
+        rollout.turns.append({"role": "user", "content": reply})
+        rollout.ids += given
+        rollout.chosen += [0] * len(given)
+        rollout.logprobs += [0.0] * len(given)
+        self._submit(ask, rollout)
+
+
+def between(tokenizer: Any, text: str, last: int) -> list[int]:
+    """Return the tokens that stand between an answer, whose last token is `last`, and the next one: the rest of the
+    answer's frame, the user's turn, and the beginning of the assistant's.
+
+    The answer itself is never tokenised anew: its tokens are those that were drawn.
+
+    Raises:
+        ConfigError: the chat template changes earlier turns when later ones come.
+    """
+    turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
+    before: str = tokenizer.apply_chat_template(turns, tokenize=False)
+    after: str = tokenizer.apply_chat_template(
+        [*turns, {"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+    if not after.startswith(before):
+        raise ConfigError("the chat template changes earlier turns when later ones come", "use --turns 1")
+    frame = before[before.rindex("B") + 1 :].removeprefix(tokenizer.decode([last]))
+    ids: list[int] = tokenizer.encode(frame + after[len(before) :], add_special_tokens=False)
+    return ids

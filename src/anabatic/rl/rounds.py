@@ -1,0 +1,217 @@
+"""Rounds: questions are answered, answers are judged, and laid into micro-batches for one or several updates."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.rl import RlJob
+from anabatic.core import log
+from anabatic.data.batch import Batch
+from anabatic.data.questions import Question
+from anabatic.parallel.world import World, all_gather_text
+from anabatic.rl import objective
+from anabatic.rl.advantage import ADVANTAGES
+from anabatic.rl.loss import Algorithm
+from anabatic.rl.rewards import Rewards
+from anabatic.rl.rollout import Ask, Generator, Rollout
+
+Engines = Callable[[], Generator]
+"""Makes a generator with an engine, whose cache lives as long as it does."""
+_TOLD = 3
+
+
+@dataclass
+class Rounds:
+    """This rank's micro-batches, without end.
+
+    A round has `examples_per_step` questions with `num_samples` answers each. Every rank answers and judges its share;
+    then all know all answers, so advantages, metrics and the division into batches come out the same everywhere, under
+    any number of ranks. What is drawn depends on the seed, the round and the place in it alone.
+
+    Attributes:
+        questions: to learn from; prompts: their tokens.
+        micro_steps: micro-batches of a rank for an update.
+        pad_id: a token that is never read.
+        state: of the batch before.
+    """
+
+    job: RlJob
+    questions: Sequence[Question]
+    prompts: Sequence[list[int]]
+    rewards: Rewards
+    algorithm: Algorithm
+    engines: Engines
+    world: World
+    micro_steps: int
+    pad_id: int
+    state: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self._queue: deque[Batch] = deque()
+        self.go_to(self.state)
+
+    @property
+    def names(self) -> list[str]:
+        """The source, as `Batch.rows` numbers it."""
+        return [", ".join(self.job.data.train)]
+
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Continue after the batch that `state` is of."""
+        self._queue.clear()
+        self.state = state or {"micro_batch": 0, "round": 0, "update": 0, "held": [], "told": {}}
+
+    def __iter__(self) -> Rounds:
+        return self
+
+    def __next__(self) -> Batch | None:
+        """Return the next micro-batch; None: a signal came while answers were drawn."""
+        if not self._queue:
+            held, told = self.state["held"], self.state["told"]
+            if not held:
+                answered = self._round(self.state["round"])
+                if answered is None:
+                    return None
+                held, told = answered
+            self._lay([Rollout(**one) for one in held], held, told)
+        return self._queue.popleft()
+
+    def _round(self, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+        """Answer and judge; return all answers of all ranks, and what is told of them."""
+        start = time.perf_counter()
+        mine = self.engines().run(self._asks(number))
+        if mine is None:
+            return None
+        drawn = time.perf_counter()
+        self.rewards.judge(mine, self.questions)
+        judged = time.perf_counter()
+        shares = all_gather_text(json.dumps([vars(one) for one in mine]), self.world)
+        every = sorted((Rollout(**one) for share in shares for one in json.loads(share)), key=lambda one: one.number)
+        self.rewards.require_some(every)
+        rewards = np.array([one.reward for one in every]).reshape(-1, self.job.num_samples)
+        advantages = ADVANTAGES[self.job.advantage or self.algorithm.advantage](rewards)
+        for one, advantage in zip(every, advantages.reshape(-1).tolist(), strict=True):
+            one.advantage = advantage
+        told = {
+            **summary(every),
+            "reward_std": float(rewards.std(axis=1).mean()),
+            "flat_groups": float((np.ptp(rewards, axis=1) == 0).mean()),
+            "rollout_s": round(drawn - start, 4),
+            "reward_s": round(judged - drawn, 4),
+            "rollout_tokens_per_s": sum(one.length for one in every) / max(drawn - start, 1e-9),
+        }
+        _warn(every)
+        return [vars(one) for one in every], told
+
+    def _asks(self, number: int) -> list[Ask]:
+        """This rank's share: whole groups, their first answers first."""
+        job, data = self.job, self.world.data
+        places = range(data.rank, job.examples_per_step, data.size)
+        chosen = {place: self._question(number * job.examples_per_step + place) for place in places}
+        return [
+            Ask(
+                chosen[place], place * job.num_samples + sample, self.prompts[chosen[place]],
+                job.sampling.sampling(seed_of(f"{job.seed}/{number}/{place}/{sample}")),
+            )
+            for sample in range(job.num_samples)
+            for place in places
+        ]  # fmt: skip
+
+    def _question(self, position: int) -> int:
+        turn, place = divmod(position, len(self.questions))
+        if getattr(self, "_turn", None) != turn:
+            self._turn, self._order = turn, list(range(len(self.questions)))
+            Random(f"{self.job.seed}/{turn}").shuffle(self._order)
+        return self._order[place]
+
+    def _lay(self, every: list[Rollout], held: list[dict[str, Any]], told: dict[str, Any]) -> None:
+        """Fill the queue with this rank's micro-batches of the next update."""
+        update, data = self.state["update"], self.world.data
+        size = len(every) // self.job.updates
+        part = every[update * size : (update + 1) * size]
+        counted = [one for one in part if not (one.truncated and self.job.mask_truncated)]
+        # An advantage of 0 has no gradient: such an answer is counted, and needs no forward pass.
+        learned = [one for one in counted if one.advantage != 0 or self.job.kl_coef]
+        bins = spread(learned, self.micro_steps * data.size, self.job.device_batch_size)
+        last = update + 1 == self.job.updates
+        state = {
+            "micro_batch": self.state["micro_batch"] + self.micro_steps * data.size,
+            "round": self.state["round"] + last,
+            "update": 0 if last else update + 1,
+            "held": [] if last else held,
+            "told": told,
+        }
+        idle = min(part, key=lambda one: len(one.ids))
+        rest = self._targets(counted) - self._targets(learned)
+        for at in range(data.rank, len(bins), data.size):
+            some = bins[at] or [replace(idle, chosen=[0] * len(idle.chosen))]
+            batch = objective.lay(some, self.pad_id, self.job.batch.seq_len)
+            batch.num_targets = self._targets(bins[at]) + (rest if at == 0 else 0)
+            batch.state = state
+            turn = (self.state["round"] * self.job.examples_per_step) // len(self.questions)
+            batch.rows = [(0, one.question, turn, 0, len(one.ids) - 1) for one in bins[at]]
+            self._queue.append(batch)
+        self.state = state
+
+    def _targets(self, rollouts: Sequence[Rollout]) -> int:
+        """What the summed loss of these is divided by."""
+        if self.algorithm.per == "token":
+            return sum(one.length for one in rollouts)
+        return len(rollouts) * (self.job.sampling.max_new_tokens if self.algorithm.per == "room" else 1)
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.clear()
+
+
+def seed_of(name: str) -> int:
+    """Return a seed that follows from `name`."""
+    return Random(name).getrandbits(62)
+
+
+def spread(rollouts: Sequence[Rollout], bins: int, most: int) -> list[list[Rollout]]:
+    """Part answers into batches of about equally many tokens, at most `most` answers each, the longest first."""
+    parts: list[list[Rollout]] = [[] for _ in range(bins)]
+    sizes = [0] * bins
+    for one in sorted(rollouts, key=lambda one: (-len(one.ids), one.number)):
+        at = min((at for at in range(bins) if len(parts[at]) < most), key=lambda at: (sizes[at], at))
+        parts[at].append(one)
+        sizes[at] += len(one.ids)
+    return parts
+
+
+def summary(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return means of what a set of answers got: reward, each reward by name, tokens, shares truncated and empty."""
+    count = max(1, len(rollouts))
+    names = rollouts[0].scores if rollouts else {}
+    faults = sum(len(one.faults) for one in rollouts)
+    return {
+        "reward": sum(one.reward for one in rollouts) / count,
+        **{f"reward/{name}": sum(one.scores[name] for one in rollouts) / count for name in names},
+        "answer_tokens": sum(one.length for one in rollouts) / count,
+        "truncated": sum(one.truncated for one in rollouts) / count,
+        "empty": sum(not one.text.strip() for one in rollouts) / count,
+        **({"reward_faults": faults} if faults else {}),
+    }
+
+
+def _warn(rollouts: Sequence[Rollout]) -> None:
+    """Show faults, each text once."""
+    told: dict[str, int] = {}
+    for one in rollouts:
+        for name, what in one.faults.items():
+            told[f"{name}: {what}"] = told.get(f"{name}: {what}", 0) + 1
+    for what, count in list(told.items())[:_TOLD]:
+        log.warn(f"the reward failed for {count} of {len(rollouts)} answers and counts 0 there: {what}")

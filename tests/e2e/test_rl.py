@@ -1,0 +1,46 @@
+"""Reinforcement learning through the command, in one process and in two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from anabatic.core import jsonl
+from e2e import command
+from e2e.home import Home
+
+pytestmark = pytest.mark.slow
+
+MINE = """
+def vowels(text, row):
+    assert row["tokens"] <= 8 and row["question"]
+    return sum(letter in "aeiou" for letter in text) / 8
+"""
+
+
+def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in jsonl.read(folder / "metrics.jsonl") if row["kind"] == kind]
+
+
+def test_two_processes_equal_one(home: Home, base: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    folders = tmp_path / "one", tmp_path / "two"
+    more = {"updates": 2, "kl-coef": 0.01, "eval.samples": 2, "tuner": "lora"}
+    home.together(*(home.rl(out, base, mine, n, more) for n, out in enumerate(folders, start=1)))
+    one, two = (rows(folder, "train") for folder in folders)
+    assert len(one) == len(two) == 4 and "valid_pass@2" in rows(folders[1], "eval")[0]
+    for key in ("reward", "reward/vowels", "reward/length", "answer_tokens", "truncated", "targets", "flat_groups"):
+        assert [row[key] for row in two] == pytest.approx([row[key] for row in one]), key
+    for key in ("loss", "grad_norm", "entropy", "logprob_diff", "kl"):
+        assert [row[key] for row in two] == pytest.approx([row[key] for row in one], rel=5e-3, abs=1e-4), key
+    for key in ("valid_reward", "valid_pass@1"):
+        values = [[row[key] for row in rows(folder, "eval")] for folder in folders]
+        assert values[0] == pytest.approx(values[1]) and len(values[0]) == 2
+    weights = [load_file(folder / "final_model" / "adapter_model.safetensors") for folder in folders]
+    for name, weight in weights[0].items():
+        assert weight.numpy() == pytest.approx(weights[1][name].numpy(), rel=1e-2, abs=1e-4), name
+    assert command.summary(folders[1])["finished"] and (folders[1] / "report.html").is_file()

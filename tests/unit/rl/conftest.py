@@ -1,0 +1,53 @@
+"""A random chat model in a folder, and the settings of a run that takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabatic.config.rl import Held, RlJob
+from anabatic.config.shared import Batch, Data, Device, Save, Schedule
+from anabatic.models.hf import save_model
+from anabatic.testing.untrained import byte_tokenizer, random_model
+
+MINE = """
+def vowels(text, row):
+    return sum(letter in "aeiou" for letter in text) / 8
+def often(text, row):
+    return len(text) - len(set(text)) + 0.0
+"""
+Make = Callable[..., RlJob]
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that says anything, and a file of rewards beside it."""
+    folder = tmp_path_factory.mktemp("rl")
+    tokenizer = byte_tokenizer(folder / "tokenizer")
+    save_model(random_model(len(tokenizer)), folder / "model", tokenizer)
+    (folder / "mine.py").write_text(MINE)
+    return folder / "model"
+
+
+@pytest.fixture
+def make(chat_model: Path, tmp_path: Path) -> Make:
+    """Settings of a small run; what is given overrides them."""
+
+    def settings(**given: Any) -> RlJob:
+        steps = given.pop("steps", 4)
+        first: dict[str, Any] = {
+            "model": str(chat_model), "out": str(tmp_path / given.pop("name", "run")),
+            "data": Data(train=["task:spelling#20"]), "rewards": [f"{chat_model.parent / 'mine.py'}:vowels"],
+            "batch": Batch(seq_len=64), "eval": Held(rows=4, every=2), "device": Device(type="cpu", threads=1),
+            "schedule": Schedule(max_steps=steps), "save": Save(every=1, keep_last=20),
+            "examples_per_step": 4, "num_samples": 4, "device_batch_size": 8,
+        }  # fmt: skip
+        job = RlJob(**{**first, **given})
+        job.sampling.max_new_tokens = 8
+        job.device.dtype = "fp32"
+        return job
+
+    return settings

@@ -1,0 +1,216 @@
+"""Rewards: what counts as right, and what a user's file may do wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+from anabatic.config.shared import Device
+from anabatic.core.errors import ConfigError, DataError, Failure
+from anabatic.data.questions import Question
+from anabatic.device.device import pick
+from anabatic.rl.judge import Fault, UserFile
+from anabatic.rl.programs import passes_tests, require
+from anabatic.rl.reward_model import RewardModel
+from anabatic.rl.rewards import Rewards, same
+from anabatic.rl.rollout import Rollout
+from anabatic.sandbox.box import Sandbox
+from anabatic.sandbox.limits import Limits
+from anabatic.testing.untrained import byte_tokenizer
+
+FILE = """
+import math, os, sys, time
+print("loading")
+def length(text, row):
+    print("judging")
+    return len(text) + row["bonus"]
+def raises(text, row):
+    return {}["missing"]
+def nan(text, row):
+    return math.nan
+def none(text, row):
+    return None
+def slow(text, row):
+    time.sleep(60 if text == "slow" else 0)
+    return 1.0
+def dies(text, row):
+    os._exit(3)
+def turn(messages, row):
+    return "again" if len(messages) < 3 else None
+"""
+
+
+def rollout(text: str, tokens: int = 1, truncated: bool = False) -> Rollout:
+    return Rollout(0, 0, [1] + [2] * tokens, 1, [1] * tokens, [0.0] * tokens, text, truncated=truncated)
+
+
+def rewards(*specs: str, pattern: str = "a+", timeout: float = 5.0, room: int = 8) -> Rewards:
+    return Rewards(specs, pattern=pattern, timeout=timeout, room=room)
+
+
+def question(answer: str | None = "4", task: str = "", **row: object) -> Question:
+    return Question("file.jsonl:1", [{"role": "user", "content": "2 + 2?"}], answer, task, row)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    try:
+        made = Sandbox(Limits(seconds=1, memory_mib=256))
+    except Failure as error:
+        pytest.skip(f"programs cannot be shut in here: {error}")
+    with made:
+        yield made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("expected", "said", "right"),
+    [
+        ("It is 2+2.\n#### 4", "so #### 4", True),
+        ("#### 1,234", "that makes 1234.", True),
+        ("4", "The answer is 4.0", True),
+        ("4", "first 4, then 5", False),
+        ("4", "", False),
+        (r"\boxed{x^2}", r"so \boxed{X^2}", True),
+        ("Paris", " paris ", True),
+        ("Paris", "it is Paris", False),
+        ("#### -3", "-3", True),
+    ],
+)
+def test_answers(expected: str, said: str, right: bool) -> None:
+    assert same(expected, said) is right
+
+
+def test_weights_add_up() -> None:
+    with rewards("answer=2", "format", "length=0.5", pattern=r".*####.*") as judges:
+        one, other = rollout("#### 4", tokens=7), rollout("5", tokens=2)
+        judges.judge([one, other], [question()])
+    assert one.scores == {"answer": 1.0, "format": 1.0, "length": -0.5} and one.reward == 2.75
+    assert other.scores == {"answer": 0.0, "format": 0.0, "length": 0.0} and other.reward == 0.0
+
+
+def test_a_generated_task_has_its_own_rule() -> None:
+    with rewards("answer") as judges:
+        one = rollout("l u d o")
+        judges.judge([one], [question("l u d o", "spelling")])
+    assert one.reward == 1.0
+
+
+def test_rows_without_an_answer_are_named() -> None:
+    with rewards("answer") as judges, pytest.raises(DataError, match="file.jsonl:1: the row has no answer"):
+        judges.require([question(None)])
+
+
+def test_faults_are_counted_and_shown(file: Path) -> None:
+    specs = [f"{file}:{name}" for name in ("length", "raises", "nan", "none", "slow", "dies")]
+    with rewards(*specs, timeout=0.5) as judges:
+        bad, good = rollout("slow"), rollout("good")
+        judges.judge([bad, good], [question(bonus=1)])
+        with pytest.raises(Failure, match="raises failed for all 2 answers: KeyError: 'missing' .line 8 of mine.py"):
+            judges.require_some([bad, good])
+    assert bad.scores["length"] == 5.0 and good.scores["slow"] == 1.0
+    assert bad.faults["slow"] == "no answer within 0.5 s" and "slow" not in good.faults
+    assert "not a finite number" in bad.faults["nan"] and "not a finite number" in bad.faults["none"]
+    assert bad.faults["dies"] == "its process ended with code 3" and bad.reward == 5.0
+
+
+def test_turns_come_from_the_file(file: Path) -> None:
+    with rewards(f"{file}:length") as judges:
+        turn = judges.turn()
+        assert turn(question(), question().messages) == "again" and turn(question(), [{}, {}, {}]) is None
+    with rewards("answer") as judges, pytest.raises(ConfigError, match="nobody says"):
+        judges.turn()
+
+
+def test_a_process_does_not_outlive_its_call(file: Path) -> None:
+    with UserFile(file, 0.3) as mine:
+        began = time.monotonic()
+        with pytest.raises(Fault):
+            mine.call("slow", "slow", {})
+        assert mine.call("slow", "fast", {}) == 1.0 and time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("anwser", 'there is no reward "anwser"'),
+        ("answer=x", "is not a weight"),
+        ("answer=nan", "is not a weight"),
+        ("no.py:f", "no such file"),
+        ("{folder}/mine.py:lenght", "has no function lenght"),
+        ("{folder}/broken.py:f", "cannot be loaded: SyntaxError"),
+    ],
+)
+def test_what_cannot_be_used(file: Path, spec: str, message: str) -> None:
+    (file.parent / "broken.py").write_text("def f(:\n")
+    with pytest.raises(ConfigError, match=message):
+        rewards(spec.format(folder=file.parent))
+    with pytest.raises(ConfigError, match="stands twice"):
+        rewards("answer", "answer=2")
+    with pytest.raises(ConfigError, match="reward_pattern"):
+        rewards("format", pattern="(")
+
+
+HUMAN_EVAL = {
+    "prompt": "def double(x):\n    \"\"\"Twice x.\"\"\"\n", "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "passes"),
+    [
+        (HUMAN_EVAL, "    return 2 * x\n", True),
+        (HUMAN_EVAL, "Here it is:\n```python\ndef double(x):\n    return x + x\n```\nDone.", True),
+        (HUMAN_EVAL, "    return 3 * x\n", False),
+        (HUMAN_EVAL, "    while True: pass\n", False),
+        (HUMAN_EVAL, "    import os\n    os._exit(0)\n", False),
+        (HUMAN_EVAL, "", False),
+        ({"test_list": ["assert one() == 1", "assert one() < 2"]}, "def one():\n    return 1", True),
+        ({"tests": "assert one() == 2"}, "def one():\n    return 1", False),
+    ],
+)
+def test_programs_are_run_against_their_tests(box: Sandbox, row: dict[str, Any], text: str, passes: bool) -> None:
+    assert passes_tests(rollout(text), question(None, **row), box) == passes
+
+
+def test_a_program_that_writes_outside_has_not_written(box: Sandbox, tmp_path: Path) -> None:
+    text = f"def double(x):\n    open({str(tmp_path / 'out')!r}, 'w').write('x')\n    return 2 * x\n"
+    assert passes_tests(rollout(text), question(None, **HUMAN_EVAL), box) == 0.0 and not (tmp_path / "out").exists()
+
+
+def test_rows_without_tests_are_named() -> None:
+    with pytest.raises(DataError, match="file.jsonl:1: the row has no tests"):
+        require([question(None, **HUMAN_EVAL), question(None, test="assert True")])
+
+
+def test_a_reward_model(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(tmp_path)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    model = Qwen2ForSequenceClassification(config)
+    model.save_pretrained(tmp_path)
+    device = pick(Device(type="cpu", dtype="fp32", threads=1))
+    one = rollout("4")
+    one.turns = [{"role": "assistant", "content": "4"}]
+    ids = tokenizer.apply_chat_template([*question().messages, *one.turns], tokenize=True, return_dict=False)
+    expected = model(torch.tensor([ids])).logits[0, 0].item()
+    assert RewardModel(tmp_path, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
+    config.num_labels = 2
+    Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has 2 labels"):
+        RewardModel(tmp_path, device)
