@@ -38,10 +38,16 @@ def pick(logits: Tensor, requests: Sequence[Request]) -> list[tuple[int, float, 
         logits: fp32 `[B, V]`.
     """
     samplings = [request.sampling for request in requests]
-    draws = [request.draws.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
-    tokens = choose(_formed(penalise(logits, requests), requests), samplings, draws)
+    shaped = _formed(penalise(logits, requests), requests)
+    if shaped is logits and all(sampling.temperature == 0 for sampling in samplings):
+        values, tokens = logits.max(dim=-1)  # the largest and where it is, in one pass
+        chances = values - logits.logsumexp(dim=-1)
+    else:
+        draws = [request.draws.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
+        tokens = choose(shaped, samplings, draws)
+        chances = log_probability(logits, tokens)
     # Token numbers are exact in fp32 up to 2^24: one copy to the host brings everything.
-    parts = [tokens.float()[:, None], log_probability(logits, tokens)[:, None]]
+    parts = [tokens.float().unsqueeze(1), chances.unsqueeze(1)]
     most = max(sampling.top_logprobs for sampling in samplings)
     if most:
         values, best = logits.topk(most, dim=-1)
