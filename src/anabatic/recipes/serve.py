@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from anabatic.config.serve import ServeJob
@@ -58,13 +60,25 @@ def run(job: ServeJob) -> int:
         log.info(f"serving {names} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)")
         if not keys and host not in ("127.0.0.1", "::1"):
             log.warn(f"whoever reaches {host}:{port} may ask: set {KEYS} or --api-key-file")
-        uvicorn.Server(config).run(sockets=[listening])
+        with _raised_again():
+            uvicorn.Server(config).run(sockets=[listening])
         worker.stop()
         worker.join(timeout=30)
     if worker.failure:
         raise Failure(f"the engine stopped: {worker.failure}", "the log above says where")
     log.info("served")
     return 0
+
+
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more when everything is answered: that is no other end."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _listen(host: str, port: int) -> socket.socket:
