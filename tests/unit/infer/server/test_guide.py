@@ -1,0 +1,58 @@
+"""The requests of the guide, in both languages, typed as they stand there; only the address is another."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from unit.infer.server.running import catalogue_of, serving
+
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+ADDRESS = "http://127.0.0.1:8000"
+TEXTS = [(DOCS / code / "guides" / "serving.md").read_text(encoding="utf-8") for code in ("en", "zh")]
+
+
+def blocks(kind: str, word: str) -> list[str]:
+    """Blocks of a kind in which a word comes, each once."""
+    found = [block for text in TEXTS for block in re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)]
+    return list(dict.fromkeys(block for block in found if word in block))
+
+
+CURL, PYTHON = blocks("bash", "curl "), blocks("python", "openai")
+
+
+@pytest.fixture(scope="module")
+def guided(engine_parts):
+    with serving(catalogue_of({"sft": engine_parts["one"]})) as running:
+        yield running
+
+
+def test_there_are_examples():
+    assert CURL
+    assert PYTHON
+    assert all(ADDRESS in block for block in CURL + PYTHON)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("number", range(len(CURL)))
+def test_curl(guided, number):
+    lines = CURL[number].replace(ADDRESS, guided.url).replace("curl ", "curl -sS --fail-with-body ")
+    done = subprocess.run(["bash", "-ec", lines], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"error"' not in done.stdout
+    assert done.stdout
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_python(guided, number):
+    pytest.importorskip("openai")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(PYTHON[number].replace(ADDRESS, guided.url), "serving.md", "exec"), {})
+    assert said.getvalue()
