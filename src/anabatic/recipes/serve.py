@@ -25,6 +25,8 @@ from anabatic.models.hf import below, load_config, load_model, require_fit, reso
 
 EXTRA = "pip install 'anabatic[serve]'"
 KEYS = "ANABATIC_API_KEYS"
+UNREAD_SECONDS = 60.0
+"""A client that takes nothing of its answer for so long is cut off."""
 
 
 def run(job: ServeJob) -> int:
@@ -86,6 +88,8 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux (tcp(7)); connections take it over from who listens
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_SECONDS))
     try:
         listening.bind((host, port))
     except OSError as error:
