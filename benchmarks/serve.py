@@ -16,7 +16,7 @@ turns. The engine always has somebody waiting; `generate` is given
 batch after batch, and `continuous` all requests at once, again and again. Before the first turn every side answers the
 same requests, and the answers are compared token by token.
 
-`one`: a single request at a time, ours beside `generate`, in one process and in turns of one request: ratios of CPU time.
+`one`: a single request at a time, ours beside `generate`, in one process and in turns of one request; by CPU time.
 `latency`: the first token at half load, and the gaps between tokens (`serve_latency.py`).
 """
 
@@ -166,9 +166,8 @@ def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], 
 def many(sides: dict[str, Any], args: argparse.Namespace, wanted: Any, at_once: int) -> dict[str, float]:
     """Run the sides, print how many answers are equal, and the table; return the engine's ratios."""
     tokens = sum(size for _, size in wanted)
-    print(
-        f"{at_once} at a time: {len(wanted)} requests in turn, {sum(len(p) for p, _ in wanted):,} tokens in, {tokens:,} out"
-    )
+    read = sum(len(prompt) for prompt, _ in wanted)
+    print(f"{at_once} at a time: {len(wanted)} requests in turn, {read:,} tokens in, {tokens:,} out", flush=True)
     chosen = {name: (work, (args.threads, wanted, at_once)) for name, work in sides.items()}
     results = alternate(chosen, args.rounds, args.seconds, 0.0)
     expected = results[PEER].facts["answers"]
