@@ -1,7 +1,8 @@
-"""The address that the server listens at."""
+"""The address that the server listens at, and the signals that end it."""
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
@@ -27,3 +28,11 @@ def test_a_port_that_is_taken():
         first.listen()
         with pytest.raises(ConfigError, match="cannot be listened at"):
             serve._listen("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_signal_that_uvicorn_raises_again_ends_nothing():
+    before = signal.getsignal(signal.SIGTERM)
+    with serve._raised_again():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
