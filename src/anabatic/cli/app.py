@@ -28,6 +28,7 @@ _LAZY = (
     ("sft", "anabatic.cli.sft:sft", TRAIN),
     ("dpo", "anabatic.cli.dpo:dpo", TRAIN),
     ("merge", "anabatic.cli.merge:merge", USE),
+    ("export", "anabatic.cli.export:export", USE),
     ("eval", "anabatic.cli.evaluate:evaluate", USE),
     ("infer", "anabatic.cli.infer:infer", USE),
     ("chat", "anabatic.cli.chat:chat", USE),

@@ -18,13 +18,14 @@ ADDRESS = "http://127.0.0.1:8000"
 TEXTS = [(DOCS / code / "guides" / "serving.md").read_text(encoding="utf-8") for code in ("en", "zh")]
 
 
-def blocks(kind: str, word: str) -> list[str]:
-    """Blocks of a kind in which a word comes, each once."""
-    found = [block for text in TEXTS for block in re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)]
-    return list(dict.fromkeys(block for block in found if word in block))
+def blocks(text: str, kind: str) -> list[str]:
+    """Blocks of a kind."""
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)
 
 
-CURL, PYTHON = blocks("bash", "curl "), blocks("python", "openai")
+CURL = list(dict.fromkeys(block for text in TEXTS for block in blocks(text, "bash") if "curl " in block))
+PYTHON = list(dict.fromkeys("\n".join(blocks(text, "python")) for text in TEXTS))
+"""A page's program: later blocks use what earlier ones have made."""
 
 
 @pytest.fixture(scope="module")
