@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.infer.engine import Engine
+from anabatic.testing.untrained import random_model
 from unit.infer.server.running import catalogue_of, serving
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
@@ -29,8 +31,10 @@ PYTHON = list(dict.fromkeys("\n".join(blocks(text, "python")) for text in TEXTS)
 
 
 @pytest.fixture(scope="module")
-def guided(engine_parts):
-    with serving(catalogue_of({"sft": engine_parts["one"]})) as running:
+def guided(tokenizer):
+    model = random_model(len(tokenizer), max_len=1024)  # a byte is a token: tools need room
+    engine = Engine(model, tokenizer, max_batch=2, max_len=1024)
+    with serving(catalogue_of({"sft": (engine, model)})) as running:
         yield running
 
 
@@ -53,7 +57,10 @@ def test_curl(guided, number):
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_python(guided, number):
     pytest.importorskip("openai")
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(compile(PYTHON[number].replace(ADDRESS, guided.url), "serving.md", "exec"), {})
+    said, made = io.StringIO(), {}
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(compile(PYTHON[number].replace(ADDRESS, guided.url), "serving.md", "exec"), made)
+    finally:
+        made["client"].close()
     assert said.getvalue()
