@@ -1,6 +1,7 @@
 """How fast is generation beside transformers on the same CPU?
 
-    python benchmarks/serve.py [--rounds N] [--seconds S] [--threads N] [--requests N] [--only many,one]
+    python benchmarks/serve.py [--rounds N] [--seconds S] [--threads N] [--requests N] [--only many,one,latency]
+                               [--json FILE]
 
 A random Qwen2 (8 layers, width 384, 19 M parameters, fp32), greedy. `many`: requests of mixed lengths (log-normal, most
 short, a few long, as chat traffic is), 16 at a time:
@@ -10,21 +11,30 @@ short, a few long, as chat traffic is), 16 at a time:
   its longest answer.
 - `continuous`: transformers' own continuous batching (`generate_batch`), with room for 16 requests.
 
-`one`: a single request at a time, ours beside `generate`. Only tokens that were asked for count. Sides run in processes
-of their own and take turns; ratios are medians over turns. The engine always has somebody waiting; `generate` is given
+Only tokens that were asked for count. These sides run in processes of their own and take turns; ratios are medians over
+turns. The engine always has somebody waiting; `generate` is given
 batch after batch, and `continuous` all requests at once, again and again. Before the first turn every side answers the
 same requests, and the answers are compared token by token.
+
+`one`: a single request at a time, ours beside `generate`, in one process and in turns of one request; by CPU time.
+`latency`: the first token at half load, and the gaps between tokens (`serve_latency.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import logging
 import os
 import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import serve_latency
 from paired import Turns, alternate, table
 
 VOCABULARY = 16384
@@ -153,10 +163,11 @@ def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], 
         turns.step(sum(map(len, answer(wanted))))
 
 
-def compare(title: str, sides: dict[str, Any], args: argparse.Namespace, wanted: Any, at_once: int) -> None:
-    """Run the sides, print how many answers are equal, and the table."""
+def many(sides: dict[str, Any], args: argparse.Namespace, wanted: Any, at_once: int) -> dict[str, float]:
+    """Run the sides, print how many answers are equal, and the table; return the engine's ratios."""
     tokens = sum(size for _, size in wanted)
-    print(f"{title}: {len(wanted)} requests in turn, {sum(len(p) for p, _ in wanted):,} tokens in, {tokens:,} out")
+    read = sum(len(prompt) for prompt, _ in wanted)
+    print(f"{at_once} at a time: {len(wanted)} requests in turn, {read:,} tokens in, {tokens:,} out", flush=True)
     chosen = {name: (work, (args.threads, wanted, at_once)) for name, work in sides.items()}
     results = alternate(chosen, args.rounds, args.seconds, 0.0)
     expected = results[PEER].facts["answers"]
@@ -164,6 +175,67 @@ def compare(title: str, sides: dict[str, Any], args: argparse.Namespace, wanted:
         same = sum(a == b for a, b in zip(result.facts["answers"], expected, strict=True))
         print(f"  {name}: {same} of {len(expected)} answers are those of {PEER}, token by token")
     table(results, PEER)
+    if "engine" not in results:
+        return {}
+    ours = results["engine"].rates("cpu")
+    ratios = {
+        f"over_{name}": statistics.median(a / b for a, b in zip(ours, result.rates("cpu"), strict=True))
+        for name, result in results.items()
+        if name != "engine"
+    }
+    print("  engine over " + ", ".join(f"{name.removeprefix('over_')} {ratio:.2f}" for name, ratio in ratios.items())
+          + " (CPU time, goals 3 and 1.5)")  # fmt: skip
+    return ratios
+
+
+def one(args: argparse.Namespace, wanted: list[tuple[list[int], int]], engine: Any) -> dict[str, float]:
+    """A request at a time, ours and theirs in turns; return the ratio of their CPU time to ours."""
+    import torch
+
+    from anabatic.config.chat import Sampling
+
+    model = model_of(args.threads)
+
+    def ours(prompt: list[int], size: int) -> list[int]:
+        ids: list[int] = engine.generate([prompt], Sampling(temperature=0.0, max_new_tokens=size), [])[0].ids
+        engine.forget()
+        return ids
+
+    def theirs(prompt: list[int], size: int) -> list[int]:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=size, do_sample=False, pad_token_id=0
+        )
+        return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+    def seconds(side: Callable[[list[int], int], list[int]], prompt: list[int], size: int) -> float:
+        start = time.process_time()
+        side(prompt, size)
+        return time.process_time() - start
+
+    same = sum(ours(*some) == theirs(*some) for some in wanted)
+    print(f"one at a time: {len(wanted)} requests, {same} answers equal token by token, {args.rounds} rounds in turns")
+    ratios, spent = [], 0.0
+    for _ in range(args.rounds):
+        pairs = [(seconds(ours, *some), seconds(theirs, *some)) for some in wanted]
+        ratios.append(sum(b for _, b in pairs) / sum(a for a, _ in pairs))
+        spent += sum(a for a, _ in pairs)
+    rate = args.rounds * sum(size for _, size in wanted) / spent
+    ratio = statistics.median(ratios)
+    print(
+        f"  engine over generate {ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f}), {rate:.0f} tokens/CPU s, goal 1.0"
+    )
+    return {"over_generate": ratio, "least": min(ratios), "most": max(ratios), "tokens_per_cpu_second": rate}
+
+
+def resting(args: argparse.Namespace, at_once: int) -> Any:
+    """An engine in this process."""
+    import torch
+
+    from anabatic.infer.engine import Engine
+    from anabatic.models.hf import prepare
+
+    return Engine(prepare(model_of(args.threads), torch.device("cpu")), Letters(), max_batch=at_once, max_len=LONGEST)
 
 
 def main() -> None:
@@ -172,17 +244,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--only", default="many,one")
+    parser.add_argument("--only", default="many,one,latency")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--sides", default="engine,generate,continuous")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     wanted = requests_of(args.requests)
+    found: dict[str, Any] = {"threads": args.threads, "rounds": args.rounds, "requests": args.requests}
     if "many" in args.only:
         every = {"engine": engine, "generate": generate, "continuous": continuous}
         sides = {name: work for name, work in every.items() if name in args.sides}
-        compare(f"{AT_ONCE} at a time", sides, args, wanted, AT_ONCE)
+        found["many"] = many(sides, args, wanted, AT_ONCE)
     if "one" in args.only:
-        compare("one at a time", {"engine": engine, "generate": generate}, args, wanted[:4], 1)
+        found["one"] = one(args, wanted[:4], resting(args, 1))
+    if "latency" in args.only:
+        found["latency"] = serve_latency.measure(resting(args, AT_ONCE), wanted, max(1, args.rounds // 2))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

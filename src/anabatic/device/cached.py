@@ -49,6 +49,7 @@ class Cached:
         self._alone = list(spans if not together else spans[: len(spans) - len(last)])
         self._last = last if together else []
         self.counts = [span.new for span in self._alone] + ([len(last)] if self._last else [])
+        self._several = sum(span.new > 1 for span in self._alone)
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         if self._last:
             self._lengths = np.array([span.start + 1 for span in last])
@@ -68,8 +69,10 @@ class Cached:
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         """q `[T, N, D]`, a layer's whole cache `[S, K, D]` and `[S, K, E]` -> `[T, N, E]`."""
+        if not self._several and not self._last:
+            return self._singles(0, q, keys, values, scores)
         parts = q.split(self.counts)
-        several = sum(span.new > 1 for span in self._alone)
+        several = self._several
         outs = [self._one(row, parts[row], keys, values, scores) for row in range(several)]
         if several < len(self._alone):
             outs.append(self._singles(several, q, keys, values, scores))
@@ -80,12 +83,12 @@ class Cached:
     def _singles(self, first: int, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         """Rows of one new token each, one by one against exactly what each sees: nothing is padded or copied."""
         spans = self._alone[first:]
-        q = q[-len(spans) :]
+        q = q[-len(spans) :] if first else q
         if not scores.plain:
             parts = q.split(1)
             return torch.cat([self._one(first + at, parts[at], keys, values, scores) for at in range(len(spans))])
         # Query heads of one key head become queries of it: nothing is repeated, and nothing needs a mask.
-        parts = q.unflatten(1, (keys.shape[1], -1)).split(1)
+        parts = q.reshape(len(spans), keys.shape[1], -1, q.shape[2]).chunk(len(spans))
         outs = []
         for span, part in zip(spans, parts, strict=True):
             seen = span.start + 1
@@ -93,7 +96,7 @@ class Cached:
             if scores.window is not None and seen > scores.window:
                 k, v = k[..., seen - scores.window :, :], v[..., seen - scores.window :, :]
             outs.append(F.scaled_dot_product_attention(part, k, v, scale=scores.scale))
-        return torch.cat(outs).flatten(1, 2)
+        return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1, 2)
 
     def _one(self, row: int, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         """One row under a mask."""
@@ -105,7 +108,8 @@ class Cached:
     def _read(self, x: Tensor, span: Span, length: int) -> Tensor:
         """The first `length` tokens of a row, `[1, K, length, D]`: where they lie, if their blocks are consecutive."""
         if len(span.runs) == 1:
-            width, heads, size = x.stride(0), x.shape[1], x.shape[2]
+            _, heads, size = x.shape
+            width = heads * size  # a layer's cache is contiguous
             start = x.storage_offset() + span.runs[0][0] * self._size * width
             return x.as_strided((1, heads, length, size), (0, size, width, 1), start)  # one view instead of three
         parts = [x[first * self._size : (first + blocks) * self._size] for first, blocks in span.runs]

@@ -39,11 +39,17 @@ def pick(logits: Tensor, requests: Sequence[Request], scaled: bool = False) -> l
         scaled: log-probabilities of chosen tokens are those at the request's temperature, not at 1.
     """
     samplings = [request.sampling for request in requests]
-    draws = [request.draws.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
-    tokens = choose(_formed(penalise(logits, requests), requests), samplings, draws)
+    shaped = _formed(penalise(logits, requests), requests)
+    if shaped is logits and all(sampling.temperature == 0 for sampling in samplings):
+        values, tokens = logits.max(dim=-1)  # the largest and where it is, in one pass
+        chances = values - logits.logsumexp(dim=-1)
+    else:
+        draws = [request.draws.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
+        tokens = choose(shaped, samplings, draws)
+        warm = _scaled(logits, samplings) if scaled and all(one.temperature > 0 for one in samplings) else logits
+        chances = log_probability(warm, tokens)
     # Token numbers are exact in fp32 up to 2^24: one copy to the host brings everything.
-    warm = _scaled(logits, samplings) if scaled and all(one.temperature > 0 for one in samplings) else logits
-    parts = [tokens.float()[:, None], log_probability(warm, tokens)[:, None]]
+    parts = [tokens.float().unsqueeze(1), chances.unsqueeze(1)]
     most = max(sampling.top_logprobs for sampling in samplings)
     if most:
         values, best = logits.topk(most, dim=-1)

@@ -49,13 +49,20 @@ def attention_forward(
     kind = value.device.type
     # Norms and angles in fp32 make wide queries and keys; kernels want one type, autocast's where it is on.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
-    q, k, v = (x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value))
+    q, k, v = _flat(query, dtype), _flat(key, dtype), _flat(value, dtype)
     if cache is not None:
         return cache.attend(int(module.layer_idx), q, k, v, scores).unsqueeze(0), None  # type: ignore[arg-type]
     if segments is None:
         raise DataError("the packed forward pass needs segments or a cache", "call models.forward, not the model")
     segments.attended += 1
     return for_device(q.device.type).attention(q, k, v, segments, scores).unsqueeze(0), None
+
+
+def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[1, N, T, D]` -> `[T, N, D]`."""
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    return x.squeeze(2) if x.shape[2] == 1 else x.squeeze(0).transpose(0, 1)
 
 
 def _window(module: nn.Module, others: dict[str, Any]) -> int | None:
@@ -73,7 +80,7 @@ def _window(module: nn.Module, others: dict[str, Any]) -> int | None:
 def _refuse(module: nn.Module, mask: Any, dropout: float, others: dict[str, Any]) -> None:
     """Packed attention must not leave out what a model asks for."""
     name = type(module).__name__
-    unknown = sorted(key for key, given in others.items() if key not in _PASSED_BY and given is not None)
+    unknown = [key for key, given in others.items() if key not in _PASSED_BY and given is not None]
     if dropout:
         raise DataError(
             f"{name} drops {dropout:g} of its attention weights, which packed attention does not do",
@@ -82,7 +89,7 @@ def _refuse(module: nn.Module, mask: Any, dropout: float, others: dict[str, Any]
     if module.__dict__.get("is_causal", True) is False or others.get("is_causal") is False:
         raise DataError(f"{name} looks forward and backward; packed attention is causal", "use a causal language model")
     if unknown or mask is not None:
-        what = ", ".join(unknown) or "an attention mask of its own"
+        what = ", ".join(sorted(unknown)) or "an attention mask of its own"
         raise DataError(f"{name} needs {what}, which packed attention does not know", "use a model of another family")
 
 

@@ -71,6 +71,7 @@ class Cache:
         shape = (config.num_hidden_layers, blocks * size, heads // parts)
         self.keys = torch.zeros(*shape, wide, device=device, dtype=dtype)
         self.values = torch.zeros(*shape, narrow, device=device, dtype=dtype)
+        self._layers = list(zip(self.keys, self.values, strict=True))
         self.blocks, self.size = blocks, size
         self.now: Pass
 
@@ -82,9 +83,11 @@ class Cache:
         """
         now = self.now
         now.attended += 1
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self._layers[layer]
         keys.index_copy_(0, now.write, k.to(keys.dtype))
         values.index_copy_(0, now.write, v.to(values.dtype))
+        if now.fresh is None and now.cached is not None:
+            return now.cached.attend(q.to(keys.dtype), keys, values, scores).to(q.dtype)
         outs = []
         if now.fresh is not None:
             n = now.fresh.cu_seqlens[-1]

@@ -94,7 +94,7 @@ def _require_known(model: PreTrainedModel) -> None:
             " batch would mix",
             "use a model of another family",
         )
-    unknown = sorted(set(getattr(model.config, "layer_types", None) or ()) - set(NO_MASK))
+    unknown = sorted({*(getattr(model.config, "layer_types", None) or ())} - NO_MASK.keys())
     if unknown:
         raise DataError(
             f"{type(model).__name__} has layers of the kind {', '.join(unknown)}, in which rows of a batch would mix",

@@ -26,7 +26,8 @@ class Head(NamedTuple):
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """`[..., H]` and `[V, H]` -> `[..., V]`."""
-        out = self.scale * (hidden @ weight.t())
+        out = hidden @ weight.t()
+        out = out if self.scale == 1 else self.scale * out
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
 
 

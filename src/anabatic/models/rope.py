@@ -29,20 +29,22 @@ Function = Callable[..., tuple[Tensor, Tensor]]
 def function(ops: Ops, kind: Kind) -> Function:
     """The function by a device's operator; heads wider than the angles keep the rest as it is (Phi-3, GLM).
 
-    All layers are given the same angles: they are cast and spread once and remembered until there are others.
+    All layers are given the same angles: they are cast, spread and shaped once and remembered until there are others.
     """
     operator = ops.rotary if kind == "halves" else ops.rotary_neighbours
-    last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    last: tuple[Tensor, Tensor, int, Tensor, Tensor] | None = None
 
-    def fitted(angle: Tensor, dtype: torch.dtype) -> Tensor:
+    def fitted(angle: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         angle = angle.to(dtype)
-        return angle[..., : angle.shape[-1] // 2].repeat_interleave(2, dim=-1) if kind == "spread" else angle
+        if kind == "spread":
+            angle = angle[..., : angle.shape[-1] // 2].repeat_interleave(2, dim=-1)
+        return angle.unsqueeze(dim)
 
-    def angles(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def angles(cos: Tensor, sin: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         nonlocal last
-        if last is None or last[0] is not cos or last[1] is not sin or last[2].dtype != dtype:
-            last = (cos, sin, fitted(cos, dtype), fitted(sin, dtype))
-        return last[2:]
+        if last is None or last[0] is not cos or last[1] is not sin or last[2] != dim or last[3].dtype != dtype:
+            last = (cos, sin, dim, fitted(cos, dim, dtype), fitted(sin, dim, dtype))
+        return last[3:]
 
     def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         size = cos.shape[-1]
@@ -51,7 +53,10 @@ def function(ops: Ops, kind: Kind) -> Function:
         return torch.cat((operator(x[..., :size], cos, sin), x[..., size:]), dim=-1)
 
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
-        cos, sin = (x.unsqueeze(unsqueeze_dim) for x in angles(cos, sin, q.dtype))
+        cos, sin = angles(cos, sin, unsqueeze_dim, q.dtype)
+        if unsqueeze_dim == 1 and q.shape[2] == 1 and not torch.is_grad_enabled():  # one token: the fewest calls
+            both = turn(torch.cat((q, k), dim=1), cos, sin)
+            return both.split_with_sizes((q.shape[1], k.shape[1]), dim=1)
         return turn(q, cos, sin), turn(k, cos, sin)
 
     return apply_rotary_pos_emb

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from anabatic.config.serve import ServeJob
@@ -24,6 +26,8 @@ from anabatic.models.hf import below, load_config, load_model, require_fit, reso
 
 EXTRA = "pip install 'anabatic[serve]'"
 KEYS = "ANABATIC_API_KEYS"
+UNREAD_SECONDS = 60.0
+"""A client that takes nothing of its answer for so long is cut off."""
 
 
 def run(job: ServeJob) -> int:
@@ -60,7 +64,8 @@ def run(job: ServeJob) -> int:
         log.info(f"serving {names} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)")
         if not keys and host not in ("127.0.0.1", "::1"):
             log.warn(f"whoever reaches {host}:{port} may ask: set {KEYS} or --api-key-file")
-        uvicorn.Server(config).run(sockets=[listening])
+        with _raised_again():
+            uvicorn.Server(config).run(sockets=[listening])
         worker.stop()
         worker.join(timeout=30)
     if worker.failure:
@@ -69,11 +74,24 @@ def run(job: ServeJob) -> int:
     return 0
 
 
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more when everything is answered: that is no other end."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Take the address before the models are read, which may take minutes."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux (tcp(7)); connections take it over from who listens
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_SECONDS))
     try:
         listening.bind((host, port))
     except OSError as error:

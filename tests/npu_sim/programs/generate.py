@@ -1,5 +1,7 @@
-"""Generation on the NPU: the CPU's tokens, requests of several lengths and beginnings, with and without adapters."""
+"""Generation on the NPU: the CPU's tokens, requests of several lengths and beginnings, with and without adapters; what
+a step that reads one token of everybody launches, and how often it waits."""
 
+import os
 import random
 import sys
 import warnings
@@ -12,6 +14,8 @@ from anabatic.config.tuner import Lora
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models import adapter, fuse
+from anabatic.sim import segment
+from anabatic.sim.machine import SEGMENT
 from anabatic.testing.untrained import byte_tokenizer, random_model
 
 warnings.filterwarnings("ignore")
@@ -48,7 +52,30 @@ def answers(device: str, tokens: int) -> list[list[int]]:
     return [request.ids for request in requests]
 
 
+def counted(rows: int, steps: int, sampling: Sampling) -> str:
+    """Operators and waits of a step in which every request reads its last token."""
+    model = random_model(len(tokenizer)).to("npu:0")
+    fuse.settle(model, "auto", "npu")
+    engine = Engine(model, tokenizer, max_batch=rows, max_len=96)
+    engine.submit([engine.request(prompts[n], sampling, []) for n in range(rows)])
+    while engine.load().new_tokens < rows:
+        engine.step()
+    with segment.attached(os.environ[SEGMENT]) as machine:
+        before = machine.device[0].operators, machine.device[0].syncs
+        for _ in range(steps):
+            engine.step()
+        after = machine.device[0].operators, machine.device[0].syncs
+    launched, waited = ((b - a) / steps for a, b in zip(before, after, strict=True))
+    return f"{rows} rows, {model.config.num_hidden_layers} layers: {launched:g} operators, {waited:g} waits a step"
+
+
 tokens = int(sys.argv[1])
 on_npu = answers("npu:0", tokens)
 if tokens < 20:
     print("same" if on_npu == answers("cpu", tokens) else "other tokens")
+else:
+    sys.exit()
+greedy = Sampling(temperature=0.0, max_new_tokens=40)
+drawn = Sampling(temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=40, seed=1)
+for rows, sampling in ((1, greedy), (4, greedy), (4, drawn)):
+    print(counted(rows, 8, sampling))

@@ -173,7 +173,11 @@ class Catalogue:
         """
         tokenizer = served.engine.tokenizer
         if not tokenizer.chat_template:
-            raise ApiError(400, f"{served.name} has no chat template: it continues texts at /v1/completions", "model")
+            raise ApiError(
+                400,
+                f"{served.name} has no chat template (no chat_template.jinja): it continues texts at /v1/completions",
+                "model",
+            )
         plain = [_clean(message.plain()) for message in messages]
         shown = [_clean(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
         try:

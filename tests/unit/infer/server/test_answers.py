@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
-import shutil
 import struct
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -152,11 +149,3 @@ def test_models_tokens_health_and_figures(ask, server, tokenizer):
     assert 'anabatic_generation_tokens_total{model="one"}' in figures
     assert "anabatic_time_to_first_token_seconds_bucket" in figures
     assert "anabatic_up 1.0" in figures
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_asks_it_as_the_guide_says(server):
-    body = json.dumps({"model": "one", "messages": MESSAGES})
-    line = ["curl", "-sS", f"{server.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"]

@@ -1,0 +1,38 @@
+"""The address that the server listens at, and the signals that end it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+
+from anabatic.core.errors import ConfigError
+from anabatic.recipes import serve
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux cuts off who reads nothing")
+def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
+    monkeypatch.setattr(serve, "UNREAD_SECONDS", 0.3)
+    with serve._listen("127.0.0.1", 0) as listening:
+        listening.listen()
+        with socket.create_connection(listening.getsockname()):
+            served, _ = listening.accept()
+            with served, pytest.raises(OSError, match="timed out"):
+                while True:
+                    served.sendall(bytes(2**20))
+
+
+def test_a_port_that_is_taken():
+    with serve._listen("127.0.0.1", 0) as first:
+        first.listen()
+        with pytest.raises(ConfigError, match="cannot be listened at"):
+            serve._listen("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_signal_that_uvicorn_raises_again_ends_nothing():
+    before = signal.getsignal(signal.SIGTERM)
+    with serve._raised_again():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
