@@ -99,12 +99,12 @@ def run(
     least, most = machines(nnodes or told.get("NNODES") or "1")
     settings = tree["device"]["nproc"] if tree else 1
     launch = Launch(
-        nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE")) or settings,
+        nproc=_given(whole("nproc", nproc or told.get("NPROC_PER_NODE")), settings),
         min_nodes=least,
         max_nodes=most,
         node_rank=whole("node-rank", node_rank or told.get("NODE_RANK")) if most > 1 else None,
         master_addr=master_addr or told.get("MASTER_ADDR"),
-        master_port=whole("master-port", master_port or told.get("MASTER_PORT")) or 29500,
+        master_port=_given(whole("master-port", master_port or told.get("MASTER_PORT")), 29500),
         job_id=job_id,
         max_restarts=whole("max-restarts", max_restarts) or 0,
         hang_seconds=number("hang-seconds", hang_seconds),
@@ -123,6 +123,10 @@ def run(
     from anabatic.cli import job as jobs
 
     return jobs.spread(row, job, launch)
+
+
+def _given(number: int | None, otherwise: int) -> int:
+    return otherwise if number is None else number
 
 
 @app.command
