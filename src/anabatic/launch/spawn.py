@@ -120,8 +120,8 @@ class _Supervisor:
                 self.told = max(self.told, len(reports.tries(self.folder)))
                 self.extra += 1
         finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+            for number, handler in old.items():  # told to end: a second signal must not take our exit code away
+                signal.signal(number, signal.SIG_IGN if self.received else handler)
 
     def _restarts(self) -> int:
         """How many restarts are left."""

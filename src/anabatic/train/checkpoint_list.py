@@ -42,7 +42,7 @@ def _row(path: Path, best: int | None) -> dict[str, Any]:
         "step": step,
         "path": str(path),
         "age_s": round(max(0.0, time.time() - saved), 1),
-        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "bytes": sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
         "whole": not problem,
         "fault": problem,
         "best": step is not None and step == best,
@@ -58,10 +58,12 @@ def best_step(run: Path) -> int | None:
     except ConfigError:  # a checkpoint that was copied out of its run
         return None
     judge = Evaluate()
-    judge.metric = tree.get("eval", {}).get("metric", judge.metric)
+    told = tree.get("eval")
+    judge.metric = told.get("metric", judge.metric) if isinstance(told, dict) else judge.metric
     best = Best()
     for row in jsonl.read(folder.metrics):
-        if row.get("kind") == "eval" and row.get("valid_loss") is not None:
+        figures = [row.get(key) for key in ("step", "valid_loss", f"valid_{judge.metric}")]
+        if row.get("kind") == "eval" and all(isinstance(figure, (int, float)) for figure in figures):
             best.judge(row["step"], row, judge)
     found: int | None = best.best.get("step")
     return found
