@@ -90,7 +90,6 @@ def test_verify_names_every_broken_file(run: Path, capsys: pytest.CaptureFixture
     assert out.splitlines()[3].endswith("manifest.json cannot be read (No such file or directory)")
 
 
-@pytest.mark.parametrize("verb", ["list", "verify", "export"])
 @pytest.mark.parametrize("odd", [{"saved": "today"}, {"command": ["sft"]}, {"step": "15"}, {"world_size": [2]}])
 def test_a_manifest_that_is_none_of_ours_is_passed_over(
     run: Path, odd: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -127,6 +126,7 @@ def test_odd_settings_and_rows_beside_checkpoints_are_passed_over(
     assert code == 2 and "is no folder" in said
 
 
+@pytest.mark.parametrize("verb", ["list", "verify", "export"])
 def test_a_folder_without_checkpoints_is_the_users_mistake(
     run: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
