@@ -67,7 +67,9 @@ def read(path: Path) -> list[Host]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(f"--hosts {path} cannot be read: {why}", f"a file with one host a line: {_SHOWN}") from error
     if len(text) > _LONGEST:
-        raise ConfigError(f"--hosts {path} has more than {_LONGEST >> 20} MiB", f"a file with one host a line: {_SHOWN}")
+        raise ConfigError(
+            f"--hosts {path} has more than {_LONGEST >> 20} MiB", f"a file with one host a line: {_SHOWN}"
+        )
     return parse(text, str(path))
 
 

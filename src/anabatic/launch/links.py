@@ -42,7 +42,15 @@ def main(file: Path) -> None:
 
 
 def _together(
-    host: str, port: int, number: int, size: int, seconds: float, address: str, interface: str, job: dict[str, Any]
+    host: str,
+    port: int,
+    job_id: str,
+    number: int,
+    size: int,
+    seconds: float,
+    address: str,
+    interface: str,
+    job: dict[str, Any],
 ) -> dict[str, Any]:
     own = {**about.facts(**job), "address": address, "interface": interface}
     if size == 1:
@@ -53,7 +61,7 @@ def _together(
         return {"why": why}
     try:
         server = TCPStore(host, port, is_master=True, wait_for_workers=False) if number == 0 else None
-        roll = Roll(host, port, number, size, own, refuse=None)
+        roll = Roll(host, port, job_id, number, size, own, refuse=None)
         found = roll.meet(seconds)
         if not found:
             return {"why": roll.waiting()}

@@ -66,6 +66,7 @@ def _task(launch: Launch, tree: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "host": launch.master_addr,
         "port": launch.master_port,
+        "job_id": launch.job_id,
         "number": launch.node_rank or 0,
         "size": launch.max_nodes,
         "seconds": launch.join_seconds,

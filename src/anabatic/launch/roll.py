@@ -65,13 +65,17 @@ class Roll(threading.Thread):
     """Registers this machine, says who is missing, and compares once all are here.
 
     Args:
+        job: its name; machines of another job that come to this port are not ours.
         own: this machine's facts.
         refuse: called once when recipes differ, with what differs.
     """
 
-    def __init__(self, host: str, port: int, number: int, size: int, own: dict[str, Any], refuse: Any) -> None:
+    def __init__(
+        self, host: str, port: int, job: str, number: int, size: int, own: dict[str, Any], refuse: Any
+    ) -> None:
         super().__init__(daemon=True)
         self.host, self.port, self.number, self.size, self.own, self.refuse = host, port, number, size, own, refuse
+        self.job = job
         self.missing = [other for other in range(size) if other != number]
 
     def run(self) -> None:
@@ -121,7 +125,7 @@ class Roll(threading.Thread):
             time.sleep(_LOOK)
 
     def _key(self, number: int, what: str = "facts") -> str:
-        return f"anabatic/machine/{number}/{what}"
+        return f"anabatic/{self.job}/machine/{number}/{what}"
 
     def _connect(self) -> Any:
         from torch.distributed import DistNetworkError, TCPStore

@@ -64,7 +64,7 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
         if launch.fixed:
             own = roll.facts(roll.flat(settings))
             place = {"host": launch.master_addr, "port": launch.master_port, "number": launch.node_rank}
-            machine = {**place, "size": launch.max_nodes, "own": own}
+            machine = {**place, "job": launch.job_id, "size": launch.max_nodes, "own": own}
             (folder / reports.MACHINE).write_text(json.dumps(machine), encoding="utf-8")
         if launch.several and not cluster.is_meeting(launch):
             meeting = {"host": launch.master_addr, "port": launch.master_port, "seconds": launch.join_seconds}

@@ -13,11 +13,23 @@ def test_a_store_that_goes_ends_the_roll_call_quietly() -> None:
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     refused: list[list[str]] = []
-    roll = Roll("127.0.0.1", store.port, 0, 3, {"recipe": {}, "versions": {}}, refused.append)
+    roll = Roll("127.0.0.1", store.port, "job", 0, 3, {"recipe": {}, "versions": {}}, refused.append)
     roll.start()
-    while not store.check(["anabatic/machine/0/facts"]):
+    while not store.check(["anabatic/job/machine/0/facts"]):
         time.sleep(0.05)
     del store
     roll.join(30)
     assert not roll.is_alive() and not refused
     assert roll.waiting().endswith("(1 of 3 are here)")
+
+
+def test_a_machine_of_another_job_on_the_port_is_none_of_ours() -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ours, others = (
+        Roll("127.0.0.1", store.port, job, number, 2, {"recipe": {"out": job}, "versions": {}}, None)
+        for job, number in (("ours", 0), ("others", 1))
+    )
+    assert ours.meet(0.1) == {} and others.meet(0.1) == {}
+    assert (ours.missing, others.missing) == ([1], [0])
