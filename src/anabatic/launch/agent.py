@@ -64,6 +64,9 @@ def main() -> None:
         why = roll.waiting() if roll is not None and roll.missing else f"{name}: {' '.join(str(error).split())[:400]}"
         (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
         sys.exit(child.LOST)
+    finally:
+        if roll is not None:
+            roll.end()
 
 
 def _unraisable(what: Any) -> None:

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from anabatic.core import log
 from anabatic.core.errors import DeviceError
-from anabatic.core.text import spans
+from anabatic.core.text import size, spans
 from anabatic.device.table import DEVICES
 from anabatic.monitor import sources
 from anabatic.monitor.snapshot import Device, Process, Snapshot
@@ -150,7 +150,7 @@ def _on(process: Process, device: Device) -> bool:
 
 def _shown(process: Process) -> str:
     user = f", {process.user}" if process.user else ""
-    memory = f" with {process.mem_mb / 1024:.1f} GiB" if process.mem_mb else ""
+    memory = f" with {size(process.mem_mb << 20)}" if process.mem_mb else ""
     return f"{process.name or 'process'} ({process.pid}{user}){memory}"
 
 

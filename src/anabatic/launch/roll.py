@@ -19,6 +19,8 @@ from anabatic.launch.way import ASK
 
 PACKAGES = ("anabatic", "torch", "torch_npu", "transformers", "peft", "safetensors")
 _LOOK = 0.5
+_LEAVE = 5.0
+"""Seconds for the store to answer once more."""
 
 
 def facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class Roll(threading.Thread):
         super().__init__(daemon=True)
         self.host, self.port, self.number, self.size, self.own, self.refuse = host, port, number, size, own, refuse
         self.job = job
+        self._over = threading.Event()
         self.missing = [other for other in range(size) if other != number]
 
     def run(self) -> None:
@@ -86,6 +89,8 @@ class Roll(threading.Thread):
             found = self.meet()
         except DistError:
             return
+        if not found:
+            return
         if recipes := differences(found, "recipe"):
             self.refuse(recipes)
         elif self.number == 0:
@@ -93,23 +98,31 @@ class Roll(threading.Thread):
                 sys.stderr.write(f"warning: {line}\n")
 
     def meet(self, seconds: float = float("inf")) -> dict[int, dict[str, Any]]:
-        """Return the facts of every machine once all are here; of nobody when `missing` are not in time."""
+        """Return the facts of every machine once all are here; of none when time is up, or at `end`."""
         store = self._connect()
         store.set(self._key(self.number), json.dumps(self.own))
         begun = asked = time.monotonic()
-        while self.missing:
+        while self.missing and not self._over.is_set():
             self.missing = [number for number in self.missing if not store.check([self._key(number)])]
             if self.missing and time.monotonic() - begun > seconds:
                 return {}
             if self.missing and time.monotonic() - asked > ASK:
                 asked = time.monotonic()
                 sys.stderr.write(f"{self.waiting()}\n")
-            time.sleep(_LOOK if self.missing else 0)
+            self._over.wait(_LOOK if self.missing else 0)
+        if self.missing:
+            return {}
         found = {number: json.loads(store.get(self._key(number))) for number in range(self.size)}
         store.set(self._key(self.number, "knows"), "")
         if self.number == 0:
             self._wait_for_readers(store)
         return found
+
+    def end(self) -> None:
+        """Wait no longer: Python aborts when it ends beside a thread that is in the store's C++ (torch 2.13)."""
+        self._over.set()
+        if self.is_alive():
+            self.join(_LEAVE)
 
     def waiting(self) -> str:
         """One line about who is not here yet."""
@@ -122,7 +135,7 @@ class Roll(threading.Thread):
         deadline = time.monotonic() + ASK
         readers = [self._key(number, "knows") for number in range(self.size)]
         while not store.check(readers) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            self._over.wait(_LOOK)
 
     def _key(self, number: int, what: str = "facts") -> str:
         return f"anabatic/{self.job}/machine/{number}/{what}"
@@ -134,4 +147,5 @@ class Roll(threading.Thread):
             try:
                 return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=30))
             except DistNetworkError:  # machine 0 has not opened it yet; the rendezvous tells when it is too late
-                time.sleep(_LOOK)
+                if self._over.wait(_LOOK):
+                    raise

@@ -23,6 +23,19 @@ def test_a_store_that_goes_ends_the_roll_call_quietly() -> None:
     assert roll.waiting().endswith("(1 of 3 are here)")
 
 
+def test_a_roll_call_that_is_ended_waits_no_longer() -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    refused: list[list[str]] = []
+    roll = Roll("127.0.0.1", store.port, "job", 0, 2, {"recipe": {}, "versions": {}}, refused.append)
+    roll.start()
+    while not store.check(["anabatic/job/machine/0/facts"]):
+        time.sleep(0.05)
+    roll.end()
+    assert not roll.is_alive() and not refused and roll.missing == [1]
+
+
 def test_a_machine_of_another_job_on_the_port_is_none_of_ours() -> None:
     from torch.distributed import TCPStore
 
