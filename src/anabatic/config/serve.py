@@ -48,6 +48,8 @@ class ServeJob:
     """Adapters of the first model: NAME=FOLDER. Each is served as a model of its own; the weights are shared."""
     classifier: list[str] = field(default_factory=list)
     """Classifiers of trajectories: NAME=FOLDER, asked at /v1/classify."""
+    runs: str | None = None
+    """Folder whose training runs are shown at /runs: curves, samples, logs, checkpoints."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: int = 8000
@@ -67,7 +69,7 @@ class ServeJob:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        require(bool(self.model or self.classifier), "no model is given", "anabatic serve FOLDER")
+        require(bool(self.model or self.classifier or self.runs), "no model is given", "anabatic serve FOLDER")
         require(0 <= self.port < 65536, f"port is {self.port}", "use 0 to 65535")
         for one in (*self.adapter, *self.classifier):
             name, _, folder = one.partition("=")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from anabatic.core.paths import cannot_write
+
+_LONGEST = 4 << 20
+"""Bytes of the longest line that a follower waits for."""
 
 
 class JsonlWriter:
@@ -42,6 +46,16 @@ class JsonlWriter:
             raise cannot_write(self._path, error) from error
 
 
+def number(value: object) -> float | None:
+    """Return a finite number, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+
+
 def finite(value: Any) -> Any:
     """Return `value` with every float that is not finite, at any depth, replaced by None."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
@@ -65,9 +79,72 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
+            row = _object(line)
+            if row is not None:
                 yield row
+
+
+class Follower:
+    """Reads what is appended to a JSON-lines file, call by call; a file that was written anew is read anew.
+
+    Args:
+        path: of the file; it need not exist yet.
+        tail: begin so many bytes before the end; None: at the beginning.
+        most: bytes to read at once.
+
+    Attributes:
+        offset: bytes read so far.
+        behind: bytes that were there and wait for the next call.
+        unread: whole lines that are no objects.
+    """
+
+    def __init__(self, path: Path, *, tail: int | None = None, most: int = 1 << 20) -> None:
+        self._path, self._tail, self._most = path, tail, most
+        self.offset = self.behind = self.unread = 0
+        self._inode = -1
+        self._rest = b""
+        self._lost = False
+
+    def read(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return whether what was read before is void, and the new objects.
+
+        A line that is still being written waits for its end; of one that has none within 4 MiB nothing is kept.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        anew = False
+        try:
+            with open(self._path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self.offset:  # a run that resumed rewrites its rows
+                    anew, self._inode, self._rest, self._lost, self.unread = True, status.st_ino, b"", False, 0
+                    self.offset = 0 if self._tail is None else max(0, status.st_size - self._tail)
+                file.seek(self.offset)
+                new = file.read(self._most)
+        except FileNotFoundError:
+            return False, []
+        self.offset += len(new)
+        self.behind = max(0, status.st_size - self.offset)
+        return anew, self._objects(new)
+
+    def _objects(self, new: bytes) -> list[dict[str, Any]]:
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if lines and self._lost:  # the end of a line whose beginning was given up
+            del lines[0]
+            self._lost = False
+            self.unread += 1
+        if len(self._rest) > _LONGEST:
+            self._rest, self._lost = b"", True
+        found = [_object(line) for line in lines]
+        self.unread += found.count(None)
+        return [row for row in found if row is not None]
+
+
+def _object(line: str | bytes) -> dict[str, Any] | None:
+    """Return the object of a line; None where a crash has torn it, or it is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

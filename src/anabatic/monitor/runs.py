@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,13 +12,14 @@ from typing import Any
 
 from anabatic.core import jsonl
 from anabatic.core.errors import ConfigError
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import count, duration, size
 from anabatic.monitor import figures
 from anabatic.monitor.screen import Line, Style
 
-_TAIL_BYTES = 1 << 18
-"""Of a long file; enough for the last some hundred rows."""
+_ROW_BYTES = 437
+"""About what a row takes: how much is read of the end of a long file."""
 _SILENT_ROWS = 10
 """A run that is alive and has written nothing for so many times its usual distance of rows is marked."""
 _STATES: dict[str, Style] = {
@@ -62,31 +61,26 @@ class Run:
         return {name: known for name in names if (known := number(self.last.get(name))) is not None}
 
 
-def number(value: object) -> float | None:
-    """Return a finite number, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
 class RunReader:
     """Follows the files of one run folder; only what is new is read.
+
+    Args:
+        folder: of a run, or of a pipeline.
+        rows: training rows to keep.
 
     Raises:
         ConfigError: there is no run in the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, rows: int = 600) -> None:
+        self._folder, self._most = folder, rows
         self._turn_to(_find(folder))
 
     def _turn_to(self, root: Path) -> None:
         self._root = root
         self._paths = RunFolder(root)
-        self._offset = 0
-        self._inode = -1
-        self._rest = b""
-        self._rows: deque[dict[str, Any]] = deque(maxlen=600)
+        self._metrics = jsonl.Follower(self._paths.metrics, tail=self._most * _ROW_BYTES)
+        self._rows: deque[dict[str, Any]] = deque(maxlen=self._most)
         self._valid: dict[str, Any] = {}
         self._total: int | None = None
         self._unread = 0
@@ -96,7 +90,8 @@ class RunReader:
         if (self._folder / "pipeline.jsonl").exists() and (root := _find(self._folder)) != self._root:
             self._turn_to(root)
         self._follow()
-        run = Run(str(self._root), valid=self._valid, total_steps=self._steps(), unread=self._unread)
+        run = Run(str(self._root), valid=self._valid, total_steps=self._steps())
+        run.unread = self._unread + self._metrics.unread
         if self._rows:
             run.last = self._rows[-1]
             run.losses = [number(row.get("loss")) for row in self._rows]
@@ -106,32 +101,17 @@ class RunReader:
         return run
 
     def _follow(self) -> None:
-        try:
-            with open(self._paths.metrics, "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._offset:  # written anew by a run that resumed
-                    self._inode, self._rest = status.st_ino, b""
-                    self._offset = max(0, status.st_size - _TAIL_BYTES)
-                    self._rows.clear()
-                    self._unread = 0
-                file.seek(self._offset)
-                new = file.read(_TAIL_BYTES * 4)
-        except FileNotFoundError:
-            return
-        self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")  # the last one is still being written
-        for line in lines:
-            self._take(line)
+        anew, rows = self._metrics.read()
+        if anew:
+            self._rows.clear()
+            self._unread = 0
+        for row in rows:
+            self._take(row)
 
-    def _take(self, line: bytes) -> None:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # torn by a crash, or the tail begins in the middle of it
-            row = None
-        if not isinstance(row, dict) or number(row.get("step")) is None:
+    def _take(self, row: dict[str, Any]) -> None:
+        if number(row.get("step")) is None:
             self._unread += 1
-            return
-        if row.get("kind") == "train":
+        elif row.get("kind") == "train":
             self._rows.append(row)
         elif row.get("kind") == "eval":
             self._valid = row

@@ -18,6 +18,7 @@ from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.infer.plan import engine_of
 from anabatic.infer.server.served import Catalogue, Served
 from anabatic.infer.server.worker import Worker
+from anabatic.infer.web.runs import Runs
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 
@@ -40,13 +41,14 @@ def run(job: ServeJob) -> int:
         raise ConfigError(f"serving needs {error.name}, which is not installed", EXTRA) from error
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "one process serves: leave it out")
     keys = _keys(job.api_key_file)
+    runs = _runs(job.runs)
     listening = _listen(job.host, job.port)
     with listening:
         catalogue = _catalogue(job)
         worker = Worker(catalogue.engines)
         worker.start()
         config = uvicorn.Config(
-            make_app(catalogue, worker, keys, job.cors),
+            make_app(catalogue, worker, keys, job.cors, runs),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -54,7 +56,7 @@ def run(job: ServeJob) -> int:
             timeout_graceful_shutdown=int(job.limits.shutdown_seconds),
         )
         host, port = listening.getsockname()[:2]
-        names = ", ".join([served.name for served in catalogue.models] + list(catalogue.classifiers))
+        names = ", ".join([served.name for served in catalogue.models] + list(catalogue.classifiers)) or "runs"
         log.info(f"serving {names} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)")
         if not keys and host not in ("127.0.0.1", "::1"):
             log.warn(f"whoever reaches {host}:{port} may ask: set {KEYS} or --api-key-file")
@@ -93,6 +95,14 @@ def _keys(file: str | None) -> list[str]:
     if not keys:
         raise ConfigError(f"{path}: there is no key", "write one a line")
     return keys
+
+
+def _runs(folder: str | None) -> Runs | None:
+    if folder is None:
+        return None
+    root = Path(folder).expanduser()
+    require(root.is_dir(), f"runs is {folder}, which is no folder", "give the folder above your run folders")
+    return Runs(root)
 
 
 def _catalogue(job: ServeJob) -> Catalogue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from anabatic.config import yaml_file
 from anabatic.config.shared import Evaluate
 from anabatic.core import jsonl
 from anabatic.core.errors import ConfigError
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
 from anabatic.core.text import duration, size
 from anabatic.train import manifest
@@ -19,15 +21,18 @@ from anabatic.train.best import Best
 _COLUMNS = ("step", "age", "size", "ranks", "strategy", "command", "best", "state")
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def rows(path: Path, evaluations: Iterable[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Return a row for each checkpoint, oldest first: step, path, age_s, bytes, whole, fault, best, world_size,
     strategy, command. `whole` compares sizes alone.
+
+    Args:
+        evaluations: rows of the run's evaluations, where somebody has read them already; else `metrics.jsonl` is read.
 
     Raises:
         DataError: there is none.
     """
     found = manifest.named(path)
-    best = best_step(found[0].parent)
+    best = best_step(found[0].parent, evaluations)
     return [_row(one, best) for one in found]
 
 
@@ -50,7 +55,7 @@ def _row(path: Path, best: int | None) -> dict[str, Any]:
     }
 
 
-def best_step(run: Path) -> int | None:
+def best_step(run: Path, evaluations: Iterable[dict[str, Any]] | None = None) -> int | None:
     """Return the step of the best evaluation of a run so far, by its `eval.metric`; None without one."""
     folder = RunFolder(run)
     try:
@@ -58,12 +63,12 @@ def best_step(run: Path) -> int | None:
     except ConfigError:  # a checkpoint that was copied out of its run
         return None
     judge = Evaluate()
-    told = tree.get("eval")
-    judge.metric = told.get("metric", judge.metric) if isinstance(told, dict) else judge.metric
+    settings = tree.get("eval")
+    judge.metric = settings.get("metric", judge.metric) if isinstance(settings, dict) else judge.metric
     best = Best()
-    for row in jsonl.read(folder.metrics):
-        figures = [row.get(key) for key in ("step", "valid_loss", f"valid_{judge.metric}")]
-        if row.get("kind") == "eval" and all(isinstance(figure, (int, float)) for figure in figures):
+    for row in jsonl.read(folder.metrics) if evaluations is None else evaluations:
+        values = (row.get("step"), row.get("valid_loss"), row.get(f"valid_{judge.metric}"))
+        if row.get("kind") == "eval" and None not in map(number, values):
             best.judge(row["step"], row, judge)
     found: int | None = best.best.get("step")
     return found

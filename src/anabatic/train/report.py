@@ -14,12 +14,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from anabatic.config.pipeline import PipelineJob
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.text import count, duration, size
 from anabatic.train import report_machine
 from anabatic.train.report_charts import Chart, Line, chart, smooth
 from anabatic.train.report_levels import levels_chart
-from anabatic.train.report_read import Run, Sample, number, read_pipeline, read_run
+from anabatic.train.report_read import Run, Sample, read_pipeline, read_run
 
 HERE = Path(__file__).parent
 LONGEST_TEXT = 4000
@@ -55,7 +56,12 @@ def write_run_report(folder: Path) -> Path:
         Failure: the disk is full or the folder refuses writes.
     """
     run = read_run(folder, folder.resolve().name)
-    return _write(folder, run.name, [run])
+    return _write(folder, run_page(folder, run))
+
+
+def run_page(folder: Path, run: Run) -> str:
+    """Return the page about one training run."""
+    return _page(folder, run.name, [run])
 
 
 def write_pipeline_report(out: Path, job: PipelineJob) -> Path:
@@ -64,10 +70,16 @@ def write_pipeline_report(out: Path, job: PipelineJob) -> Path:
     Raises:
         Failure: the disk is full or the folder refuses writes.
     """
-    return _write(out, job.title or out.resolve().name, read_pipeline(out, job), table=True)
+    return _write(out, _page(out, job.title or out.resolve().name, read_pipeline(out, job), table=True))
 
 
-def _write(folder: Path, title: str, runs: Sequence[Run], table: bool = False) -> Path:
+def _write(folder: Path, page: str) -> Path:
+    path = RunFolder(folder).report
+    write_atomic(path, page)
+    return path
+
+
+def _page(folder: Path, title: str, runs: Sequence[Run], table: bool = False) -> str:
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -95,9 +107,7 @@ def _write(folder: Path, title: str, runs: Sequence[Run], table: bool = False) -
         chats=[(run.name, [_message(row) for row in run.chat]) for run in runs if run.chat],
         written=_date(time.time()),
     )
-    path = RunFolder(folder).report
-    write_atomic(path, page.translate(_UNSAFE))
-    return path
+    return page.translate(_UNSAFE)
 
 
 def _head(folder: Path, runs: Sequence[Run]) -> list[str]:
@@ -253,20 +263,23 @@ def _final_loss(run: Run) -> tuple[float | None, str]:
     return None, ""
 
 
-def _section(run: Run) -> dict[str, Any]:
-    charts = _charts(run)
+def story(run: Run) -> dict[str, Any]:
+    """Return what is told of a run beside its charts: facts, samples, events, config; all of it plain text."""
     began = next((time for event in run.events if (time := number(event.get("time"))) is not None), None)
-    section = {
+    return {
         "name": run.name,
         "title": run.title or run.command,
         "facts": _facts([run]) if run.curves else [],
-        "loss": charts[0],
-        "charts": [drawn for drawn in charts[1:] if drawn],
         "samples": _samples(run.samples),
         "events": [_event(event, began) for event in run.events[-MOST_EVENTS:]],
         "hidden_events": max(0, len(run.events) - MOST_EVENTS),
         "config": run.config,
     }
+
+
+def _section(run: Run) -> dict[str, Any]:
+    charts = _charts(run)
+    section = {**story(run), "loss": charts[0], "charts": [drawn for drawn in charts[1:] if drawn]}
     return {**section, "large": any(section[key] for key in ("loss", "charts", "samples"))}
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anabatic.config.pipeline import PipelineJob
 from anabatic.core import jsonl
+from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
 
 Points = list[tuple[int, float | None]]
@@ -17,7 +17,7 @@ Points = list[tuple[int, float | None]]
 
 CURVES = {
     "train": (
-        *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens"),
+        *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens", "time"),
         *("accuracy", "rewards/chosen", "rewards/rejected"),
         *("device_util_pct_mean", "device_util_pct_min", "device_util_pct_max", "device_power_w_mean"),
     ),
@@ -64,18 +64,21 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
 
-def number(value: Any) -> float | None:
-    """Return a finite float, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+def read_run(folder: Path, name: str, rows: Rows | None = None) -> Run:
+    """Read one stage folder; a missing file leaves its part empty, a broken one also leaves a note.
 
-
-def read_run(folder: Path, name: str) -> Run:
-    """Read one stage folder; a missing file leaves its part empty, a broken one also leaves a note."""
+    Args:
+        rows: of `metrics.jsonl`, where somebody follows it already.
+    """
     paths = RunFolder(folder)
     run = Run(name)
-    run.curves, run.samples, run.draws = _metrics(paths.metrics)
+    if rows is None:
+        rows = Rows()
+        for row in jsonl.read(paths.metrics):
+            rows.take(row)
+    run.curves = rows.curves()
+    run.samples = sorted(rows.samples.values(), key=lambda sample: sample.step)
+    run.draws = [rows.draws[step] for step in sorted(rows.draws)]
     run.events = list(jsonl.read(paths.events))
     run.summary = _json(paths.summary, run.notes)
     run.evaluation = _json(folder / "eval.json", run.notes)
@@ -129,26 +132,34 @@ def _state(history: list[dict[str, Any]]) -> tuple[str, float | None, float | No
     return state, seconds, ended
 
 
-def _metrics(path: Path) -> tuple[dict[str, Points], list[Sample], list[Draws]]:
-    """Return the curves by key, the samples and the draws by step. Of a step recorded twice the later row counts."""
-    columns: dict[str, dict[int, float | None]] = {}
-    samples: dict[tuple[int, str], Sample] = {}
-    draws: dict[int, Draws] = {}
-    for row in jsonl.read(path):
+class Rows:
+    """What `metrics.jsonl` holds, by kind; of a step recorded twice the later row counts."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, dict[int, float | None]] = {}
+        self.samples: dict[tuple[int, str], Sample] = {}
+        self.draws: dict[int, Draws] = {}
+        self.evaluations: dict[int, dict[str, Any]] = {}
+
+    def take(self, row: dict[str, Any]) -> None:
+        """Add a row; one without a step is passed over."""
         step = number(row.get("step"))
         if step is None:
-            continue
+            return
         for key in CURVES.get(str(row.get("kind")), ()):
             if key in row:
-                columns.setdefault(key, {})[int(step)] = number(row[key])
+                self.columns.setdefault(key, {})[int(step)] = number(row[key])
         if row.get("kind") == "train" and (drawn := _draws(int(step), row)):
-            draws[int(step)] = drawn
+            self.draws[int(step)] = drawn
+        if row.get("kind") == "eval":
+            self.evaluations[int(step)] = row
         if row.get("kind") == "sample":
             sample = Sample(int(step), str(row.get("prompt", "")), str(row.get("text", "")))
-            samples[sample.step, sample.prompt] = sample
-    curves = {key: sorted(points.items()) for key, points in columns.items()}
-    by_step = sorted(samples.values(), key=lambda sample: sample.step)
-    return curves, by_step, [draws[step] for step in sorted(draws)]
+            self.samples[sample.step, sample.prompt] = sample
+
+    def curves(self) -> dict[str, Points]:
+        """Return the curves by key."""
+        return {key: sorted(points.items()) for key, points in self.columns.items()}
 
 
 def _draws(step: int, row: dict[str, Any]) -> Draws | None:

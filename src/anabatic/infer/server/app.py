@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from anabatic import __version__
 from anabatic.core.errors import AnabaticError
@@ -24,6 +24,7 @@ from anabatic.infer.server.errors import ApiError, from_ours, from_validation
 from anabatic.infer.server.flow import Flow
 from anabatic.infer.server.gate import Gate
 from anabatic.infer.server.metrics import Metrics
+from anabatic.infer.server.runs import RunsApi
 from anabatic.infer.server.schema import (
     ChatRequest,
     ClassifyRequest,
@@ -34,6 +35,8 @@ from anabatic.infer.server.schema import (
 )
 from anabatic.infer.server.served import Catalogue, Served
 from anabatic.infer.server.worker import Worker
+from anabatic.infer.web import page
+from anabatic.infer.web.runs import Runs
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": about}
@@ -51,10 +54,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 class Api:
     """The paths of the API, over a catalogue and the worker that runs its engines."""
 
-    def __init__(self, catalogue: Catalogue, worker: Worker) -> None:
-        self._catalogue, self._worker = catalogue, worker
+    def __init__(self, catalogue: Catalogue, worker: Worker, runs: bool = False) -> None:
+        self._catalogue, self._worker, self._runs = catalogue, worker, runs
         self._metrics = Metrics(catalogue.models, worker)
         self.router = APIRouter(responses=_ERRORS)
+        self.router.add_api_route("/", self.page, methods=["GET"], response_model=None, include_in_schema=False)
         for path, method, function in (
             ("/health", "GET", self.health),
             ("/metrics", "GET", self.metrics),
@@ -67,6 +71,13 @@ class Api:
             ("/tokenize", "POST", self.tokenize),
         ):
             self.router.add_api_route(path, function, methods=[method], response_model=None)
+
+    async def page(self) -> Response:
+        """The chat page; where nobody can chat, the page of runs."""
+        if self._runs and not self._catalogue.models:
+            return RedirectResponse("runs")
+        found = page.chat(self._runs)
+        return HTMLResponse(found.html, headers=found.headers)
 
     async def health(self) -> Response:
         """Say whether requests are answered."""
@@ -182,16 +193,21 @@ def _base64(row: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode()
 
 
-def make_app(catalogue: Catalogue, worker: Worker, keys: Sequence[str], cors: Sequence[str]) -> FastAPI:
+def make_app(
+    catalogue: Catalogue, worker: Worker, keys: Sequence[str], cors: Sequence[str], runs: Runs | None = None
+) -> FastAPI:
     """Return the application.
 
     Args:
         worker: started.
         keys: requests need one of them; empty: none.
         cors: origins whose pages may ask.
+        runs: training runs that may be looked at.
     """
     app = FastAPI(title="anabatic", version=__version__, docs_url=None, redoc_url=None)
-    app.include_router(Api(catalogue, worker).router)
+    app.include_router(Api(catalogue, worker, runs is not None).router)
+    if runs is not None:
+        app.include_router(RunsApi(runs, bool(catalogue.models)).router)
 
     @app.exception_handler(ApiError)
     async def _api(_: Request, error: ApiError) -> Response:

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from anabatic.config.serve import Limits
 from anabatic.infer.server.errors import ApiError
 
-OPEN = ("/", "/health", "/favicon.ico")
-"""Paths without a key: the page asks its reader for one."""
+OPEN = ("/", "/runs", "/health", "/favicon.ico")
+"""Paths without a key: the pages hold no data and ask their reader for one."""
 
 
 class Gate:

@@ -39,11 +39,11 @@ class Running:
 
 
 @contextmanager
-def serving(catalogue, keys=(), cors=()):
+def serving(catalogue, keys=(), cors=(), runs=None):
     worker = Worker(catalogue.engines)
     worker.start()
     config = uvicorn.Config(
-        make_app(catalogue, worker, keys, cors), port=0, log_level="warning", timeout_graceful_shutdown=2
+        make_app(catalogue, worker, keys, cors, runs), port=0, log_level="warning", timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -1,0 +1,71 @@
+// What a run has written beside its curves: facts, samples, events, checkpoints, logs, configuration.
+
+const span = (seconds) => {
+  const [unit, size] = [["s", 1, 90], ["min", 60, 5400], ["h", 3600, 172800], ["d", 86400, Infinity]].find((one) => seconds < one[2]);
+  return `${+(seconds / size).toFixed(unit === "h" && seconds < 36000 ? 1 : 0)} ${word("units")[unit]}`;
+};
+
+const bytes = (value) => {
+  for (const [unit, size] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+    if (Math.abs(value) >= size) return `${+(value / size).toFixed(1)} ${unit}`;
+  }
+  return `${Math.round(value)} B`;
+};
+
+const plain = (text) => node("pre", {}, text);
+const none = () => node("p", { class: "fine" }, word("nothing"));
+
+const table = (head, rows) => node("div", { class: "wide" }, node("table", {},
+  node("thead", {}, node("tr", {}, ...head.map((one) => node("th", {}, one)))),
+  node("tbody", {}, ...rows.map((row) => node("tr", {}, ...row.map((one) => node("td", {}, one)))))));
+
+const samplesPart = (about) => about.samples.flatMap(({ prompt, texts }) => [
+  node("h3", {}, prompt),
+  ...texts.toReversed().map(([step, text]) => node("div", { class: "sample" }, node("span", { class: "fine" }, word("afterStep", step)), plain(text))),
+]);
+
+const eventsPart = (about) => [
+  ...(about.hidden_events ? [node("p", { class: "fine" }, word("hiddenEvents", about.hidden_events))] : []),
+  ...(about.events.length ? [table(["", "", ""], about.events)] : []),
+];
+
+const checkpointsPart = (about) => (about.checkpoints.length ? [table(word("columns"), about.checkpoints.toReversed().map((one) => [
+  String(one.step ?? "–"), span(one.age_s), bytes(one.bytes), String(one.world_size ?? "–"), one.strategy ?? "–", one.command ?? "–",
+  [one.best ? word("best") : "", one.fault || word("whole")].filter(Boolean).join(" · "),
+]))] : []);
+
+const configPart = (about) => (about.config ? [plain(about.config)] : []);
+
+const PARTS = { samples: samplesPart, events: eventsPart, checkpoints: checkpointsPart, config: configPart };
+
+// The end of the log of one process; which one is chosen above it.
+const logPart = async (key, about) => {
+  if (!about.logs.length) return [];
+  const shown = plain("");
+  const choose = node("select", { "aria-label": word("rank") }, ...about.logs.map((one) => node("option", { value: one.rank }, `${word("rank")} ${one.rank} · ${bytes(one.bytes)}`)));
+  const load = async () => {
+    try { shown.textContent = (await get(`runs/${key}/log/${choose.value}`)).text; }
+    catch (error) { shown.textContent = error.message; }
+  };
+  choose.addEventListener("change", load);
+  await load();
+  return [node("p", { class: "rank" }, choose), shown];
+};
+
+const showFacts = (about) => {
+  $("facts").replaceChildren(...about.facts.map(([name, value]) => node("div", {}, node("dt", {}, word("facts")[name] ?? name), node("dd", {}, value))));
+  $("notes").replaceChildren(...about.notes.map((one) => node("p", { class: "bad" }, one)));
+};
+
+const showPart = async (key, about, name) => {
+  for (const one of $("tabs").querySelectorAll("[data-part]")) one.setAttribute("aria-pressed", String(one.dataset.part === name));
+  const made = name === "logs" ? await logPart(key, about) : PARTS[name](about);
+  $("part").replaceChildren(...(made.length ? made : [none()]));
+};
+
+const saveReport = async (key, name) => {
+  const { html } = await get(`runs/${key}/report`);
+  const link = node("a", { href: URL.createObjectURL(new Blob([html], { type: "text/html" })), download: `report-${name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}.html` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+};

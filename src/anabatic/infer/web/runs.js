@@ -1,0 +1,227 @@
+// The page of runs: a list, the curves of those that are chosen, and what else the one in front has written.
+
+const MOST = 8;
+const SECONDS = 3;
+const percent = (value) => `${+(100 * value).toPrecision(3)} %`;
+const exact = (value) => String(+value.toPrecision(4));
+const PLOTS = [
+  { title: "loss", keys: ["loss"], valid: "valid_loss", write: exact, log: true },
+  { title: "lr", keys: ["lr"], zero: true, write: (value) => (value ? Number(value.toPrecision(3)).toExponential() : "0") },
+  { title: "tokens_per_s", keys: ["tokens_per_s"], zero: true, write: short },
+  { title: "memory_bytes", keys: ["memory_bytes"], zero: true, write: bytes, binary: true },
+  { title: "device_util_pct_mean", keys: ["device_util_pct_mean"], zero: true, write: (value) => `${exact(value)} %` },
+  { title: "device_power_w_mean", keys: ["device_power_w_mean"], zero: true, write: (value) => `${exact(value)} W` },
+  { title: "grad_norm", keys: ["grad_norm"], zero: true, write: exact, log: true },
+  { title: "mfu", keys: ["mfu"], zero: true, write: percent },
+  { title: "data_wait", keys: ["data_wait"], zero: true, write: percent },
+  { title: "accuracy", keys: ["accuracy"], valid: "valid_accuracy", write: percent },
+  { title: "valid_bpb", keys: [], valid: "valid_bpb", write: exact },
+  { title: "valid_perplexity", keys: [], valid: "valid_perplexity", write: exact, log: true },
+  { title: "rewards", keys: ["rewards/chosen", "rewards/rejected"], write: exact },
+];
+
+let listed = [];
+let chosen = []; // [{id, colour}]; the last one is in front
+let part = "samples";
+let about = null;
+const held = new Map(); // id -> {version, share, curves}
+const rows = new Map(); // id -> its row of the list
+let plots = [];
+
+const nameOf = (id) => listed.find((one) => one.id === id)?.name ?? id;
+const live = (id) => listed.find((one) => one.id === id)?.state.startsWith("running") ?? false;
+const front = () => chosen.at(-1)?.id ?? null;
+
+// --- the list
+
+const facts = (one) => {
+  const parts = [word("states")[one.state] ?? one.state];
+  if (one.step !== null) parts.push(one.steps ? `${one.step} / ${one.steps}` : String(one.step));
+  if (one.loss !== null) parts.push(exact(one.loss));
+  if (one.eta_s !== null && one.state.startsWith("running")) parts.push(word("left", span(one.eta_s)));
+  else if (one.age_s !== null) parts.push(word("ago", span(one.age_s)));
+  return parts.join(" · ");
+};
+
+// A row is made once and then changed: a list that is drawn anew under the pointer loses the click.
+const newRow = (id) => {
+  const tick = node("input", { type: "checkbox" });
+  tick.addEventListener("change", () => toggle(id, tick.checked));
+  const open = node("button", { type: "button", class: "talk" }, node("span", { class: "name" }), node("span", { class: "fine" }));
+  open.addEventListener("click", () => { pick([{ id, colour: 1 }]); fold(); });
+  return node("li", {}, tick, open, node("i", {}));
+};
+
+const changeRow = (one) => {
+  if (!rows.has(one.id)) rows.set(one.id, newRow(one.id));
+  const row = rows.get(one.id);
+  const [tick, open, dot] = row.children;
+  const at = chosen.find((each) => each.id === one.id);
+  row.className = at ? `c${at.colour}` : "";
+  tick.checked = Boolean(at);
+  tick.setAttribute("aria-label", word("compare", one.name));
+  open.setAttribute("aria-current", String(one.id === front()));
+  open.title = one.why || one.name;
+  open.children[0].textContent = one.name;
+  open.children[1].textContent = facts(one);
+  dot.className = `dot ${one.state.split(" ")[0]}`;
+  return row;
+};
+
+const showList = () => {
+  const wanted = $("find").value.trim().toLowerCase();
+  const shown = listed.filter((one) => one.name.toLowerCase().includes(wanted)).map(changeRow);
+  for (const id of rows.keys()) if (!listed.some((one) => one.id === id)) rows.delete(id);
+  const there = [...$("list").children];
+  if (there.length !== shown.length || there.some((one, at) => one !== shown[at])) $("list").replaceChildren(...shown);
+};
+
+const toggle = (id, on) => {
+  const rest = chosen.filter((one) => one.id !== id);
+  if (on && rest.length >= MOST) { say(word("most"), true); showList(); return; }
+  const free = Array.from({ length: MOST }, (_, at) => at + 1).find((one) => rest.every((each) => each.colour !== one));
+  pick(on ? [...rest, { id, colour: free }] : rest);
+};
+
+const pick = (runs) => {
+  const before = front();
+  chosen = runs;
+  history.replaceState(null, "", runs.length ? `#${runs.map((one) => one.id).join(",")}` : location.pathname);
+  for (const id of held.keys()) if (!runs.some((one) => one.id === id)) held.delete(id);
+  if (front() !== before) { about = null; $("about").hidden = true; }
+  say("");
+  showList();
+  draw();
+  refresh();
+};
+
+// --- the curves
+
+// Steps as places on the chosen axis; those without a known place are left out.
+const placed = (curves, [steps, values], axis) => {
+  if (axis === "step") return { x: steps, y: values };
+  const [known, where] = curves[axis === "hours" ? "time" : "tokens"]?.points ?? [[], []];
+  const scale = axis === "hours" ? 3600 : 1;
+  const out = { x: [], y: [] };
+  let at = 0;
+  steps.forEach((step, index) => {
+    while (at + 1 < known.length && known[at + 1] <= step) at += 1;
+    if (!known.length || known[at] > step || where[at] === null) return;
+    const next = known[at + 1] === undefined || where[at + 1] === null ? at : at + 1;
+    const share = next === at ? 0 : (step - known[at]) / (known[next] - known[at]);
+    const place = (where[at] + share * (where[next] - where[at])) / scale;
+    if (out.x.length && place < out.x.at(-1)) return;
+    out.x.push(place);
+    out.y.push(values[index]);
+  });
+  return out;
+};
+
+const seriesOf = ({ keys, valid }, { id, colour }, alone) => {
+  const curves = held.get(id)?.curves ?? {};
+  const axis = $("axis").value;
+  const add = (key, points, style, tint, name) => (points ? [{ name, owner: id, colour: tint, style, ...placed(curves, points, axis) }] : []);
+  const title = (key) => (alone ? WORDS[language][key] : keys.length > 1 ? `${nameOf(id)} · ${word(key)}` : nameOf(id));
+  const out = keys.flatMap((key, at) => {
+    const curve = curves[key];
+    const tint = alone ? 1 + at : colour;
+    if (!curve?.smooth || !$("smooth").checked) return add(key, curve?.points, at && !alone ? "dots" : "line", tint, title(key));
+    return [...(alone ? add(key, curve.points, "raw", tint, title(key)) : []), ...add(key, curve.smooth, "line", tint, title(key))];
+  });
+  const label = alone ? word("valid") : `${nameOf(id)} · ${word("valid")}`;
+  return [...out, ...(valid ? add(valid, curves[valid]?.points, "dots", alone && keys.length ? 2 : colour, label) : [])].filter((one) => one.x.length);
+};
+
+const draw = () => {
+  const alone = chosen.length === 1;
+  $("title").textContent = alone ? nameOf(front()) : word("list");
+  document.title = `${$("title").textContent} · anabatic`;
+  $("legend").replaceChildren(...(alone ? [] : chosen.map((one) => node("span", {}, node("i", { class: `c${one.colour} line` }), nameOf(one.id)))));
+  PLOTS.forEach((one, at) => plots[at].draw(chosen.flatMap((run) => seriesOf(one, run, alone)), { zero: one.zero, log: one.log && $("log").checked, axis: $("axis").value }));
+};
+
+// --- asking
+
+const tell = () => {
+  const slow = chosen.find((one) => held.has(one.id) && held.get(one.id).share < 1);
+  const texts = [];
+  if (slow) texts.push(word("reading", nameOf(slow.id), Math.floor(100 * held.get(slow.id).share)));
+  else if (!listed.length) texts.push(word("noRuns"));
+  else if (chosen.length && chosen.every((one) => held.has(one.id) && !Object.keys(held.get(one.id).curves).length)) texts.push(word("noCurves"));
+  else if (chosen.length && chosen.every((one) => held.has(one.id)) && plots.every((one) => one.node.hidden)) texts.push(word("noPlots"));
+  say(texts.join(" "));
+};
+
+const loadCurves = async ({ id }) => {
+  const known = held.get(id);
+  if (known && known.share === 1 && !live(id) && known.idle > 1) return false;
+  const found = await get(`runs/${id}/curves?have=${encodeURIComponent(known?.version ?? "")}`);
+  if (!chosen.some((one) => one.id === id)) return false;
+  held.set(id, { curves: known?.curves ?? {}, ...found, idle: found.curves ? 0 : (known?.idle ?? 0) + 1 });
+  return Boolean(found.curves);
+};
+
+const loadAbout = async () => {
+  const id = front();
+  const version = `${held.get(id)?.version} ${listed.find((one) => one.id === id)?.state}`;
+  if (!id || (about?.id === id && !live(id) && about.version === version)) return;
+  const found = await get(`runs/${id}/about`);
+  if (front() !== id) return;
+  const same = about && JSON.stringify(about.found) === JSON.stringify(found);
+  about = { id, found, version };
+  $("about").hidden = false;
+  if (!same) { showFacts(found); await showPart(id, found, part); }
+};
+
+let waiting = 0;
+let round = 0;
+const refresh = async () => {
+  clearTimeout(waiting);
+  const mine = ++round;
+  let failed = false;
+  try {
+    const { runs, left_out: left } = await get("runs/list");
+    if (mine !== round) return;
+    listed = runs;
+    $("left-out").textContent = left ? word("leftOut", left) : "";
+    const there = chosen.filter((one) => runs.some((each) => each.id === one.id));
+    if (!there.length && runs.length && chosen.length === 0 && !held.size) chosen = [{ id: runs[0].id, colour: 1 }];
+    else chosen = there;
+    showList();
+    const fresh = await Promise.all(chosen.map(loadCurves));
+    if (mine !== round) return;
+    if (fresh.some(Boolean)) draw();
+    await loadAbout();
+    tell();
+  } catch (error) { failed = true; say(error.message, true); }
+  if (mine !== round) return;
+  const reading = chosen.some((one) => (held.get(one.id)?.share ?? 1) < 1);
+  waiting = setTimeout(() => (document.hidden ? refreshLater() : refresh()), 1000 * (reading && !failed ? 0.2 : SECONDS));
+};
+
+const refreshLater = () => document.addEventListener("visibilitychange", refresh, { once: true });
+
+const speak = () => {
+  translate();
+  $("find").placeholder = word("find");
+  plots = PLOTS.map((one) => new Plot(one));
+  plots[0].node.classList.add("large");
+  $("plots").replaceChildren(...plots.map((one) => one.node));
+  const tabs = ["samples", "events", "checkpoints", "logs", "config"].map((name) => {
+    const made = button(name, () => { part = name; if (about) showPart(about.id, about.found, name); });
+    made.dataset.part = name;
+    return made;
+  });
+  $("tabs").replaceChildren(...tabs, button("report", () => saveReport(front(), nameOf(front())).catch((error) => say(error.message, true))));
+  showList();
+  draw();
+  if (about) { showFacts(about.found); showPart(about.id, about.found, part); }
+};
+
+chosen = [...new Set(location.hash.slice(1).split(","))].filter((one) => /^[0-9a-f]{12}$/.test(one)).slice(0, MOST).map((id, at) => ({ id, colour: at + 1 }));
+frame(speak, refresh);
+speak();
+for (const id of ["axis", "log", "smooth"]) $(id).addEventListener("change", () => { draw(); tell(); });
+$("find").addEventListener("input", showList);
+new ResizeObserver(() => { for (const one of plots) if (one.series.length) one.paint(); }).observe($("plots"));
+refresh();

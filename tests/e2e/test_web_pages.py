@@ -1,0 +1,295 @@
+"""The pages in a real browser, against a real server with tiny models and folders of runs."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from anabatic.infer.engine import Engine
+from anabatic.infer.web.runs import Runs
+from anabatic.testing.runs import HOSTILE, write_training_run
+from anabatic.testing.untrained import byte_tokenizer, random_model
+from e2e.browser import NEEDED, started
+from unit.infer.server.running import KEY, catalogue_of, serving
+
+pytestmark = NEEDED
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    models = {name: random_model(len(tokenizer), seed=seed, max_len=2048) for name, seed in (("one", 0), ("two", 1))}
+    return {name: (Engine(model, tokenizer, max_batch=2, max_len=2048), model) for name, model in models.items()}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with started(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    write_training_run(root / "first", steps=200)
+    write_training_run(root / "group" / "second", steps=100)
+    (root / "first" / "rank-0.log").write_text(f"{HOSTILE}\nthe last line\n", encoding="utf-8", errors="replace")
+    row = {"step": 1, "time": time.time(), "kind": "train", "loss": 5.0}
+    (root / "growing").mkdir()
+    (root / "growing" / "metrics.jsonl").write_text(json.dumps(row) + '\n{"step": 2, "lo', encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(parts, root):
+    with serving(catalogue_of(parts), runs=Runs(root)) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser, server):
+    browser.get(server.url)
+    browser.execute_script("localStorage.clear()")
+    browser.get_log("browser")
+    browser.refresh()
+    until(lambda: find(browser, "#model").get_attribute("value") == "one")
+    return browser
+
+
+def find(browser, css):
+    return browser.find_element(By.CSS_SELECTOR, css)
+
+
+def texts(browser, css):
+    script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText.trim())"
+    return browser.execute_script(script, css)
+
+
+def until(true, seconds=30):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def ask(browser, text):
+    """Type a question and wait for the end of its answer."""
+    before = len(texts(browser, "article.theirs"))
+    browser.execute_script("document.querySelector('#say').value = arguments[0]", text)
+    find(browser, "#say").send_keys(Keys.ENTER)
+    until(lambda: len(texts(browser, "article.theirs")) == before + 1)
+    until(lambda: find(browser, "#log").get_attribute("aria-busy") == "false")
+    return texts(browser, "article.theirs .body")[-1]
+
+
+def expected(server, messages, model="one"):
+    answer = server.post("/v1/chat/completions", {"model": model, "messages": messages}).json()
+    return answer["choices"][0]["message"]["content"]
+
+
+def markdown(browser, text):
+    """The HTML that the page makes of a text: it is asked through an answer that is put into its storage."""
+    turns = [{"role": "assistant", "content": text, "model": text, "error": text}]
+    talk = [{"id": "1", "at": 1, "title": text, "turns": turns}]
+    browser.execute_script("localStorage.setItem('anabatic.talks', JSON.stringify(arguments[0]))", talk)
+    browser.refresh()
+    until(lambda: texts(browser, "article"))
+    return find(browser, "article .body").get_attribute("innerHTML")
+
+
+def test_a_conversation_is_streamed_kept_and_continued(page, server):
+    said = ask(page, "Who is there? 你好")
+    first = [{"role": "user", "content": "Who is there? 你好"}]
+    answer = expected(server, first)
+    stored = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")[0]["turns"]
+    assert [turn["content"] for turn in stored] == ["Who is there? 你好", answer]
+    assert said
+    assert "tokens/s" in texts(page, "article.theirs .tools")[0]
+    page.refresh()
+    until(lambda: len(texts(page, "article")) == 2)
+    ask(page, "and then?")
+    second = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "and then?"}]
+    stored = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")[0]["turns"]
+    assert stored[3]["content"] == expected(server, second)
+    assert texts(page, "#talks .talk") == ["Who is there? 你好"]
+
+
+def test_again_edit_another_model_and_forget(page, server):
+    ask(page, "one")
+    page.find_elements(By.CSS_SELECTOR, "article.theirs .tools button")[1].click()
+    until(lambda: find(page, "#log").get_attribute("aria-busy") == "false" and len(texts(page, "article")) == 2)
+    page.find_elements(By.CSS_SELECTOR, "article.mine .tools button")[1].click()
+    area = find(page, "article.mine textarea")
+    area.clear()
+    area.send_keys("two")
+    find(page, "#model").send_keys("two")
+    area.send_keys(Keys.ENTER)
+    until(lambda: texts(page, "article.mine .body") == ["two"])
+    until(lambda: find(page, "#log").get_attribute("aria-busy") == "false")
+    turns = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")[0]["turns"]
+    assert len(turns) == 2
+    assert turns[1]["content"] == expected(server, [{"role": "user", "content": "two"}], "two")
+    find(page, "#new").click()
+    assert texts(page, "article") == []
+    page.execute_script("document.querySelector('#talks .icon').click()")
+    assert texts(page, "#talks li") == []
+
+
+def test_an_answer_can_be_stopped(page, server):
+    find(page, "#settings-open").click()
+    for name, value in (("max_tokens", "1500"), ("system", "Be long."), ("temperature", "1")):
+        find(page, f"#{name}").send_keys(value, Keys.TAB)
+    find(page, "#say").send_keys("go on", Keys.ENTER)
+    until(lambda: find(page, "#stop").is_displayed() and texts(page, "article.theirs .body")[0])
+    find(page, "#stop").click()
+    until(lambda: "stopped" in texts(page, "article.theirs .tools")[0])
+    until(lambda: not server.catalogue.engines[0].busy)
+    assert find(page, "#send").is_displayed()
+
+
+def test_errors_are_told_and_can_be_tried_again(browser, parts, root):
+    with serving(catalogue_of(parts), keys=[KEY], runs=Runs(root)) as running:
+        browser.get(f"{running.url}/runs")
+        until(lambda: "asks for a key" in find(browser, "#status").text)
+        assert texts(browser, "#list li") == []
+        browser.get(running.url)
+        until(lambda: "asks for a key" in find(browser, "#status").text)
+        find(browser, "#settings-open").click()
+        find(browser, "#key").send_keys(KEY, Keys.TAB)
+        until(lambda: find(browser, "#model").get_attribute("value") == "one")
+        ask(browser, "x " * 2000)
+        assert "at most 2048 fit" in texts(browser, "article.theirs .bad")[0]
+        find(browser, "a.other").click()
+        until(lambda: "first" in texts(browser, "#list .name"))
+        browser.back()
+        until(lambda: find(browser, "#model").get_attribute("value") == "one")
+    find(browser, "#new").click()
+    ask(browser, "is anybody there?")
+    assert texts(browser, "article.theirs .bad") == ["The server cannot be reached."]
+
+
+def test_text_of_a_model_never_becomes_html(page):
+    html = markdown(page, "<img src=x onerror=stolen=1> **bold <b>x</b>** [a](javascript:stolen=1) [b](https://b.org/)")
+    assert "<img" not in html
+    assert "<strong>bold &lt;b&gt;x&lt;/b&gt;</strong>" in html
+    assert 'href="javascript' not in html
+    assert 'href="https://b.org/"' in html
+    assert page.execute_script("return [window.stolen, document.images.length]") == [None, 0]
+    assert not page.get_log("browser")
+    # The policy, should the page ever fail: a program that is not the page's own is not run, and nothing is fetched.
+    page.execute_script(
+        "const one = document.createElement('script'); one.text = 'stolen = 1'; document.body.append(one)"
+    )
+    assert page.execute_script("return window.stolen") is None
+    assert len(page.get_log("browser")) == 1
+
+
+def test_what_others_left_in_the_storage_does_not_break_the_page(page):
+    for talks in ("{", '{"a": 1}', '[null, {"turns": 1}, {"turns": [{"role": "system", "content": 2}]}]'):
+        page.execute_script("localStorage.setItem('anabatic.talks', arguments[0])", talks)
+        page.execute_script("localStorage.setItem('anabatic.settings', arguments[0])", '{"language": "toString"}')
+        page.refresh()
+        assert texts(page, "#new") == ["New conversation"]
+        assert texts(page, "#talks li") == []
+
+
+def test_markdown(page):
+    text = (
+        "# Head\n\nA *b* `c*d*` ~~e~~ f_g_h\nnext\n\n- x\n  - y\n- z\n\n3. three\n4. four\n\n> quoted\n\n"
+        "| a | b |\n|---|--:|\n| 1 | `x\\|y` |\n\n```python\nprint('<b>')\n\n# no head\n```\n\n---\n\n```\nopen"
+    )
+    html = markdown(page, text)
+    for piece in (
+        "<h3>Head</h3>", "<em>b</em>", "<code>c*d*</code>", "<del>e</del>", "f_g_h<br>next", "<li>z</li>",
+        '<ol start="3"><li>three</li><li>four</li></ol>', "<blockquote><p>quoted</p></blockquote>",
+        '<td class="right"><code>x|y</code></td>', "print('&lt;b&gt;')\n\n# no head", "<hr>", "<code>open</code>",
+    ):  # fmt: skip
+        assert piece in html
+
+
+def test_languages_colours_and_a_narrow_window(page):
+    find(page, "#language").send_keys("中文")
+    assert texts(page, "#new") == ["新对话"]
+    assert page.execute_script("return document.documentElement.lang") == "zh-Hans"
+    find(page, "#theme").send_keys("深色")
+    assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 24)"
+    page.set_window_size(420, 800)
+    try:
+        assert not find(page, "#new").is_displayed()
+        find(page, "#side-open").click()
+        until(lambda: find(page, "#new").is_displayed())
+        assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    finally:
+        page.set_window_size(1200, 800)
+
+
+def lines(browser):
+    """Title of each plot that is shown -> how many lines it has."""
+    script = """return Object.fromEntries([...document.querySelectorAll(".plot:not([hidden])")].map(
+        (one) => [one.querySelector("figcaption span").innerText, one.querySelectorAll("path").length]))"""
+    return browser.execute_script(script)
+
+
+def choose(browser, name):
+    until(lambda: name in texts(browser, "#list .name"))
+    rows = browser.find_elements(By.CSS_SELECTOR, "#list button")
+    next(row for row in rows if row.text.split("\n")[0] == name).click()
+    until(lambda: find(browser, "#title").text == name)
+
+
+def test_runs_are_listed_compared_and_kept_in_the_address(page, root):
+    find(page, "a.other").click()
+    until(lambda: len(texts(page, "#list li")) == 3)
+    choose(page, "group/second")
+    until(lambda: find(page, "#title").text == "group/second" and lines(page)["Loss"] == 3)
+    assert {"Learning rate", "Tokens per second", "Memory"} <= lines(page).keys()
+    assert "Device power" not in lines(page)
+    find(page, "#list input[aria-label='Compare first']").click()
+    until(lambda: texts(page, "#legend span") == ["group/second", "first"])
+    until(lambda: lines(page)["Loss"] == 4)
+    page.refresh()
+    until(lambda: texts(page, "#legend span") == ["group/second", "first"] and lines(page).get("Loss") == 4)
+    find(page, ".plot.large svg").send_keys(Keys.ARROW_LEFT)
+    assert texts(page, ".tip > b")[0].startswith("Steps 19")
+    find(page, "#find").send_keys("GROUP")
+    assert texts(page, "#list .name") == ["group/second"]
+    find(page, "a.other").click()
+    until(lambda: texts(page, "#new"))
+
+
+def test_a_run_is_followed_while_it_writes(page, server, root):
+    page.get(f"{server.url}/runs")
+    choose(page, "growing")
+    until(lambda: texts(page, ".plot.large figcaption b") == ["5"])
+    with open(root / "growing" / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(f'ss": 4, "kind": "train", "time": {time.time()}}}\n')
+        file.write('{"step": 3, "kind": "sample", "prompt": "p", "text": "<b>t"}\n')
+    until(lambda: texts(page, ".plot.large figcaption b") == ["4"])
+    until(lambda: texts(page, ".sample pre") == ["<b>t"])
+
+
+def test_samples_logs_and_the_rest_of_a_run(page, server, root):
+    page.get(f"{server.url}/runs")
+    choose(page, "first")
+    until(lambda: texts(page, ".sample"))
+    shown = {}
+    for part in ("events", "checkpoints", "logs", "config"):
+        find(page, f"[data-part={part}]").click()
+        until(lambda part=part: find(page, f"[data-part={part}]").get_attribute("aria-pressed") == "true")
+        until(lambda: find(page, "#part").text not in shown.values())
+        shown[part] = find(page, "#part").text
+    assert "gradient norm not finite" in shown["events"]
+    assert shown["checkpoints"] == "Nothing yet."
+    assert "<script>window.stolen" in shown["logs"] and shown["logs"].endswith("the last line")
+    assert "max_steps: 200" in shown["config"]
+    assert page.execute_script("return window.stolen") is None
+    page.set_window_size(420, 800)
+    try:
+        assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    finally:
+        page.set_window_size(1200, 800)
+    assert not page.get_log("browser")
