@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from anabatic.doctor import explain_alike
@@ -86,7 +87,8 @@ class Hit(NamedTuple):
     """Byte of the line at which it begins."""
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     """What is known in a line of a block, and in others that say the same."""
 
     index: int
@@ -133,7 +135,8 @@ class Matcher:
         for index, line in enumerate(bare):
             if line in self.suspects:
                 places.setdefault(line, []).append(index)
-        return lines, sorted(one for line, where in places.items() for one in self._known(line, lines, where))
+        found = [one for line, where in places.items() for one in self._known(line, lines, where)]
+        return lines, sorted(found, key=lambda one: one.index)
 
     def _bare(self, text: bytes) -> bytes:
         """Return a text without its digits and its addresses, the numbers of which are as little worth."""
