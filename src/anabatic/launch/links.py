@@ -19,7 +19,7 @@ from typing import Any
 
 from anabatic.core import child
 from anabatic.launch import about, way
-from anabatic.launch.roll import Roll
+from anabatic.launch.roll import Roll, lost
 
 _BYTES = 32 << 20
 """In one all-reduce."""
@@ -69,7 +69,7 @@ def _together(
         result = _measure(store, number, size, found, job["out"])
         _part(store, number, size)
     except (DistError, RuntimeError) as error:
-        return {"why": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        return {"why": lost(error)}
     return result
 
 

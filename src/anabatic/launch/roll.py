@@ -19,6 +19,10 @@ from anabatic.launch.way import ASK
 
 PACKAGES = ("anabatic", "torch", "torch_npu", "transformers", "peft", "safetensors")
 _LOOK = 0.5
+_CONNECT = 30.0
+"""Seconds for one connection, and for an answer."""
+_STRANGER = "invalid value returned from server"
+"""In what torch's store says when its greeting is not understood (torch 2.13, TCPStore.cpp, ping)."""
 _LEAVE = 5.0
 """Seconds for the store to answer once more."""
 
@@ -99,9 +103,9 @@ class Roll(threading.Thread):
 
     def meet(self, seconds: float = float("inf")) -> dict[int, dict[str, Any]]:
         """Return the facts of every machine once all are here; of none when time is up, or at `end`."""
-        store = self._connect()
-        store.set(self._key(self.number), json.dumps(self.own))
         begun = asked = time.monotonic()
+        store = self._connect(begun + seconds)
+        store.set(self._key(self.number), json.dumps(self.own))
         while self.missing and not self._over.is_set():
             self.missing = [number for number in self.missing if not store.check([self._key(number)])]
             if self.missing and time.monotonic() - begun > seconds:
@@ -140,12 +144,22 @@ class Roll(threading.Thread):
     def _key(self, number: int, what: str = "facts") -> str:
         return f"anabatic/{self.job}/machine/{number}/{what}"
 
-    def _connect(self) -> Any:
+    def _connect(self, deadline: float) -> Any:
         from torch.distributed import DistNetworkError, TCPStore
 
         while True:
+            left = min(_CONNECT, max(1.0, deadline - time.monotonic()))
             try:
-                return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=30))
+                store = TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=left))
             except DistNetworkError:  # machine 0 has not opened it yet; the rendezvous tells when it is too late
-                if self._over.wait(_LOOK):
+                if self._over.wait(_LOOK) or time.monotonic() > deadline:
                     raise
+                continue
+            store.set_timeout(timedelta(seconds=_CONNECT))
+            return store
+
+
+def lost(error: BaseException) -> str:
+    """Return in one line what torch's store says of the way to machine 0."""
+    told = " ".join(f"{type(error).__name__}: {error} {error.__cause__ or ''}".split())
+    return "what answers there is another program, no training" if _STRANGER in told else told[:400]
