@@ -45,6 +45,7 @@ stages:
         "doctor --root /etc",
         "env --explain",
         "explain EI0006",
+        "plan --npus 8 -- sft --model Qwen/Qwen2.5-7B --data rows.jsonl --tuner lora",
         "config check PIPELINE",
         "run PIPELINE --dry-run",
         "pretrain --schedule.max-steps 1.5",

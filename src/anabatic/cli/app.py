@@ -28,6 +28,7 @@ _LAZY = (
     ("sft", "anabatic.cli.sft:sft", TRAIN),
     ("dpo", "anabatic.cli.dpo:dpo", TRAIN),
     ("merge", "anabatic.cli.merge:merge", USE),
+    ("export", "anabatic.cli.export:export", USE),
     ("eval", "anabatic.cli.evaluate:evaluate", USE),
     ("infer", "anabatic.cli.infer:infer", USE),
     ("chat", "anabatic.cli.chat:chat", USE),
@@ -77,6 +78,7 @@ def build() -> App:
         "anabatic.cli.launch:app", name="launch", help="Run a training command in several processes or machines.",
         group=TRAIN,
     )  # fmt: skip
+    app.command("anabatic.cli.plan:plan", name="plan", help="Say what memory and time a training needs.", group=TRAIN)
     classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
     for verb, name in _CLASSIFY:
         classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)

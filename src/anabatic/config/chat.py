@@ -65,6 +65,8 @@ class ChatJob:
     """System message."""
     out: str | None = None
     """Append the conversation to chat.jsonl in this folder."""
+    history: bool = True
+    """Keep the lines typed at a terminal for the next time, in a file that only you can read."""
     sampling: Sampling = field(default_factory=Sampling)
     device: Device = field(default_factory=Device)
 

@@ -152,6 +152,15 @@ _ROWS = (
         short={"model": "-m"},
     ),
     Command(
+        "export",
+        "anabatic.config.export:ExportJob",
+        "anabatic.recipes.export:run",
+        "Write a model, adapters merged, for other programs to load and serve.",
+        makes=("config.json", "tokenizer.json"),
+        short={"out": "-o"},
+        words="model",
+    ),
+    Command(
         "checkpoint export",
         "anabatic.config.checkpoint_export:CheckpointExportJob",
         "anabatic.recipes.checkpoint_export:run",

@@ -110,6 +110,17 @@ def _existing_parent(path: Path) -> Path:
     return path
 
 
+def require_space(path: Path, num_bytes: float, remedy: str = OTHER_OUT) -> None:
+    """Make sure that the disk of `path` has room for so many bytes before anything is written.
+
+    Raises:
+        Failure: it has not.
+    """
+    free = shutil.disk_usage(_existing_parent(path.resolve())).free
+    if free < num_bytes:
+        raise Failure(f"{path} needs {size(num_bytes)}, but {size(free)} are free", f"free some space, or {remedy}")
+
+
 def fsync_folder(path: Path) -> None:
     """Make renames inside `path` durable (POSIX: a rename lasts once its directory is synced)."""
     handle = os.open(path, os.O_RDONLY)

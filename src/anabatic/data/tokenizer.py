@@ -115,18 +115,49 @@ def chat_prompt(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict
     Raises:
         DataError: the chat template refuses the conversation (some know no system message).
     """
+    ids: list[int] = _filled(
+        tokenizer, messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return ids
+
+
+def chat_text(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, answer: bool = False
+) -> str:
+    """Return a conversation as text; with `answer`, ready for the assistant to speak.
+
+    Raises:
+        DataError: the chat template refuses the conversation.
+    """
+    text: str = _filled(tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=False)
+    return text
+
+
+def _filled(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except TemplateError as error:
+        return tokenizer.apply_chat_template(messages, **how)
+    except (TemplateError, TypeError) as error:  # TypeError: it joins texts with what is none
         raise DataError(
             f"the chat template of {tokenizer.name_or_path} refuses the conversation: {error}",
             "leave the system message out, or begin with the user's turn",
         ) from error
-    return ids
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """Return the control token that closes the assistant's turn, as the chat template shows; None: there is none."""
+    if not tokenizer.chat_template:
+        return None
+    mark = "answer0mark"
+    try:
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+        behind = chat_text(tokenizer, talk).partition(mark)[2].lstrip()
+    except DataError:
+        return None
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    token = tokenizer.added_tokens_decoder.get(ids[0]) if ids else None
+    return int(ids[0]) if token is not None and token.special else None
 
 
 def encode_fast(folder: str | Path) -> Tokenizer:

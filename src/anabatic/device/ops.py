@@ -51,6 +51,10 @@ def swiglu_joint_reference(both: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+_SHRUNK = 64
+"""What states in fp16 are divided by where many are summed; a power of two, so no digit is lost."""
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """The gradient is made in the forward pass, chunk by chunk, so no chunk's logits are kept or made twice."""
 
@@ -113,13 +117,19 @@ def _room(weight: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _add_product(total: Tensor, delta: Tensor, part: Tensor, first: bool) -> None:
-    """`total += delta^T part`, `total` in fp32 whatever the factors are; `first`: what it holds is overwritten."""
+    """`total += delta^T part`, `total` in fp32 whatever the factors are; `first`: what it holds is overwritten.
+
+    In fp16 a frequent target sums up hundreds of rows of states, beyond 65,504: they are made smaller first.
+    """
     if delta.dtype == total.dtype:
         total.addmm_(delta.t(), part, beta=0.0 if first else 1.0)
-    elif first:
-        total.copy_(delta.t() @ part)
+        return
+    shrunk = _SHRUNK if part.dtype == torch.float16 else 1
+    product = delta.t() @ (part / shrunk if shrunk > 1 else part)
+    if first:
+        total.copy_(product).mul_(shrunk)
     else:
-        total += delta.t() @ part
+        total.add_(product, alpha=shrunk)
 
 
 def linear_cross_entropy(
@@ -133,8 +143,20 @@ def linear_cross_entropy(
         softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
+    hidden = _for_products(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        total: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
     return total
+
+
+def _for_products(hidden: Tensor) -> Tensor:
+    """Cast to the format of matrix products.
+
+    Autocast would not: it passes over products that are written into given memory, makes a copy of the head for every
+    chunk, and ends before a backward pass, whose products must be the same ones.
+    """
+    kind = hidden.device.type
+    return hidden.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else hidden
 
 
 class _LinearLogProbs(torch.autograd.Function):
@@ -190,10 +212,8 @@ def linear_log_probs(
         softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind):  # which ends before the backward pass, whose products must be the same ones
-        hidden = hidden.to(torch.get_autocast_dtype(kind))
-    with torch.autocast(kind, enabled=False):
+    hidden = _for_products(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
         found: Tensor = _LinearLogProbs.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
     return found
 
@@ -204,6 +224,7 @@ def token_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return each token's cross-entropy, fp32 `[T]`, and whether it is the likeliest one, bool `[T]`; no gradient."""
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    hidden = _for_products(hidden)
     small = weight.to(hidden.dtype)
     losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
     hits = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)

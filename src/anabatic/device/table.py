@@ -172,3 +172,8 @@ def find_chip(name: str) -> Chip | None:
         return next((chip for chip in CHIPS if chip.name == name), None)
     fitting = [chip for chip in CHIPS if name.startswith(chip.name)]
     return max(fitting, key=lambda chip: len(chip.name)) if fitting else None
+
+
+def row_of(chip: Chip) -> DeviceRow:
+    """Return the row of a chip's device type."""
+    return DEVICES["npu" if chip.name.startswith("Ascend") else "cuda"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,16 +51,30 @@ class Dialogue:
         """Start over; the system message stays."""
         self.messages.clear()
 
-    def say(self, text: str) -> Iterator[str]:
-        """Yield the answer to `text` piece by piece and remember both.
+    def say_again(self) -> Generator[str, None, None]:
+        """Return another answer to the last message; it takes the place of the one before, as `say` does it.
+
+        Raises:
+            DataError: there is no message, or it is too long by now; what was said stays.
+        """
+        last = next((at for at in range(len(self.messages) - 1, -1, -1) if self.messages[at]["role"] == "user"), None)
+        if last is None:
+            raise DataError("there is no message to answer anew", "say something first")
+        return self._said(self.messages[last]["content"], self.messages[:last])
+
+    def say(self, text: str) -> Generator[str, None, None]:
+        """Return the answer to `text`, which comes piece by piece; both are remembered.
 
         When the loop is left early, what was said so far is remembered.
 
         Raises:
             DataError: `text` alone is too long; nothing is remembered then.
         """
+        return self._said(text, list(self.messages))
+
+    def _said(self, text: str, earlier: list[Message]) -> Generator[str, None, None]:
         before = list(self.messages)
-        self.messages.append({"role": "user", "content": text})
+        self.messages[:] = [*earlier, {"role": "user", "content": text}]
         try:
             request = self.engine.request(self._fit(text), self._next_sampling(), name=self._name())
         except DataError:

@@ -24,6 +24,7 @@ from anabatic.infer.stream import decode
 from anabatic.models import forward
 from anabatic.models.cache import Cache
 from anabatic.models.forward import Root
+from anabatic.models.hf import chat_ids
 from anabatic.models.lora_many import Adapters
 
 __all__ = ["Completion", "Engine", "Load", "Request"]
@@ -292,10 +293,10 @@ class Engine:
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end an answer: the generation settings', else the tokenizer's."""
+    """Return the tokens that end an answer: the generation settings', and the tokenizer's.
+
+    An adapter may have taught a chat template whose end of a turn the base model's settings do not know.
+    """
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if ends is None:
-        ends = tokenizer.eos_token_id
-    if ends is None:
-        return frozenset()
-    return frozenset(ends if isinstance(ends, list) else [ends])
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return frozenset([*known, *(chat_ids(tokenizer)["eos_token_id"] or [])])

@@ -87,7 +87,7 @@ class StopStrings:
             place, _, self.found = min(places)
             self._held = ""
             return text[:place]
-        kept = max(_overlap(text, one) for one in self.texts)
+        kept = max(overlap(text, one) for one in self.texts)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
@@ -97,7 +97,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, end: str) -> int:
+def overlap(text: str, end: str) -> int:
     """Return how many characters at the end of `text` are the beginning of `end`, which is not in it whole."""
     longest = min(len(text), len(end) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(end[:size])), 0)

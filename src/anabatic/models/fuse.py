@@ -166,14 +166,22 @@ def _norm(module: nn.Module, ops: Ops) -> Choice | None:
 
 def _norm_forward(ops: Ops, eps: float, offset: int) -> Forward:
     def plain(self: Any, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, eps)
+        return _narrow(ops.rms_norm(x, self.weight, eps), x)
 
     def one_more(self: Any, x: Tensor) -> Tensor:
         weight = self.weight
         wide = weight if weight.dtype == torch.float64 else weight.float()
-        return ops.rms_norm(x, 1 + wide, eps).to(x.dtype)
+        return _narrow(ops.rms_norm(x, 1 + wide, eps).to(x.dtype), x)
 
     return one_more if offset else plain
+
+
+def _narrow(out: Tensor, x: Tensor) -> Tensor:
+    """Cast a normed fp32 stream for the products that read it: autocast would, once and in memory for each of them."""
+    kind = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return out.to(torch.get_autocast_dtype(kind))
+    return out
 
 
 def _gated(module: nn.Module, ops: Ops) -> Choice | None:

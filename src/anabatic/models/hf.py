@@ -28,8 +28,9 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.core.text import did_you_mean
+from anabatic.data.tokenizer import turn_end
 from anabatic.device.ops import dear_operators, for_device
-from anabatic.models import adapter, adapter_config, attention, fuse, hub, stack, stored
+from anabatic.models import adapter, adapter_config, attention, fuse, hub, portable, stack, stored
 from anabatic.parallel.sharded import materialise
 from anabatic.parallel.world import World
 
@@ -207,6 +208,11 @@ def skeleton(folder: Path, dtype: torch.dtype, entries: int = 0) -> PreTrainedMo
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"
         ) from error
+    if (file := folder / portable.GENERATION).is_file():
+        try:
+            model.generation_config = GenerationConfig.from_dict(stored.read_json(file))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{file}: {_first_line(error)}", "copy the folder again") from error
     return model
 
 
@@ -305,12 +311,14 @@ def save_model(
     tokenizer: Any,
     writes: bool = True,
     also: Callable[[Path], None] | None = None,
+    file_bytes: int = stored.FILE_BYTES,
 ) -> None:
     """Write a Hugging Face folder that plain transformers loads: whole or not at all. All ranks call it, the one that
     `writes` writes; weights are gathered one by one and kept until a file is full.
 
     Args:
         also: writes what else belongs into the folder.
+        file_bytes: a weight file is closed when the next tensor would make it larger.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -319,23 +327,24 @@ def save_model(
         stored.save(model, None)
         return
     with folder_atomic(folder) as temporary:
-        stored.save(model, temporary)
+        stored.save(model, temporary, file_bytes)
         config = copy.deepcopy(model.config)
         config.use_cache = True
         config.architectures = [type(model).__name__.removeprefix("FSDP")]
         config.dtype = next(model.parameters()).dtype
         config.save_pretrained(temporary)
-        GenerationConfig(**_chat_ids(tokenizer)).save_pretrained(temporary)
+        GenerationConfig(**chat_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        portable.mend(temporary)
         if also is not None:
             also(temporary)
 
 
-def _chat_ids(tokenizer: Any) -> dict[str, Any]:
-    """End of text and end of turn both end an answer."""
+def chat_ids(tokenizer: Any) -> dict[str, Any]:
+    """Return the tokens that end an answer, end of text and end of turn, and the one that pads."""
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    if turn is not None and turn != tokenizer.unk_token_id and turn not in ends:
+    turn = turn_end(tokenizer)
+    if turn is not None and turn not in ends:
         ends.append(turn)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return {"eos_token_id": ends or None, "pad_token_id": pad}

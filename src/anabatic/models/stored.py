@@ -288,12 +288,16 @@ def _require_known(model: PreTrainedModel, folder: Path, surplus: list[str]) -> 
         )
 
 
-def save(model: PreTrainedModel, folder: Path | None) -> None:
-    """Write the weights, whole, in the format that transformers publishes; `None`: take part in gathering alone."""
+def save(model: PreTrainedModel, folder: Path | None, file_bytes: int = FILE_BYTES) -> None:
+    """Write the weights, whole, in the format that transformers publishes; `None`: take part in gathering alone.
+
+    Args:
+        file_bytes: a file is closed when the next tensor would make it larger.
+    """
     names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     files: list[dict[str, Tensor]] = [{}]
     index: dict[str, int] = {}
-    room = FILE_BYTES
+    room = file_bytes
     for name, tensor in model.state_dict().items():
         if name not in names or is_apart(name):  # tied ones are kept once
             continue
@@ -304,7 +308,7 @@ def save(model: PreTrainedModel, folder: Path | None) -> None:
             if each.nbytes > room and files[-1]:
                 _flush(folder, files, index)
                 files.append({})
-                room = FILE_BYTES
+                room = file_bytes
             files[-1][told] = each.contiguous()
             room -= each.nbytes
     if folder is None:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
+import re
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Generator, Iterator
+from typing import Any
 
 from anabatic.config.chat import ChatJob
 from anabatic.config.shared import require
 from anabatic.core import log
 from anabatic.core.errors import AnabaticError, UserError
 from anabatic.core.jsonl import JsonlWriter
-from anabatic.core.paths import RunFolder, cannot_write, write_atomic
-from anabatic.core.text import count, did_you_mean, utf8
+from anabatic.core.paths import RunFolder, cannot_write
+from anabatic.core.text import count, utf8
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
+from anabatic.recipes import chat_commands, chat_input
 
 LONGEST_CONTEXT = 8192
 """Tokens of a conversation at most, whatever the model allows: the cache is allocated at once."""
-
-HELP = """\
-/help            this list
-/system TEXT     set the system message and start over; without TEXT: remove it
-/reset           forget the conversation
-/save FILE       write the conversation to FILE, one JSON line that `anabatic sft` can learn from
-/quit            leave (so does Ctrl-D); Ctrl-C stops an answer, or forgets the line
-A backslash at the end of a line continues it on the next."""
 
 
 def run(job: ChatJob) -> None:
@@ -44,7 +36,7 @@ def run(job: ChatJob) -> None:
         Failure: the conversation cannot be written to `job.out`.
     """
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "chat runs in one process: leave it out")
-    _tolerate_any_text()
+    chat_input.tolerate_any_text()
     device = pick(job.device)
     folder = resolve(job.model)
     shares = below(job.adapter, folder)
@@ -65,7 +57,7 @@ def run(job: ChatJob) -> None:
                 chat.answer(line)
         else:
             log.info("/help lists the commands")
-            chat.talk(_lines())
+            chat.talk(chat_input.lines(job.history, list(chat_commands.COMMANDS)))
     finally:
         chat.close()
 
@@ -77,22 +69,19 @@ class Chat:
         self.dialogue = dialogue
         self.journal = journal
         self.over = False
-        self.commands = {
-            "/help": self._help,
-            "/system": self._system,
-            "/reset": self._reset,
-            "/save": self._save,
-            "/quit": self._quit,
-        }
 
     def talk(self, lines: Iterator[str]) -> None:
-        """Handle lines until they end or `/quit`. A user's mistake is told and the talk goes on."""
+        """Handle messages until they end or `/exit`. A mistake, or a file that cannot be written, is told and the talk
+        goes on."""
         for line in lines:
             if not line.strip():
                 continue
+            is_command = re.match("/[A-Za-z]", line) is not None
             try:
-                self._command(line) if line.startswith("/") else self.answer(line)
-            except UserError as error:
+                chat_commands.obey(self, line) if is_command else self.answer(line)
+            except AnabaticError as error:
+                if not (is_command or isinstance(error, UserError)):
+                    raise
                 sys.stdout.flush()
                 log.info(error.render())
             if self.over:
@@ -104,8 +93,21 @@ class Chat:
         Raises:
             DataError: the text is too long.
         """
-        dialogue, began, stopped = self.dialogue, time.perf_counter(), False
-        pieces = dialogue.say(text)
+        self._write(self.dialogue.say(text))
+        self.note("user", text)
+        self.note("assistant", self.dialogue.messages[-1]["content"])
+
+    def again(self) -> None:
+        """Write another answer to the last message.
+
+        Raises:
+            DataError: there is no message.
+        """
+        self._write(self.dialogue.say_again())
+        self.note("assistant", self.dialogue.messages[-1]["content"], regenerated=True)
+
+    def _write(self, pieces: Generator[str, None, None]) -> None:
+        began, stopped = time.perf_counter(), False
         try:
             for piece in pieces:
                 sys.stdout.write(piece)
@@ -113,11 +115,9 @@ class Chat:
         except KeyboardInterrupt:
             stopped = True
         finally:
-            pieces.close()  # type: ignore[attr-defined]
+            pieces.close()
         sys.stdout.write("\n")
         sys.stdout.flush()
-        self._note("user", text)
-        self._note("assistant", dialogue.messages[-1]["content"])
         self._say_how(time.perf_counter() - began, stopped)
 
     def close(self) -> None:
@@ -138,90 +138,10 @@ class Chat:
         end = ", stopped" if stopped else ends.get(request.finish_reason, "")
         log.info(f"({len(request.ids)} tokens, {len(request.ids) / max(seconds, 1e-9):.1f} tok/s{end})")
 
-    def _note(self, role: str, content: str) -> None:
+    def note(self, role: str, content: str, **more: Any) -> None:
+        """Append a message to the journal, where there is one."""
         if self.journal is not None:
-            self.journal.write({"role": role, "content": content})
-
-    def _command(self, line: str) -> None:
-        name, _, rest = line.strip().partition(" ")
-        if name not in self.commands:
-            log.info(f"no command {name}.{did_you_mean(name, self.commands)} /help lists them")
-            return
-        self.commands[name](rest.strip())
-
-    def _help(self, _: str) -> None:
-        log.info(HELP)
-
-    def _system(self, text: str) -> None:
-        self.dialogue.system = text or None
-        self.dialogue.forget()
-        if text:
-            self._note("system", text)
-        log.info("system message set, conversation forgotten" if text else "no system message, conversation forgotten")
-
-    def _reset(self, _: str) -> None:
-        self.dialogue.forget()
-        log.info("conversation forgotten")
-
-    def _save(self, name: str) -> None:
-        if not name:
-            log.info("/save needs a file name")
-            return
-        path = Path(name).expanduser()
-        if path.exists():
-            log.info(f"{path} exists and is left as it is: choose another name")
-            return
-        row = json.dumps({"messages": self.dialogue.transcript()}, ensure_ascii=False)
-        try:
-            write_atomic(path, row + "\n")
-        except AnabaticError as error:
-            log.info(error.render())
-            return
-        log.info(f"wrote {len(self.dialogue.transcript())} messages to {path}")
-
-    def _quit(self, _: str) -> None:
-        self.over = True
-
-
-def _lines() -> Iterator[str]:
-    """Yield what the user types; a line that ends in a backslash goes on with the next. Ends at end of input."""
-    whole: list[str] = []
-    for line in _terminal_lines(whole) if _at_terminal() else sys.stdin:
-        text = line.rstrip("\r\n")
-        if text.endswith("\\"):
-            whole.append(text[:-1])
-            continue
-        yield "\n".join([*whole, text])
-        whole.clear()
-    if whole:
-        yield "\n".join(whole)
-
-
-def _terminal_lines(whole: list[str]) -> Iterator[str]:
-    """Yield lines typed at a terminal with line editing, until Ctrl-D; Ctrl-C forgets the line."""
-    import readline  # noqa: F401 - gives `input` editing and history
-
-    while True:
-        try:
-            yield input("... " if whole else "> ")
-        except KeyboardInterrupt:
-            whole.clear()
-            sys.stdout.write("\n")
-            log.info("(Ctrl-D or /quit leaves)")
-        except EOFError:
-            sys.stdout.write("\n")
-            return
-
-
-def _at_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _tolerate_any_text() -> None:
-    """Bytes that are no UTF-8 on stdin, and characters that stdout's encoding lacks, must not end a conversation."""
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            self.journal.write({"role": role, "content": content, **more})
 
 
 def _journal(out: str | None, system: str | None) -> JsonlWriter | None:

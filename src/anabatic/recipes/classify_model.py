@@ -13,8 +13,9 @@ from anabatic.core import log
 from anabatic.data.sequences import Sequences
 from anabatic.device.device import Device
 from anabatic.models import hf
-from anabatic.models.build import Plan, blank, initialise, shape
+from anabatic.models.build import blank, initialise
 from anabatic.parallel.world import World
+from anabatic.plan.depth import Plan, shape
 from anabatic.recipes.classify_data import Base
 from anabatic.train import plan as planning
 from anabatic.train.plan import Sizes

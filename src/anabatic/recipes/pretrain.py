@@ -12,10 +12,11 @@ from anabatic.core import log
 from anabatic.data import sample
 from anabatic.data import tokenizer as tokenizers
 from anabatic.models import fuse, tensor
-from anabatic.models.build import Plan, blank, count_parameters, initialise, shape
+from anabatic.models.build import blank, count_parameters, initialise
 from anabatic.models.hf import fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.place import format_of, place
 from anabatic.parallel.shard import settle
+from anabatic.plan.depth import Plan, shape
 from anabatic.recipes.begin import begun
 from anabatic.recipes.training import Training, corpus, say_plan
 from anabatic.train import plan as planning

@@ -24,7 +24,6 @@ from anabatic.data.shard_set import ShardSet
 from anabatic.device.device import Device
 from anabatic.evals import difficulty
 from anabatic.models import adapter, adapter_config, fuse, stack, stored, tensor
-from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.models.hf import base_of, below, fill, load_config, recompute, require_fit, resolve, skeleton
 from anabatic.models.hf import tokenizer_folder as topmost
@@ -33,6 +32,7 @@ from anabatic.models.preference import Objective
 from anabatic.models.stack import Share
 from anabatic.parallel.shard import Division, settle
 from anabatic.parallel.world import World
+from anabatic.plan.depth import Plan
 from anabatic.recipes.begin import begun
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
 from anabatic.train import plan as planning

@@ -32,7 +32,7 @@ from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
 from anabatic.models import adapter, fuse, tensor
-from anabatic.models.build import Plan, count_parameters, flops_per_token
+from anabatic.models.build import count_parameters, flops_per_token
 from anabatic.models.forward import Root
 from anabatic.models.hf import save_model
 from anabatic.models.packed import weights
@@ -40,6 +40,7 @@ from anabatic.models.stack import Share, record
 from anabatic.monitor.window import Window
 from anabatic.parallel.shard import Division, replicate
 from anabatic.parallel.world import World, barrier
+from anabatic.plan.depth import Plan
 from anabatic.recipes import samples
 from anabatic.train import run
 from anabatic.train.checkpoint import Found

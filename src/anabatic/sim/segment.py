@@ -13,7 +13,7 @@ from ctypes import c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from pathlib import Path
 
 from anabatic.core.errors import Failure
-from anabatic.sim import cost
+from anabatic.plan import cost
 from anabatic.sim.machine import Machine
 
 MAGIC = 0x314D4953414E41
@@ -179,7 +179,7 @@ def _fill(segment: Segment, machine: Machine) -> None:
     segment.clock_mhz = chip.clock_mhz
     segment.half_tflops = chip.row.half_tflops
     segment.bandwidth_gbs = chip.row.bandwidth_gbs
-    segment.rates = Rates(*cost.values(cost.rates(chip)))
+    segment.rates = Rates(*cost.values(cost.rates(chip.row)))
     for index in range(machine.npus):
         segment.device[index].hbm_total = machine.hbm
     for index, fault in enumerate(machine.faults):

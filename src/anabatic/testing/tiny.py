@@ -12,7 +12,8 @@ from anabatic.config.pretrain import Model
 from anabatic.config.shared import Data
 from anabatic.config.tokenizer import TokenizerTrainJob
 from anabatic.data import tokenizer_train
-from anabatic.models.build import build, shape
+from anabatic.models.build import build
+from anabatic.plan.depth import shape
 
 TEXT = "the wind moves upward along the warm slope of the hill and carries the bird with it"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,35 +120,70 @@ def _grad(param: Tensor) -> Tensor:
     return torch.zeros_like(local(param)) if param.grad is None else local(param.grad)
 
 
-def flat(bucket: Bucket, count: Tensor, lr: float, config: Optim, factor: Tensor, ok: Tensor) -> None:
+def flat(
+    bucket: Bucket, count: Tensor, lr: float, config: Optim, factor: Tensor, ok: Tensor, most: int = BUCKET
+) -> None:
     """The same on flat tensors; the parameters' gradients are dropped.
+
+    A matrix larger than a bucket, as embeddings are, is updated slice by slice: what the kernel needs beside it stays
+    bounded.
 
     Args:
         factor: what the gradients are multiplied by first.
         ok: 0 leaves parameters and moments as they are, whatever the gradients hold; 1 updates.
+        most: elements of a slice.
     """
-    grad = bucket.take_grads().mul_(factor).masked_fill_(ok == 0, 0.0)
+    parts = [part.view(-1) for part in bucket.parts()]
+    (param, *others) = bucket.params.values()
+    if others or len(parts[0]) <= most or param.grad is None:
+        whole = _Flat(parts, bucket.first, bucket.second, bucket.lost, bucket.decay)
+        _update(whole, bucket.take_grads(), count, lr, config, factor, ok)
+        return
+    grad = local(param.grad).view(-1)
+    for start in range(0, len(grad), most):
+        piece = slice(start, start + most)
+        lost = None if bucket.lost is None else bucket.lost[piece]
+        one = _Flat([parts[0][piece]], bucket.first[piece], bucket.second[piece], lost, bucket.decay)
+        _update(one, grad[piece].to(torch.float32, copy=True), count, lr, config, factor, ok)
+    param.grad = None
+
+
+class _Flat(NamedTuple):
+    """Flat parameters, or a slice of one, with their flat moments."""
+
+    parts: list[Tensor]
+    first: Tensor
+    second: Tensor
+    lost: Tensor | None
+    decay: float
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        return list(flat.split([len(part) for part in self.parts]))
+
+
+def _update(own: _Flat, grad: Tensor, count: Tensor, lr: float, config: Optim, factor: Tensor, ok: Tensor) -> None:
+    """`grad`: flat fp32, used up."""
+    grad.mul_(factor).masked_fill_(ok == 0, 0.0)
     times = count.clamp(min=1)  # a first update that is refused must not divide by 0
-    first = _towards(bucket.first, grad, (1 - config.beta1) * ok)
-    second = _towards(bucket.second, grad.square_(), (1 - config.beta2) * ok)
+    first = _towards(own.first, grad, (1 - config.beta1) * ok)
+    second = _towards(own.second, grad.square_(), (1 - config.beta2) * ok)
     root = (second / (1 - config.beta2**times)).sqrt_().add_(config.eps)
     change = torch.div(first, root, out=root).mul_(ok * lr / (1 - config.beta1**times))
     del grad
-    parts = bucket.parts()
-    if bucket.first.dtype == torch.float32:
-        if bucket.decay:
-            change.add_(torch.cat([part.reshape(-1) for part in parts]).mul_(ok * (lr * bucket.decay)))
-        torch._foreach_sub_(parts, bucket.views(change))
+    if own.first.dtype == torch.float32:
+        if own.decay:
+            change.add_(torch.cat(own.parts).mul_(ok * (lr * own.decay)))
+        torch._foreach_sub_(own.parts, own.split(change))
         return
-    before = torch.cat([part.reshape(-1) for part in parts]).float()
-    change.neg_().sub_(before * (ok * (lr * bucket.decay)))
-    if bucket.lost is None:
+    before = torch.cat(own.parts).float()
+    change.neg_().sub_(before * (ok * (lr * own.decay)))
+    if own.lost is None:
         after = rounded(before + change)
     else:  # Kahan's summation: what rounding takes now is added the next time
-        change.add_(bucket.lost)
-        after = (before + change).to(bucket.first.dtype)
-        bucket.lost.copy_(change - (after.float() - before))
-    torch._foreach_copy_(parts, bucket.views(after))
+        change.add_(own.lost)
+        after = (before + change).to(own.first.dtype)
+        own.lost.copy_(change - (after.float() - before))
+    torch._foreach_copy_(own.parts, own.split(after))
 
 
 def _towards(moment: Tensor, value: Tensor, weight: Tensor) -> Tensor:

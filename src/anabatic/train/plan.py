@@ -14,8 +14,8 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
 from anabatic.device.device import Device
-from anabatic.models.build import Plan
 from anabatic.parallel.world import Group
+from anabatic.plan.depth import Plan
 
 TOKENS_PER_PARAM = 12.0
 """Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""

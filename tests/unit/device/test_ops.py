@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anabatic.device import attention, ops, ops_cpu
 from anabatic.device.segments import Segments
@@ -120,6 +121,49 @@ def test_linear_cross_entropy_survives_huge_logits() -> None:
     loss = ops.linear_cross_entropy(hidden, torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([0, 1, 0, 1]), 64)
     assert torch.isfinite(loss)
     torch.testing.assert_close(loss, torch.tensor(8e4))
+
+
+class _Products(TorchDispatchMode):
+    """Notes the formats of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formats: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "mm" in func.__name__:
+            self.formats += [arg.dtype for arg in args if isinstance(arg, torch.Tensor) and arg.dim() == 2]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_head_multiplies_in_half_precision(dtype: torch.dtype) -> None:
+    """States after a norm in fp32 are wide: all three products must be narrow all the same, in every chunk."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, 32, generator=generator).mul_(20).requires_grad_()
+    weight = torch.randn(50, 32, generator=generator).mul_(0.05).requires_grad_()
+    labels = torch.randint(0, 2, (300,), generator=generator)  # sums of 150 rows of states in one row of the head
+    expected = F.cross_entropy(hidden @ weight.t(), labels, reduction="sum")
+    reference = torch.autograd.grad(expected, [hidden, weight])
+    with _Products() as seen, torch.autocast("cpu", dtype):
+        loss = ops.linear_cross_entropy(hidden, weight, labels, chunk_bytes=64 * 50 * 4)
+        losses, _ = ops.token_cross_entropy(hidden.detach(), weight.detach(), labels, 64 * 50 * 4)
+    found = torch.autograd.grad(loss, [hidden, weight])
+    assert set(seen.formats) == {dtype} and len(seen.formats) == 2 * 5 * 4
+    torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
+    torch.testing.assert_close(losses.sum(), expected.detach(), rtol=2e-3, atol=0)
+    for ours, theirs in zip(found, reference, strict=True):
+        assert ours.dtype == torch.float32
+        assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
+
+
+def test_many_large_states_do_not_overflow_fp16() -> None:
+    hidden = torch.full((256, 4), 500.0, requires_grad=True)
+    weight = torch.zeros(3, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        loss = ops.linear_cross_entropy(hidden, weight, torch.zeros(256, dtype=torch.int64), chunk_bytes=1 << 20)
+    (found,) = torch.autograd.grad(loss, [weight])
+    torch.testing.assert_close(found[0], torch.full((4,), -256 * 500 * 2 / 3), rtol=1e-2, atol=0)
 
 
 def test_token_cross_entropy_is_per_token() -> None:

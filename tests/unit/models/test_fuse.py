@@ -118,3 +118,25 @@ def test_two_models_of_a_family_keep_their_own_operators() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_norms_and_gated_blocks_are_compiled() -> None:
     assert fuse.compile_blocks(tiny_model()) == 11
+
+
+def test_under_autocast_a_normed_stream_is_cast_once_for_all_that_read_it() -> None:
+    """Queries, keys, values, gate and up would each keep a copy of their own: five a block instead of two."""
+    model = tiny_model()
+    tokens, width = 47, model.config.hidden_size
+    kept: dict[bool, int] = {}
+    losses = []
+    for choice in ("off", "auto"):
+        fuse.settle(model, choice, "cpu")
+        found: dict[int, torch.Tensor] = {}
+
+        def keep(tensor: torch.Tensor, found: dict[int, torch.Tensor] = found) -> torch.Tensor:
+            if tensor.dtype == torch.bfloat16 and tensor.numel() == tokens * width:
+                found[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu"):
+            losses.append(loss_of(model))
+        kept[choice == "auto"] = len(found)
+    assert kept[False] - kept[True] == 2 * 3  # two blocks
+    torch.testing.assert_close(losses[0], losses[1], rtol=5e-3, atol=0)

@@ -16,6 +16,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batch import IGNORE, Batch
 from anabatic.device.segments import Segments
 from anabatic.models import adapter, build, forward, hf
+from anabatic.plan import depth as dial
 from anabatic.testing.corpora import byte_tokenizer
 from anabatic.testing.tiny import tiny_model
 from anabatic.testing.untrained import logits_in_pieces
@@ -114,7 +115,7 @@ def test_every_segment_plan_gives_the_same_hidden_state() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 12, 20, 32])
 def test_shapes_follow_from_the_depth(depth: int) -> None:
-    plan = build.shape(Model(depth=depth), 32768)
+    plan = dial.shape(Model(depth=depth), 32768)
     assert plan.integer("width") % plan.integer("head_dim") == 0
     assert plan.integer("heads") * plan.integer("head_dim") == plan.integer("width")
     assert plan.integer("intermediate") % 64 == 0
@@ -122,7 +123,7 @@ def test_shapes_follow_from_the_depth(depth: int) -> None:
 
 
 def test_given_sizes_win_and_must_divide() -> None:
-    plan = build.shape(Model(depth=4, width=96, heads=3, kv_heads=1, intermediate=100), 500)
+    plan = dial.shape(Model(depth=4, width=96, heads=3, kv_heads=1, intermediate=100), 500)
     assert [plan.integer(name) for name in ("width", "heads", "head_dim", "kv_heads", "intermediate")] == [
         96,
         3,
@@ -132,11 +133,11 @@ def test_given_sizes_win_and_must_divide() -> None:
     ]
     assert plan.reasons["width"] == "given"
     with pytest.raises(ConfigError, match="model.width 100 is not a multiple of model.heads 3"):
-        build.shape(Model(depth=4, width=100, heads=3), 500)
+        dial.shape(Model(depth=4, width=100, heads=3), 500)
     with pytest.raises(ConfigError, match="model.heads 4 is not a multiple of model.kv_heads 3"):
-        build.shape(Model(depth=4, width=128, heads=4, kv_heads=3), 500)
+        dial.shape(Model(depth=4, width=128, heads=4, kv_heads=3), 500)
     with pytest.raises(ConfigError, match="not a multiple of the head size"):
-        build.shape(Model(depth=4, width=100), 500)
+        dial.shape(Model(depth=4, width=100), 500)
 
 
 def test_the_same_seed_builds_the_same_model() -> None:
@@ -149,7 +150,7 @@ def test_the_same_seed_builds_the_same_model() -> None:
 def test_a_saved_model_loads_with_plain_transformers(tmp_path: Path, tied: bool) -> None:
     tokenizer = AutoTokenizer.from_pretrained(byte_tokenizer(tmp_path / "tok"))
     config = Model(depth=2, width=64, tie_embeddings=tied)
-    model = build.build(build.shape(config, len(tokenizer)), config, len(tokenizer), 64, CPU, 0)
+    model = build.build(dial.shape(config, len(tokenizer)), config, len(tokenizer), 64, CPU, 0)
     hf.save_model(model, tmp_path / "model", tokenizer)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
@@ -212,7 +213,7 @@ def test_a_damaged_model_folder_is_named(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_new_model_has_a_head_that_learns_and_ties_that_hold(tied: bool) -> None:
     config = Model(depth=1, width=32, tie_embeddings=tied)
-    model = build.build(build.shape(config, 320), config, 320, 64, CPU, 0)
+    model = build.build(dial.shape(config, 320), config, 320, 64, CPU, 0)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     assert (head is embedding) == tied
     assert bool(head.any()) == tied and bool(embedding.any())

@@ -85,6 +85,29 @@ def test_the_flat_kernel_refuses_whatever_the_gradients_hold(weights: str) -> No
         assert torch.equal(param, before) and not bucket.first.any() and not bucket.second.any()
 
 
+@pytest.mark.parametrize("weights", ["fp32", "bf16_kahan"])
+def test_a_large_matrix_is_updated_slice_by_slice(weights: str) -> None:
+    """7 elements at once of 35, or all: the same to the last bit; moments in bf16 are rounded at random."""
+    config = Optim(name="adamw", weight_decay=0.1, weights=weights)  # type: ignore[arg-type]
+    results = []
+    for most in (7, 8, 100):
+        torch.manual_seed(0)
+        param = torch.randn(5, 7).to(torch.float32 if weights == "fp32" else torch.bfloat16).requires_grad_()
+        (bucket,) = adamw.buckets({"w": param}, config, torch.device("cpu"))
+        for step in range(1, 4):
+            param.grad = torch.randn(5, 7).to(param.dtype)
+            with torch.no_grad():
+                adamw.flat(bucket, torch.tensor(float(step)), 1e-2, config, torch.tensor(0.5), ONE, most)
+            assert param.grad is None
+        results.append((param.detach(), bucket.first, bucket.second, *([] if bucket.lost is None else [bucket.lost])))
+    for other in results[1:]:
+        if weights != "fp32":
+            torch.testing.assert_close(other[0], results[0][0], rtol=1e-2, atol=1e-3)
+            continue
+        for ours, theirs in zip(other, results[0], strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_rounding_at_random_keeps_the_mean() -> None:
     torch.manual_seed(0)
     value = torch.full((200_000,), 1.0 + 2**-9)  # a quarter of the way between two numbers of bf16

@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.models import adapter, hf
-from anabatic.models.build import Plan
+from anabatic.plan.depth import Plan
 from anabatic.recipes import sft
 from anabatic.testing.corpora import byte_tokenizer
 from anabatic.testing.tiny import tiny_model

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from anabatic.infer.request import Completion, Request
+from anabatic.infer.tool_calls import Reader
 
 
 def usage(requests: Sequence[Request], n: int) -> dict[str, Any]:
@@ -36,12 +37,14 @@ class Shape:
         model: name as asked.
         echo: texts by which the answers begin.
         logprobs: they are wanted.
+        reader: makes what finds the calls of tools in one answer; None: nothing looks for them.
     """
 
     chat: bool
     model: str
     echo: Sequence[str] = ()
     logprobs: bool = False
+    reader: Callable[[], Reader | None] = lambda: None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -62,6 +65,12 @@ class Shape:
         out: dict[str, Any] = {"index": at, "finish_reason": answer.finish_reason, "logprobs": None}
         if self.chat:
             out["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
+            if reader := self.reader():
+                heard = Heard(reader)
+                text, calls = heard.push(answer.text, True)
+                out["finish_reason"] = heard.end(answer.finish_reason)
+                if calls:
+                    out["message"] |= {"content": text or None, "tool_calls": [_unnumbered(call) for call in calls]}
         else:
             out["text"] = (self.echo[at] if self.echo else "") + answer.text
         if self.logprobs:
@@ -80,6 +89,10 @@ class Shape:
         if self.logprobs:
             body["logprobs"] = self._logprobs(request, told, upto)
         return self._chunk(at, body)
+
+    def call(self, at: int, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return a chunk with calls of tools, each whole."""
+        return self._chunk(at, {"delta": {"tool_calls": list(calls)}})
 
     def last(self, at: int, finish_reason: str) -> dict[str, Any]:
         """Return the chunk that closes an answer."""
@@ -115,6 +128,38 @@ class Shape:
             "top_logprobs": [{words.text(token): value for token, value in top[at]} for at in rows] if top else None,
             "text_offset": offsets,
         }
+
+
+def _unnumbered(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call as whole answers have it: only streamed ones are numbered."""
+    return {key: value for key, value in call.items() if key != "index"}
+
+
+class Heard:
+    """One answer that may call tools, as it comes."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._calls = 0
+
+    def push(self, piece: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Take a piece; return the text and the calls that are certain.
+
+        Args:
+            last: nothing more will come.
+        """
+        events = self._reader.push(piece) + (self._reader.finish() if last else [])
+        calls = []
+        for call in [event.call for event in events if event.call is not None]:
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+        first, self._calls = self._calls, self._calls + len(calls)
+        numbered = [{"index": first + at} | call for at, call in enumerate(calls)]
+        return "".join(event.text for event in events), numbered
+
+    def end(self, finish_reason: str) -> str:
+        """Return why the answer ended: whoever called has not merely stopped."""
+        return "tool_calls" if self._calls and finish_reason == "stop" else finish_reason
 
 
 class _Words:

@@ -103,7 +103,8 @@ class Api:
         """Answer a conversation."""
         served = self._catalogue.model(asked.model)
         requests = await asyncio.to_thread(self._catalogue.chat, served, asked)
-        return await self._answer(served, asked, requests, Shape(True, served.name, (), bool(asked.logprobs)), http)
+        shape = Shape(True, served.name, (), bool(asked.logprobs), lambda: served.reader(asked))
+        return await self._answer(served, asked, requests, shape, http)
 
     async def completions(self, asked: CompletionRequest, http: Request) -> Response:
         """Continue texts."""

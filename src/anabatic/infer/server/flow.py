@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from anabatic.core.errors import AnabaticError
 from anabatic.infer.request import Request
-from anabatic.infer.server.answers import Shape
+from anabatic.infer.server.answers import Heard, Shape
 from anabatic.infer.server.errors import ApiError, from_ours
 from anabatic.infer.server.metrics import Metrics
 from anabatic.infer.server.served import Served
@@ -84,19 +84,27 @@ class Flow:
     async def _events(self) -> AsyncIterator[bytes]:
         self.worker.submit(self.ticket)
         told = [0] * len(self.requests)
+        readers = [self.shape.reader() for _ in self.requests]
+        heard = [None if reader is None else Heard(reader) for reader in readers]
         try:
             for at in range(len(self.requests)):
                 yield _event(self.shape.first(at))
             left = len(self.requests)
             while left:
                 piece = await self._next(None)
-                at = piece.index
-                if piece.text or (self.shape.logprobs and piece.tokens > told[at]):
-                    yield _event(self.shape.piece(at, piece.text, self.requests[at], told[at], piece.tokens))
+                at, text, end = piece.index, piece.text, piece.finish_reason
+                calls: list[dict[str, Any]] = []
+                if (one := heard[at]) is not None:
+                    text, calls = one.push(text, bool(end))
+                    end = one.end(end)
+                if text or (self.shape.logprobs and piece.tokens > told[at]):
+                    yield _event(self.shape.piece(at, text, self.requests[at], told[at], piece.tokens))
                     told[at] = piece.tokens
-                if piece.finish_reason:
+                if calls:
+                    yield _event(self.shape.call(at, calls))
+                if end:
                     left -= 1
-                    yield _event(self.shape.last(at, piece.finish_reason))
+                    yield _event(self.shape.last(at, end))
             if self.usage:
                 yield _event(self.shape.counts(self.requests, self.n))
             yield _DONE

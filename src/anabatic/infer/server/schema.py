@@ -6,6 +6,7 @@ Fields that change an answer and that we do not know how to honour are refused, 
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -42,6 +43,15 @@ class ToolCall(BaseModel):
     type: Literal["function"] = "function"
     function: Call
 
+    def plain(self) -> dict[str, Any]:
+        """Return the call as chat templates read it: arguments that are a JSON object as such, else as they came."""
+        try:
+            arguments = json.loads(self.function.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        known = arguments if isinstance(arguments, dict) else self.function.arguments
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": known}}
+
 
 class Message(BaseModel):
     """A turn of a conversation."""
@@ -60,7 +70,7 @@ class Message(BaseModel):
         parts = content if isinstance(content, str) or content is None else "".join(part.text for part in content)
         out: dict[str, Any] = {"role": self.role, "content": parts or ""}
         if self.tool_calls:
-            out["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            out["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.tool_call_id is not None:
             out["tool_call_id"] = self.tool_call_id
         return out
@@ -69,7 +79,7 @@ class Message(BaseModel):
 class Function(BaseModel):
     """A tool, as chat templates show it to the model."""
 
-    name: Text
+    name: Annotated[Text, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -80,6 +90,19 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: Function
+
+
+class FunctionName(Strict):
+    """Which function."""
+
+    name: Text
+
+
+class NamedTool(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class JsonSchema(BaseModel):
@@ -161,8 +184,7 @@ class ChatRequest(Generation):
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    """What calls look like is the model's affair: they come as text."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -172,6 +194,30 @@ class ChatRequest(Generation):
     def tokens(self) -> int | None:
         """Return how many tokens are asked for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def offered(self) -> list[Tool]:
+        """Return the tools that may be called."""
+        return [] if self.tool_choice == "none" else list(self.tools or ())
+
+    def forced(self) -> bool:
+        """True when a call is all that may come."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @model_validator(mode="after")
+    def _tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two tools are called {twice}")
+        if self.forced() and not names:
+            raise ValueError("tool_choice asks for a call, and tools are not given")
+        if self.forced() and (
+            self.structured_outputs or (self.response_format and self.response_format.type != "text")
+        ):
+            raise ValueError("tool_choice asks for a call, and another form of the answer is given: give one form")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        return self
 
     @model_validator(mode="after")
     def _logprobs(self) -> ChatRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +16,15 @@ from anabatic.config.serve import Limits
 from anabatic.core.errors import AnabaticError
 from anabatic.core.text import did_you_mean, utf8
 from anabatic.data.tokenizer import chat_prompt
+from anabatic.infer import tool_calls
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.infer.dialogue import continuation
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
 from anabatic.infer.server.errors import ApiError, from_ours
-from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, Tool
+from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, NamedTool, Tool
+
+_DEEP = "the body is nested too deeply"
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,27 @@ class Served:
     model: PreTrainedModel
     adapter: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @functools.cached_property
+    def style(self) -> tool_calls.Style | None:
+        """How calls of tools are written; None: in no way that is known."""
+        return tool_calls.style(self.engine.tokenizer)
+
+    @functools.cached_property
+    def shows_tools(self) -> bool:
+        """True when the model is told of tools."""
+        return tool_calls.shows_tools(self.engine.tokenizer)
+
+    def reader(self, asked: ChatRequest) -> tool_calls.Reader | None:
+        """Return what finds the calls in an answer; None: there are none to find, or they come as text."""
+        names = [tool.function.name for tool in asked.offered()]
+        if not names:
+            return None
+        if asked.forced():
+            choice = asked.tool_choice
+            return tool_calls.Forced(names, choice.function.name if isinstance(choice, NamedTool) else None)
+        several = asked.parallel_tool_calls is not False
+        return None if self.style is None else tool_calls.reader(self.style, names, several)
 
     def require_tokens(self, ids: Sequence[int], param: str) -> None:
         """Refuse tokens that the model has not.
@@ -109,7 +135,10 @@ class Catalogue:
 
     def chat(self, served: Served, asked: ChatRequest) -> list[Request]:
         """Return the requests of a conversation, one for each of its n answers."""
-        ids = self.conversation(served, asked.messages, asked.tools if asked.tool_choice != "none" else None)
+        tools = asked.offered()
+        if tools and not served.shows_tools:
+            raise ApiError(400, f"the chat template of {served.name} does not tell the model of tools", "tools")
+        ids = self.conversation(served, asked.messages, tools)
         sampling = self._sampling(asked, asked.tokens())
         if asked.logprobs:
             sampling = replace(sampling, top_logprobs=asked.top_logprobs or 0)
@@ -117,6 +146,12 @@ class Catalogue:
         if kind is not None and kind.type != "text":
             schema = kind.json_schema.schema_ if kind.json_schema is not None else {"type": "object"}
             sampling = self._formed(sampling, "json", schema)
+        if asked.forced():
+            choice = asked.tool_choice
+            named = choice.function.name if isinstance(choice, NamedTool) else None
+            several = asked.parallel_tool_calls is not False
+            shape = tool_calls.schema([tool.model_dump(exclude_none=True) for tool in tools], named, several)
+            sampling = self._formed(sampling, "json", shape, "tool_choice")
         return self._requests(served, [ids], sampling, asked)
 
     def completion(self, served: Served, asked: CompletionRequest) -> list[Request]:
@@ -140,11 +175,13 @@ class Catalogue:
         if not tokenizer.chat_template:
             raise ApiError(400, f"{served.name} has no chat template: it continues texts at /v1/completions", "model")
         plain = [_clean(message.plain()) for message in messages]
-        shown = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+        shown = [_clean(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
         try:
             return chat_prompt(tokenizer, plain, shown)
         except AnabaticError as error:
             raise from_ours(error, param="messages") from error
+        except RecursionError as error:
+            raise ApiError(400, _DEEP) from error
 
     def _sampling(self, asked: Generation, tokens: int | None) -> Sampling:
         """Return how an answer is sampled: as asked, else as the server's settings say."""
@@ -166,9 +203,8 @@ class Catalogue:
             sampling = self._formed(sampling, kind, value)
         return sampling
 
-    def _formed(self, sampling: Sampling, kind: str, value: Any) -> Sampling:
+    def _formed(self, sampling: Sampling, kind: str, value: Any, param: str = "structured_outputs") -> Sampling:
         """Return a sampling whose answers have a form."""
-        import json
 
         try:
             if kind == "choice":
@@ -181,7 +217,7 @@ class Catalogue:
                 return replace(sampling, regex=value)
             return replace(sampling, json_schema=value if isinstance(value, str) else json.dumps(value))
         except AnabaticError as error:
-            raise from_ours(error, param="structured_outputs") from error
+            raise from_ours(error, param=param) from error
 
     def _requests(
         self, served: Served, prompts: list[list[int]], sampling: Sampling, asked: Generation
@@ -209,6 +245,14 @@ class Catalogue:
         return made
 
 
-def _clean(message: dict[str, Any]) -> dict[str, Any]:
-    """Lone surrogates, which JSON can write and no tokenizer reads, become question marks."""
-    return message | {"content": utf8(message["content"])}
+def _clean(value: dict[str, Any]) -> dict[str, Any]:
+    """Lone surrogates, which JSON can write and no tokenizer reads, become question marks.
+
+    Raises:
+        ApiError: 400, it is nested more deeply than Python follows.
+    """
+    try:
+        cleaned: dict[str, Any] = json.loads(utf8(json.dumps(value, ensure_ascii=False)))
+    except RecursionError as error:
+        raise ApiError(400, _DEEP) from error
+    return cleaned

@@ -1,4 +1,5 @@
-"""Time on paper: what operators and collectives would take on the chip; csrc/runtime/paper.cpp has the same formulas.
+"""Time on paper: what operators and collectives would take on the chip; the simulated NPU counts by the same formulas
+(sim/csrc/runtime/paper.cpp).
 
 An operator takes its launch on the device plus the longer of its arithmetic and its memory traffic (a roofline). A
 collective takes its launch plus what each device must send over what its links carry. Efficiencies and launch costs are
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from anabatic.sim.chips import SimChip
+from anabatic.device.table import Chip
 
 COMPUTE_EFFICIENCY = 0.7
 MEMORY_EFFICIENCY = 0.6
@@ -57,23 +58,34 @@ class Rates:
     server: int
 
 
-def _links(chip: SimChip) -> tuple[float, float, int]:
-    """Return GB/s to one peer, to all peers, and the devices of a server (msmodeling; Atlas 800T A2, A3)."""
-    if chip.soc.startswith("Ascend910B"):
-        return 28.0, 196.0, 8  # a full mesh of seven HCCS links
-    if chip.soc.startswith("Ascend910_93"):
-        return 196.0, 196.0, 16  # switched: every peer at the full rate
-    return PCIE_GBS, PCIE_GBS, 8  # not published: as PCIe
+_LINKS = (
+    ("Ascend910B", 28.0, 196.0, 8),  # a full mesh of seven HCCS links (Atlas 800T A2)
+    ("Ascend910_93", 196.0, 196.0, 16),  # switched: every peer at the full rate (A3)
+    ("NVIDIA B200", 900.0, 900.0, 8),
+    ("NVIDIA H20", 450.0, 450.0, 8),  # and H200: NVLink 4, 900 GB/s both ways together
+    ("NVIDIA H100 PCIe", PCIE_GBS, PCIE_GBS, 8),
+    ("NVIDIA H100", 450.0, 450.0, 8),
+    ("NVIDIA H800", 200.0, 200.0, 8),
+    ("NVIDIA A100", 300.0, 300.0, 8),
+    ("NVIDIA A800", 200.0, 200.0, 8),
+)
+"""Start of a chip's name; GB/s to one peer and to all peers, one direction; devices of a server. Ascend: msmodeling;
+NVIDIA: data sheets."""
 
 
-def rates(chip: SimChip) -> Rates:
+def _links(chip: Chip) -> tuple[float, float, int]:
+    """The row of a chip; what has none, or no published figure, is taken as eight behind PCIe."""
+    return next((row[1:] for row in _LINKS if chip.name.startswith(row[0])), (PCIE_GBS, PCIE_GBS, 8))
+
+
+def rates(chip: Chip) -> Rates:
     """Return the constants of a chip."""
     peer, peers, server = _links(chip)
-    half = chip.row.half_tflops * 1e12 * COMPUTE_EFFICIENCY
+    half = chip.half_tflops * 1e12 * COMPUTE_EFFICIENCY
     return Rates(
         half_flops=half,
         single_flops=half * SINGLE_SHARE,
-        memory=(chip.row.bandwidth_gbs or 1200.0) * 1e9 * MEMORY_EFFICIENCY,
+        memory=(chip.bandwidth_gbs or 1200.0) * 1e9 * MEMORY_EFFICIENCY,
         host_link=PCIE_GBS * 1e9 * LINK_EFFICIENCY,
         peer=peer * 1e9 * LINK_EFFICIENCY,
         peers=peers * 1e9 * LINK_EFFICIENCY,

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.sim import chips, cost
+from anabatic.plan import cost
+from anabatic.sim import chips
 
-RATES = cost.rates(chips.find("910B3"))
+RATES = cost.rates(chips.find("910B3").row)
 
 
 def sent_by_one(kind: str, ranks: int) -> float:
@@ -56,7 +57,7 @@ def test_an_operator_is_bound_by_the_slower_side() -> None:
 
 @pytest.mark.parametrize("chip", sorted(chips.CHIPS))
 def test_every_chip_has_rates(chip: str) -> None:
-    assert all(value > 0 for value in cost.values(cost.rates(chips.find(chip))))
+    assert all(value > 0 for value in cost.values(cost.rates(chips.find(chip).row)))
 
 
 @given(st.sampled_from(cost.COLLECTIVES), st.integers(1, 64), st.floats(0, 1e12))

@@ -1,0 +1,151 @@
+"""Memory on paper beside memory measured: the peak of the real NPU allocator on simulated NPUs, setting by setting.
+
+    python benchmarks/plan.py [--only full,lora] [--json FILE]
+
+Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs and asks `anabatic plan`
+for the same command. Sizes are chosen so that each part decides in some row: activations, logits, optimizer, gathered
+weights. The tokens of a micro-batch are full but for what no row fits into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MIB = 2**20
+NARROW = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
+WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2}
+LORA = ["--tuner", "lora"]
+
+
+class Row(NamedTuple):
+    """One measurement."""
+
+    name: str
+    shape: dict[str, Any]
+    tokens: int
+    options: list[str] = []
+    npus: int = 1
+    steps: int = 1
+
+
+def _of(base: dict[str, int], layers: int, vocab: int = 320, **more: Any) -> dict[str, Any]:
+    return {**base, "num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": False, **more}
+
+
+def _zero(stage: int) -> list[str]:
+    return ["--parallel.strategy", f"zero{stage}"]
+
+
+ROWS = (
+    Row("full, 2,048 tokens", _of(NARROW, 4), 2048),
+    Row("full, 8,192 tokens", _of(NARROW, 8), 8192),
+    Row("full, few tokens", _of(WIDE, 8), 256),
+    Row("full, 32,768 words", _of(NARROW, 4, 32768), 2048),
+    Row("full, tied 16,384 words", _of(NARROW, 4, 16384, tie_word_embeddings=True), 512),
+    Row("full, two micro-batches", _of(WIDE, 8), 1024, steps=2),
+    Row("full, recompute full", _of(NARROW, 8), 8192, ["--recompute", "full"]),
+    Row("full, recompute selective", _of(NARROW, 8), 8192, ["--recompute", "selective"]),
+    Row("full, bf16 with Kahan", _of(WIDE, 8), 512, ["--optim.weights", "bf16_kahan"]),
+    Row("full, Muon", _of(WIDE, 8), 512, ["--optim.name", "muon"]),
+    Row("freeze, two blocks", _of(WIDE, 8), 2048, ["--tuner", "freeze", "--freeze.last-layers", "2"]),
+    Row("lora, 8,192 tokens", _of(NARROW, 8), 8192, LORA),
+    Row("lora, 32,768 words", _of(NARROW, 4, 32768), 2048, LORA),
+    Row("lora r 64, few tokens", _of(WIDE, 8), 512, [*LORA, "--lora.r", "64"]),
+    Row("lora, recompute full", _of(NARROW, 8), 8192, [*LORA, "--recompute", "full"]),
+    Row("full, ddp", _of(WIDE, 8), 256, npus=2),
+    Row("full, zero2", _of(WIDE, 8), 256, _zero(2), npus=2),
+    Row("full, zero3", _of(WIDE, 8), 256, _zero(3), npus=2),
+    Row("full, zero3, 4,096 tokens", _of(WIDE, 8), 4096, _zero(3), npus=2),
+    Row("lora, zero3", _of(WIDE, 8), 2048, [*_zero(3), *LORA], npus=2),
+    Row("full, zero3, offload", _of(WIDE, 8), 1024, [*_zero(3), "--parallel.offload", "cpu"], npus=2),
+    Row("full, tensor 2", _of(WIDE, 8), 1024, ["--parallel.tensor", "2"], npus=2),
+)
+
+
+def prepare(folder: Path, shape: dict[str, Any]) -> None:
+    """Write a model, a tokenizer and rows."""
+    from anabatic.data import tokenizer as tokenizers
+    from anabatic.models.hf import save_model
+    from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
+
+    tokens = tiny_tokenizer(folder, tiny_text(folder))
+    save_model(tiny_qwen2(max_position_embeddings=4096, **shape), folder / "model", tokenizers.load(tokens))
+    answer = "the wind moves upward along the slope " * 40
+    rows = [
+        {"messages": [{"role": "user", "content": f"go {n}"}, {"role": "assistant", "content": answer}]}
+        for n in range(400)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def command(row: Row, folder: Path) -> list[str]:
+    """The training, as typed."""
+    data_ranks = 1 if "--parallel.tensor" in row.options else row.npus
+    given = {
+        "model": folder / "model", "data.train": folder / "rows.jsonl", "data.valid-fraction": 0,
+        "data.cache": folder / "cache", "out": folder / "run", "device.nproc": row.npus, "device.dtype": "bf16",
+        "batch.seq-len": 256, "batch.micro-batch-tokens": row.tokens,
+        "batch.global-batch-tokens": row.tokens * data_ranks * row.steps,
+        "schedule.max-steps": 3, "log.every": 1, "log.samples": 0, "save.resume": "never",
+    }  # fmt: skip
+    words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    return ["sft", *words, "--train-on-inputs", *row.options]
+
+
+def run(words: list[str], environment: dict[str, str]) -> str:
+    """The output of an `anabatic` command; `plan` answers 1 for what does not fit."""
+    done = subprocess.run(
+        [sys.executable, "-m", "anabatic", *words], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    if done.returncode and not (words[0] == "plan" and done.stdout):
+        raise SystemExit(done.stderr[-3000:])
+    return done.stdout
+
+
+def compare(row: Row) -> dict[str, Any]:
+    """Bytes measured and planned, and what decides the plan."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        prepare(folder, row.shape)
+        words = command(row, folder)
+        planned = json.loads(run(["plan", "--json", "--npus", str(row.npus), "--", *words], {}))
+        python = [sys.executable, "-m", "anabatic"]
+        run(["sim", "--npus", str(row.npus), "--", *python, *words], {})
+        metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    measured = max(line["memory_bytes"] for line in metrics if line["kind"] == "train")
+    return {
+        "name": row.name, "measured": measured, "planned": planned["memory_bytes"], "moment": planned["moment"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="parts of names, with commas between them")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    chosen = [row for row in ROWS if any(part in row.name for part in options.only.split(","))]
+    found = []
+    print(f"  {'':28} {'measured':>9} {'planned':>9} {'MiB':>11}   highest at")
+    for row in chosen:
+        one = compare(row)
+        found.append(one)
+        apart = one["planned"] / one["measured"] - 1
+        print(
+            f"  {row.name:28} {one['measured'] / MIB:9.1f} {one['planned'] / MIB:9.1f} {apart:+11.1%}   {one['moment']}",
+            flush=True,
+        )
+    worst = max(abs(one["planned"] / one["measured"] - 1) for one in found)
+    print(f"{len(found)} settings, the largest difference {worst:.1%}")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

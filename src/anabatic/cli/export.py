@@ -1,0 +1,5 @@
+"""`anabatic export`."""
+
+from anabatic.cli.job import job_command
+
+export = job_command("export")

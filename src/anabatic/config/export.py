@@ -1,0 +1,55 @@
+"""`anabatic export`: a folder that other programs load and serve."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from anabatic.config.shared import require
+
+Gguf = Literal["none", "f32", "f16", "bf16", "q8_0"]
+SERVERS = ("ollama", "vllm", "mindie")
+
+
+@dataclass(kw_only=True)
+class ExportJob:
+    """Write a model, adapters merged, as a folder that transformers and vLLM load, with what other servers need."""
+
+    model: str = ""
+    """Model or adapter: a Hugging Face folder, a run folder, or OWNER/NAME of a hub."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    out: str = ""
+    """Folder to write."""
+    overwrite: bool = False
+    """Replace `out` if it is a model folder; it must not exist otherwise."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Number format of the weights; auto: that of the base model's files."""
+    shard_gib: float = 4.0
+    """Largest weight file in GiB; a tensor is never divided."""
+    name: str | None = None
+    """Name under which it is served; default: the last part of `out`."""
+    gguf: Gguf = "none"
+    """Also write NAME-FORMAT.gguf with llama.cpp's own converter."""
+    llama_cpp: str | None = None
+    """Folder of llama.cpp, or its convert_hf_to_gguf.py; default: the one on PATH."""
+    recipes: list[Literal["ollama", "vllm", "mindie"]] = field(default_factory=lambda: list(SERVERS))  # type: ignore[arg-type]
+    """Servers to write a recipe for: Modelfile (Ollama), serving/vllm-ascend.sh, serving/mindie-config.json."""
+    devices: int = 1
+    """Devices that the recipes divide the model over."""
+    context: int | None = None
+    """Longest context in tokens that the recipes allow; default: the model's, at most 32,768."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.model.strip()), "model is not given", "anabatic export MODEL -o FOLDER")
+        require(bool(self.out.strip()), "out is not given", "give -o FOLDER")
+        require(0 < self.shard_gib <= 1024, f"shard_gib is {self.shard_gib}", "use more than 0; 4 is common")
+        require(1 <= self.devices <= 1024, f"devices is {self.devices}", "use 1 or more")
+        require(self.context is None or self.context >= 16, f"context is {self.context}", "use 16 tokens or more")
+        named = self.name is None or re.fullmatch(r"[\w][\w.-]*", self.name, re.ASCII) is not None
+        require(named, f'name is "{self.name}"', "use letters, digits, dots, _ and -")
+        twice = len(set(self.recipes)) < len(self.recipes)
+        require(not twice, f"recipes are {', '.join(self.recipes)}", "name each once")
+        lone = self.gguf == "none" and self.llama_cpp is not None
+        require(not lone, "llama_cpp is given and no GGUF file is asked for", "add --gguf f16 (or bf16, f32, q8_0)")

@@ -1,0 +1,148 @@
+"""Time of an optimizer step on paper, by the cost model that the simulated NPU counts with (`cost.py`).
+
+Every operator of a block is listed with its arithmetic and its memory traffic. A device is busy for the sum; the host
+needs its time for every launch; gradients and gathered weights travel while blocks compute, and only what does not fit
+beside the computation is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from anabatic.plan.cost import Rates, Unit, collective_ns, operator_ns
+from anabatic.plan.memory import BUCKET, LEAST_ROWS, stream_width, width
+from anabatic.plan.setup import Setup
+
+
+@dataclass(frozen=True)
+class Clock:
+    """One optimizer step, in seconds."""
+
+    compute: float
+    """The device's operators."""
+    host: float
+    """Launches, if nothing else slowed the host."""
+    traffic: float
+    """Collectives, if nothing ran beside them."""
+    exposed: float
+    """What of them does not fit beside the computation."""
+    update: float
+    """The part of `compute` that is the optimizer's."""
+    flops: float
+    """Operations of the model, nothing counted twice: what model FLOPs utilisation is measured by."""
+    tokens: int
+    """Of all ranks."""
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return max(self.compute, self.host) + self.exposed
+
+
+Op = tuple[Unit, float, float]
+"""Unit, operations, bytes moved."""
+
+
+def _matmul(t: float, inputs: float, outputs: float, w: int) -> Op:
+    return (
+        "cube half" if w == 2 else "cube single",
+        2.0 * t * inputs * outputs,
+        w * (t * (inputs + outputs) + inputs * outputs),
+    )
+
+
+def _forward(setup: Setup) -> Iterator[Op]:
+    """One block."""
+    s, t, w, wide = setup.shape, float(setup.micro_tokens), width(setup), stream_width(setup)
+    part = 1 / setup.tensor
+    queries, keys = s.heads * s.head_dim * part, s.kv_heads * s.head_dim * part
+    for _ in range(s.norms):
+        yield "vector", 0.0, t * s.hidden * (wide + w)
+    for layer in s.linears:
+        yield _matmul(t, *setup.sides(layer), w)
+    if setup.tuner == "lora":
+        for layer in setup.adapted:
+            yield _matmul(t, setup.sides(layer)[0], setup.rank, w)
+            yield _matmul(t, setup.rank, setup.sides(layer)[1], w)
+    if s.experts:
+        yield "vector", 0.0, 4 * w * t * s.chosen * s.hidden
+        yield _matmul(t * s.chosen, s.hidden, 2 * s.expert_inner, w)
+        yield _matmul(t * s.chosen, s.expert_inner, s.hidden, w)
+    for _ in range(2 if s.head_norms else 1):
+        yield "vector", 0.0, 2 * w * t * queries
+        yield "vector", 0.0, 2 * w * t * keys
+    scores = 2.0 * t * setup.seq_len / 2 * queries * 2  # causal: half of the square, two products
+    yield "cube half" if w == 2 else "cube single", scores, w * t * (2 * queries + 2 * keys)
+    inner = (s.inner if not s.experts else s.chosen * s.expert_inner) * part
+    yield "vector", 0.0, w * t * 4 * inner
+    yield "vector", 0.0, w * t * 3 * inner
+    for _ in range(2):
+        yield "vector", 0.0, t * s.hidden * (2 * wide + w)
+
+
+def _seconds(ops: Iterator[Op] | list[Op], rates: Rates) -> tuple[float, int]:
+    """Of the device, and how many operators they are."""
+    found = list(ops)
+    return sum(operator_ns(rates, unit, flops, moved) for unit, flops, moved in found) / 1e9, len(found)
+
+
+def clock(setup: Setup, rates: Rates) -> Clock:
+    """Return the time of one optimizer step of all ranks."""
+    s, w, t = setup.shape, width(setup), float(setup.micro_tokens)
+    block, operators = _seconds(_forward(setup), rates)
+    trained = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
+    again = {"none": 0.0, "selective": 0.25, "full": 1.0}[setup.recompute]
+    factor = 1 + again + 1 + trained  # forward, again, gradients of what comes in, gradients of weights
+    learned = t * setup.targets
+    rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
+    chunks = max(1.0, learned / max(rows, 1.0))
+    products = 3 if setup.tuner == "full" else 2
+    head_ops = [_matmul(rows, s.hidden, s.vocab, w)] * products + [("vector", 0.0, 8.0 * rows * s.vocab)] * 5
+    head, head_count = _seconds(head_ops, rates)
+    update, update_count = _update(setup, rates)
+    passes = setup.micro_steps
+    compute = passes * (s.layers * block * factor + chunks * head) + update
+    launches = passes * (s.layers * operators * (factor + 0.2) + chunks * head_count) + update_count
+    traffic, exposed = _traffic(setup, rates, s.layers * block, factor)
+    per_token = 2.0 * s.multiplying * 2 + 2.0 * (s.multiplying if setup.tuner == "full" else setup.trained)
+    per_token += 12.0 * s.layers * s.heads * s.head_dim * setup.seq_len / 2
+    tokens = int(t * passes) * setup.ranks
+    return Clock(compute, launches * rates.host_ns / 1e9, traffic, exposed, update, per_token * tokens, tokens)
+
+
+def _update(setup: Setup, rates: Rates) -> tuple[float, int]:
+    """AdamW reads weight, gradient and moments, and writes three of them; flat buckets make twenty operators."""
+    share = setup.ranks if setup.sharded else 1
+    own = setup.trained / share
+    if setup.offload:
+        return 2 * (4.0 * own) / rates.host_link + 28 * own / 2e10, 20
+    buckets = max(1, round(own / BUCKET))
+    return (28 * own * (1 if setup.fused_adamw else 3)) / rates.memory, buckets * (2 if setup.fused_adamw else 20)
+
+
+def _traffic(setup: Setup, rates: Rates, forward: float, factor: float) -> tuple[float, float]:
+    """Return seconds of collectives of a step, and those that no computation hides."""
+    s, w = setup.shape, width(setup)
+    total = exposed = 0.0
+    if setup.tensor > 1:  # two sums a block forward, two backward, waited for
+        one = collective_ns(rates, "all_reduce", w * setup.micro_tokens * s.hidden, setup.tensor) / 1e9
+        total = exposed = 4 * s.layers * one * setup.micro_steps
+    if setup.strategy == "ddp":
+        sums = collective_ns(rates, "all_reduce", 4.0 * setup.trained, setup.ranks) / 1e9
+        return total + sums, exposed + max(0.0, sums - forward * (factor - 1))
+    if not setup.sharded:
+        return total, exposed
+    everything = w * float(setup.params + (setup.trained if setup.tuner == "lora" else 0))
+    gather = collective_ns(rates, "all_gather", everything, setup.ranks) / 1e9
+    scatter = collective_ns(rates, "reduce_scatter", 4.0 * setup.trained, setup.ranks) / 1e9
+    again = 2 if setup.strategy == "zero3" else 1
+    seconds = setup.micro_steps * (again * gather + scatter)
+    return total + seconds, exposed + max(0.0, seconds - setup.micro_steps * forward * factor)
+
+
+def checkpoint_bytes(setup: Setup) -> tuple[float, float]:
+    """Bytes of one checkpoint (weights that train, moments) and of the saved model, over all ranks."""
+    trained = 4.0 if setup.weights == "fp32" else 2.0
+    model = 2.0 * setup.shape.params if setup.tuner != "lora" else 4.0 * setup.trained
+    return trained * 3 * setup.trained, model

@@ -1,0 +1,262 @@
+"""Bytes on a device through one optimizer step, part by part and moment by moment.
+
+What is kept for the backward pass is listed tensor by tensor, as our own operators keep it (`activations`); nothing is
+fitted. The peak is the largest of four moments: the loss, the backward pass of each block, the gradient of the
+embedding, the update. Checked against the allocator's peak on simulated NPUs by `benchmarks/plan.py`.
+
+Letters as in `shape.py`; `T` tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabatic.plan.setup import FROZEN_BYTES, Setup
+
+BUCKET = 1 << 24
+"""Elements that AdamW's flat kernel updates at once (`train/adamw.py`)."""
+LEAST_ROWS = 256
+"""Rows of logits made at once at least (`models/forward.py`)."""
+_MASK = 2048 * 2048
+"""The fused attention's compressed causal mask, one byte each (op-plugin, npu_fusion_attention, sparse mode 3)."""
+
+
+_WIDE = 24.0
+"""Bytes an element of a bucket of bf16 weights needs: gradient, moments, weight, change and result in fp32."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes a token that a block keeps for its backward pass, by kind."""
+
+    stream: float
+    """Inputs of the norms."""
+    attention: float
+    mlp: float
+    adapters: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Of a block."""
+        return self.stream + self.attention + self.mlp + self.adapters
+
+
+@dataclass
+class Memory:
+    """The peak on a device, in bytes, by part; and the moment at which it comes."""
+
+    moment: str
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Bytes."""
+        return sum(self.parts.values())
+
+
+def width(setup: Setup) -> int:
+    """Bytes of a number in matrix products."""
+    return 2 if setup.half else 4
+
+
+def stream_width(setup: Setup) -> int:
+    """Bytes of a number between blocks: as wide as the embedding that a forward pass sees."""
+    if not setup.half:
+        return 4
+    narrow = setup.sharded or setup.tuner == "lora" or setup.weights != "fp32"
+    return 2 if narrow or setup.tuner == "freeze" else 4
+
+
+def activations(setup: Setup, trained: bool = True) -> Activations:
+    """Bytes a token that one block keeps, with fused operators on an NPU.
+
+    Args:
+        trained: something in it or below it has a gradient; else nothing is kept.
+    """
+    if not trained:
+        return Activations(0.0, 0.0, 0.0)
+    s, w, wide = setup.shape, width(setup), stream_width(setup)
+    part = 1 / setup.tensor
+    queries, keys = s.heads * s.head_dim * part, s.kv_heads * s.head_dim * part
+    stream = s.norms * (wide * s.hidden + 4.0)
+    normed = 2 * w * s.hidden  # read by queries, keys, values; by gate and up
+    before = queries + keys  # rotation keeps what it turns
+    if s.head_norms:
+        before *= 2
+    statistics = 2 * 8 * 4 * s.heads * part + (4 * (s.heads + s.kv_heads) * part if s.head_norms else 0)
+    attention = w * (before + (queries + keys) + keys + queries) + statistics  # turned, values, output
+    mlp = w * 3 * s.inner * part if not s.experts else _expert_activations(setup)
+    adapters = w * setup.rank * len(setup.adapted) if setup.tuner == "lora" else 0.0
+    return Activations(stream + normed, attention, mlp, adapters)
+
+
+def _expert_activations(setup: Setup) -> float:
+    """Rows of every choice before and after, gate and up, their product; the shared expert as an MLP."""
+    s, w = setup.shape, width(setup)
+    return w * (s.chosen * (2 * s.hidden + 3 * s.expert_inner) + 3 * s.shared_inner) + 12.0 * s.chosen
+
+
+def _held(setup: Setup, act: Activations) -> float:
+    """Bytes a token that a block keeps until its backward pass, with recomputation."""
+    s, w = setup.shape, width(setup)
+    if setup.recompute == "full":
+        return float(stream_width(setup) * s.hidden)
+    if setup.recompute == "selective":  # the block's input; products; attention's output and statistics
+        outputs = sum(setup.sides(layer)[1] for layer in s.linears) * w
+        attention = (w * s.heads * s.head_dim + 64 * s.heads) / setup.tensor
+        return float(stream_width(setup) * s.hidden + outputs + attention)
+    return act.total
+
+
+def memory(setup: Setup) -> Memory:
+    """Return the peak on one device."""
+    moments = [_loss(setup), *_backward(setup), _embedding(setup), _update(setup)]
+    return max(moments, key=lambda moment: moment.total)
+
+
+def _shares(setup: Setup) -> dict[str, float]:
+    """What lies there all the time: weights, moments; gradients are moments' own matter."""
+    trained_bytes = 4.0 if setup.weights == "fp32" else 2.0
+    moment = trained_bytes * (3 if setup.weights == "bf16_kahan" else 2)
+    matrices = _matrices(setup) if setup.muon else 0
+    held = {
+        "trained weights": trained_bytes * setup.trained,
+        "frozen weights": _frozen_bytes(setup),
+        "optimizer": moment * (setup.trained - matrices) + 4.0 * matrices,
+    }
+    share = 0.0 if setup.offload else 1 / setup.ranks if setup.sharded else 1.0
+    return {name: size * share for name, size in held.items()} | {"constants": 1.0 * _MASK}
+
+
+def _frozen_bytes(setup: Setup) -> float:
+    plain = width(setup)
+    if setup.quantize == "none":
+        return float(plain * setup.frozen)
+    packed = setup.shape.layers * sum(layer.inputs * layer.outputs for layer in setup.shape.linears) // setup.tensor
+    return FROZEN_BYTES[setup.quantize] * packed + plain * (setup.frozen - packed)
+
+
+def _matrices(setup: Setup) -> int:
+    """Parameters that Muon moves."""
+    s = setup.shape
+    if setup.tuner == "lora":
+        return setup.trained
+    linears = sum(layer.inputs * layer.outputs for layer in s.linears) // setup.tensor
+    return setup.trained_blocks * (linears + s.expert_params)
+
+
+def _gradient_bytes(setup: Setup) -> float:
+    return 4.0 if setup.weights == "fp32" else 2.0
+
+
+def _casts(setup: Setup, blocks: float) -> float:
+    """Half-precision copies of trained fp32 weights, which their products keep for the backward pass."""
+    if not setup.half or setup.sharded or setup.weights != "fp32":
+        return 0.0
+    if setup.tuner == "lora":
+        return 2.0 * setup.adapter_block * blocks
+    return 2.0 * min(blocks, setup.trained_blocks) * (setup.block - setup.shape.norm_params)
+
+
+def _gradients(setup: Setup, blocks: float, head: bool, embedding: bool = False) -> float:
+    """Gradients that exist when those of the last `blocks` blocks have been made."""
+    whole = setup.strategy == "ddp" or setup.micro_steps > 1
+    s = setup.shape
+    if setup.offload:
+        return 0.0
+    share = 1 / setup.ranks if setup.sharded else 1.0
+    if whole:
+        return _gradient_bytes(setup) * setup.trained * share
+    found = 0.0
+    if setup.tuner == "full":
+        found = blocks * setup.block + (s.embedding if head else 0) + (s.embedding if embedding and not s.tied else 0)
+    elif setup.tuner == "lora":
+        found = blocks * setup.adapter_block
+    else:
+        found = min(blocks, setup.trained_blocks) * setup.block
+    return _gradient_bytes(setup) * found * share
+
+
+def _gathered(setup: Setup, blocks: float) -> float:
+    """Whole weights that lie beside a rank's part."""
+    if not setup.sharded:
+        return 0.0
+    s, w = setup.shape, width(setup)
+    block = w * (setup.block + (setup.adapter_block if setup.tuner == "lora" else 0))
+    return w * s.outside + (block * (s.layers if setup.strategy == "zero2" else min(blocks, s.layers)))
+
+
+def _loss(setup: Setup) -> Memory:
+    """The end of the forward pass: every block's activations, and the head."""
+    s, w, t = setup.shape, width(setup), setup.micro_tokens
+    act = activations(setup)
+    learned = t * setup.targets
+    rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
+    head_trained = setup.tuner == "full"
+    ends = 1.0 * stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
+    if setup.targets < 1:
+        ends += w * s.hidden * learned
+    made = 4.0 * s.embedding if head_trained else 0.0  # the head's gradient, fp32 whatever the weights are
+    copy = 2.0 * s.embedding if setup.half and head_trained and not setup.sharded and setup.weights == "fp32" else 0.0
+    logits = rows * s.vocab * (4 + w) + (w * s.embedding if head_trained else 0)
+    return Memory("the loss", {
+        **_shares(setup),
+        "gathered weights": _gathered(setup, 1),
+        "gradients": _gradients(setup, 0, head=False) + made,
+        "activations": _held(setup, act) * t * setup.held_blocks + ends + w * s.hidden * learned,
+        "half-precision copies": _casts(setup, s.layers) + copy,
+        "logits": logits,
+    })  # fmt: skip
+
+
+def _backward(setup: Setup) -> list[Memory]:
+    """The backward pass of the last and of the first block: between them the sum falls or rises steadily."""
+    t = setup.micro_tokens
+    act = activations(setup)
+    held = _held(setup, act) * t
+    again = 0.0 if setup.recompute == "none" else act.total * t - held
+    found = []
+    for name, below, done in (
+        ("the last block's backward pass", setup.held_blocks, 1),
+        ("the first block's backward pass", 1, setup.held_blocks),
+    ):
+        found.append(Memory(name, {
+            **_shares(setup),
+            "gathered weights": _gathered(setup, 2),
+            "gradients": _gradients(setup, done, head=setup.tuner == "full"),
+            "activations": held * below + again,
+            "half-precision copies": _casts(setup, below),
+            "backward pass": _working(setup),
+        }))  # fmt: skip
+    return found
+
+
+def _working(setup: Setup) -> float:
+    """What the backward pass of an MLP has in hand: gradients of its product, of gate and up, and of the stream."""
+    s, w, t = setup.shape, width(setup), setup.micro_tokens
+    inner = (s.inner or s.chosen * s.expert_inner) / setup.tensor
+    return t * (w * 2 * inner + stream_width(setup) * s.hidden + w * s.hidden)
+
+
+def _embedding(setup: Setup) -> Memory:
+    """The end of the backward pass: a dense gradient of the embedding, added to the head's where they are one."""
+    s = setup.shape
+    more = _gradient_bytes(setup) * s.embedding if setup.tuner == "full" and s.tied else 0.0
+    parts = _shares(setup) | {
+        "gathered weights": _gathered(setup, 1),
+        "gradients": _gradients(setup, setup.held_blocks, head=True, embedding=True),
+        "backward pass": more,
+    }
+    return Memory("the embedding's gradient", parts)
+
+
+def _update(setup: Setup) -> Memory:
+    """The flat kernel of AdamW copies a bucket's gradient, and makes as much again where the gradients stay."""
+    gradients = _gradient_bytes(setup) * setup.trained * (1 / setup.ranks if setup.sharded else 1.0)
+    work = 0.0
+    if not setup.fused_adamw and not setup.offload:
+        own = min(setup.trained / (setup.ranks if setup.sharded else 1), BUCKET)
+        stays = setup.strategy != "single"  # gradients lie in DDP's buckets, or in the flat results of FSDP's sums
+        work = own * (4.0 * (2 if stays else 1) if setup.weights == "fp32" else _WIDE)
+    parts = _shares(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": work}
+    return Memory("the update", parts)

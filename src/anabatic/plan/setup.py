@@ -1,0 +1,151 @@
+"""What of a job decides its memory and time: read from the resolved settings, no device asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anabatic.config.parallel import Recompute
+from anabatic.plan.shape import Linear, Shape
+
+Strategy = Literal["single", "ddp", "zero2", "zero3"]
+Tuner = Literal["full", "lora", "freeze"]
+FROZEN_BYTES = {"none": 0.0, "int8": 1.0, "nf4": 0.52}
+"""Of a packed weight; nf4: four bits and an 8-bit scale for 64 of them (arXiv 2305.14314, section 3)."""
+
+ROWS = ("o_proj", "down_proj")
+"""Layers whose inputs tensor ranks divide; of the others they divide the outputs (arXiv 1909.08053)."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A training on one kind of device.
+
+    Attributes:
+        ranks: processes that divide the data; tensor: processes that share heads and MLPs.
+        micro_tokens: of a forward pass of one rank; micro_steps: forward passes of a step.
+        seq_len: longest segment; targets: share of the tokens that are learned.
+        half: matrix products run in two bytes.
+        fused_adamw: one kernel updates all parameters without copies.
+        chunk_bytes: logits made at once.
+    """
+
+    shape: Shape
+    strategy: Strategy = "single"
+    ranks: int = 1
+    tensor: int = 1
+    offload: bool = False
+    tuner: Tuner = "full"
+    rank: int = 16
+    targets_of_adapters: tuple[str, ...] = ("all-linear",)
+    last_layers: int = 2
+    quantize: Literal["none", "int8", "nf4"] = "none"
+    recompute: Recompute = "none"
+    muon: bool = False
+    weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
+    micro_tokens: int = 2048
+    micro_steps: int = 1
+    seq_len: int = 2048
+    targets: float = 1.0
+    half: bool = True
+    fused_adamw: bool = False
+    chunk_bytes: int = 512 << 20
+
+    @property
+    def world(self) -> int:
+        """All processes."""
+        return self.ranks * self.tensor
+
+    @property
+    def sharded(self) -> bool:
+        """Each rank holds parts."""
+        return self.strategy in ("zero2", "zero3")
+
+    @property
+    def adapted(self) -> list[Linear]:
+        """Linear layers of a block with an adapter."""
+        wanted = self.targets_of_adapters
+        return [layer for layer in self.shape.linears if "all-linear" in wanted or layer.name in wanted]
+
+    @property
+    def adapter_block(self) -> int:
+        """Adapter parameters of a block on a rank; tensor ranks share one half of each."""
+        return sum(self.rank * sum(self.sides(layer)) for layer in self.adapted)
+
+    @property
+    def block(self) -> int:
+        """Parameters of a block on a rank, before the data ranks divide it."""
+        s = self.shape
+        return sum(layer.params for layer in s.linears) // self.tensor + s.expert_params + s.norm_params
+
+    @property
+    def params(self) -> int:
+        """Parameters of the model on a rank, before the data ranks divide them; adapters apart."""
+        return self.shape.layers * self.block + self.shape.outside
+
+    def sides(self, layer: Linear) -> tuple[int, int]:
+        """Inputs and outputs of a layer that a rank has: tensor ranks divide columns, then rows."""
+        if layer.name in ROWS:
+            return layer.inputs // self.tensor, layer.outputs
+        return layer.inputs, layer.outputs // self.tensor
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that keep something for the backward pass: from the first that has a gradient on."""
+        return self.trained_blocks if self.tuner == "freeze" else self.shape.layers
+
+    @property
+    def trained_blocks(self) -> int:
+        """Blocks, counted from the end, whose weights are trained."""
+        if self.tuner == "full":
+            return self.shape.layers
+        return min(self.last_layers, self.shape.layers) if self.tuner == "freeze" else 0
+
+    @property
+    def trained(self) -> int:
+        """Parameters of a rank with a gradient."""
+        if self.tuner == "full":
+            return self.params
+        if self.tuner == "lora":
+            return self.shape.layers * self.adapter_block
+        return self.trained_blocks * self.block
+
+    @property
+    def frozen(self) -> int:
+        """Parameters without one."""
+        return self.params - (0 if self.tuner == "lora" else self.trained)
+
+
+def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: int, micro_steps: int) -> Setup:
+    """Read a resolved job of a command that trains a language model.
+
+    Args:
+        row: of the device table.
+        half: products in two bytes there.
+    """
+    strategy: Strategy = "single"
+    if ranks > 1:
+        wanted = job.parallel.strategy
+        strategy = "ddp" if wanted in ("auto", "ddp", "single") else wanted
+    tuner: Tuner = "full" if getattr(job, "tuner", "full") == "auto" else getattr(job, "tuner", "full")
+    return Setup(
+        shape=shape,
+        strategy=strategy,
+        ranks=ranks,
+        tensor=job.parallel.tensor,
+        offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
+        tuner=tuner,
+        rank=job.lora.r if hasattr(job, "lora") else 0,
+        targets_of_adapters=tuple(job.lora.target_modules) if hasattr(job, "lora") else (),
+        last_layers=job.freeze.last_layers if hasattr(job, "freeze") else 0,
+        quantize=getattr(job, "quantize", "none"),
+        recompute=getattr(job, "recompute", None) or job.model.recompute,
+        muon=job.optim.name == "muon",
+        weights=job.optim.weights,
+        micro_tokens=micro_tokens,
+        micro_steps=micro_steps,
+        seq_len=job.batch.seq_len,
+        half=half,
+        fused_adamw=row.fused_adamw and job.optim.weights == "fp32",
+        chunk_bytes=row.chunk_bytes,
+    )

@@ -1,0 +1,165 @@
+"""What `anabatic plan` prints: tables for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from anabatic.core.text import count, duration
+from anabatic.device.table import Chip
+from anabatic.plan.clock import checkpoint_bytes
+from anabatic.plan.fit import FRAGMENTS, Choice, binding
+from anabatic.plan.setup import Setup
+
+_BAR = 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job on paper.
+
+    Attributes:
+        source: where the shape is from.
+        choice: the job as it stands; others: what fits, the fastest first.
+        steps: of the run; 0: not known without the data.
+        assumed: what was not given.
+    """
+
+    source: str
+    chip: Chip
+    npus: int
+    nodes: int
+    choice: Choice
+    others: list[Choice]
+    steps: int
+    assumed: list[str]
+
+
+def gib(number: float) -> str:
+    """`12.34`, in GiB."""
+    return f"{number / 2**30:.2f}"
+
+
+def way(setup: Setup) -> str:
+    """The settings of a choice, in a line."""
+    words = [setup.strategy + (", offload" if setup.offload else "")]
+    if setup.tensor > 1:
+        words.append(f"tensor {setup.tensor}")
+    words.append(f"recompute {setup.recompute}")
+    words.append(f"micro-batch {setup.micro_tokens:,} x {setup.micro_steps}")
+    return ", ".join(words)
+
+
+def options(setup: Setup, model: bool) -> str:
+    """The same as options of a command; `model`: of one that builds its model."""
+    recompute = "model.recompute" if model else "recompute"
+    words = f"--parallel.strategy {setup.strategy} --{recompute} {setup.recompute}"
+    words += f" --batch.micro-batch-tokens {setup.micro_tokens}"
+    return words + (" --parallel.offload cpu" if setup.offload else "")
+
+
+def lines(plan: Plan, model: bool) -> Iterator[str]:
+    """The plan for people.
+
+    Args:
+        model: the job's model is a section of its own (`pretrain`).
+    """
+    setup, shape, choice = plan.choice.setup, plan.choice.setup.shape, plan.choice
+    trained = f"LoRA r {setup.rank}, {count(setup.trained)} trained" if setup.tuner == "lora" else f"{setup.tuner}"
+    yield f"{count(shape.params)} parameters: {shape.layers} blocks of width {shape.hidden} ({plan.source}); {trained}"
+    machines = f"{plan.nodes} x {plan.npus}" if plan.nodes > 1 else f"{plan.npus}"
+    yield f"{machines} x {plan.chip.name}, {plan.chip.memory_gib:g} GiB, {gib(choice.room)} for a job; {way(setup)}"
+    yield from (f"  assumed: {line}" for line in plan.assumed)
+    yield ""
+    yield f"Memory of a device, GiB, when it is highest: {choice.memory.moment}"
+    for name, size in choice.memory.parts.items():
+        if size >= 2**20:
+            yield f"  {name:24}{gib(size):>8}  {'#' * max(1, round(_BAR * size / max(choice.room, choice.needs)))}"
+    yield f"  {'fragments, assumed':24}{gib(FRAGMENTS * choice.memory.total):>8}"
+    over = choice.needs - choice.room
+    verdict = f"{gib(-over)} left" if choice.fits else f"{gib(over)} TOO MUCH"
+    yield f"  {'all':24}{gib(choice.needs):>8}  {verdict}"
+    yield ""
+    yield from _time(plan)
+    yield from _advice(plan, model)
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    choice, clock = plan.choice, plan.choice.clock
+    yield f"A step of {clock.tokens:,} tokens: {_seconds(clock.step)}, {choice.tokens_per_s:,.0f} tokens/s,"
+    yield f"  {choice.mfu(plan.chip):.0%} of the chips' peak; what decides: {binding(choice)}"
+    yield f"  device {_seconds(clock.compute)} (update {_seconds(clock.update)}), launches {_seconds(clock.host)},"
+    yield f"  collectives {_seconds(clock.traffic)}, of which {_seconds(clock.exposed)} are waited for"
+    saved, model = checkpoint_bytes(choice.setup)
+    if plan.steps:
+        yield f"The run: {plan.steps:,} steps, {count(plan.steps * clock.tokens)} tokens, {duration(plan.steps * clock.step)}"  # noqa: E501
+    yield f"A checkpoint: {gib(saved)} GiB; the saved {'adapter' if choice.setup.tuner == 'lora' else 'model'}: {gib(model)} GiB"  # noqa: E501
+
+
+def _advice(plan: Plan, model: bool) -> Iterator[str]:
+    if not plan.others:
+        yield ""
+        yield "Nothing that was tried fits: more devices, a chip with more memory, LoRA, or a shorter batch.seq_len."
+        return
+    best = plan.others[0]
+    gain = best.tokens_per_s / plan.choice.tokens_per_s
+    if plan.choice.fits and gain < 1.05:
+        yield "No other strategy, recomputation or micro-batch that fits is more than 5 % faster."
+        return
+    yield ""
+    yield f"{'Fits' if not plan.choice.fits else f'{gain:.2f}x as fast'}: {options(best.setup, model)}"
+    yield f"  {gib(best.needs)} GiB, {best.tokens_per_s:,.0f} tokens/s"
+
+
+def sweep(plan: Plan) -> Iterator[str]:
+    """Every way that fits, the fastest first: the frontier is marked."""
+    yield f"{'':2}{'tokens/s':>10} {'GiB':>7}  "
+    fastest = plan.others[0].tokens_per_s if plan.others else 1.0
+    least = float("inf")
+    for one in plan.others:
+        mark = "* " if one.needs < least else "  "
+        least = min(least, one.needs)
+        bar = "#" * max(1, round(20 * one.tokens_per_s / fastest))
+        yield f"{mark}{one.tokens_per_s:10,.0f} {gib(one.needs):>7}  {bar:20}  {way(one.setup)}"
+    yield "* no faster one needs less memory"
+
+
+def data(plan: Plan) -> dict[str, Any]:
+    """The plan for programs: bytes and seconds."""
+    return {
+        "chip": plan.chip.name,
+        "npus": plan.npus,
+        "nodes": plan.nodes,
+        "parameters": plan.choice.setup.shape.params,
+        "trained": plan.choice.setup.trained,
+        "assumed": plan.assumed,
+        "steps": plan.steps or None,
+        **_choice(plan.choice, plan.chip),
+        "others": [_choice(one, plan.chip) for one in plan.others],
+    }
+
+
+def _choice(one: Choice, chip: Chip) -> dict[str, Any]:
+    setup, clock = one.setup, one.clock
+    return {
+        "strategy": setup.strategy,
+        "offload": setup.offload,
+        "recompute": setup.recompute,
+        "micro_batch_tokens": setup.micro_tokens,
+        "micro_steps": setup.micro_steps,
+        "fits": one.fits,
+        "memory_bytes": round(one.memory.total),
+        "needs_bytes": round(one.needs),
+        "room_bytes": round(one.room),
+        "moment": one.memory.moment,
+        "parts": {name: round(size) for name, size in one.memory.parts.items()},
+        "step_seconds": clock.step,
+        "tokens_per_s": one.tokens_per_s,
+        "mfu": one.mfu(chip),
+        "binding": binding(one),
+    }
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.2f} s" if number >= 1 else f"{1000 * number:.1f} ms"

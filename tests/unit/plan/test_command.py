@@ -1,0 +1,73 @@
+"""`anabatic plan` as typed: what is printed, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anabatic.cli.app import main
+
+
+def run(words: list[str]) -> int:
+    """The exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return int(caught.value.code or 0)
+
+
+SFT = ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "rows.jsonl", "--tuner", "lora", "--batch.seq-len", "2048"]
+
+
+def test_a_plan_names_parts_time_and_what_is_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--npus", "8", "--tokens", "20000000", *SFT, "--recompute", "full"]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "7.6B parameters",
+        "8 x Ascend910B3",
+        "frozen weights",
+        "tokens/s",
+        "The run: ",
+        "x as fast: --parallel",
+    ):
+        assert part in said
+    assert "assumed: batch.global_batch_tokens" in said
+
+
+def test_what_does_not_fit_is_said_by_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "rows.jsonl"]
+    assert run(["plan", "--json", *words]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"] and found["others"] == [] and found["binding"].startswith("memory: ")
+    assert sum(found["parts"].values()) == pytest.approx(found["memory_bytes"], rel=1e-9)
+    assert run(["plan", "--sweep", "--npus", "8", "--nodes", "2", *words]) == 1  # ddp does not fit there either
+    assert "zero3" in capsys.readouterr().out
+
+
+def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "base.yaml"
+    recipe.write_text("model: {depth: 20}\ntokenizer: nowhere\ndata: {train: ['stdlib:']}\n")
+    assert run(["plan", "--npus", "8", "--chip", "910B4", "--", "pretrain", "-c", str(recipe)]) == 0
+    said = capsys.readouterr().out
+    assert "20 blocks of width 1280" in said and "Ascend910B4, 32 GiB" in said and "The run: " in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "which command?"),
+        (["--chip", "910Z9", *SFT], "no chip '910Z9' is known"),
+        (["--npus", "0", *SFT], "--npus is 0"),
+        (["--nodes", "-1", *SFT], "--nodes is -1"),
+        (["--tokens", "many", *SFT], "tokens"),
+        (["--npus", "3", *SFT, "--parallel.tensor", "2"], "parallel.tensor 2 does not divide 3 devices"),
+        (["--", "chat", "-m", "x"], "chat is not a command that trains"),
+        (["--", "classify", "train", "--data", "x.jsonl"], "classify train cannot be planned"),
+        (["--", "sft", "--model", "nowhere/at-all-9b", "--data", "x"], "nor a model whose sizes are known"),
+    ],
+)
+def test_what_cannot_be_planned(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *words]) == 2
+    said = capsys.readouterr().err
+    assert why in said and "hint: " in said and "Traceback" not in said
