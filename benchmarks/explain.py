@@ -27,8 +27,24 @@ _TRAIN = (
     "{{'loss': 1.2{s:02d}, 'grad_norm': 0.5, 'learning_rate': 0.0002, 'epoch': 0.{n}, 'error_rate': 0.1}}\n"
 )
 _SAMPLES = "sample {n}: {words} 0x{n:x} at /data/{words}/part-{n}\n"
-_KINDS = {"plog": _PLOG, "train": _TRAIN, "samples": _SAMPLES, "errors": _ERRORS}
-"""Healthy logs of CANN and of training, lines of which no two are alike, and nothing but errors."""
+_ADDRESSES = (
+    "[ERROR] RUNTIME({n},python):2026-11-21-10:00:{s:02d}.123 [kernel.cc:{n}] stream=0x{h:012x}, retCode=0x7150021\n"
+)
+_TRACEBACKS = (
+    "[rank{s}]: Traceback (most recent call last):\n"
+    '[rank{s}]:   File "/opt/train/loop.py", line {n}, in step\n'
+    "[rank{s}]: ValueError: row {n} of 900000 has {n} columns\n"
+)
+_KINDS = {
+    "plog": _PLOG,
+    "train": _TRAIN,
+    "samples": _SAMPLES,
+    "errors": _ERRORS,
+    "addresses": _ADDRESSES,
+    "tracebacks": _TRACEBACKS,
+}
+"""Healthy logs of CANN and of training, lines of which no two are alike, and nothing but errors: of CANN, of CANN with
+another address in each line, and of Python, which no entry knows."""
 _LAST = "RuntimeError: NPU function error: AclrtSynchronizeStream, error code is 507035\n"
 
 
@@ -39,7 +55,8 @@ def write(path: Path, kind: str, num_bytes: int) -> None:
         while file.tell() < num_bytes:
             file.write(
                 "".join(
-                    _KINDS[kind].format(n=one, s=one % 60, words=_words(one)) for one in range(number, number + 10_000)
+                    _KINDS[kind].format(n=one, s=one % 60, h=one * 2654435761 % 2**48, words=_words(one))
+                    for one in range(number, number + 10_000)
                 )
             )
             number += 10_000

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from anabatic.cli import launch_hosts
-from anabatic.cli.launch_words import machines, number, positive, training_job, whole
+from anabatic.cli.launch_words import given, machines, number, positive, training_job, whole
 from anabatic.config import load
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
@@ -99,14 +99,14 @@ def run(
     least, most = machines(nnodes or told.get("NNODES") or "1")
     settings = tree["device"]["nproc"] if tree else 1
     launch = Launch(
-        nproc=whole("nproc", nproc or told.get("NPROC_PER_NODE")) or settings,
+        nproc=given("nproc", told.get("NPROC_PER_NODE") if nproc is None else nproc, settings),
         min_nodes=least,
         max_nodes=most,
         node_rank=whole("node-rank", node_rank or told.get("NODE_RANK")) if most > 1 else None,
         master_addr=master_addr or told.get("MASTER_ADDR"),
-        master_port=whole("master-port", master_port or told.get("MASTER_PORT")) or 29500,
+        master_port=given("master-port", told.get("MASTER_PORT") if master_port is None else master_port, 29500),
         job_id=job_id,
-        max_restarts=whole("max-restarts", max_restarts) or 0,
+        max_restarts=given("max-restarts", max_restarts, 0),
         hang_seconds=number("hang-seconds", hang_seconds),
         join_seconds=number("join-seconds", join_seconds),
     )
@@ -168,14 +168,16 @@ def slurm(
     _, job = training_job(list(command))  # what is wrong with it is told here, not after a night in the queue
     from anabatic.launch import slurm as scripts
 
+    settings = load.tree_of(job)["device"]["nproc"]
+    launch = Launch(nproc=given("nproc", nproc, settings), max_restarts=given("max-restarts", max_restarts, 0))
     batch = scripts.Batch(
         name=name,
         nodes=positive("nnodes", nnodes),
-        nproc=positive("nproc", nproc) if nproc else load.tree_of(job)["device"]["nproc"],
+        nproc=launch.nproc,
         gres=scripts.DEVICES if gres is None else gres,
         grace=positive("grace", grace),
         options=option,
-        restarts=whole("max-restarts", max_restarts) or 0,
+        restarts=launch.max_restarts,
         setup=setup,
     )
     text = scripts.script(batch, list(command))

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from anabatic.cli.launch_words import number, positive, training_job, whole
+from anabatic.cli.launch_words import given, number, positive, training_job
 from anabatic.config import load
+from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import on_ray
 
@@ -62,19 +63,24 @@ def ray(
     pairs = [text.partition("=") for text in env]
     if wrong := [key for key, found, _ in pairs if not (key and found)]:
         raise ConfigError(f'--env is "{wrong[0]}", not KEY=VALUE', "for example --env HF_HOME=/data/hf")
-    seconds = number("join-seconds", join_seconds)
+    launch = Launch(
+        nproc=given("nproc", nproc, load.tree_of(job)["device"]["nproc"]),
+        max_restarts=given("max-restarts", max_restarts, 0),
+        hang_seconds=number("hang-seconds", hang_seconds),
+        join_seconds=number("join-seconds", join_seconds),
+    )
     asked = on_ray.RayJob(
         address=address,
         nodes=positive("nnodes", nnodes),
-        nproc=positive("nproc", nproc) if nproc else load.tree_of(job)["device"]["nproc"],
+        nproc=launch.nproc,
         resource="" if resource == "none" else resource,
         cpus=positive("cpus", cpus),
         apart=not pack,
-        seconds=seconds,
+        seconds=launch.join_seconds,
         options=(
-            f"--max-restarts={whole('max-restarts', max_restarts)}",
-            f"--hang-seconds={number('hang-seconds', hang_seconds):g}",
-            f"--join-seconds={seconds:g}",
+            f"--max-restarts={launch.max_restarts}",
+            f"--hang-seconds={launch.hang_seconds:g}",
+            f"--join-seconds={launch.join_seconds:g}",
         ),
         env=tuple((key, value) for key, _, value in pairs),
     )

@@ -47,6 +47,12 @@ def whole(name: str, text: str | None) -> int | None:
     return None if text is None else int(check.convert(check.Text(text), int, check.Flags(), (name,)))
 
 
+def given(name: str, text: str | None, otherwise: int) -> int:
+    """Return the whole number of an option, or what holds where it is not given."""
+    found = whole(name, text)
+    return otherwise if found is None else found
+
+
 def number(name: str, text: str) -> float:
     """Return the number of an option."""
     return float(check.convert(check.Text(text), float, check.Flags(), (name,)))

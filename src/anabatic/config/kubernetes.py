@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from anabatic.config.launch import Launch
 from anabatic.config.shared import require
 
 Pair = tuple[str, str]
@@ -87,7 +88,7 @@ class Kubernetes:
             f"--nnodes is {self.nnodes}",
             "use 2, or 1:4 for a job that goes on with fewer",
         )
-        require(self.nproc is None or self.nproc >= 1, f"--nproc is {self.nproc}", "use 1 or more")
+        Launch(nproc=1 if self.nproc is None else self.nproc, max_restarts=self.max_restarts)
         for name, example in _PAIRS.items():
             for text in getattr(self, name):
                 require(

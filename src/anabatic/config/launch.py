@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from anabatic.config.shared import require
 
+MOST_NODES = 9999
+"""Machines of a job."""
+MOST_SECONDS = 30 * 24 * 3600
+"""To wait for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -33,13 +38,14 @@ class Launch:
     """Seconds to wait for the other machines."""
 
     def __post_init__(self) -> None:
-        require(self.nproc >= 1, f"nproc is {self.nproc}", "use 1 or more")
-        require(self.nproc <= 256, f"nproc is {self.nproc}", "use at most 256 on one machine, one per device")
+        require(self.nproc >= 1, f"--nproc is {self.nproc}", "use 1 or more")
+        require(self.nproc <= 256, f"--nproc is {self.nproc}", "use at most 256 on one machine, one per device")
         require(
             1 <= self.min_nodes <= self.max_nodes,
             f"{self.min_nodes} to {self.max_nodes} machines",
             "--nnodes takes 2, or 1:4 for a job that goes on with fewer",
         )
+        require(self.max_nodes <= MOST_NODES, f"--nnodes is {self.max_nodes}", f"use at most {MOST_NODES} machines")
         require(
             self.max_nodes == 1 or self.master_addr is not None,
             f"--nnodes is {self.max_nodes}, but where do the machines meet?",
@@ -53,7 +59,11 @@ class Launch:
         require(0 < self.master_port < 65536, f"--master-port is {self.master_port}", "use a port from 1 to 65535")
         require(self.max_restarts >= 0, f"--max-restarts is {self.max_restarts}", "use 0 or more")
         require(self.hang_seconds >= 0, f"--hang-seconds is {self.hang_seconds:g}", "use 0 (never) or more")
-        require(self.join_seconds > 0, f"--join-seconds is {self.join_seconds:g}", "use more than 0 seconds")
+        require(
+            1 <= self.join_seconds <= MOST_SECONDS,
+            f"--join-seconds is {self.join_seconds:g}",
+            f"use 1 to {MOST_SECONDS} (30 days)",
+        )
 
     @property
     def several(self) -> bool:

@@ -64,10 +64,16 @@ def examine(machine: Machine, seconds: float = 9.5, checks: Sequence[Check] = CH
         npus.note(machine)
         for check in checks:
             lines.extend(check(machine))
+        lines.extend(_cut(machine))
         return True
 
     done = Later(all_checks).get(deadline)
     return list(lines) if done else [*lines, say("time.stopped", seconds=round(seconds))]
+
+
+def _cut(machine: Machine) -> Iterator[Line]:
+    for folder, (most, count) in sorted(machine.files.cut.items()):
+        yield say("time.cut", folder=folder, most=most, count=count)
 
 
 def exit_code(lines: Iterable[Line], strict: bool = False) -> int:

@@ -1,18 +1,20 @@
 """Finds known texts and codes in logs, fast enough for gigabytes.
 
-Logs repeat themselves but for their numbers. So a block is first freed of its digits and split into lines, and only
-lines that were not seen before are looked at: a text that stands in a line still stands there when both have lost
-their digits. New lines are split into words, which repeat themselves too; each known text contains, within one word,
-one of some seventy stems, so most lines are done with when all of their words are known not to contain any. What may
-match after that is compared for good, digits included.
+Logs repeat themselves but for their numbers. So a block is first freed of its digits and addresses and split into
+lines, and only lines that were not seen before are looked at: a text that stands in a line still stands there when both
+have lost their digits. New lines are split into words, which repeat themselves too; each known text contains, within
+one word, one of some seventy stems, so most lines are done with when all of their words are known not to contain any.
+What may match after that is compared for good, digits included, once for all lines of a block that tell the same.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from anabatic.doctor import explain_alike
 from anabatic.doctor.knowledge import Entry, Knowledge, exception
 
 STEMS = (
@@ -26,9 +28,13 @@ STEMS = (
 """In lower case. A text is filed under the first that one of its pieces contains, else under its own longest word."""
 MOST_SEEN = 50_000
 """Different lines without digits that are remembered, and four times as many words."""
+MOST_BYTES = 1 << 25
+"""Bytes of all of those lines, and of all of those words."""
 LONGEST_SEEN = 1 << 10
 """Bytes of a line that is remembered: memory stays bounded."""
 _DIGITS = b"0123456789"
+_HEXADECIMAL = re.compile(rb"\A[0-9a-f]+(?![0-9a-z_])")
+"""Start of a text that may be the end of an address."""
 _CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
 _CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
 _NUMBER = re.compile(rb"[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)")
@@ -66,6 +72,8 @@ class Suspect(NamedTuple):
     number: bool
     raised: bool
     """The end of a traceback."""
+    exact: bool
+    """Some digits of it mean something that `explain_alike` does not know."""
 
 
 class Hit(NamedTuple):
@@ -79,45 +87,81 @@ class Hit(NamedTuple):
     """Byte of the line at which it begins."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """What is known in a line of a block, and in others that say the same."""
+
+    index: int
+    """Of the first of these lines."""
+    hits: list[Hit]
+    count: int
+    """How many they are."""
+
+
 class Matcher:
     """Compiled knowledge, and what it remembers of the lines that it saw."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self.knowledge = knowledge
+        texts = [(entry, _pieces(text)) for entry in knowledge.entries for text in entry.texts]
+        self.addresses = not all(any(map(_words_of_end, pieces)) for _, pieces in texts)
+        """A text may stand within an address: their letters count."""
         self.filed: dict[bytes, list[Text]] = {stem: [] for stem in _RETURNS}
-        for entry in knowledge.entries:
-            for text in entry.texts:
-                pieces = tuple(piece.encode() for piece in text.lower().split("*") if piece.strip())
-                bare = tuple(piece.translate(None, _DIGITS) for piece in pieces)
-                words = [word for piece in bare for word in piece.split()]
-                stem = next((stem for stem in STEMS for word in words if stem in word), max(words, key=len))
-                self.filed.setdefault(stem, []).append(Text(entry, pieces, bare, sum(map(len, pieces))))
+        for entry, pieces in texts:
+            bare = tuple(self._bare(piece if self.addresses else _HEXADECIMAL.sub(b"", piece)) for piece in pieces)
+            words = [word for piece in bare for word in piece.split()]
+            stem = next((stem for stem in STEMS for word in words if stem in word), max(words, key=len))
+            self.filed.setdefault(stem, []).append(Text(entry, pieces, bare, sum(map(len, pieces))))
         self.seen: set[bytes] = set()
         self.harmless: set[bytes] = set()
         """Words without a stem."""
         self.stems: dict[bytes, tuple[bytes, ...]] = {}
         """Word -> the stems that it contains."""
         self.suspects: dict[bytes, Suspect] = {}
-        """By the line without its digits."""
+        """By the line without its digits and addresses."""
+        self.alike = explain_alike.Alike()
+        self.line_bytes = self.word_bytes = 0
 
-    def hits(self, block: bytes) -> Iterator[tuple[int, list[bytes], list[Hit]]]:
-        """Yield (index of a line in the block, all its lines, what is known in that line)."""
-        bare = block.translate(None, _DIGITS).split(b"\n")
+    def hits(self, block: bytes) -> tuple[list[bytes], list[Found]]:
+        """Return the lines of a block and what is known in them, in their order."""
+        bare = self._bare(block).split(b"\n")
         new = set(bare).difference(self.seen, self.suspects)
         if new:
             self._look(new)
         if self.suspects.keys().isdisjoint(bare):
-            return
+            return [], []
         lines = block.split(b"\n")
+        places: dict[bytes, list[int]] = {}
         for index, line in enumerate(bare):
-            suspect = self.suspects.get(line)
-            if suspect is None:
-                continue
-            found = self.in_line(lines[index], suspect)
-            if not found and suspect.raised and (not index or _FRAME.match(lines[index - 1])):
-                found = _raised(lines[index])
-            if found:
-                yield index, lines, found
+            if line in self.suspects:
+                places.setdefault(line, []).append(index)
+        found = [one for line, where in places.items() for one in self._known(line, lines, where)]
+        return lines, sorted(found, key=lambda one: one.index)
+
+    def _bare(self, text: bytes) -> bytes:
+        """Return a text without its digits and its addresses, the numbers of which are as little worth."""
+        if not self.addresses and b"0x" in text:
+            text = explain_alike.ADDRESS.sub(b"0x", text)
+        return text.translate(None, _DIGITS)
+
+    def _known(self, bare: bytes, lines: list[bytes], where: list[int]) -> Iterator[Found]:
+        """Yield what is known in lines that are equal but for their digits."""
+        suspect = self.suspects[bare]
+        told: list[tuple[int, int]] = []
+        nothing = False
+        if len(where) >= explain_alike.FEWEST and not suspect.exact:
+            told = self.alike.groups(bare, [lines[index] for index in where])
+            heard = [bool(self.in_line(lines[where[place]], suspect)) for place, _ in told] if suspect.raised else []
+            nothing = bool(heard) and not any(heard)
+            if not all(heard):
+                told = []  # the line before each decides
+        for place, count in told or [(place, 1) for place in range(len(where))]:
+            index = where[place]
+            hits = [] if nothing else self.in_line(lines[index], suspect)
+            if not hits and suspect.raised and (not index or _FRAME.match(lines[index - 1])):
+                hits = _raised(lines[index])
+            if hits:
+                yield Found(index, hits, count)
 
     def in_line(self, line: bytes, suspect: Suspect) -> list[Hit]:
         """Return the codes of a line and the most special text in it."""
@@ -139,23 +183,28 @@ class Matcher:
 
     def _look(self, new: set[bytes]) -> None:
         """File new lines under `seen` or `suspects`."""
-        if len(self.seen) + len(self.suspects) > MOST_SEEN:
+        if len(self.seen) + len(self.suspects) > MOST_SEEN or self.line_bytes > MOST_BYTES:
             self.seen.clear()
             self.suspects.clear()
-        if len(self.harmless) + len(self.stems) > 4 * MOST_SEEN:
+            self.alike.patterns.clear()
+            self.line_bytes = 0
+        if len(self.harmless) + len(self.stems) > 4 * MOST_SEEN or self.word_bytes > MOST_BYTES:
             self.harmless.clear()
             self.stems.clear()
+            self.word_bytes = 0
         self._learn(set(b"\n".join(new).lower().split()).difference(self.harmless, self.stems))
         for line in new:
             low = line.lower()
             words = low.split()
             suspect = None
-            if _CODE_BARE.search(line) or not self.stems.keys().isdisjoint(words):
+            if (b"E" in line and _CODE_BARE.search(line)) or not self.stems.keys().isdisjoint(words):
                 suspect = self._suspect(line, low, words)
             if suspect is not None:
                 self.suspects[line] = suspect
+                self.line_bytes += len(line)
             elif len(line) <= LONGEST_SEEN:
                 self.seen.add(line)
+                self.line_bytes += len(line)
 
     def _learn(self, words: set[bytes]) -> None:
         """File new words under `harmless` or `stems`."""
@@ -170,6 +219,7 @@ class Matcher:
                 at = joined.find(stem, end)
         self.stems.update((word, tuple(stems)) for word, stems in found.items())
         self.harmless.update(word for word in words if word not in found and len(word) <= LONGEST_SEEN)
+        self.word_bytes += sum(map(len, words))
 
     def _suspect(self, line: bytes, low: bytes, words: list[bytes]) -> Suspect | None:
         """Return what may stand in a line without digits, or None."""
@@ -180,7 +230,8 @@ class Matcher:
         number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
         code = _CODE_BARE.search(line) is not None
         raised = (b"error" in stems or b"exception" in stems) and _RAISED.match(line) is not None
-        return Suspect(texts, code, number, raised) if texts or number or code or raised else None
+        exact = any(text.pieces != text.bare for text in texts)
+        return Suspect(texts, code, number, raised, exact) if texts or number or code or raised else None
 
     def _numbers(self, low: bytes, found: list[Hit]) -> None:
         for word in _RETURNS:
@@ -205,6 +256,15 @@ class Matcher:
         entry = self.knowledge.of_code(code)
         if entry is not None and not (found and _among(found, entry)):
             found.append(Hit(entry, code, len(code), at))
+
+
+def _pieces(text: str) -> tuple[bytes, ...]:
+    return tuple(piece.encode() for piece in text.lower().split("*") if piece.strip())
+
+
+def _words_of_end(piece: bytes) -> list[bytes]:
+    """Return the words of a piece of a text of which the first may be the end of an address."""
+    return _HEXADECIMAL.sub(b"", piece).translate(None, _DIGITS).split()
 
 
 def _raised(line: bytes) -> list[Hit]:

@@ -139,17 +139,21 @@ class _File:
     def block(self, block: bytes, matcher: Matcher) -> None:
         """Read the next block of the file."""
         start = -1 if self.every_start else block.rfind(_START)
-        if start >= 0:
-            self._forget()
-        first = block.count(b"\n", 0, start) if start >= 0 else 0
-        for index, lines, hits in matcher.hits(block):
-            if index < first:
-                self.earlier += len(hits)
-                continue
-            for hit in hits:
-                self._hit(lines, index, hit)
         self.num_bytes += len(block)
         self.result.num_bytes += len(block)
+        if start >= 0:
+            begin = block.rfind(b"\n", 0, start) + 1
+            self._forget()
+            self.earlier += sum(len(found.hits) * found.count for found in matcher.hits(block[:begin])[1])
+            self._end(block[:begin])
+            block = block[begin:]
+        lines, known = matcher.hits(block)
+        for found in known:
+            for hit in found.hits:
+                self._hit(lines, found.index, hit, found.count)
+        self._end(block)
+
+    def _end(self, block: bytes) -> None:
         self.lines += block.count(b"\n")
         self.last_time = self._time_before(block[-_TAIL:].split(b"\n")) or self.last_time
 
@@ -158,16 +162,16 @@ class _File:
         for key in [key for key in self.kept if key[1] == self.log.name]:
             self.earlier += self.kept.pop(key).count
 
-    def _hit(self, lines: list[bytes], index: int, hit: Hit) -> None:
+    def _hit(self, lines: list[bytes], index: int, hit: Hit, count: int) -> None:
         raw = lines[index]
         rank = self._rank(raw)
         warning = _WARNING.match(raw) is not None
         key = (hit.entry.id, self.log.name, rank, warning)
         if known := self.kept.get(key):
-            known.count += 1
+            known.count += count
             return
         if len(self.kept) >= MOST_SIGHTS:
-            self.result.unkept += 1
+            self.result.unkept += count
             return
         if rank is not None:
             self.result.ranks.add(rank)
@@ -179,7 +183,7 @@ class _File:
         order = len(self.result.files) * _LINES + line
         role = "notice" if warning else hit.entry.role
         self.kept[key] = Sight(
-            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, role, own is not None, order
+            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, role, own is not None, order, count
         )
 
     def _time_before(self, lines: list[bytes]) -> datetime | None:

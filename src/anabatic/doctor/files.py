@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 MOST_BYTES = 1 << 20
 """Of one file; nothing that a check reads is longer."""
 MOST_NAMES = 2000
-"""Of one folder; no machine has as many devices on its bus."""
+"""Of one folder; no machine has as many devices on its bus. More are left out, and it is said."""
 _MOST_LINKS = 40
 """As Linux has it (path_resolution(7))."""
 
@@ -27,6 +27,8 @@ class Files:
         self.live = self.root == "/"
         self.seen: dict[str, bytes | None] = {}
         """Path -> content; None: only that it exists."""
+        self.cut: dict[str, tuple[int, int]] = {}
+        """Folder -> how many of its names were looked at, and how many there are, where that is less than all."""
 
     def real(self, path: str) -> str | None:
         """Return where `path` of the machine lies here, all links followed; None: nowhere."""
@@ -95,7 +97,10 @@ class Files:
             found = sorted(os.listdir(real)) if real else []
         except (OSError, ValueError):
             return []
-        chosen = [name for name in found if fnmatchcase(name, pattern)][:MOST_NAMES]
+        fitting = [name for name in found if fnmatchcase(name, pattern)]
+        chosen = fitting[:MOST_NAMES]
+        if len(fitting) > len(chosen):
+            self.cut[folder] = (len(chosen), len(fitting))
         for name in chosen:
             self.seen.setdefault(f"{folder}/{name}", None)
         return chosen

@@ -36,7 +36,9 @@ def _matching(files: Files, pattern: str) -> list[str]:
             found = [f"{folder}/{name}" for folder in found for name in files.names(folder or "/", part)]
         else:
             found = [f"{folder}/{part}" for folder in found if files.folder(f"{folder}/{part}")]
-        del found[_MOST_FOLDERS:]
+        if len(found) > _MOST_FOLDERS:
+            files.cut[pattern] = (_MOST_FOLDERS, len(found))
+            del found[_MOST_FOLDERS:]
     return found
 
 

@@ -193,6 +193,8 @@ def _entry(raw: Any, where: str) -> Entry:
                 f'{where}entry {name}: the text "{text}" would match too much',
                 f"one piece between `*` needs {SHORTEST} characters",
             )
+        if not re.search(r"[^\s\d*]", text):
+            raise ConfigError(f'{where}entry {name}: the text "{text}" is a number', "name it under `codes:`")
     words = {
         language: _words(raw[language], f"{where}entry {name}: {language}") for language in LANGUAGES if language in raw
     }

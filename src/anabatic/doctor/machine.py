@@ -43,6 +43,25 @@ class Recorded:
         return self._values.get(name)
 
 
+class Seen:
+    """Facts of a root that is no bundle: what its files tell, looked for when it is first asked for.
+
+    Args:
+        files: of its own, for a bundle holds all that was looked at.
+    """
+
+    def __init__(self, files: Files, env: Mapping[str, str]) -> None:
+        self._files, self._env = files, env
+
+    @functools.cached_property
+    def _values(self) -> dict[str, Any]:
+        return installed.facts(self._files, self._env)
+
+    def get(self, name: str) -> Any:
+        """Return what was found."""
+        return self._values.get(name)
+
+
 @dataclass
 class Machine:
     """Files, environment and facts. Rooted elsewhere than at `/` nothing is executed."""
@@ -144,9 +163,9 @@ def rooted(root: str | os.PathLike[str]) -> Machine:
         facts = json.loads(files.text(f"{OWN}/facts.json") or "{}")
     except (ValueError, RecursionError):
         facts = {}
-    if not isinstance(facts, dict):
-        facts = {}
     variables = parse_environ(environ or "")
-    if not facts:  # no bundle; looked for through files of its own, for a bundle holds all that was looked at
-        facts = installed.facts(Files(files.root), variables)
-    return Machine(files, variables, Recorded(facts), environ is not None)
+    if facts and isinstance(facts, dict):
+        return Machine(files, variables, Recorded(facts), environ is not None)
+    own = Files(files.root)
+    own.cut = files.cut
+    return Machine(files, variables, Seen(own, variables), environ is not None)

@@ -98,6 +98,9 @@ VERDICTS = table(
      "hccn_tool -i {card} -link -g ；检查网线和光模块"),
     ("link.tls", "WARN", "TLS differs between devices ({which}): EI0016", "各设备 TLS 开关不一致（{which}）：EI0016",
      "for i in $(seq 0 {last}); do hccn_tool -i $i -tls -s enable 0; done"),
+    ("time.cut", "WARN", "{folder}: only the first {most} of {count} names were looked at",
+     "{folder}：只检查了 {count} 个名称中的前 {most} 个",
+     "ls {folder} | wc -l ; what is said above holds for those alone", "ls {folder} | wc -l ；以上结论只适用于这些"),
     ("time.stopped", "WARN", "no answer within {seconds} s", "{seconds} 秒内没有响应",
      "a disk or the driver hangs: dmesg | tail", "磁盘或驱动卡死：dmesg | tail"),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,10 @@ _STEER = ("HCCL_", "NCCL_", "GLOO_")
 """Variables that all machines should have alike: HCCL refuses some that differ (EI0005)."""
 _LOCAL = ("_IFNAME", "_IF_IP", "_HCA", "_WHITELIST_FILE")
 """Ends of those that name something of one machine."""
+
+_DATA = ("data.train", "data.valid")
+"""Settings that name files, or sources that are built in; others may be names of a hub."""
+_SCHEME = re.compile(r"[a-z][a-z0-9_]+:")
 
 
 def facts(recipe: Mapping[str, Any], nproc: int, out: str | None, device: str) -> dict[str, Any]:
@@ -82,13 +87,15 @@ def places(out: str | None) -> dict[str, str]:
     return found
 
 
-def _files(recipe: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """Yield `key: path` and [files, bytes] of every setting that names something that is there."""
+def _files(recipe: Mapping[str, Any]) -> Iterator[tuple[str, list[int] | None]]:
+    """Yield `key: path` and [files, bytes] of every setting that names something that is there, None of lost data."""
     for key, value in recipe.items():
         if key in ("out", "name"):
             continue
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and text and (found := _size(text)):
+            if not isinstance(text, str) or not text:
+                continue
+            if (found := _size(text)) or (key in _DATA and not _SCHEME.match(text)):
                 yield f"{key}: {text}", found
 
 

@@ -23,10 +23,11 @@ from anabatic.core import child
 from anabatic.launch import reports, spare, way
 from anabatic.launch.forkserver import PRELOAD, WORDS, Forkserver
 from anabatic.launch.place import Place
-from anabatic.launch.roll import Roll
+from anabatic.launch.roll import Roll, lost
 
 _QUIET = ("ChildFailedError", "SignalException")
 """Exceptions of torch's agent that only say: a worker failed, or a signal came."""
+_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _LOST = ("RendezvousConnectionError", "RendezvousTimeoutError", "RendezvousClosedError", "RendezvousStateError",
          "DistNetworkError", "DistStoreError")  # fmt: skip
 """Exceptions of torch's agent that say: the other machines, or the place where they meet, are gone."""
@@ -39,8 +40,10 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     modules = os.environ.pop(PRELOAD, "")
-    if modules:
-        _fork_workers(Forkserver(modules))  # it imports while we do
+    server = Forkserver(modules) if modules else None  # it imports while we do
+    _import_quietly()
+    if server is not None:
+        _fork_workers(server)
     root = child.reports()
     if root is not None:
         _report_into(root, devices=not modules)
@@ -61,9 +64,25 @@ def main() -> None:
             sys.exit(1)
         if name not in _LOST or root is None:
             raise
-        why = roll.waiting() if roll is not None and roll.missing else f"{name}: {' '.join(str(error).split())[:400]}"
+        told = lost(error)
+        why = roll.waiting() if roll is not None and roll.missing and told.startswith(name) else told
         (root / reports.LOST_WHY).write_text(why, encoding="utf-8")
         sys.exit(child.LOST)
+    finally:
+        if roll is not None:
+            roll.end()
+
+
+def _import_quietly() -> None:
+    """Import torch so that its stores write no stack of C++ frames for every attempt; the workers keep their level.
+
+    torch 2.13 reads TORCH_CPP_LOG_LEVEL once, at its import (c10/util/Logging.cpp, initLogging).
+    """
+    level = os.environ.get(_LEVEL, "")
+    if level in ("", "ERROR"):
+        os.environ[_LEVEL] = "FATAL"
+    importlib.import_module("torch.distributed")
+    os.environ[_LEVEL] = level or "ERROR"
 
 
 def _unraisable(what: Any) -> None:

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from anabatic.core import log
 from anabatic.core.errors import DeviceError
-from anabatic.core.text import spans
+from anabatic.core.text import size, spans
 from anabatic.device.table import DEVICES
 from anabatic.monitor import sources
 from anabatic.monitor.snapshot import Device, Process, Snapshot
@@ -70,7 +70,7 @@ def choose(
     kind = "npu" if snapshot.devices and snapshot.devices[0].kind == "npu" else "cuda"
     if not snapshot.devices or kind not in usable:
         return None
-    here = _in_order(snapshot.devices)
+    here = _numbered(snapshot.devices)
     own = environ.get(DEVICES[kind].visible_env)
     if own is not None:
         named = _named(own, here)
@@ -78,15 +78,15 @@ def choose(
     return _take(kind, nproc, here, snapshot)
 
 
-def _take(kind: str, nproc: int, here: Sequence[Device], snapshot: Snapshot) -> Choice:
+def _take(kind: str, nproc: int, here: Mapping[int, Device], snapshot: Snapshot) -> Choice:
     word, variable = "NPU" if kind == "npu" else "GPU", DEVICES[kind].visible_env
     if nproc > len(here):
         raise DeviceError(
             f"{nproc} processes need as many {word}s, and there are {len(here)}",
             f"lower --nproc to at most {len(here)}, or train on the processor by --device.type cpu",
         )
-    taken = {index: why for index, device in enumerate(here) if (why := _taken(device, snapshot))}
-    free = [index for index in range(len(here)) if index not in taken]
+    taken = {index: why for index, device in here.items() if (why := _taken(device, snapshot))}
+    free = [index for index in here if index not in taken]
     chosen = _pick(here, free, nproc)
     if len(chosen) < nproc:
         wanted = f"{nproc} {word}{'s are' if nproc > 1 else ' is'} wanted"
@@ -97,7 +97,7 @@ def _take(kind: str, nproc: int, here: Sequence[Device], snapshot: Snapshot) -> 
             f"wait, lower --nproc, or name devices that you will share by {variable}; `anabatic monitor` shows them",
         )
     devices = tuple(here[index] for index in chosen)
-    if nproc == len(here):
+    if chosen == list(range(len(here))):
         return Choice(kind, devices, tuple(chosen), {})
     rest = f"; {spans(taken)} {'is' if len(taken) == 1 else 'are'} in use" if taken else ""
     line = f"{word} {spans(chosen)} of {len(here)}: nothing runs there{rest}"
@@ -114,18 +114,19 @@ def _torch_has(kind: str) -> bool:
         return False
 
 
-def _in_order(devices: Sequence[Device]) -> list[Device]:
-    """As a process that sees all counts them."""
-    if any(device.logic_id is None for device in devices):
-        return list(devices)
-    return sorted(devices, key=lambda device: device.logic_id or 0)
+def _numbered(devices: Sequence[Device]) -> dict[int, Device]:
+    """Return the devices by their numbers in a process that sees all; one that is lost leaves a gap."""
+    known = [device.logic_id for device in devices if device.logic_id is not None]
+    if len(set(known)) < len(devices):
+        return dict(enumerate(devices))
+    return dict(sorted(zip(known, devices, strict=True), key=lambda pair: pair[0]))
 
 
-def _named(text: str, here: Sequence[Device]) -> tuple[int, ...]:
+def _named(text: str, here: Mapping[int, Device]) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
-    if all(word.isdecimal() and int(word) < len(here) for word in words):
+    if all(word.isdecimal() and int(word) in here for word in words):
         return tuple(int(word) for word in words)
-    return tuple(index for word in words for index, device in enumerate(here) if device.uuid == word)
+    return tuple(index for word in words for index, device in here.items() if device.uuid == word)
 
 
 def _taken(device: Device, snapshot: Snapshot) -> str:
@@ -149,15 +150,16 @@ def _on(process: Process, device: Device) -> bool:
 
 def _shown(process: Process) -> str:
     user = f", {process.user}" if process.user else ""
-    memory = f" with {process.mem_mb / 1024:.1f} GiB" if process.mem_mb else ""
+    memory = f" with {size(process.mem_mb << 20)}" if process.mem_mb else ""
     return f"{process.name or 'process'} ({process.pid}{user}){memory}"
 
 
-def _pick(here: Sequence[Device], free: Sequence[int], nproc: int) -> list[int]:
+def _pick(here: Mapping[int, Device], free: Sequence[int], nproc: int) -> list[int]:
     """Return the least used of the free ones, in ascending order; fewer when there are not enough."""
     pools = [list(free)]
-    if nproc <= _RING and here[0].kind == "npu" and (here[0].name or "").removeprefix("Ascend") in _RINGS:
-        rings = [[index for index in free if index // _RING == ring] for ring in range(-(-len(here) // _RING))]
+    first = next(iter(here.values()))
+    if nproc <= _RING and first.kind == "npu" and (first.name or "").removeprefix("Ascend") in _RINGS:
+        rings = [[index for index in free if index // _RING == ring] for ring in range(max(here) // _RING + 1)]
         pools = sorted((ring for ring in rings if len(ring) >= nproc), key=len) or [[]]  # the other stays whole
     ordered = sorted(pools[0], key=lambda index: (here[index].used_mb or 0, index))
     return sorted(ordered[:nproc])

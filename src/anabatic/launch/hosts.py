@@ -17,6 +17,12 @@ from anabatic.core.errors import ConfigError
 
 _MOST = 256
 """Processes on one machine, as everywhere in the launcher."""
+_LONGEST = 1 << 20
+"""Characters of a file."""
+_MACHINES = 512
+"""ssh is started for all of them at once, from one machine."""
+_LETTERS = 253
+"""Of a name (RFC 1035)."""
 _SLOTS = ("slots", "max_slots", "max-slots", "sockets", "max_sockets")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*[$]?")
@@ -55,10 +61,15 @@ def read(path: Path) -> list[Host]:
         ConfigError: the file cannot be read, a line cannot be understood, a host stands there twice, or there is none.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read(_LONGEST + 1)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(f"--hosts {path} cannot be read: {why}", f"a file with one host a line: {_SHOWN}") from error
+    if len(text) > _LONGEST:
+        raise ConfigError(
+            f"--hosts {path} has more than {_LONGEST >> 20} MiB", f"a file with one host a line: {_SHOWN}"
+        )
     return parse(text, str(path))
 
 
@@ -82,6 +93,11 @@ def parse(text: str, source: str) -> list[Host]:
             )
     if not found:
         raise ConfigError(f"{source} names no host", f"one a line: {_SHOWN}")
+    if len(found) > _MACHINES:
+        raise ConfigError(
+            f"{source} names {len(found)} hosts, and ssh reaches {_MACHINES} at once",
+            "use a scheduler for so many: anabatic launch slurm, or k8s",
+        )
     return list(found.values())
 
 
@@ -112,8 +128,8 @@ class _Line:
         if at and not _USER.fullmatch(user):
             raise self._wrong(f'"{user}" is no name of a user')
         name, number = self._number(place)
-        if not _NAME.fullmatch(name) and not _is_address(name):
-            raise self._wrong(f'"{name}" is no name and no address of a host')
+        if (len(name) > _LETTERS or not _NAME.fullmatch(name)) and not _is_address(name):
+            raise self._wrong(f'"{name[:_LETTERS]}" is no name and no address of a host')
         return user, name, number if url else None, None if url else number
 
     def _number(self, place: str) -> tuple[str, int | None]:

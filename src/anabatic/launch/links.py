@@ -19,7 +19,7 @@ from typing import Any
 
 from anabatic.core import child
 from anabatic.launch import about, way
-from anabatic.launch.roll import Roll
+from anabatic.launch.roll import Roll, lost
 
 _BYTES = 32 << 20
 """In one all-reduce."""
@@ -42,7 +42,15 @@ def main(file: Path) -> None:
 
 
 def _together(
-    host: str, port: int, number: int, size: int, seconds: float, address: str, interface: str, job: dict[str, Any]
+    host: str,
+    port: int,
+    job_id: str,
+    number: int,
+    size: int,
+    seconds: float,
+    address: str,
+    interface: str,
+    job: dict[str, Any],
 ) -> dict[str, Any]:
     own = {**about.facts(**job), "address": address, "interface": interface}
     if size == 1:
@@ -53,7 +61,7 @@ def _together(
         return {"why": why}
     try:
         server = TCPStore(host, port, is_master=True, wait_for_workers=False) if number == 0 else None
-        roll = Roll(host, port, number, size, own, refuse=None)
+        roll = Roll(host, port, job_id, number, size, own, refuse=None)
         found = roll.meet(seconds)
         if not found:
             return {"why": roll.waiting()}
@@ -61,7 +69,7 @@ def _together(
         result = _measure(store, number, size, found, job["out"])
         _part(store, number, size)
     except (DistError, RuntimeError) as error:
-        return {"why": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        return {"why": lost(error)}
     return result
 
 

@@ -21,7 +21,12 @@ _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 NAME = Text("a name of small letters, digits, dashes and dots", _SUBDOMAIN, 253)
 KEY = Text("a label's key", rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?", 317)
 VALUE = Text("a label's value", r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", 63)
-RESOURCE = Text("a resource such as huawei.com/Ascend910", KEY.pattern, 317)
+RESOURCE = Text(
+    "a resource such as huawei.com/Ascend910, with its domain",
+    rf"cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMG]i|{_SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?",
+    317,
+)
+"""Kubernetes' own, or a device plugin's (kubernetes.io, "Resource Management": extended resources are qualified)."""
 VARIABLE = Text("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
 QUANTITY = Text(
     "a quantity such as 64Gi or 500m", r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][0-9]+)?", 30

@@ -114,7 +114,8 @@ def check(manifests: list[Manifest]) -> None:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ConfigError(
             f"Kubernetes would not take the job: {'; '.join(faults[:3])}{more}",
-            "names hold small letters, digits and dashes (kubernetes.io, Object Names and IDs); see --help for forms",
+            "change the option that it comes from, see `anabatic launch k8s --help`; the rules of names are on"
+            " kubernetes.io, Object Names and IDs",
         )
 
 

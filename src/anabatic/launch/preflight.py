@@ -29,10 +29,10 @@ def run(launch: Launch, tree: Mapping[str, Any] | None) -> None:
         ConfigError: machines differ in what must be the same, or lack something; each is named.
         Failure: the machines did not meet.
     """
-    if launch.several and not launch.fixed:
+    if launch.several and launch.node_rank is None:
         raise ConfigError(
-            "--check needs to know which machines take part",
-            f"give --nnodes {launch.max_nodes} and another --node-rank on each",
+            "--check needs the place of this machine among the others",
+            f"give another --node-rank on each of the {launch.max_nodes}, for which it waits",
         )
     result = _measure(_task(launch, tree), cluster.variables(launch))
     if why := result.get("why"):
@@ -66,6 +66,7 @@ def _task(launch: Launch, tree: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "host": launch.master_addr,
         "port": launch.master_port,
+        "job_id": launch.job_id,
         "number": launch.node_rank or 0,
         "size": launch.max_nodes,
         "seconds": launch.join_seconds,

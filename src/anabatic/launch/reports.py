@@ -21,6 +21,9 @@ MEETING = "meeting.json"
 _RANKS = "ranks.json"
 _LONGEST = 240
 """Characters of a message in a line about it: CANN's run over pages."""
+_AFTER = 100
+"""Characters of one that only followed another."""
+_UNEXPECTED = "error: unexpected "
 _TAIL = 8192
 
 
@@ -60,10 +63,15 @@ class Told:
         return {rank: code for rank, code in self.failed.items() if rank not in spoken and rank not in self.codes}
 
     def lines(self) -> list[str]:
-        """Every different message once, those of the ranks that failed first before the others."""
+        """Every different message once, those of the ranks that failed first before the others.
+
+        After an error of ours, one line is enough for what others did not expect: the connection that went with it.
+        """
         order = sorted(self.messages.items(), key=lambda item: not set(item[1]) & set(self.failed))
+        known = bool(order) and not order[0][0].startswith(_UNEXPECTED)
+        told = [(_followed(text) if known and text.startswith(_UNEXPECTED) else text, ranks) for text, ranks in order]
         everybody = len(self.ranks)
-        return [f"{'' if len(ranks) == everybody else who(ranks) + ' '}{text}" for text, ranks in order]
+        return [f"{'' if len(ranks) == everybody else who(ranks) + ' '}{text}" for text, ranks in told]
 
     def brief(self) -> str:
         """One line: who failed, and how."""
@@ -103,6 +111,11 @@ def _first(codes: dict[int, int]) -> dict[int, int]:
     """Leave those out that the agent has ended because of the others: it lists them, too, by its SIGTERM."""
     own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
     return own or codes
+
+
+def _followed(text: str) -> str:
+    line = text.splitlines()[0].removeprefix(_UNEXPECTED)
+    return f"followed: {line if len(line) <= _AFTER else line[:_AFTER] + '…'}"
 
 
 def who(ranks: list[int]) -> str:

@@ -19,6 +19,12 @@ from anabatic.launch.way import ASK
 
 PACKAGES = ("anabatic", "torch", "torch_npu", "transformers", "peft", "safetensors")
 _LOOK = 0.5
+_CONNECT = 30.0
+"""Seconds for one connection, and for an answer."""
+_STRANGER = "invalid value returned from server"
+"""In what torch's store says when its greeting is not understood (torch 2.13, TCPStore.cpp, ping)."""
+_LEAVE = 5.0
+"""Seconds for the store to answer once more."""
 
 
 def facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,13 +71,18 @@ class Roll(threading.Thread):
     """Registers this machine, says who is missing, and compares once all are here.
 
     Args:
+        job: its name; machines of another job that come to this port are not ours.
         own: this machine's facts.
         refuse: called once when recipes differ, with what differs.
     """
 
-    def __init__(self, host: str, port: int, number: int, size: int, own: dict[str, Any], refuse: Any) -> None:
+    def __init__(
+        self, host: str, port: int, job: str, number: int, size: int, own: dict[str, Any], refuse: Any
+    ) -> None:
         super().__init__(daemon=True)
         self.host, self.port, self.number, self.size, self.own, self.refuse = host, port, number, size, own, refuse
+        self.job = job
+        self._over = threading.Event()
         self.missing = [other for other in range(size) if other != number]
 
     def run(self) -> None:
@@ -82,6 +93,8 @@ class Roll(threading.Thread):
             found = self.meet()
         except DistError:
             return
+        if not found:
+            return
         if recipes := differences(found, "recipe"):
             self.refuse(recipes)
         elif self.number == 0:
@@ -89,23 +102,31 @@ class Roll(threading.Thread):
                 sys.stderr.write(f"warning: {line}\n")
 
     def meet(self, seconds: float = float("inf")) -> dict[int, dict[str, Any]]:
-        """Return the facts of every machine once all are here; of nobody when `missing` are not in time."""
-        store = self._connect()
-        store.set(self._key(self.number), json.dumps(self.own))
+        """Return the facts of every machine once all are here; of none when time is up, or at `end`."""
         begun = asked = time.monotonic()
-        while self.missing:
+        store = self._connect(begun + seconds)
+        store.set(self._key(self.number), json.dumps(self.own))
+        while self.missing and not self._over.is_set():
             self.missing = [number for number in self.missing if not store.check([self._key(number)])]
             if self.missing and time.monotonic() - begun > seconds:
                 return {}
             if self.missing and time.monotonic() - asked > ASK:
                 asked = time.monotonic()
                 sys.stderr.write(f"{self.waiting()}\n")
-            time.sleep(_LOOK if self.missing else 0)
+            self._over.wait(_LOOK if self.missing else 0)
+        if self.missing:
+            return {}
         found = {number: json.loads(store.get(self._key(number))) for number in range(self.size)}
         store.set(self._key(self.number, "knows"), "")
         if self.number == 0:
             self._wait_for_readers(store)
         return found
+
+    def end(self) -> None:
+        """Wait no longer: Python aborts when it ends beside a thread that is in the store's C++ (torch 2.13)."""
+        self._over.set()
+        if self.is_alive():
+            self.join(_LEAVE)
 
     def waiting(self) -> str:
         """One line about who is not here yet."""
@@ -118,16 +139,27 @@ class Roll(threading.Thread):
         deadline = time.monotonic() + ASK
         readers = [self._key(number, "knows") for number in range(self.size)]
         while not store.check(readers) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            self._over.wait(_LOOK)
 
     def _key(self, number: int, what: str = "facts") -> str:
-        return f"anabatic/machine/{number}/{what}"
+        return f"anabatic/{self.job}/machine/{number}/{what}"
 
-    def _connect(self) -> Any:
+    def _connect(self, deadline: float) -> Any:
         from torch.distributed import DistNetworkError, TCPStore
 
         while True:
+            left = min(_CONNECT, max(1.0, deadline - time.monotonic()))
             try:
-                return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=30))
+                store = TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=left))
             except DistNetworkError:  # machine 0 has not opened it yet; the rendezvous tells when it is too late
-                time.sleep(_LOOK)
+                if self._over.wait(_LOOK) or time.monotonic() > deadline:
+                    raise
+                continue
+            store.set_timeout(timedelta(seconds=_CONNECT))
+            return store
+
+
+def lost(error: BaseException) -> str:
+    """Return in one line what torch's store says of the way to machine 0."""
+    told = " ".join(f"{type(error).__name__}: {error} {error.__cause__ or ''}".split())
+    return "what answers there is another program, no training" if _STRANGER in told else told[:400]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,8 +81,6 @@ def _near(choice: free.Choice | None) -> list[cores.Near]:
         table = npu_smi.parse(source_smi.call([path, "info", "-t", "topo"])[0])
     except (OSError, TimeoutError):
         return near  # the cores are then cut without it
-    named = list(table.cpu_affinity.values()) if isinstance(table, Topology) else []
-    return [
-        cores.Near(one.bus, named[index] if index < len(named) else "")
-        for one, index in zip(near, choice.indices, strict=True)
-    ]
+    told = table.cpu_affinity if isinstance(table, Topology) else {}
+    named = {int(found[0]): text for name, text in told.items() if (found := re.search(r"\d+$", name))}
+    return [cores.Near(one.bus, named.get(index, "")) for one, index in zip(near, choice.indices, strict=True)]

@@ -5,6 +5,7 @@ Options of sbatch and variables as in sbatch(1) and srun(1), schedmd.com.
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -43,12 +44,19 @@ class Batch:
 
 
 def script(batch: Batch, command: list[str]) -> str:
-    """Return the batch script that runs a training command."""
+    """Return the batch script that runs a training command.
+
+    Raises:
+        ConfigError: a value would not stay on its line of the script.
+    """
+    for option, value in (("name", batch.name), *(("option", one) for one in batch.options), ("gres", batch.gres)):
+        if not value.isprintable() or (not value.strip() and option != "gres"):
+            raise ConfigError(f"--{option} is {value!r}", "write one line of text")
     asked = [
-        f"--job-name={batch.name}",
+        _word(f"--job-name={batch.name}"),
         f"--nodes={batch.nodes}",
         "--ntasks-per-node=1",
-        *([f"--gres={batch.gres}:{batch.nproc}"] if batch.gres else []),
+        *([_word(f"--gres={batch.gres}:{batch.nproc}")] if batch.gres else []),
         f"--signal=TERM@{batch.grace}",
         "--requeue",
         "--open-mode=append",
@@ -77,6 +85,11 @@ def script(batch: Batch, command: list[str]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _word(text: str) -> str:
+    """Quote a word that holds more than sbatch takes as it stands; it reads quotes as a shell does."""
+    return text if re.fullmatch(r"[\w=:.,/%@+-]*", text) else shlex.quote(text)
 
 
 _MEETING = (

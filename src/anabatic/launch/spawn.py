@@ -64,7 +64,7 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
         if launch.fixed:
             own = roll.facts(roll.flat(settings))
             place = {"host": launch.master_addr, "port": launch.master_port, "number": launch.node_rank}
-            machine = {**place, "size": launch.max_nodes, "own": own}
+            machine = {**place, "job": launch.job_id, "size": launch.max_nodes, "own": own}
             (folder / reports.MACHINE).write_text(json.dumps(machine), encoding="utf-8")
         if launch.several and not cluster.is_meeting(launch):
             meeting = {"host": launch.master_addr, "port": launch.master_port, "seconds": launch.join_seconds}
@@ -120,8 +120,8 @@ class _Supervisor:
                 self.told = max(self.told, len(reports.tries(self.folder)))
                 self.extra += 1
         finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+            for number, handler in old.items():  # told to end: a second signal must not take our exit code away
+                signal.signal(number, signal.SIG_IGN if self.received else handler)
 
     def _restarts(self) -> int:
         """How many restarts are left."""
@@ -142,6 +142,8 @@ class _Supervisor:
         words = cluster.arguments(self.launch, max(self._restarts(), 0))
         words += ["-m", "anabatic", *self.command, "-c", str(self.folder / "job.yaml")]
         self.agent = subprocess.Popen(words, env=self._environment(), start_new_session=True)
+        if self.received:  # a signal came before there was an agent to hand it to
+            self.agent.terminate()
         watch: Watch | None = None
         while True:
             try:
@@ -225,6 +227,8 @@ class _Supervisor:
                 f"the machines run different jobs: {'; '.join(lines[:3])}{', and more' if len(lines) > 3 else ''}",
                 "give the same recipe and options on every machine",
             )
+        if self.received and not started:
+            return self._told_to_end("before the processes had begun")
         if code == child.LOST or not started:
             raise Failure(*self._nobody(code))
         told = reports.read(started[-1])
@@ -244,8 +248,7 @@ class _Supervisor:
         if not code:
             return code
         if self.received:
-            log.info(f"{signal.Signals(self.received[0]).name} before the processes had begun, or a second time: ended")
-            return 130 if self.received[0] == signal.SIGINT else child.PREEMPTED
+            return self._told_to_end("before the processes had begun, or a second time")
         silent = told.silent or {rank: -(code - 128) for rank in told.ranks if rank not in told.codes}
         ranks = ", ".join(map(str, silent))
         everybody = "" if self.launch.several else f" of {len(told.ranks)}"
@@ -253,6 +256,10 @@ class _Supervisor:
             f"rank {ranks}{everybody} ended without a message ({self._how(silent)})",
             "killed from outside, for example for its memory: see `dmesg`, and rank-N.log in the run folder",
         )
+
+    def _told_to_end(self, when: str) -> int:
+        log.info(f"{signal.Signals(self.received[0]).name} {when}: ended")
+        return 130 if self.received[0] == signal.SIGINT else child.PREEMPTED
 
     def _how(self, silent: dict[int, int]) -> str:
         return f"hung: {self.hung[0]}" if self.hung else reports.ending(silent)

@@ -219,7 +219,7 @@ def words(job: Job, host: Host, number: int) -> Iterator[str | None]:
     if launch.several:
         fixed = launch.min_nodes == launch.max_nodes
         yield from ("--nnodes", str(launch.max_nodes) if fixed else f"{launch.min_nodes}:{launch.max_nodes}")
-        yield from ("--node-rank", str(number)) if fixed else ()
+        yield from ("--node-rank", str(number)) if fixed or "--check" in job.words else ()
         yield from ("--master-addr", str(launch.master_addr), "--master-port", str(launch.master_port))
     yield from ("--job-id", launch.job_id, "--max-restarts", str(launch.max_restarts))
     yield from ("--hang-seconds", f"{launch.hang_seconds:g}", "--join-seconds", f"{launch.join_seconds:g}")

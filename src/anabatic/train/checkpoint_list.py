@@ -47,7 +47,7 @@ def _row(path: Path, best: int | None) -> dict[str, Any]:
         "step": step,
         "path": str(path),
         "age_s": round(max(0.0, time.time() - saved), 1),
-        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "bytes": sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
         "whole": not problem,
         "fault": problem,
         "best": step is not None and step == best,

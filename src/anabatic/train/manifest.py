@@ -21,6 +21,10 @@ from anabatic.core.paths import RunFolder, fsync_folder, replace_folder
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")
+_ABOUT: dict[str, tuple[type, ...]] = {
+    "step": (int,), "saved": (int, float), "world_size": (int,), "strategy": (str,), "command": (str,),
+}  # fmt: skip
+"""Keys of the manifest beside `files`, and what they are."""
 _BLOCK = 1 << 20
 Advance = Callable[[int], None]
 
@@ -83,12 +87,15 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError, KeyError, TypeError, AttributeError: it is torn, or none of ours.
+        ValueError, KeyError, TypeError, AttributeError, RecursionError: it is torn, or none of ours.
     """
     content: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     for name, entry in content["files"].items():
-        if not isinstance(entry["bytes"], int) or not isinstance(entry["crc32"], int):
+        if not isinstance(entry["bytes"], int) or not isinstance(entry["crc32"], int) or "/" in name:
             raise TypeError(name)
+    for key, kinds in _ABOUT.items():
+        if not isinstance(content.get(key), (*kinds, type(None))):
+            raise TypeError(key)
     return content
 
 
@@ -107,7 +114,7 @@ def faults(
     except OSError as error:
         yield f"{MANIFEST} cannot be read ({error.strerror})"
         return
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield f"{MANIFEST} is torn"
         return
     if STATE not in files:
@@ -154,7 +161,7 @@ def named(path: Path) -> list[Path]:
     found = [one for _, one in numbered(path)] if path.is_dir() else []
     if not found:
         inside = sorted({str(one.parent) for one in path.glob("*/checkpoint-*")}) if path.is_dir() else []
-        what = "holds no checkpoint" if path.is_dir() else "does not exist"
+        what = "holds no checkpoint" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
         hint = f"name one of its runs: {', '.join(inside[:4])}" if inside else "give a run folder or a checkpoint in it"
         raise DataError(f"{path} {what}", hint)
     return found

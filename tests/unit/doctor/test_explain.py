@@ -259,7 +259,7 @@ def test_unknown_codes_in_logs() -> None:
     ],
 )
 def test_codes_in_lines(line: str, codes: list[str]) -> None:
-    found = [hit.code for _, _, hits in explain_match.Matcher(KNOWN).hits(line.encode()) for hit in hits if hit.code]
+    found = [hit.code for one in explain_match.Matcher(KNOWN).hits(line.encode())[1] for hit in one.hits if hit.code]
     assert found == codes
 
 
@@ -329,13 +329,13 @@ def slow(line: str) -> set[str]:
 @given(st.lists(st.one_of(st.text(alphabet="ab 12.\t'", max_size=12), st.sampled_from(TEXTS)), min_size=1, max_size=4))
 def test_the_fast_search_finds_what_the_definition_says(parts: list[str]) -> None:
     line = "".join(parts).replace("*", "12").replace("\n", " ")
-    found = [hit.entry.id for _, _, hits in MATCHER.hits(line.encode()) for hit in hits if not hit.code]
+    found = [hit.entry.id for one in MATCHER.hits(line.encode())[1] for hit in one.hits if not hit.code]
     expected = slow(line)
     assert set(found) <= expected and bool(found) == bool(expected)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_can_be_read(data: bytes) -> None:
-    for _, lines, hits in MATCHER.hits(data):
-        assert lines and all(hit.entry.id for hit in hits)
+    lines, found = MATCHER.hits(data)
+    assert all(one.index < len(lines) and one.count == 1 and one.hits for one in found)
     assert explain_scan.clean(data).isprintable()

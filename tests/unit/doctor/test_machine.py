@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.doctor import commands, facts, language, npus, probe, report
+from anabatic.doctor import commands, facts, files, installed, language, npus, probe, report
 from anabatic.doctor.examine import CHECKS, examine, exit_code
 from anabatic.doctor.files import Files
 from anabatic.doctor.line import Line
@@ -174,6 +174,22 @@ def test_a_check_that_hangs_is_reported(tmp_path: Path) -> None:
 
     found = examine(machine, 0.2, [CHECKS[0], hangs])  # type: ignore[list-item]
     assert [line.verdict.id for line in found] == ["npu.none", "time.stopped"]
+
+
+def test_what_is_left_out_of_a_full_folder_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_NAMES", 3)
+    monkeypatch.setattr(installed, "_MOST_FOLDERS", 1)
+    for number in range(5):
+        folder = tmp_path / f"sys/bus/pci/devices/0000:{number:02x}:00.0"
+        folder.mkdir(parents=True)
+        for name, value in (("vendor", "0x19e5"), ("class", "0x120000"), ("device", "0xd802")):
+            (folder / name).write_text(f"{value}\n")
+    for place in ("a", "b"):
+        (tmp_path / f"home/{place}/miniconda3/envs/x/lib/python3.11/site-packages").mkdir(parents=True)
+    found = examine(rooted(tmp_path))
+    said = [line.found("en") for line in found if line.verdict.id == "time.cut"]
+    assert "/sys/bus/pci/devices: only the first 3 of 5 names were looked at" in said
+    assert any("miniconda3" in line and "first 1 of" in line for line in said)
 
 
 def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

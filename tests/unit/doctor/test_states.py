@@ -17,7 +17,7 @@ from unit.doctor import roots
 from unit.doctor.states import STATES
 from unit.doctor.test_variables import CASES
 
-ELSEWHERE = {"time.stopped", "npu-smi.denied"}
+ELSEWHERE = {"time.stopped", "time.cut", "npu-smi.denied"}
 """Verdicts of test_machine.py."""
 
 

@@ -103,6 +103,23 @@ def test_a_device_that_is_broken_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("torch_npu")
+def test_a_lost_device_leaves_a_gap_in_the_numbers(tmp_path: Path) -> None:
+    rows = [one for one in readings(8, "910B3", {}, busy=(0,)) if one.logic != 2]
+    found = choose(tmp_path, rows, 4)
+    assert found is not None and found.variables == {"ASCEND_RT_VISIBLE_DEVICES": "1,3,4,5"}
+    assert found.line == "NPU 1,3-5 of 7: nothing runs there; 0 is in use"
+    rest = [one for one in rows if one.logic]
+    every = choose(tmp_path, rest, 6)
+    assert every is not None and every.variables == {"ASCEND_RT_VISIBLE_DEVICES": "1,3,4,5,6,7"}
+    own = choose(tmp_path, rows, 2, ASCEND_RT_VISIBLE_DEVICES="3,7")
+    assert own is not None and [device.bus_id for device in own.devices] == ["0000:03:00.0", "0000:07:00.0"]
+    ring = choose(tmp_path, [one for one in readings(8, "910A", {}, busy=(4,)) if one.logic != 1], 3, "910")
+    assert ring is not None and ring.indices == (0, 2, 3)
+    last = choose(tmp_path, [one for one in readings(8, "910A", {}, busy=(4,)) if one.logic > 3], 3, "910")
+    assert last is not None and last.indices == (5, 6, 7)
+
+
+@pytest.mark.usefixtures("torch_npu")
 def test_more_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="9 processes need as many NPUs, and there are 8"):
         choose(tmp_path, readings(8, "910B3", {}, busy=()), 9)

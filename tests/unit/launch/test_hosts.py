@@ -53,6 +53,8 @@ def test_lines(line: str, host: Host) -> None:
         ("[node]:3", "is no address in brackets"),
         ("1:2:3", '"1:2:3" is no name and no address'),
         ("$(id)", "is no name and no address"),
+        ("a" * 254, "is no name and no address"),
+        ("\n".join(f"node{number}" for number in range(513)), "x names 513 hosts, and ssh reaches 512 at once"),
     ],
 )
 def test_what_is_not_understood(text: str, said: str) -> None:
@@ -66,6 +68,10 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="it is no text"):
         hosts.read(tmp_path / "binary")
+    with pytest.raises(ConfigError, match="has more than 1 MiB"):
+        hosts.read(Path("/dev/zero"))
+    (tmp_path / "windows").write_bytes(b"\xef\xbb\xbfnode1 slots=2\r\nnode2\r\n")
+    assert [(host.name, host.slots) for host in hosts.read(tmp_path / "windows")] == [("node1", 2), ("node2", None)]
 
 
 names = st.sampled_from(["node1", "Node-2", "a", "10.0.0.7", "x.lab.example", "n_1"])

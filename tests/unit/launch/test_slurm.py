@@ -51,6 +51,12 @@ def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
     assert (code, said) == (0, [f"first:20007 {number} {words}" for number in (0, 1)])
 
 
+def test_names_are_quoted_where_they_must() -> None:
+    text = slurm.script(slurm.Batch("my job", 1, 8, gres="gpu:a100", options=("-p train",)), ["sft"])
+    assert "#SBATCH '--job-name=my job'\n" in text
+    assert "#SBATCH --gres=gpu:a100:8\n#SBATCH" in text and "#SBATCH -p train\n" in text
+
+
 @pytest.mark.parametrize(("code", "again"), [(143, True), (1, False), (2, False)])
 def test_a_job_that_has_saved_itself_is_queued_again(tmp_path: Path, code: int, again: bool) -> None:
     ended, said = run(tmp_path, slurm.script(slurm.Batch("job", 1, 1, gres=""), ["sft"]), ENDS=str(code))

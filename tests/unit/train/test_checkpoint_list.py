@@ -16,6 +16,7 @@ from anabatic.core.paths import RunFolder
 from anabatic.device.device import pick
 from anabatic.parallel.world import World
 from anabatic.testing.runs import write_jsonl
+from anabatic.train import manifest
 from anabatic.train.saver import Saver
 
 HOST = {"about": {"command": "sft", "strategy": "zero3"}}
@@ -87,6 +88,42 @@ def test_verify_names_every_broken_file(run: Path, capsys: pytest.CaptureFixture
     code, out, _ = called(capsys, "list", run)
     assert code == 0 and out.splitlines()[1].endswith("whole")  # contents are not read
     assert out.splitlines()[3].endswith("manifest.json cannot be read (No such file or directory)")
+
+
+@pytest.mark.parametrize("odd", [{"saved": "today"}, {"command": ["sft"]}, {"step": "15"}, {"world_size": [2]}])
+def test_a_manifest_that_is_none_of_ours_is_passed_over(
+    run: Path, odd: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run / "checkpoint-15" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | odd))
+    code, out, _ = called(capsys, "list", run)
+    assert code == 0 and "manifest.json is torn" in out.splitlines()[-1]
+    assert manifest.newest_whole(run).name == "checkpoint-10"
+
+
+def test_names_of_a_manifest_lead_nowhere_else(run: Path) -> None:
+    file = run / "checkpoint-15" / "manifest.json"
+    known = json.loads(file.read_text())
+    known["files"]["../checkpoint-10/state.json"] = known["files"]["state.json"]
+    file.write_text(json.dumps(known))
+    assert manifest.fault(run / "checkpoint-15") == "manifest.json is torn"
+    file.write_text("[" * 100_000)
+    assert manifest.fault(run / "checkpoint-15") == "manifest.json is torn"
+
+
+def test_odd_settings_and_rows_beside_checkpoints_are_passed_over(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoint-20").write_text("a file")
+    (run / "config.yaml").write_text("eval: 3\n")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "eval", "step": "x", "valid_loss": "y"}\nnull\n{"kind": "eval", "valid_loss": []}\n')
+    code, out, _ = called(capsys, "list", run)
+    lines = out.splitlines()
+    assert code == 0 and lines[3].split()[-2:] == ["best", "whole"]
+    assert "cannot be read (Not a directory)" in lines[4]
+    code, _, said = called(capsys, "list", run / "config.yaml")
+    assert code == 2 and "is no folder" in said
 
 
 @pytest.mark.parametrize("verb", ["list", "verify", "export"])
