@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -20,21 +19,22 @@ def launch(*words: object) -> list[object]:
     return ["launch", *words, "--"]
 
 
-def agent(launcher: psutil.Process) -> psutil.Process:
+def agent(process: command.Running) -> psutil.Process:
     """The agent of a launcher, once its workers run."""
+    launcher = psutil.Process(process.pid)
     found: list[psutil.Process] = []
 
     def started() -> bool:
         found[:] = [child for child in launcher.children() if child.children()]
         return bool(found)
 
-    command.wait_for(launcher, started)  # type: ignore[arg-type]
+    command.wait_for(process, started)
     return found[0]
 
 
-def worker(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+def worker(process: command.Running, rank: int) -> psutil.Process:
     """The process of a local rank."""
-    workers = agent(psutil.Process(process.pid)).children(recursive=True)
+    workers = agent(process).children(recursive=True)
     return next(one for one in workers if one.name() == f"python rank {rank}")
 
 
@@ -51,7 +51,7 @@ def test_ranks_and_their_agent_fail_and_the_losses_are_the_same(home: Home, base
     command.wait_for(process, lambda: command.events(out).count("resume") >= 2)
     reached = max(command.losses(out))
     command.wait_for(process, lambda: max(command.losses(out)) > reached + 4)
-    agent(psutil.Process(process.pid)).kill()
+    agent(process).kill()
     said = command.end(process).err
     assert "rank 1 ended without a message (killed by SIGKILL): all processes start again, restart 1 of 6" in said
     assert f"no process has moved for {HANG} s" in said and "the process is stopped (SIGSTOP)" in said
@@ -76,7 +76,7 @@ def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path:
         port = probe.getsockname()[1]
     out = tmp_path / "run"
 
-    def machine(number: int) -> subprocess.Popen[str]:
+    def machine(number: int) -> command.Running:
         words = launch(
             "--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port,
             "--nproc", 1, "--max-restarts", 3, "--join-seconds", 120,

@@ -37,10 +37,12 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
     sys.unraisablehook = _unraisable
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid()
     modules = os.environ.pop(PRELOAD, "")
-    if modules:
-        _fork_workers(Forkserver(modules))  # it imports while we do
+    server = Forkserver(modules) if modules else None  # it imports while we do, and is started before any thread is
+    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
+    if server is not None:
+        _fork_workers(server)
     root = child.reports()
     if root is not None:
         _report_into(root, devices=not modules)
