@@ -3,8 +3,9 @@
 Each is a process of its own, with its own arguments, variables, output, signals and exit code, and runs a module or a
 file as `python` does from its beginning; only the libraries are in memory already. A process that it starts in turn
 with the same interpreter (a launcher's agent, the command of `anabatic sim`) is forked as well as long as nothing but
-the calling thread lives, because a fork copies that one alone. What starts cold, as on a user's machine: the ranks of
-several processes on devices, whatever a shell or torchrun starts, and the commands whose start itself is the test.
+the calling thread lives, because a fork copies that one alone. What starts cold, as on a user's machine: whatever a
+shell (the scripts of several machines) or torchrun starts, programs with variables of their own, and the commands whose
+start itself is the test.
 """
 
 from __future__ import annotations
@@ -232,6 +233,8 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str | None) 
     if folder is not None:
         os.chdir(folder)
     subprocess.Popen = _Forking  # type: ignore[misc]
+    if words[:2] == ["-m", "anabatic.launch.agent"]:
+        os.environ.setdefault("ANABATIC_PRELOAD", "anabatic.cli.app")  # its ranks are forked, on simulated devices too
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path[0] = os.getcwd()

@@ -18,8 +18,8 @@ from npu_sim.conftest import Sim
 
 
 def leftovers() -> list[str]:
-    """Shared memory of communicators; other simulations of this computer have theirs for a moment only."""
-    for _ in range(20):
+    """Shared memory of communicators; other simulations of this computer have theirs for a while only."""
+    for _ in range(600):
         found = [path.name for path in Path("/dev/shm").glob(f"{segment.PREFIX}*-hccl-*")]
         if not found:
             break
