@@ -19,7 +19,7 @@ import psutil
 from anabatic.core import jsonl
 from e2e import warm
 
-LONGEST = 240
+LONGEST = 600
 """Seconds after which a command counts as hung."""
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import socket
 from pathlib import Path
 
 import psutil
 
+from anabatic.testing.spawn import free_port
 from e2e import command
 from e2e.home import STEPS, Home
 
@@ -71,9 +71,7 @@ def test_a_mistake_is_not_tried_again(home: Home, tmp_path: Path) -> None:
 
 
 def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     out = tmp_path / "run"
 
     def machine(number: int) -> command.Running:
@@ -96,9 +94,7 @@ def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path:
 
 
 def test_machines_with_different_jobs_are_told(home: Home, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes = []
     for number, seed in ((0, 1), (1, 2)):
         words = launch("--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port)
@@ -110,9 +106,7 @@ def test_machines_with_different_jobs_are_told(home: Home, tmp_path: Path) -> No
 
 
 def test_who_is_missing_is_named(home: Home, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = launch(
         "--nnodes", 3, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port, "--join-seconds", 8
     )

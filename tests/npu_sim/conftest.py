@@ -34,9 +34,9 @@ class Sim:
         if warm.program(words) and not variables:  # some of those are read when torch is loaded
             started = warm.simulated(CACHE).start(line, outer, self.folder)
             if started is not None:
-                out, err = started.communicate(timeout=280)
+                out, err = started.communicate(timeout=800)
                 return subprocess.CompletedProcess(line, started.wait(), out, err)
-        return subprocess.run(line, env=outer, cwd=self.folder, capture_output=True, text=True, timeout=280)
+        return subprocess.run(line, env=outer, cwd=self.folder, capture_output=True, text=True, timeout=800)
 
     def python(self, code: str, *, npus: int = 1, flags: Sequence[str] = (), **variables: str) -> str:
         """Run Python code that must succeed; return what it printed."""

@@ -158,5 +158,5 @@ def test_models_tokens_health_and_figures(ask, server, tokenizer):
 def test_curl_asks_it_as_the_guide_says(server):
     body = json.dumps({"model": "one", "messages": MESSAGES})
     line = ["curl", "-sS", f"{server.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
