@@ -238,6 +238,8 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str | None) 
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path[0] = os.getcwd()
+        if words[1] != "anabatic":  # a module is run anew, and runpy warns of one that is imported already
+            sys.modules.pop(words[1], None)
     else:
         sys.argv = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
