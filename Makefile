@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Linux machine with Python 3.10-3.13: `make demo` and `make test`.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs reference bench clean
+.PHONY: help setup demo test pytest check format docs reference bench clean
 
 BIN := .venv/bin
 PYTEST_ARGS ?=
@@ -22,8 +22,10 @@ check: setup ## lint, format, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check ## everything in `check`, then all tests; PYTEST_ARGS="-k loader -x" narrows them, JOBS=4 is how many at a time
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(PYTEST_ARGS)
+test: check pytest ## everything in `check`, then all tests; PYTEST_ARGS="-k loader -x" narrows them, JOBS=4 is how many at a time
+
+pytest: setup
+	@env -u MAKEFLAGS -u MFLAGS $(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(PYTEST_ARGS)
 
 format: setup ## mend format and lint where ruff can
 	$(BIN)/ruff check --fix

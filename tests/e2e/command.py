@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 
 from anabatic.core import jsonl
+from e2e import warm
 
-LONGEST = 240
+LONGEST = 600
 """Seconds after which a command counts as hung."""
 
 
@@ -40,11 +41,19 @@ class Result:
     err: str
 
 
-def start(words: Sequence[object], cache: Path, program: Sequence[str] = ()) -> subprocess.Popen[str]:
+Running = subprocess.Popen[str] | warm.Warm
+
+
+def start(words: Sequence[object], cache: Path, program: Sequence[str] = ()) -> Running:
     """Start `PROGRAM anabatic WORDS`; its tokenised shards go to `cache`."""
+    line = [*program, sys.executable, "-m", "anabatic", *map(str, words)]
+    variables = {**os.environ, "ANABATIC_CACHE": str(cache), "GOMP_SPINCOUNT": "1000"}
+    server = warm.simulated(cache) if "sim" in program else warm.plain()
+    if (started := server.start(line, variables, Path.cwd())) is not None:
+        return started
     return subprocess.Popen(
-        [*program, sys.executable, "-m", "anabatic", *map(str, words)],
-        env={**os.environ, "ANABATIC_CACHE": str(cache), "GOMP_SPINCOUNT": "1000"},
+        line,
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -52,7 +61,7 @@ def start(words: Sequence[object], cache: Path, program: Sequence[str] = ()) -> 
     )
 
 
-def end(process: subprocess.Popen[str], code: int | None = 0) -> Result:
+def end(process: Running, code: int | None = 0) -> Result:
     """Wait for a command and check its exit code; None: any."""
     try:
         out, err = process.communicate(timeout=LONGEST)
@@ -65,7 +74,7 @@ def end(process: subprocess.Popen[str], code: int | None = 0) -> Result:
     return Result(process.returncode, out, err)
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Running) -> None:
     """kill -9 for a command and everything that it has started."""
     for one in (*psutil.Process(process.pid).children(recursive=True), process):
         one.kill()
@@ -100,14 +109,14 @@ def summary(folder: Path) -> dict[str, Any]:
     return content
 
 
-def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+def wait_for_step(process: Running, folder: Path, step: int) -> None:
     """Wait until this process, which has just been started, and not one before it, has logged `step`."""
     since = time.time()  # psutil's create_time may be a second too early: the boot time has whole seconds
     rows = folder / "metrics.jsonl"
     wait_for(process, lambda: any(row["step"] >= step and row["time"] > since for row in jsonl.read(rows)))
 
 
-def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+def wait_for(process: Running, condition: Callable[[], bool]) -> None:
     """Wait while a command runs until something is true."""
     deadline = time.monotonic() + LONGEST
     while not condition():
@@ -116,7 +125,7 @@ def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> N
         time.sleep(0.004)
 
 
-def interrupt(process: subprocess.Popen[str], folder: Path, step: int, number: signal.Signals, code: int) -> Result:
+def interrupt(process: Running, folder: Path, step: int, number: signal.Signals, code: int) -> Result:
     """Send a signal once `step` is logged, and wait for the exit code. SIGKILL goes to all its processes."""
     wait_for_step(process, folder, step)
     if number == signal.SIGKILL:

@@ -38,3 +38,10 @@ def base(both: tuple[Path, Path]) -> Path:
 def base2(both: tuple[Path, Path]) -> Path:
     """The same in two processes."""
     return both[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of these run commands, several of them one after the other; a slow machine needs minutes."""
+    for item in items:
+        if "e2e" in item.path.parts:
+            item.add_marker(pytest.mark.timeout(900))

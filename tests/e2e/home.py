@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ class Home:
         """Run commands at the same time."""
         return [command.end(process, code) for process in [self.start(*words) for words in commands]]
 
-    def start(self, *words: object) -> subprocess.Popen[str]:
+    def start(self, *words: object) -> command.Running:
         """Start a command."""
         return command.start(words, self.cache, self.program)
 

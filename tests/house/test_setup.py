@@ -41,7 +41,7 @@ def setup(checkout: Path, pythons: dict[str, str], **variables: str) -> subproce
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

@@ -21,7 +21,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 )
 def test_trainer_and_peft(sim: Sim) -> None:
     words = [str(EXAMPLES / "trainer_peft.py"), "--steps", "4"]
-    here = subprocess.run([sys.executable, *words], cwd=sim.folder, capture_output=True, text=True, timeout=120)
+    here = subprocess.run([sys.executable, *words], cwd=sim.folder, capture_output=True, text=True, timeout=600)
     there = sim.command("python", *words)
     assert here.returncode == 0, here.stderr[-2000:]
     assert there.returncode == 0, there.stderr[-2000:]
@@ -38,7 +38,7 @@ def losses(text: str) -> list[float]:
 def test_fsdp2_under_torchrun(sim: Sim) -> None:
     script = str(EXAMPLES / "fsdp2.py")
     here = subprocess.run(
-        [*TORCHRUN, "--nproc_per_node", "1", script], cwd=sim.folder, capture_output=True, text=True, timeout=120
+        [*TORCHRUN, "--nproc_per_node", "1", script], cwd=sim.folder, capture_output=True, text=True, timeout=600
     )
     there = sim.command("torchrun", "--standalone", "--nproc_per_node", "4", script, flags=["--npus", "4"])
     assert here.returncode == 0, here.stderr[-2000:]

@@ -18,8 +18,8 @@ from npu_sim.conftest import Sim
 
 
 def leftovers() -> list[str]:
-    """Shared memory of communicators; other simulations of this computer have theirs for a moment only."""
-    for _ in range(20):
+    """Shared memory of communicators; other simulations of this computer have theirs for a while only."""
+    for _ in range(600):
         found = [path.name for path in Path("/dev/shm").glob(f"{segment.PREFIX}*-hccl-*")]
         if not found:
             break
@@ -58,12 +58,12 @@ def test_a_rank_that_dies_or_never_joins(sim: Sim) -> None:
         for told in results[case].values():
             assert "error code is 507048" in told["text"]
             assert "EI0002" in told["text"] and "remote rank: [2]" in told["text"] and "Heartbeat Lost" in told["text"]
-            assert told["seconds"] < 100
+            assert told["seconds"] < 900
     assert sorted(results["missing"]) == [0, 1]
     for told in results["missing"].values():
         assert "error code is 9" in told["text"] and "EI0015" in told["text"]
         assert "missing rank(s): [2]" in told["text"]
-        assert told["seconds"] < 100
+        assert told["seconds"] < 900
     assert leftovers() == []
 
 
@@ -77,7 +77,7 @@ def pair(_built: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
 def test_a_rank_that_is_late(pair: dict[str, dict[int, Any]]) -> None:
     told = pair["late"][0]
     assert "error code is 507048" in told["text"] and "EI0002" in told["text"] and "Stuck Occurred" in told["text"]
-    assert 1.9 < told["seconds"] < 100
+    assert 1.9 < told["seconds"] < 900
 
 
 def test_two_ranks_on_one_device(pair: dict[str, dict[int, Any]]) -> None:
@@ -179,7 +179,7 @@ def across(sim: Sim, spaces: list[tuple[str, str]], world: int, case: str, modul
     ]  # fmt: skip
     results: dict[int, Any] = {}
     for process in started:
-        printed, errors = process.communicate(timeout=200)
+        printed, errors = process.communicate(timeout=600)
         results |= ranks.read(printed).get(case, {})
     assert results, errors[-3000:]
     return results
@@ -193,4 +193,4 @@ def test_two_machines_over_the_network(sim: Sim, spaces: list[tuple[str, str]]) 
 def test_a_rank_of_another_machine_dies(sim: Sim, spaces: list[tuple[str, str]]) -> None:
     told = across(sim, spaces, 1, "killed_while_waiting", "failures")[0]
     assert "EI0002" in told["text"] and "Heartbeat Lost" in told["text"]
-    assert told["seconds"] < 100
+    assert told["seconds"] < 900

@@ -10,7 +10,7 @@ from npu_sim.conftest import Sim
 def test_memory_process_and_utilisation_are_live(sim: Sim) -> None:
     said = sim.python(
         """
-        import os, subprocess, threading, time, torch
+        import os, re, subprocess, threading, time, torch
         held = torch.empty(512 << 20, dtype=torch.uint8, device="npu:1")
         x = torch.ones(1024, 1024, device="npu:1")
         done = threading.Event()
@@ -20,11 +20,16 @@ def test_memory_process_and_utilisation_are_live(sim: Sim) -> None:
                 y = y @ x
         thread = threading.Thread(target=work)
         thread.start()
-        time.sleep(0.3)
         print(os.getpid())
         names = [name for name in os.environ if name.startswith("ANABATIC_")]
         bare = {name: os.environ[name] for name in [*names, "PATH"]}
-        print(subprocess.run("npu-smi info", shell=True, capture_output=True, text=True, env=bare).stdout)
+        for _ in range(100):  # until the work shows
+            time.sleep(0.3)
+            table = subprocess.run("npu-smi info", shell=True, capture_output=True, text=True, env=bare).stdout
+            used = re.search(r"\\| 1     910B3.*\\n\\| 0 +\\| \\S+ +\\| (\\d+)", table)
+            if used and int(used[1]) > 20:
+                break
+        print(table)
         done.set()
         thread.join()
         """,

@@ -73,12 +73,12 @@ class Started:
         """Return the exit code."""
         assert self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(20)
+        return self.process.wait(120)
 
 
 def soon(condition: Callable[[], bool]) -> bool:
-    """True when it comes true within five seconds."""
-    deadline = time.monotonic() + 5
+    """True when it comes true within a minute."""
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
@@ -145,7 +145,7 @@ def test_two_at_once(sim: Sim) -> None:
 
 
 def test_status_and_clean(sim: Sim) -> None:
-    run = Started(sim, "echo ready; sleep 20")
+    run = Started(sim, "echo ready; sleep 300")
     dead = Path("/dev/shm") / f"{segment.PREFIX}{2**22 - 1}"
     dead.write_bytes(b"\0" * 8)
     try:
@@ -184,7 +184,10 @@ def test_bad_flags(sim: Sim, flags: list[str], message: str) -> None:
 
 def test_an_interrupt_sent_to_us_alone_is_passed_on_and_ctrl_c_is_not_doubled(sim: Sim) -> None:
     """The terminal sends Ctrl-C to the whole group; `kill -INT` and schedulers send it to one process."""
-    count = "trap 'n=$((n+1))' INT; n=0; echo ready; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; done; exit $((10 + n))"
+    count = (
+        "trap 'n=$((n+1))' INT; n=0; echo ready; while [ $n = 0 ]; do sleep 0.1; done; "
+        "for i in 1 2 3 4 5 6; do sleep 0.2; done; exit $((10 + n))"
+    )
     alone = Started(sim, count)
     alone.process.send_signal(signal.SIGINT)
     assert alone.wait() == 11

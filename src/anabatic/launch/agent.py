@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
     sys.unraisablehook = _unraisable
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid()
     modules = os.environ.pop(PRELOAD, "")
-    server = Forkserver(modules) if modules else None  # it imports while we do
+    server = Forkserver(modules) if modules else None  # it imports while we do, and is started before any thread is
+    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
     _import_quietly()
     if server is not None:
         _fork_workers(server)
@@ -177,5 +179,18 @@ def _leave_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _run() -> None:
+    """Run `main` and leave at once: the roll call may still be in torch's store."""
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    child.leave(code)
+
+
 if __name__ == "__main__":
-    main()
+    _run()

@@ -24,7 +24,7 @@ from anabatic.sim import segment
 
 GRACE_SECONDS = 3.0
 """What still runs when COMMAND has ended is asked to end, and killed after this time."""
-_ONE_INTERRUPT = 0.5
+_ONE_INTERRUPT = 2.0
 """Seconds within which a SIGINT to us and one to the supervisor are the same one, sent to the group."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG

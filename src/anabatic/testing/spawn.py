@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +15,18 @@ import torch.multiprocessing as multiprocessing
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nothing listens on, outside the range from which connections get theirs.
+
+    One of that range (ip(7), `ip_local_port_range`) may be a connection's before the caller opens it.
+    """
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except OSError:  # not Linux
+        first = 49152  # RFC 6335, section 6
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(min(10_000, first // 2), first)))
+            return int(probe.getsockname()[1])
 
 
 def spawn(function: Callable[..., None], world_size: int, *args: Any) -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,20 @@ def _told(launch: Callable[[], object]) -> dict[str, object]:
     return {"text": text, "seconds": time.monotonic() - start}
 
 
-def _end(result: dict[str, object], rank: int) -> None:
-    """The process group is not usable any more: end without it, the way a crashing trainer does."""
-    os.write(1, (json.dumps({"case": sys._getframe(1).f_code.co_name, "rank": rank, "result": result}) + "\n").encode())
-    time.sleep(1.0)  # the others find out by themselves
+def _end(result: dict[str, object], rank: int, survivors: int = 0) -> None:
+    """The process group is not usable any more: end without it, the way a crashing trainer does.
+
+    `survivors` find out the same by themselves, and wait for each other, or the first one's end would be what the
+    last one is told; without the number nobody waits for long.
+    """
+    case = sys._getframe(1).f_code.co_name
+    os.write(1, (json.dumps({"case": case, "rank": rank, "result": result}) + "\n").encode())
+    if not survivors:
+        time.sleep(1.0)
+    Path(f"told-{case}-{rank}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(Path().glob(f"told-{case}-*"))) < survivors and time.monotonic() < deadline:
+        time.sleep(0.05)
     os._exit(0)
 
 
@@ -42,7 +53,7 @@ def killed(rank: int, world: int) -> None:
     tensor = _begin()
     if rank == world - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    _end(_told(lambda: dist.all_reduce(tensor)), rank)
+    _end(_told(lambda: dist.all_reduce(tensor)), rank, world - 1)
 
 
 def killed_while_waiting(rank: int, world: int) -> None:
@@ -50,7 +61,7 @@ def killed_while_waiting(rank: int, world: int) -> None:
     if rank == world - 1:
         time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGKILL)
-    _end(_told(lambda: dist.all_reduce(tensor)), rank)
+    _end(_told(lambda: dist.all_reduce(tensor)), rank, world - 1)
 
 
 def late(rank: int, world: int) -> None:
@@ -65,7 +76,7 @@ def patient(rank: int, world: int) -> dict[str, float]:
     """How much of a core a rank burns while it waits for another."""
     tensor = _begin()
     if rank == world - 1:
-        time.sleep(2.0)
+        time.sleep(4.0)
     start, burnt = time.monotonic(), time.process_time()
     dist.all_reduce(tensor)
     torch.npu.synchronize()
@@ -74,11 +85,11 @@ def patient(rank: int, world: int) -> dict[str, float]:
 
 def missing(rank: int, world: int) -> None:
     """The communicator itself never comes about: the last rank does not take part."""
-    os.environ["HCCL_CONNECT_TIMEOUT"] = "2"
+    os.environ["HCCL_CONNECT_TIMEOUT"] = "4"
     if rank == world - 1:
-        time.sleep(8.0)
+        time.sleep(10.0)
         os._exit(0)
-    _end(_told(lambda: dist.all_reduce(torch.ones(4, device="npu"))), rank)
+    _end(_told(lambda: dist.all_reduce(torch.ones(4, device="npu"))), rank, world - 1)
 
 
 def one_device(rank: int, world: int) -> None:

@@ -1,7 +1,6 @@
 """Packed, fused models of many families on the device against the CPU's plain operators: prints a line for each."""
 
 import copy
-import os
 import sys
 import warnings
 
@@ -50,17 +49,6 @@ def autocast(name, model, rows):
     print(name, "same" if abs(losses[0] - losses[1]) < 0.02 * losses[0] else f"differs {losses}", flush=True)
 
 
-def leave():
-    """End without Python's own end, which aborts the process if a thread of backward passes is late.
-
-    The thread drops its pass after its caller went on, and with it objects of Python's (`~GraphTask`,
-    `~ThreadLocalState`, `SafePyObject`); waiting for Python's lock while Python ends becomes a forced unwinding
-    through these destructors.
-    """
-    sys.stdout.flush()
-    os._exit(0)
-
-
 def main(mode, *names):
     for name in names or NAMES:
         torch.manual_seed(0)
@@ -93,7 +81,6 @@ def main(mode, *names):
             run(fused, rows, "npu:0"),
             1e-3,
         )
-    leave()
 
 
 main(*sys.argv[1:])

@@ -9,17 +9,12 @@ rank ended by itself.
 import importlib
 import json
 import os
-import socket
 import sys
 import traceback
 
 import torch.distributed as dist
 
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+from anabatic.testing.spawn import free_port
 
 
 def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> None:

@@ -244,7 +244,7 @@ def test_another_launchers_worker_says_its_rank(capsys: pytest.CaptureFixture[st
 
 def test_a_reader_that_leaves_is_not_an_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m anabatic config show pretrain | head -c 1 | wc -c"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240)
     assert (done.stdout.strip(), done.stderr) == ("1", "")
 
 
@@ -255,7 +255,7 @@ def test_a_full_disk_is_readable() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=240,
         )
     assert done.returncode == 1
     assert done.stderr.startswith("error: cannot write: No space left on device\nhint: ")

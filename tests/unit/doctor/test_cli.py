@@ -19,7 +19,7 @@ def typed(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[s
     """Run `anabatic WORDS`."""
     env = {**os.environ, "LC_ALL": "C", "COLUMNS": "80", **variables}
     return subprocess.run(
-        [sys.executable, "-m", "anabatic", *words], capture_output=True, text=True, env=env, timeout=120, check=False
+        [sys.executable, "-m", "anabatic", *words], capture_output=True, text=True, env=env, timeout=240, check=False
     )
 
 

@@ -159,7 +159,7 @@ def test_a_program_that_hangs_is_left(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho half\nsleep 60 & sleep 60\n")
     script.chmod(0o755)
     started = time.monotonic()
-    output = commands.run([str(script)], 0.3)
+    output = commands.run([str(script)], 2.0)
     assert (output.code, output.text) == (None, "half\n")
     assert time.monotonic() - started < 30  # not the minute that it sleeps
     assert commands.run([str(tmp_path / "none")], 1).code == 127
@@ -172,7 +172,7 @@ def test_a_check_that_hangs_is_reported(tmp_path: Path) -> None:
         time.sleep(30)
         return []
 
-    found = examine(machine, 0.2, [CHECKS[0], hangs])  # type: ignore[list-item]
+    found = examine(machine, 1.0, [CHECKS[0], hangs])  # type: ignore[list-item]
     assert [line.verdict.id for line in found] == ["npu.none", "time.stopped"]
 
 
@@ -198,11 +198,11 @@ def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest
     script.write_text(f"#!{sys.executable}\nimport os\nprint(os.environ['LC_ALL'], os.environ['LD_LIBRARY_PATH'])\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    told = facts.smi(["info"], 20, {"LD_LIBRARY_PATH": "/mine"})
+    told = facts.smi(["info"], 120, {"LD_LIBRARY_PATH": "/mine"})
     assert told is not None
     assert told["text"].startswith("C /mine:/usr/local/Ascend/driver/lib64")
     script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-    told = facts.smi(["info"], 20, {})
+    told = facts.smi(["info"], 120, {})
     assert told is not None
     assert told["text"].strip() == text.strip()
 
@@ -210,18 +210,18 @@ def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest
 def test_the_child_tells_how_far_it_came(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("__version__ = '9.9'\nclass version: cuda = None\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    assert probe.run([], 30, env) == {"stage": "done", "torch": "9.9", "cuda": None}
+    assert probe.run([], 120, env) == {"stage": "done", "torch": "9.9", "cuda": None}
     broken = (
         "try:\n    import nothing_of_that_name\nexcept ImportError as error:\n    raise RuntimeError('x') from error\n"
     )
     (tmp_path / "torch_npu.py").write_text(broken)
-    told = probe.run(["npu"], 30, env)
+    told = probe.run(["npu"], 120, env)
     assert told["stage"] == "torch_npu"
     assert told["error"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
     (tmp_path / "torch_npu.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
-    assert probe.run(["npu"], 30, env)["signal"] == 11
+    assert probe.run(["npu"], 120, env)["signal"] == 11
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
-    assert probe.run([], 0.5, env)["hung"] == 0
+    assert probe.run([], 2.0, env)["hung"] == 2
     assert probe.parse('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
 
 

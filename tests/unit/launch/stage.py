@@ -39,6 +39,10 @@ print(json.dumps({"words": words[:-1], "recipe": recipe, "token": os.environ.get
 print(f"hello from {host}", file=sys.stderr, flush=True)
 sys.stdout.flush()
 does = json.loads(os.environ["HF_DOES"]).get(host, 0)
+if isinstance(does, dict):  # a code, and the machines that have begun before
+    while not all(os.path.exists(os.path.join(os.environ["HF_FOLDER"], one)) for one in does["after"]):
+        time.sleep(0.01)
+    does = does["code"]
 if does != "wait":
     sys.exit(does)
 def leave(code):
@@ -72,7 +76,7 @@ class Site:
         (package / "__main__.py").write_text(JOB)
 
     def run(self, text: str, does: dict[str, object], nodes: tuple[int, int] | None = None, **more: object) -> int:
-        """Run the job on the machines of a text; `does` maps a machine to its exit code, or to "wait"."""
+        """Run the job on the machines of a text; `does` maps a machine to what it does: see JOB."""
         found = hosts.parse(text, "hosts")
         least, most = nodes or (len(found), len(found))
         variables = {"PYTHONPATH": str(self.folder / "site"), "TOKEN": "s3cret", "HF_DOES": json.dumps(does)}
@@ -103,7 +107,7 @@ class Site:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "never came"
         time.sleep(0.01)

@@ -103,10 +103,10 @@ def test_a_port_that_is_taken(site: Site) -> None:
 
 
 def test_one_fails_and_the_others_are_ended(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    assert site.run("a\nb\nc", {"a": "wait", "b": 2, "c": "wait"}) == 2
+    assert site.run("a\nb\nc", {"a": "wait", "b": {"code": 2, "after": ["a", "c"]}, "c": "wait"}) == 2
     err = capfd.readouterr().err
     assert "a saves" in err and "c saves" in err
-    assert site.gone("a") and site.gone("c")
+    until(lambda: site.gone("a") and site.gone("c"))
 
 
 def test_a_lost_machine_ends_the_job(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
@@ -147,8 +147,8 @@ def test_a_signal_reaches_every_machine_once(site: Site, number: signal.Signals,
     process = subprocess.Popen([sys.executable, str(program), str(site.folder), ":".join(sys.path)])
     until(lambda: site.begun("a") and site.begun("b"))
     process.send_signal(number)
-    assert process.wait(60) == code
-    assert site.gone("a") and site.gone("b")
+    assert process.wait(120) == code
+    until(lambda: site.gone("a") and site.gone("b"))
 
 
 def test_the_command_checks_a_machine_of_a_file(site: Site) -> None:

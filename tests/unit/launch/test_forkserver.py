@@ -31,7 +31,7 @@ def test_a_worker_runs_the_command_with_its_own_variables_and_code(server: Forks
     """The code is also left in the folder of reports, as by any worker."""
     worker = server.fork(["config", "show", "nope"], variables(RANK="3", ANABATIC_REPORTS=str(tmp_path)))
     assert worker is not None
-    assert worker.wait(timeout=60) == 2
+    assert worker.wait(timeout=240) == 2
     assert (tmp_path / "rank-3.code").read_text() == "2"
     assert "nope" in (tmp_path / "rank-3.error").read_text()
 
@@ -44,7 +44,7 @@ def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_
     while psutil.Process(worker.pid).name() != "python rank 1":
         time.sleep(0.01)
     os.killpg(worker.pid, signal.SIGKILL)  # its own group, as the agent ends it
-    assert worker.wait(timeout=60) == -signal.SIGKILL == worker.poll()
+    assert worker.wait(timeout=240) == -signal.SIGKILL == worker.poll()
 
 
 def test_workers_end_with_their_server(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_workers_end_with_their_server(tmp_path: Path) -> None:
     while not (tmp_path / "rank-0.beat").exists():
         time.sleep(0.01)
     server._process.kill()
-    assert worker.wait(timeout=60) == -signal.SIGKILL
+    assert worker.wait(timeout=240) == -signal.SIGKILL
     assert server.fork([], variables()) is None
     server.close()
 

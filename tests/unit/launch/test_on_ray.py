@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +31,7 @@ def cluster() -> Iterator[str]:
     made.shutdown()
 
 
-def start(cluster: str, out: Path, *more: str, nodes: int = 2, steps: int = 12) -> subprocess.Popen[str]:
+def start(cluster: str, out: Path, *more: str, nodes: int = 2, steps: int = 12) -> command.Running:
     """Start a small pretraining on the cluster."""
     tokenizer = byte_tokenizer(out.parent / "tokenizer")
     words = ["launch", "ray", "--address", cluster, "--nnodes", str(nodes), "--nproc", "1", *more, "--",

@@ -22,7 +22,7 @@ def test_a_store_that_goes_ends_the_roll_call_quietly() -> None:
     while not store.check(["anabatic/job/machine/0/facts"]):
         time.sleep(0.05)
     del store
-    roll.join(30)
+    roll.join(120)
     assert not roll.is_alive() and not refused
     assert roll.waiting().endswith("(1 of 3 are here)")
 

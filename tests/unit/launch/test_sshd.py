@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from anabatic.core.errors import Failure
+from anabatic.testing.spawn import free_port
 from unit.launch.stage import Site, beside, until
 
 
@@ -31,9 +32,7 @@ class Sshd:
         for name in ("host", "key", "stranger"):
             words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(words, check=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         options = {
             "Port": self.port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "StrictModes": "no",
             "AuthorizedKeysFile": folder / "key.pub", "UsePAM": "no", "PasswordAuthentication": "no",

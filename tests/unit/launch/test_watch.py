@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from anabatic.config.launch import Launch
@@ -49,6 +50,9 @@ def worker(folder: Path, rank: int, step: int = 7) -> subprocess.Popen[bytes]:
     beat = folder / f"rank-{rank}.beat"
     deadline = time.monotonic() + 60
     while not (beat.exists() and (found := heart.read(beat)) and found[1] == step):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:  # it is on its way from the beat to the sleep
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
@@ -93,7 +97,7 @@ def test_stacks_are_told_and_all_are_ended(tmp_path: Path) -> None:
     assert [stand.rank for stand in stands] == [1, 0], "the stopped one comes first"
     assert "rank 1 stands after step 7: the process is stopped (SIGSTOP)" in stands[0].line()
     assert "stands_here" in stands[1].line() and "stands_here" in stands[1].stack
-    assert [process.wait(10) for process in workers] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert [process.wait(60) for process in workers] == [-signal.SIGKILL, -signal.SIGKILL]
     assert not watch.hung(), "it is told once"
 
 
@@ -105,7 +109,7 @@ def test_a_process_that_does_not_train_yet_moves_by_its_cpu_time(tmp_path: Path)
     clock.time = 6.0
     assert watch.hung(), "it sleeps"
     assert "before the first step" in watch.end()[0].line()
-    process.wait(10)
+    process.wait(60)
     (tmp_path / "rank-0.beat").write_text(f"{os.getpid():>12}{heart.BEFORE:>12}")
     watch = Watch(tmp_path, 5.0, clock)
     assert not watch.hung()

@@ -11,12 +11,7 @@ from anabatic.cli import launch_hosts
 from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import cluster, way
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from anabatic.testing.spawn import free_port
 
 
 def test_who_does_not_answer_is_told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

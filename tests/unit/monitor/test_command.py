@@ -115,7 +115,7 @@ def _start(words: list[str], columns: int, folder: Path) -> tuple[subprocess.Pop
     return child, ours
 
 
-def _read(terminal: int, until: str, seconds: float = 30.0) -> str:
+def _read(terminal: int, until: str, seconds: float = 120.0) -> str:
     text, end = "", time.monotonic() + seconds
     while until not in text:
         if time.monotonic() > end or not select.select([terminal], [], [], 1.0)[0]:
@@ -154,7 +154,7 @@ def test_the_live_screen_draws_ends_and_leaves_the_terminal_as_it_was(
     _read(terminal, "\x1b[H")
     os.write(terminal, b"q")
     assert "\x1b[?25h\x1b[?1049l" in _read(terminal, "\x1b[?1049l")
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
     assert termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO) == termios.ICANON | termios.ECHO
 
 
@@ -165,7 +165,7 @@ def test_a_first_reading_that_hangs_can_be_left_and_leaves_nothing_behind(tmp_pa
         assert "waiting for the first reading" in _read(terminal, "q ends it")
         os.write(terminal, b"q")
         _read(terminal, "\x1b[?1049l")
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     finally:
         child.kill()
         child.wait()
@@ -181,4 +181,4 @@ def test_a_live_screen_that_is_ended_leaves_the_terminal_as_it_was(
     _read(terminal, "\x1b[J")
     child.send_signal(signal.SIGTERM)
     _read(terminal, "\x1b[?25h\x1b[?1049l")
-    assert child.wait(10) == 130
+    assert child.wait(60) == 130

@@ -68,10 +68,10 @@ def test_an_npu_smi_that_this_user_may_not_run_is_named(tmp_path: Path, monkeypa
 def test_an_npu_smi_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     folder = fake.install(tmp_path / "bin", f"sleep 60 & echo $! > {note}; wait")
-    found = source_smi.NpuSmi(str(folder / "npu-smi"), timeout=0.3).read()
-    assert found.error == "npu-smi did not answer within 0.3 s"
+    found = source_smi.NpuSmi(str(folder / "npu-smi"), timeout=2.0).read()
+    assert found.error == "npu-smi did not answer within 2 s"
     child = int(note.read_text())
-    for _ in range(100):
+    for _ in range(3000):
         if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split(")")[1][:3]:
             break
         time.sleep(0.02)

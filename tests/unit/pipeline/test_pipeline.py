@@ -181,7 +181,7 @@ def start(bench: Bench) -> subprocess.Popen[str]:
         f"program=[sys.executable, {str(bench.root / 'program.py')!r}]))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    for _ in range(600):
+    for _ in range(2400):
         if (bench.root / "waiting").exists():
             return process
         time.sleep(0.05)
@@ -194,7 +194,7 @@ def test_a_signal_lets_the_stage_save(bench: Bench, number: signal.Signals, code
     bench.behave(base="slow")
     process = start(bench)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     assert "to continue, run the same command again" in err
     handed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
@@ -210,10 +210,12 @@ def test_a_second_interrupt_kills(bench: Bench) -> None:
     bench.behave(base="stubborn")
     process = start(bench)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    assert process.stderr is not None
+    while "once more kills it" not in (line := process.stderr.readline()):
+        assert line, "it has ended"
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 130
 
 
@@ -225,5 +227,5 @@ def test_two_runs_in_one_folder(bench: Bench) -> None:
             bench.run()
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert os.path.exists(bench.out / ".lock")

@@ -31,7 +31,7 @@ class Running:
     worker: Worker
 
     def client(self, **more):
-        return httpx2.Client(base_url=self.url, timeout=60, **more)
+        return httpx2.Client(base_url=self.url, timeout=240, **more)
 
     def post(self, path, body, **more):
         with self.client() as client:
