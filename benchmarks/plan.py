@@ -136,11 +136,9 @@ def main() -> None:
     for row in chosen:
         one = compare(row)
         found.append(one)
-        apart = one["planned"] / one["measured"] - 1
-        print(
-            f"  {row.name:28} {one['measured'] / MIB:9.1f} {one['planned'] / MIB:9.1f} {apart:+11.1%}   {one['moment']}",
-            flush=True,
-        )
+        measured, planned = one["measured"], one["planned"]
+        sizes = f"{measured / MIB:9.1f} {planned / MIB:9.1f} {planned / measured - 1:+11.1%}"
+        print(f"  {row.name:28} {sizes}   {one['moment']}", flush=True)
     worst = max(abs(one["planned"] / one["measured"] - 1) for one in found)
     print(f"{len(found)} settings, the largest difference {worst:.1%}")
     if options.json:

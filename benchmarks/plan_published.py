@@ -2,14 +2,15 @@
 
     python benchmarks/plan_published.py
 
-Nine rows of ms-swift 2's NPU guide (LoRA on Qwen1.5 7B and 14B, one row a batch) and two of a guide for a 32B model over
-16 devices. Those jobs had attention that keeps its scores and logits of all tokens, so they are computed by the formulas
-of the literature, in bytes, with b rows of s tokens, a heads, width h, L blocks and V words:
+Nine rows of ms-swift 2's NPU guide (LoRA on Qwen1.5 7B and 14B, one row a batch) and two of a guide for a 32B model
+over 16 devices. Those jobs had attention that keeps its scores and logits of all tokens, so they are computed by the
+formulas of the literature, in bytes, with b rows of s tokens, a heads, width h, L blocks, V words, P parameters:
 
-    weights        2 P / N under zero3, else 2 P            activations  L s b (34 h + 5 a s)   (arXiv 2205.05198, eq. 1)
-    with recomputation  2 L s b h + s b (34 h + 5 a s)      logits       s b V (2 + 4 + 4)      half, fp32, their gradient
-    zero3 holds    2 bytes x (max_live_parameters + max_reuse_distance, 1e9 each in the file that ms-swift wrote)
-                   and embedding and head, which are gathered whole
+    weights             2 P, under zero3 2 P / N
+    activations         L s b (34 h + 5 a s)                arXiv 2205.05198, eq. 1
+    with recomputation  2 L s b h + s b (34 h + 5 a s), and logits s b V (2 + 4 + 4): half, fp32, their gradient
+    zero3 holds         2 bytes x (max_live_parameters + max_reuse_distance, 1e9 each in the file that ms-swift wrote)
+                        and embedding and head, which are gathered whole
 
 What a guide does not say is assumed: ms-swift's longest row has 1,000 tokens (blossom-math) and nothing was recomputed;
 that is the one number chosen to fit. The last column is what `anabatic plan` says of the same job here.
