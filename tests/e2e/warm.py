@@ -17,6 +17,7 @@ import gc
 import importlib
 import inspect
 import json
+import logging
 import os
 import runpy
 import select
@@ -233,6 +234,7 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str | None) 
     if folder is not None:
         os.chdir(folder)
     subprocess.Popen = _Forking  # type: ignore[misc]
+    logging.disable(logging.NOTSET)  # the agent has silenced its own process, not those that it starts
     if words[:2] == ["-m", "anabatic.launch.agent"]:
         os.environ.setdefault("ANABATIC_PRELOAD", "anabatic.cli.app")  # its ranks are forked, on simulated devices too
     if words[0] == "-m":

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from anabatic.sim import chips, cost
+from anabatic.plan import cost
+from anabatic.sim import chips
 from npu_sim.conftest import Sim
 
 TRAIN = """
@@ -65,7 +66,7 @@ def test_synchronisations_name_the_line(reported: dict[str, Any]) -> None:
 
 
 def test_the_prediction_follows_the_formula(reported: dict[str, Any]) -> None:
-    rates = cost.rates(chips.find("910B3"))
+    rates = cost.rates(chips.find("910B3").row)
     row = next(row for row in reported["operators"] if row["name"] == "aten::addmm")
     one = cost.operator_ns(rates, "cube single", 2 * 32 * 64 * 64, 4 * (64 + 32 * 64 + 64 * 64 + 32 * 64))
     assert row["paper_ms"] == pytest.approx(8 * one / 1e6, rel=1e-3)
@@ -132,7 +133,7 @@ def test_both_sides_have_the_same_formulas(sim: Sim) -> None:
     """
     for chip in ("910B3", "910C", "310P"):
         operators, collectives = json.loads(sim.python(code, flags=["--chip", chip]))
-        rates = cost.rates(chips.find(chip))
+        rates = cost.rates(chips.find(chip).row)
         assert operators == pytest.approx([cost.operator_ns(rates, unit, 3e12, 1e8) for unit in cost.UNITS])
         assert collectives == pytest.approx(
             [cost.collective_ns(rates, kind, 1e8, ranks) for kind in cost.COLLECTIVES for ranks in (1, 2, 8, 16, 24)]
