@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 PROGRAM = (sys.executable, "-m", "anabatic")
 """Command line of this program; a command and its options follow."""
@@ -60,6 +62,18 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # it ended before we asked
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without Python's own end; what was registered for it (`atexit`) still runs.
+
+    Where Python ends while another thread is in a library, that thread is unwound when it asks for Python's lock
+    (CPython, `PyThread_exit_thread`), and a C++ destructor on the way aborts the process: exit code 134 in place of ours.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def environment() -> dict[str, str]:

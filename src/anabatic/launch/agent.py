@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -158,5 +159,18 @@ def _leave_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _run() -> None:
+    """Run `main` and leave at once: the roll call may still be in torch's store."""
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    child.leave(code)
+
+
 if __name__ == "__main__":
-    main()
+    _run()

@@ -60,8 +60,11 @@ class Ticket:
 
     def put(self, piece: Piece | Exception) -> None:
         """Hand a piece over to the loop; a loop that has ended wants none."""
-        if not self.loop.is_closed():
+        try:
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+        except RuntimeError:  # asyncio's for a loop that is closed, which it may become at any moment
+            if not self.loop.is_closed():
+                raise
 
 
 class Worker(threading.Thread):
