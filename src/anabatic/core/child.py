@@ -68,7 +68,7 @@ def leave(code: int) -> NoReturn:
     """End this process without Python's own end; what was registered for it (`atexit`) still runs.
 
     Where Python ends while another thread is in a library, that thread is unwound when it asks for Python's lock
-    (CPython, `PyThread_exit_thread`), and a C++ destructor on the way aborts the process: exit code 134 in place of ours.
+    (CPython, `PyThread_exit_thread`), and a C++ destructor on the way aborts the process: exit code 134, not ours.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
