@@ -28,7 +28,7 @@ TABLE = re.compile(r"(<!-- (\w+): scripts/gen_recipes.py -->\n).*?(<!-- end -->)
 
 
 def cell(tuner: str, model: str, chip: table.Chip, devices: int) -> str:
-    """What to set: the fastest setting that fits, or the simplest near it; fp32 weights, else bf16 with Kahan's sums."""
+    """What to set: the fastest setting that fits, or the simplest near it; weights in fp32, else bf16 (Kahan)."""
     for weights in ("fp32", "bf16_kahan") if tuner == "full" else ("fp32",):
         job = load.load("sft", [str(ROOT / "recipes" / f"qwen-{tuner}.yaml")], {
             "model": f"Qwen/{model}", "optim": {"weights": weights},

@@ -39,7 +39,8 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b
 SCHEMA = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 ROWS: dict[str, Any] = {
     "pretrain": {"text": "the wind moves upward 风向上吹"},
-    "sft": {
+    "sft": {"query": "the wind", "response": "moves upward"},
+    "tools": {
         "tools": [SCHEMA],
         "messages": [
             {"role": "user", "content": "add"},
@@ -96,7 +97,7 @@ def test_recipe(sim: Sim, small: tuple[Path, Path], case: str) -> None:
 def test_recipe_of_another_kind(sim: Sim, small: tuple[Path, Path], case: str) -> None:
     command, recipe, processes, options = OTHERS[case]
     rows = sim.folder / "rows.jsonl"
-    made = [{**ROWS[command], "id": f"{case} {number}"} for number in range(100)]
+    made = [{**ROWS.get(case, ROWS[command]), "id": f"{case} {number}"} for number in range(100)]
     rows.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf-8")
     where = "model.path" if command == "pretrain" else "model"
     found = run(sim, command, recipe, processes, {**SMALL, where: small[0], "data.train": rows, **options})
