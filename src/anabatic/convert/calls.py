@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 
 SHARED = {"swift": "transformers", "llamafactory": "transformers", "deepspeed": "transformers", "nanochat": ""}
 """Program -> whose names it has beside its own."""
-_WRAPPERS = frozenset("nohup exec sudo env stdbuf setsid $".split())
+_WRAPPERS = frozenset(["nohup", "exec", "sudo", "env", "stdbuf", "setsid", "$"])
 _OPTION = re.compile(r"--?[A-Za-z]")
 _DASHES = "\u2013\u2014\u2212"
 _MODULES = {
@@ -25,7 +25,8 @@ _MODULES = {
 }
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 _LONE = frozenset(
-    "standalone no_python use_env multi_gpu multi_npu no_local_rank m module use_deepspeed use_fsdp tee cpu".split()
+    ("standalone", "no_python", "use_env", "multi_gpu", "multi_npu", "no_local_rank", "m", "module", "use_deepspeed")
+    + ("use_fsdp", "tee", "cpu")
 )
 """Options of launchers that stand without a value."""
 
@@ -189,7 +190,9 @@ def _options(words: list[str]) -> Iterator[Option]:
     while at < len(words):
         word = words[at]
         if word[:1] and word[0] in _DASHES:
-            raise ConfigError(f"{word} begins with a long dash, not with two hyphens", f"write --{word.lstrip(_DASHES)}")
+            raise ConfigError(
+                f"{word} begins with a long dash, not with two hyphens", f"write --{word.lstrip(_DASHES)}"
+            )
         at += 1
         if not _OPTION.match(word):
             yield Option("", word, word)
@@ -201,4 +204,3 @@ def _options(words: list[str]) -> Iterator[Option]:
             at += 1
         shown = " ".join([word, *values]) if not equals else word
         yield Option(name.replace("-", "_"), values if len(values) > 1 else values[0] if values else True, shown)
-

@@ -120,8 +120,13 @@ def draft(call: Call, command: str) -> Draft:
     for default in tables.load(call.peer).defaults:
         tuner = made.settings.get("tuner")
         fits = not default.tuner or (tuner is not None and tuner.value == default.tuner)
+        fits = fits and not told.intersection(default.unless)
         if default.name not in told and fits and (not default.only or command in default.only):
-            _apply(made, rows[default.name], Option(default.name, default.value, f"{title}'s {default.name} {_text(default.value)}"))
+            _apply(
+                made,
+                rows[default.name],
+                Option(default.name, default.value, f"{title}'s {default.name} {_text(default.value)}"),
+            )
     return made
 
 
@@ -166,7 +171,8 @@ def _note(row: tables.Row) -> str:
 def _copy(made: Draft, row: tables.Row, option: Option) -> None:
     key = made.key(row)
     if not key:
-        made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting")
+        if not option.name.isupper():
+            made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting")
         return
     made.set(key, option.value, option.shown)
     if row.changes:
@@ -215,6 +221,7 @@ _HOW: dict[str, Callable[[Draft, tables.Row, Option], None]] = {
     "told": _told,
     "lost": _lost,
     "ours": _ours,
+    "silent": lambda made, row, option: None,
 }
 
 
@@ -235,7 +242,9 @@ def fit(value: Any, hint: Any, shown: str) -> Any:
     Raises:
         ConfigError: it is of another type.
     """
-    inner, _ = check.strip_optional(hint)
+    inner, optional = check.strip_optional(hint)
+    if value is None and optional:
+        return None
     kind = typing.get_origin(inner) or inner
     if kind is list:
         values = value if isinstance(value, list) else [value]

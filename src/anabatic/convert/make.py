@@ -61,7 +61,10 @@ def convert(peer: str, words: Sequence[str], command: str | None = None) -> Made
     from anabatic.convert import pipeline
 
     later = [made for made in drafts if made.command in _NEVER_ENDS]
-    return Made(pipeline.show(stages, later, found.others), [line for made in drafts for line in recipe.reports(made.notes)])
+    return Made(
+        pipeline.show(stages, later, found.others),
+        list(dict.fromkeys(line for made in drafts for line in recipe.reports(made.notes))),
+    )
 
 
 def _read(peer: str, words: list[str]) -> tuple[calls.Found, Path]:
@@ -97,9 +100,10 @@ def _of_file(peer: str, path: Path) -> calls.Found:
         if peer == "nanochat":
             raise ConfigError(f"{path} holds settings, and nanochat has none in files", "give its script or command")
         if peer == "deepspeed":
-            if not set(tree) & deepspeed.KEYS:
+            if not set(tree).intersection(deepspeed.KEYS):
                 raise ConfigError(
-                    f"{path} has no key of DeepSpeed's: {', '.join(list(tree)[:6])}", f"known: {', '.join(deepspeed.KEYS)}"
+                    f"{path} has no key of DeepSpeed's: {', '.join(list(tree)[:6])}",
+                    f"known: {', '.join(deepspeed.KEYS)}",
                 )
             tree = {"deepspeed": str(path.name)}
         return calls.Found([_file_call(peer, str(path), tree)])

@@ -11,7 +11,13 @@ from anabatic.convert.draft import Draft
 
 _MAKES = {"tokenizer train": "tokenizer", "pretrain": "model", "sft": "model", "dpo": "model", "rl": "model"}
 _READS = {"tokenizer": "tokenizer", "tokenizers": "tokenizer", "model": "model", "model.path": "model"}
-_VARIABLES = {"TEXT": "text", "ROWS.jsonl": "rows", "PAIRS.jsonl": "pairs", "QUESTIONS.jsonl": "questions", "MODEL": "model"}
+_VARIABLES = {
+    "TEXT": "text",
+    "ROWS.jsonl": "rows",
+    "PAIRS.jsonl": "pairs",
+    "QUESTIONS.jsonl": "questions",
+    "MODEL": "model",
+}
 """What stands for a missing setting -> the variable of the pipeline."""
 
 
@@ -48,10 +54,7 @@ def _names(stages: list[Draft]) -> list[str]:
 
 
 def _feed(one: Draft, made: dict[str, str], variables: dict[str, None]) -> None:
-    """Put the stage before, or a variable, where a setting is missing; what nanochat finds by itself is missing, too."""
-    for key in one.call.row.sets:
-        if key in _READS and key in one.settings:
-            one.open[key] = one.settings.pop(key).value
+    """Put the stage before, or a variable, where a setting is missing."""
     for key, value in list(one.open.items()):
         if key in _READS and _READS[key] in made:
             one.open[key] = _like(value, f"${{{made[_READS[key]]}}}")

@@ -30,7 +30,11 @@ _OPEN: dict[str, dict[str, Any]] = {
     "classify predict": {"model": "MODEL", "inputs": ["ROWS.jsonl"]},
 }
 """What a command cannot do without -> what stands there until its user says it."""
-_INSTEAD = {"infer": {"model": ("ckpt_dir",)}, "pretrain": {"tokenizer": ("model.path",)}, "eval": {"tasks": ("data.valid",)}}
+_INSTEAD = {
+    "infer": {"model": ("ckpt_dir",)},
+    "pretrain": {"tokenizer": ("model.path",)},
+    "eval": {"tasks": ("data.valid",)},
+}
 """A setting that is not missing where another one is given."""
 _HEADS = (
     ("changed", "Means something else here:"),
@@ -48,8 +52,9 @@ def complete(made: Draft) -> None:
         ConfigError: values that do not go together.
     """
     instead = _INSTEAD.get(made.command, {})
-    for key, value in _OPEN.get(made.command, {}).items():
-        if key not in made.settings and not any(other in made.settings for other in instead.get(key, ())):
+    for key, value in {**made.call.row.open, **_OPEN.get(made.command, {}), **made.call.row.open}.items():
+        given = {**made.settings, **made.open}
+        if key not in given and not any(other in given for other in instead.get(key, ())):
             made.open[key] = value
     load.build(made.command, tree(made), f"{made.call.theirs} as `anabatic {made.command}`")
 

@@ -15,8 +15,10 @@ from anabatic.core.errors import ConfigError
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
 _EXPANSION = re.compile(r"\$(?:\{([A-Za-z_]\w*)(\[[@*]\])?(?::?[-=]([^{}]*))?\}|([A-Za-z_]\w*))")
-_KEYWORDS = frozenset("if then elif else fi for while until do done case esac { } ! time".split())
-_DECLARES = frozenset("export declare typeset readonly local".split())
+_KEYWORDS = frozenset(
+    ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "{", "}", "!", "time")
+)
+_DECLARES = frozenset(["export", "declare", "typeset", "readonly", "local"])
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from typing import Any
 from anabatic.config import yaml_file
 
 FOLDER = Path(__file__).with_name("peers")
-HOWS = ("copy", "values", "gather", "told", "lost", "ours")
+HOWS = ("copy", "values", "gather", "told", "lost", "ours", "silent")
 """copy: the value is carried over; values: by the row's own list; gather: it is needed for a sum; told: the setting is
-named, the value is not carried over; lost: there is no counterpart; ours: it is so here anyway."""
+named, the value is not carried over; lost: there is no counterpart; ours: it is so here anyway; silent: not even that
+is worth a word."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Row:
     """The note says that the value means something else here."""
     sets: dict[str, Any] = field(default_factory=dict)
     """Of a command: settings where nothing is said."""
+    open: dict[str, Any] = field(default_factory=dict)
+    """Of a command: what stands for settings that it finds by itself."""
     stage: str = ""
     """Of a command: its name in a pipeline."""
     shown: dict[str, str] = field(default_factory=dict)
@@ -61,6 +64,8 @@ class Default:
     only: tuple[str, ...] = ()
     tuner: str = ""
     """It holds for this kind of training alone."""
+    unless: tuple[str, ...] = ()
+    """It does not hold beside these."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ def _row(entry: dict[str, Any]) -> Row:
         only=tuple(entry.get("only", ())),
         changes=entry.get("changes", False),
         sets=entry.get("sets", {}),
+        open=entry.get("open", {}),
         stage=entry.get("stage", ""),
         shown=shown if isinstance(shown, dict) else dict.fromkeys(("en", "zh"), shown),
         here=entry.get("here", {}),
@@ -123,7 +129,8 @@ def _row(entry: dict[str, Any]) -> Row:
 
 
 def _default(entry: dict[str, Any]) -> Default:
-    return Default(entry["name"], entry["value"], tuple(entry.get("only", ())), entry.get("tuner", ""))
+    only, unless = tuple(entry.get("only", ())), tuple(entry.get("unless", ()))
+    return Default(entry["name"], entry["value"], only, entry.get("tuner", ""), unless)
 
 
 def _text(value: Any) -> str:
