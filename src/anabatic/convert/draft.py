@@ -187,12 +187,17 @@ def _values(made: Draft, row: tables.Row, option: Option) -> None:
         return
     value = row.values[text]
     key = made.key(row)
-    if value is not None and not key:
-        made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting")
-    elif value is not None:
+    if value is None:
+        return
+    try:
+        if not key:
+            raise ConfigError("no such setting")
         made.set(key, value, option.shown)
-        if row.changes:
-            made.notes.changed.append(f"{option.shown} -> {key}: {_note(row)}")
+    except ConfigError:
+        made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting or value")
+        return
+    if row.changes:
+        made.notes.changed.append(f"{option.shown} -> {key}: {_note(row)}")
 
 
 def _gather(made: Draft, row: tables.Row, option: Option) -> None:

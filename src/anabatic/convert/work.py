@@ -107,8 +107,18 @@ def _kind(made: Draft) -> None:
     lora = next((given.origin for key, given in made.settings.items() if key.startswith("lora.")), "")
     if lora and "tuner" not in made.settings:
         made.set("tuner", "lora", lora)
+    if made.command == "reward" and "tuner" in made.settings and made.settings["tuner"].value == "lora":
+        _without_adapters(made)
     if made.command == "rl" and "schedule.epochs" in made.settings and "schedule.max_steps" not in made.settings:
         made.set("schedule.max_steps", None, "schedule.epochs counts")
+
+
+def _without_adapters(made: Draft) -> None:
+    """The head of a reward model is no part of an adapter: all of it is trained, at a rate of our own."""
+    origin = made.settings["tuner"].origin
+    made.notes.lost.append(f"{origin}: a reward model is trained whole, or with tuner freeze; optim.lr is our default")
+    for key in [key for key in made.settings if key.startswith("lora.") or key in ("tuner", "optim.lr")]:
+        del made.settings[key]
 
 
 def _batch(made: Draft) -> None:
