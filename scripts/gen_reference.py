@@ -186,7 +186,7 @@ def run_chapter(language: English) -> list[str]:
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Yield every page that is generated, wholly or in part; complains about Chinese texts of settings that are gone."""
+    """Yield every page that is generated, wholly or in part; complain about Chinese texts of what is gone."""
     for language in (English(), Chinese()):
         folder = ROOT / "docs" / language.code / "reference"
         yield folder / "config.md", config_page(language)

@@ -17,7 +17,7 @@ def from_swift(*words: Words, command: Command = None) -> int:
     Parameters
     ----------
     words
-        The command in quotes; a script that holds it; a YAML file of settings, or args.json of a run.
+        The command in quotes; a script that holds it, `-` for standard input; a YAML file, or args.json of a run.
     command
         The command here, where theirs leaves it open.
     """

@@ -56,6 +56,8 @@ class Call:
     options: list[Option] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     """Configuration files that it names."""
+    written: bool = False
+    """By a program, as args.json is: keys that are not known are no slips of a pen."""
 
 
 @dataclass

@@ -55,6 +55,8 @@ class Draft:
     """Settings that nobody has given and a job cannot do without -> what stands in their place."""
     launch: list[str] = field(default_factory=list)
     """Words of `anabatic launch`, for several machines."""
+    others: list[str] = field(default_factory=list)
+    """Keys of a file that a program has written, which the tables do not know."""
     variables: list[str] = field(default_factory=list)
     """Variables that are given here as there."""
 
@@ -111,6 +113,8 @@ def draft(call: Call, command: str) -> Draft:
             continue
         told.update(row.theirs)
         _apply(made, row, option)
+    if made.others:
+        made.notes.unknown.append(f"{len(made.others)} keys: {', '.join(made.others)}")
     if (kind := made.fact("kind")) in ("kto", "orpo", "simpo") and "loss_type" not in made.settings:
         made.set("loss_type", kind, made.facts["kind"].shown)
     for key, value in call.row.sets.items():
@@ -145,6 +149,9 @@ def _rows(peer: str, command: str) -> dict[str, tables.Row]:
 def _unknown(made: Draft, option: Option, rows: dict[str, tables.Row]) -> None:
     if option.name.isupper():
         return  # a variable of the script's own
+    if made.call.written:
+        made.others += [option.name] if _text(option.value) not in _NOTHING else []
+        return
     if not option.name:
         made.notes.lost.append(f"{option.shown}: a word without an option")
         return

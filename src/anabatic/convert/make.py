@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +34,7 @@ def convert(peer: str, words: Sequence[str], command: str | None = None) -> Made
 
     Args:
         peer: `swift`, `llamafactory`, `deepspeed` or `nanochat`.
-        words: a file; a command as one text; or a command word by word.
+        words: a file, or `-` for standard input; a command as one text; or a command word by word.
         command: ours, where the words leave it open.
 
     Raises:
@@ -41,6 +43,7 @@ def convert(peer: str, words: Sequence[str], command: str | None = None) -> Made
     if command is not None:
         commands.get(command)
     found, folder = _read(peer, list(words))
+    found, folder = _followed(found, folder)
     drafts: list[Draft] = []
     for call in found.calls:
         _add_files(call, folder)
@@ -73,10 +76,10 @@ def _read(peer: str, words: list[str]) -> tuple[calls.Found, Path]:
     if not words or not any(word.strip() for word in words):
         raise ConfigError("nothing to convert", f"give a command of {title} in quotes, or a file that has one")
     if len(words) > 1:
-        import shlex
-
         return calls.find(shlex.join(words), peer), Path()
     word = words[0]
+    if word == "-":
+        return calls.find(sys.stdin.read(yaml_file.MAX_BYTES), peer), Path()
     if peer == "deepspeed" and deepspeed.is_name(word):
         return calls.Found([_file_call(peer, word, {"deepspeed": word})]), Path()
     path = Path(word)
@@ -87,6 +90,21 @@ def _read(peer: str, words: list[str]) -> tuple[calls.Found, Path]:
     if there or not any(mark in word for mark in " \n=;"):
         return _of_file(peer, path), path.parent
     return calls.find(word, peer), Path()
+
+
+def _followed(found: calls.Found, folder: Path) -> tuple[calls.Found, Path]:
+    """Return what a script holds where the only command is to run it.
+
+    Raises:
+        ConfigError: the script is not here.
+    """
+    if len(found.calls) != 1 or found.calls[0].row.command != "run":
+        return found, folder
+    call = found.calls[0]
+    name = next(word for word in shlex.split(call.typed) if word.endswith(".sh"))
+    if not (folder / name).is_file():
+        raise ConfigError(f"{name} is not here", "give the script itself; or use recipes/speedrun.yaml")
+    return _of_file(call.peer, folder / name), folder
 
 
 def _of_file(peer: str, path: Path) -> calls.Found:
@@ -125,10 +143,15 @@ def _file_call(peer: str, name: str, tree: dict[str, Any]) -> Call:
     row = tables.load(peer).tables["commands"][0]
     call = Call(peer, row.theirs[0], row, 1, name)
     call.options = _options(tree)
+    call.written = Path(name).suffix == ".json"
     return call
 
 
 def _options(tree: dict[str, Any]) -> list[Option]:
+    """Return the keys of a file; ms-swift's block ENV holds variables."""
+    block = tree.get("ENV")
+    if isinstance(block, dict):
+        tree = {**{key: value for key, value in tree.items() if key != "ENV"}, **block}
     return [
         Option(key.replace("-", "_"), value, f"{key}: {yaml_file.scalar(value)}"[:160])
         for key, value in tree.items()

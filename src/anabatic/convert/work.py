@@ -75,6 +75,9 @@ def _deepspeed(made: Draft, folder: Path) -> None:
     if "deepspeed" not in made.facts or made.hint("parallel.deepspeed") is None:
         return
     one = made.facts["deepspeed"]
+    if isinstance(one.value, dict):
+        take(made, deepspeed.translate(one.value, "deepspeed"), "deepspeed")
+        return
     source = str(one.value)
     known = tables.load(made.call.peer).names.get(Path(source).name)
     place = folder / source

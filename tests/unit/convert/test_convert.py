@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.cli import app
-from anabatic.config import check, commands, load, yaml_file
+from anabatic.config import load, yaml_file
 from anabatic.convert import make, tables
 from anabatic.convert.calls import SHARED
 from anabatic.core.errors import AnabaticError, ConfigError
@@ -27,10 +28,12 @@ def job(peer: str, *words: str, command: str | None = None) -> tuple[str, Any, l
     return name, load.build(name, tree, "printed"), made.reports
 
 
-def given_of(tree: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in tree.items() if value not in (None, [], "")}
-
-
+ZERO3 = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 8,
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+    "comms_logger": {},
+}
 SWIFT = """
 # 4 cards
 NPROC_PER_NODE=4 \\
@@ -155,20 +158,29 @@ def test_infer_and_chat_of_swift() -> None:
 def test_args_json_of_swift(tmp_path: Path) -> None:
     file = tmp_path / "args.json"
     file.write_text(
-        json.dumps({"model": "M", "dataset": ["a.jsonl#500"], "max_length": 4096, "hub_token": None, "odd": 3})
+        json.dumps(
+            {"model": "M", "dataset": ["a.jsonl#500"], "max_length": 4096, "hub_token": None, "odd": 3, "off": False}
+        )
     )
     _, made, notes = job("swift", str(file))
     assert (made.data.train, made.batch.seq_len) == (["a.jsonl#500"], 4096)
     assert not any("hub_token" in note for note in notes)
-    assert any(note.startswith("not known: odd: 3") for note in notes)
+    assert "not known: 1 keys: odd" in notes
+    whole = {"model": "M", "dataset": "a.jsonl", "deepspeed": ZERO3, "ENV": {"NPROC_PER_NODE": 2}}
+    file.write_text(json.dumps(whole))
+    _, made, notes = job("swift", str(file))
+    assert (made.device.nproc, made.parallel.strategy, made.parallel.offload) == (2, "zero3", "cpu")
+    assert (made.batch.micro_batch_tokens, made.batch.global_batch_tokens) == (2048, 16 * 2048)
+    assert "left out: comms_logger in deepspeed" in notes
 
 
-ZERO3 = {
-    "train_micro_batch_size_per_gpu": 1,
-    "gradient_accumulation_steps": 8,
-    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
-    "comms_logger": {},
-}
+LAUNCH = """
+export NNODES=2 MASTER_ADDR=10.0.0.1
+ARGS='--nproc_per_node 8 --nnodes 2'
+torchrun $ARGS --node_rank=$RANK_HERE --master_addr=$MASTER_ADDR finetune.py --deepspeed ds_config_zero3.json \\
+  --base_model M --data_path rows.json --lora_r 64 --target_modules q_proj v_proj --cutoff_len 1024 \\
+  --use_curriculum True --curriculum_seed 42 --warmup_steps 100 --weight_decay 0.01
+"""
 
 
 def test_a_deepspeed_file_and_the_script_that_uses_it(tmp_path: Path) -> None:
@@ -179,13 +191,7 @@ def test_a_deepspeed_file_and_the_script_that_uses_it(tmp_path: Path) -> None:
     assert (made.batch.micro_batch_tokens, made.batch.global_batch_tokens) == (2048, 8 * 2048)
     assert any(note.startswith("left out: comms_logger") for note in notes)
     script = tmp_path / "launch.sh"
-    script.write_text(
-        "export NNODES=2 MASTER_ADDR=10.0.0.1\n"
-        "ARGS='--nproc_per_node 8 --nnodes 2'\n"
-        "torchrun $ARGS --node_rank=$RANK_HERE --master_addr=$MASTER_ADDR finetune.py \\\n"
-        "  --deepspeed ds_config_zero3.json --base_model M --data_path rows.json --lora_r 64 --target_modules q_proj v_proj \\\n"
-        "  --cutoff_len 1024 --use_curriculum True --curriculum_seed 42 --warmup_steps 100 --weight_decay 0.01\n"
-    )
+    script.write_text(LAUNCH)
     name, made, notes = job("deepspeed", str(script))
     assert (name, made.tuner, made.lora.r, made.curriculum.use, made.seed) == ("sft", "lora", 64, True, 42)
     assert (made.lora.target_modules, made.batch.global_batch_tokens) == (["q_proj", "v_proj"], 128 * 1024)
@@ -239,6 +245,20 @@ def test_one_stage_of_nanochat() -> None:
     assert (made.batch.micro_batch_tokens, made.batch.global_batch_tokens) == (16 * 2048, 262144)
     name, made, _ = job("nanochat", "python -m scripts.chat_cli -p 'Why is the sky blue?'")
     assert (name, made.prompt) == ("chat", ["Why is the sky blue?"])
+
+
+def test_a_command_that_runs_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="runs/speedrun.sh is not here"):
+        make.convert("nanochat", ["WANDB_RUN=x bash runs/speedrun.sh"])
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "speedrun.sh").write_text(SPEEDRUN)
+    assert "stages:" in make.convert("nanochat", ["bash runs/speedrun.sh"]).text
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(SWIFT))
+    assert job("swift", "-")[1].out == "output"
 
 
 @pytest.mark.parametrize(
@@ -327,12 +347,3 @@ def test_any_options_make_a_good_recipe_or_an_error(peer: str, options: list[tup
         assert error.hint
         return
     load.build("sft", yaml_file.parse(made.text, "printed").tree, "printed")
-
-
-def test_every_default_fits_its_command() -> None:
-    """What a program does by itself is no error, and names no setting that the command lacks."""
-    for peer in SHARED:
-        for default in tables.load(peer).defaults:
-            for only in default.only:
-                assert only in commands.COMMANDS
-    assert dict(check.leaves(commands.get("sft").job_class()))

@@ -128,6 +128,13 @@ def test_defaults_have_rows(peer: str) -> None:
     assert all(default.name in names for default in tables.load(peer).defaults)
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_table_is_in_the_guide(language: str) -> None:
+    text = (GUIDES / language / "guides" / "migration.md").read_text(encoding="utf-8")
+    shown = [name for names in re.findall(r"<!-- tables: ([\w. ]+) -->", text) for name in names.split()]
+    assert sorted(shown) == sorted(f"{peer}.{table}" for peer in tables.peers() for table in tables.load(peer).tables)
+
+
 FILE = re.compile(r"[\w*.-]*\w\.(?:sh|py|json|jsonl|run|log|txt|bin|csv)\b")
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z_-]+)")
 VARIABLE = re.compile(r"\b(?:export ([A-Z]\w*)|([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+))=")
