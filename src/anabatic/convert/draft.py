@@ -155,7 +155,7 @@ def _unknown(made: Draft, option: Option, rows: dict[str, tables.Row]) -> None:
     if not option.name:
         made.notes.lost.append(f"{option.shown}: a word without an option")
         return
-    made.notes.unknown.append(f"{option.shown}.{did_you_mean(option.name, rows)}".removesuffix("."))
+    made.notes.unknown.append(f"{option.shown}.{did_you_mean(option.name, rows, 0.8)}".removesuffix("."))
 
 
 def _apply(made: Draft, row: tables.Row, option: Option) -> None:
@@ -179,7 +179,8 @@ def _copy(made: Draft, row: tables.Row, option: Option) -> None:
     key = made.key(row)
     if not key:
         if not option.name.isupper():
-            made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting")
+            more = f"; {_note(row)}" if _note(row) else ""
+            made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting{more}")
         return
     made.set(key, option.value, option.shown)
     if row.changes:
@@ -188,6 +189,10 @@ def _copy(made: Draft, row: tables.Row, option: Option) -> None:
 
 def _values(made: Draft, row: tables.Row, option: Option) -> None:
     text = _text(option.value)
+    if text in row.near and made.key(row):
+        made.set(made.key(row), row.near[text], option.shown)
+        made.notes.changed.append(f"{option.shown}: no counterpart; {row.near[text]} is the nearest, and taken")
+        return
     if text not in row.values:
         known = ", ".join(row.values)
         made.notes.lost.append(f"{option.shown}: {_note(row) or 'no counterpart'} (known: {known})")

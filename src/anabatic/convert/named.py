@@ -11,6 +11,7 @@ from anabatic.convert.draft import Draft, fit
 from anabatic.core.errors import ConfigError
 
 _DATA = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
+_REWARDS = ("answer", "format", "length", "tests")
 _WORDS: dict[str, tuple[str, dict[str, str]]] = {
     "lora_target": ("lora.target_modules", {"all": "all-linear"}),
     "sinks": ("log.sinks", {"none": "", "all": "", "mlflow": "", "neptune": "", "trackio": ""}),
@@ -24,6 +25,10 @@ _WORDS: dict[str, tuple[str, dict[str, str]]] = {
 """Fact -> the list of ours, and how words of it are called here; an empty one is left out."""
 
 
+_ALGORITHMS = {"grpo": "grpo", "bnpo": "dapo", "dapo": "dapo", "dr_grpo": "dr_grpo"}
+"""Losses of GRPO there; a kind of advantage or ratio that is given says more, and is an algorithm of its own here."""
+
+
 def lists(made: Draft) -> None:
     """Set what is a list of names: layers, trackers, rewards, tasks."""
     for name, (key, words) in _WORDS.items():
@@ -32,15 +37,23 @@ def lists(made: Draft) -> None:
             continue
         given = fit(str(one.value).replace("|", ",") if isinstance(one.value, str) else one.value, list[str], one.shown)
         values = [words.get(word, word) for word in given]
+        if key == "rewards":
+            values = [word if word in _REWARDS or ":" in word else "" for word in values]
         if any(values):
             made.set(key, [word for word in values if word], one.shown)
         lost = [word for word, value in zip(given, values, strict=True) if not value and word not in ("none", "all")]
         if lost:
-            made.notes.lost.append(f"{one.shown}: {', '.join(lost)}")
+            made.notes.lost.append(f"{', '.join(lost)} of {one.shown}: no such name here")
     if "reward_model" in made.facts and made.command == "rl":
         one = made.facts["reward_model"]
         before = made.settings["rewards"].value if "rewards" in made.settings else []
         made.set("rewards", [*before, f"model:{one.value}"], one.shown)
+    loss = made.facts.get("algorithm")
+    if loss is not None and "algorithm" not in made.settings:
+        if loss.value in _ALGORITHMS:
+            made.set("algorithm", _ALGORITHMS[str(loss.value)], loss.shown)
+        else:
+            made.notes.lost.append(f"{loss.shown}: known are {', '.join(_ALGORITHMS)}")
     run = made.facts.get("run")
     if run is not None and run.value != "dummy" and made.hint("log.name") is not None:
         made.set("log.sinks", ["wandb"], run.shown)
@@ -69,10 +82,12 @@ def sources(made: Draft, folder: Path) -> None:
         most = made.number("max_samples") if "max_samples" in made.facts else None
         sources = [listed.get(name, name) + (f"#{most}" if most and "#" not in name else "") for name in names]
         made.set(key, sources, one.shown)
-        for name in names:
-            if name not in listed and not _is_file(name, folder):
-                told = f"{name} is a name of a list or hub: fetch it, and put the file"
-                made.notes.changed.append(f"{one.shown}: {told} in {key}")
+        far = [name for name in names if name not in listed and not _is_file(name, folder)]
+        if far:
+            told = "a name of a list or hub: fetch it, and put its file" if len(far) == 1 else (
+                "names of a list or hub: fetch them, and put their files"
+            )  # fmt: skip
+            made.notes.changed.append(f"{', '.join(far)}: {told} in {key}")
 
 
 def _is_file(name: str, folder: Path) -> bool:
@@ -108,6 +123,8 @@ def model(made: Draft) -> None:
         made.set(key, repository, one.shown)
         if str(one.value) not in names:
             made.notes.changed.append(f"{one.shown}: an architecture or a name of a list; put a folder, or OWNER/NAME")
+    if "system" in made.settings and str(made.settings["system"].value).endswith(".txt"):
+        made.notes.changed.append(f"{made.settings.pop('system').origin}: a file there; put its text in system")
     if "ckpt_dir" in made.settings and "model" in made.settings:
         made.notes.needless.append(f"{made.settings.pop('model').origin}: the checkpoint names its base model")
     adapters = made.settings.get("adapter")

@@ -54,7 +54,11 @@ def _names(stages: list[Draft]) -> list[str]:
 
 
 def _feed(one: Draft, made: dict[str, str], variables: dict[str, None]) -> None:
-    """Put the stage before, or a variable, where a setting is missing."""
+    """Put the stage before, or a variable, where a setting is missing; a pipeline runs on one machine."""
+    if one.launch:
+        told = f"start it by anabatic launch {' '.join(one.launch)} -- {one.command} -c FILE"
+        one.notes.changed.append(f"{one.facts['nnodes'].shown}: a pipeline runs on one machine; on several {told}")
+        one.set("device.nproc", one.number("nproc") or 1, one.facts["nnodes"].shown)
     for key, value in list(one.open.items()):
         if key in _READS and _READS[key] in made:
             one.open[key] = _like(value, f"${{{made[_READS[key]]}}}")

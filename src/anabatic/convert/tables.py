@@ -33,6 +33,8 @@ class Row:
     how: str = "copy"
     values: dict[Any, Any] = field(default_factory=dict)
     """Value there -> here; null: nothing to set."""
+    near: dict[str, Any] = field(default_factory=dict)
+    """Value there -> the nearest one here, which is told."""
     fact: str = ""
     """Under which name a gathered value is kept."""
     skip: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ def _row(entry: dict[str, Any]) -> Row:
         command=entry.get("command", ""),
         how=how,
         values={_text(key): value for key, value in entry.get("values", {}).items()},
+        near={_text(key): value for key, value in entry.get("near", {}).items()},
         fact=entry.get("fact", ""),
         skip=tuple(map(_text, entry.get("skip", ()))),
         only=tuple(entry.get("only", ())),

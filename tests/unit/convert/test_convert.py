@@ -55,7 +55,7 @@ def test_swift_with_variables_and_joined_lines() -> None:
     assert (made.device.nproc, made.parallel.strategy) == (4, "zero3")
     assert (made.lora.r, made.lora.alpha, made.lora.dropout, made.optim.lr) == (8, 32, 0.05, 1e-4)
     assert (made.batch.micro_batch_tokens, made.batch.global_batch_tokens) == (2048, 16 * 2048)
-    assert any("blossom-math-zh is a name of a list" in note for note in notes)
+    assert "changed: blossom-math-zh: a name of a list or hub: fetch it, and put its file in data.train" in notes
     assert make.convert("swift", [SWIFT]).text.startswith("# ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 anabatic sft -c FILE")
 
 
@@ -144,7 +144,24 @@ def test_grpo_counts_answers() -> None:
         "swift", f"NPROC_PER_NODE=2 {line} --per_device_train_batch_size 4 --gradient_accumulation_steps 4"
     )
     assert (made.num_samples, made.device_batch_size, made.examples_per_step) == (8, 4, 4)
-    assert made.rewards == ["answer", "format"]
+    assert (made.rewards, made.algorithm) == (["answer", "format"], "grpo")
+    other = f"{line} own --loss_type grpo --advantage_estimator rloo --system prompt.txt"
+    _, made, notes = job("swift", other)
+    assert (made.algorithm, made.rewards, made.system) == ("rloo", ["answer", "format"], None)
+    assert any("own of --reward_funcs" in note for note in notes)
+    assert any("prompt.txt: a file there" in note for note in notes)
+
+
+def test_another_kind_of_adapter_is_told() -> None:
+    _, made, notes = job("llamafactory", "llamafactory-cli train finetuning_type=oft quantization_bit=4 dataset=a.json")
+    assert (made.tuner, made.quantize) == ("lora", "nf4")
+    assert "changed: finetuning_type=oft: no counterpart; lora is the nearest, and taken" in notes
+
+
+def test_pretraining_of_others_is_adamw() -> None:
+    typed = "llamafactory-cli train stage=pt model_name_or_path=M dataset=a.json"
+    _, made, _ = job("llamafactory", typed)
+    assert (made.optim.name, made.optim.weight_decay, made.optim.eps, made.optim.beta2) == ("adamw", 0.0, 1e-8, 0.999)
 
 
 def test_infer_and_chat_of_swift() -> None:
@@ -236,6 +253,15 @@ def test_a_speedrun_is_a_pipeline(tmp_path: Path) -> None:
     assert plan["mid"].job.batch.global_batch_tokens == 262144
     assert plan["eval"].job.tasks == ["gsm8k_chat", "mmlu_chat"]
     assert "then: anabatic serve runs/pipeline/rl" in made.text
+
+
+def test_several_machines_in_a_pipeline() -> None:
+    line = "torchrun --nproc_per_node=8 --nnodes=2 --master_addr=a -m scripts.base_train"
+    made = make.convert("nanochat", [f"python -m scripts.tok_train; {line} -- --depth=4"])
+    assert any(
+        "a pipeline runs on one machine; on several start it by anabatic launch" in note for note in made.reports
+    )
+    assert "nproc: 8" in made.text
 
 
 def test_one_stage_of_nanochat() -> None:

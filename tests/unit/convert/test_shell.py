@@ -49,6 +49,7 @@ def test_any_text_is_commands_or_an_error(text: str) -> None:
         "A=(1 '2 3')\nA+=(4)\nprintf '[%s]' \"${A[@]}\"",
         "printf '[%s]' a#b \\\n  c # d\n",
         "printf '[%s]' ${NO_SUCH_NAME:-7} \"${NO_SUCH_NAME:-8 9}\" 'it''s' \"\\$x \\\\ \\a\"",
+        "N=2\nprintf '[%s]' $(expr 16 / $N) $((100 * 5)) $((N+1)) $(( $N - 7 ))",
         "B=2; export B; if true; then printf '[%s]' -$B-; fi",
     ],
 )
