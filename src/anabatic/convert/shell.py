@@ -7,11 +7,10 @@ from outside stay as they are typed, and both sides of an `if` count.
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from anabatic.convert import arithmetic
 from anabatic.core.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -20,14 +19,6 @@ _EXPANSION = re.compile(r"\$(?:\{([A-Za-z_]\w*)(\[[@*]\])?(?::?[-=]([^{}]*))?\}|
 _KEYWORDS = frozenset(
     ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "{", "}", "!", "time")
 )
-_SUM = re.compile(r"\$\(\((.*)\)\)|\$\(\s*expr\s(.*)\)", re.S)
-_SUMS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
-    "%": operator.mod,
-}
 _DECLARES = frozenset(["export", "declare", "typeset", "readonly", "local"])
 
 
@@ -171,7 +162,7 @@ class _Script:
         if match is None:
             end = self.closing() if self.text[self.at : self.at + 2] in ("$(", "${") or self.text[self.at] == "`" else 0
             end = end or self.at + 1
-            self.open.add(self.sum(self.text[self.at : end]))
+            self.open.add(arithmetic.result(self.text[self.at : end], self.known))
             self.at = end
             return
         name, array, default, plain = match.groups()
@@ -185,26 +176,6 @@ class _Script:
             if number:
                 self.open.end()
             self.open.add(value)
-
-    def sum(self, text: str) -> str:
-        """Return the result of `$((A * B))` and `$(expr A / B)` of whole numbers; other text as it is."""
-        match = _SUM.fullmatch(text)
-        if match is None:
-            return text
-        known = _EXPANSION.sub(lambda one: self.known.get(one[1] or one[4], [one[0]])[0], match[1] or match[2])
-        found = re.findall(r"\w+|[-+*/%]", known)
-        whole = "".join(found) == re.sub(r"[\s\\]", "", known)
-        parts = [self.known.get(part, [part])[0] for part in found]
-        if (
-            not whole
-            or len(parts) != 3
-            or parts[1] not in _SUMS
-            or not all(re.fullmatch(r"\d{1,18}", one) for one in parts[::2])
-        ):
-            return text
-        if parts[1] in "/%" and int(parts[2]) == 0:
-            return text
-        return str(_SUMS[parts[1]](int(parts[0]), int(parts[2])))
 
     def closing(self) -> int:
         """Return where `$(...)`, `${...}` or a pair of backquotes ends."""
