@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 from cyclopts import App
 
 from anabatic.cli import app
-from anabatic.config import check, commands
-from anabatic.convert import tables
+from anabatic.config import check, commands, yaml_file
+from anabatic.convert import make, tables
 from anabatic.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -183,3 +184,22 @@ def test_every_command_of_a_guide_has_a_row(number: int, language: str) -> None:
     assert len(wanted) > 15
     left = sections(GUIDES / language / "guides" / "migration-guides.md")[number]
     assert not [word for word in wanted if word not in left]
+
+
+@pytest.mark.parametrize(
+    ("number", "peer", "mark", "least"), [(1, "nanochat", r"-m scripts\.", 6), (4, "swift", "swift (sft|infer)", 6)]
+)
+def test_commands_of_guides_are_converted(number: int, peer: str, mark: str, least: int) -> None:
+    """Whole, with nothing that the converter has never heard of."""
+    seeds = sorted((ROOT.parent / "shared" / "seeds").glob("*.txt"))
+    if len(seeds) < 5:
+        pytest.skip("the guides for Ascend are not beside the checkout")
+    found = FENCE.findall(seeds[number].read_text(encoding="utf-8"))
+    blocks = [textwrap.dedent(block) for _, block in found if re.search(mark, block)]
+    done = 0
+    for block in blocks:
+        made = make.convert(peer, [block])
+        assert not any(note.startswith("not known") for note in made.reports), made.reports
+        tree = yaml_file.parse(made.text, "printed").tree
+        done += len(tree.get("stages", [0]))
+    assert done >= least
