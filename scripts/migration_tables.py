@@ -51,7 +51,7 @@ def line(row: tables.Row, language: str, hyphens: str = "") -> str:
 
 def theirs(row: tables.Row, language: str, hyphens: str = "") -> str:
     """Return the left cell."""
-    names = (f"`{name if name.isupper() else hyphens + name}`" for name in row.theirs)
+    names = (f"`{name if name.isupper() else hyphens[: 2 if name[1:] else 1] + name}`" for name in row.theirs)
     return row.shown.get(language) or COMMAS[language].join(names)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -115,11 +116,14 @@ def draft(call: Call, command: str) -> Draft:
         _apply(made, row, option)
     if made.others:
         made.notes.unknown.append(f"{len(made.others)} keys: {', '.join(made.others)}")
+    if made.fact("kind") == "ppo":
+        about = "its critic and reward model have no place here; answers are compared with each other, see rewards"
+        made.notes.changed.append(f"{made.facts['kind'].shown}: {about}")
     if (kind := made.fact("kind")) in ("kto", "orpo", "simpo") and "loss_type" not in made.settings:
         made.set("loss_type", kind, made.facts["kind"].shown)
     for key, value in call.row.sets.items():
         if key not in made.settings and made.hint(key) is not None:
-            made.set(key, value, f"as {call.theirs} does")
+            made.set(key, value, f"for {call.theirs}")
     title = tables.load(call.peer).title
     for default in tables.load(call.peer).defaults:
         tuner = made.settings.get("tuner")
@@ -172,7 +176,8 @@ def _unresolved(value: Any) -> bool:
 
 
 def _note(row: tables.Row) -> str:
-    return row.note.get("en", "")
+    """Return what is to be minded, without the links of a page."""
+    return re.sub(r" ?\(?\[([^\]]*)\]\([^)]*\)+", r" (\1)", row.note.get("en", "")).strip()
 
 
 def _copy(made: Draft, row: tables.Row, option: Option) -> None:

@@ -152,6 +152,20 @@ def test_grpo_counts_answers() -> None:
     assert any("prompt.txt: a file there" in note for note in notes)
 
 
+def test_what_has_no_like_is_told() -> None:
+    name, _, notes = job(
+        "llamafactory", "llamafactory-cli train stage=ppo dataset=a.json reward_model=R mask_history=1"
+    )
+    assert name == "rl"
+    assert any("its critic and reward model have no place here" in note for note in notes)
+    name, made, notes = job("swift", "swift rlhf --rlhf_type rm --model M --dataset a.jsonl")
+    assert (name, made.tuner, made.optim.lr) == ("reward", "auto", None)
+    assert any("a reward model is trained whole" in note for note in notes)
+    _, _, notes = job("deepspeed", "deepspeed --hostfile hosts a.py --lr_scheduler_type polynomial")
+    assert any("anabatic launch --hosts FILE` (one command for all machines)" in note for note in notes)
+    assert any("--lr_scheduler_type polynomial: known are linear" in note for note in notes)
+
+
 def test_another_kind_of_adapter_is_told() -> None:
     _, made, notes = job("llamafactory", "llamafactory-cli train finetuning_type=oft quantization_bit=4 dataset=a.json")
     assert (made.tuner, made.quantize) == ("lora", "nf4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -58,8 +59,13 @@ def exists(span: str) -> bool:
     return some or (ROOT / span).is_file() or span in RUN_FOLDER or FORMS.fullmatch(span) is not None
 
 
+@functools.cache
+def program() -> App:
+    return app.build()
+
+
 def known(words: list[str]) -> bool:
-    at: App = app.build()
+    at = program()
     for word in words:
         if word not in at:
             return False
@@ -97,6 +103,7 @@ def test_rows_are_whole(peer: str) -> None:
         assert row.how in tables.HOWS, row
         assert all(any(key in some for some in SETTINGS.values()) for key in row.ours), row
         assert not row.command or row.command in commands.COMMANDS, row
+        assert all(key in SETTINGS[row.command] for key in (*row.sets, *row.open)), row
         assert all(one in commands.COMMANDS for one in row.only), row
         assert set(row.note) in (set(), {"en", "zh"}), row
         assert row.ours or row.here or row.command, f"{row.theirs}: nothing on the right"
