@@ -15,7 +15,7 @@ from anabatic.convert import calls, recipe, tables, work
 from anabatic.convert.calls import Call, Option
 from anabatic.convert.draft import Draft, draft
 from anabatic.core.errors import ConfigError
-from anabatic.core.text import did_you_mean
+from anabatic.core.text import did_you_mean, utf8
 
 _NEVER_ENDS = ("serve", "chat")
 """Commands that wait for a person: no stages of a pipeline."""
@@ -42,7 +42,7 @@ def convert(peer: str, words: Sequence[str], command: str | None = None) -> Made
     """
     if command is not None:
         commands.get(command)
-    found, folder = _read(peer, list(words))
+    found, folder = _read(peer, [utf8(word) for word in words])
     found, folder = _followed(found, folder)
     drafts: list[Draft] = []
     for call in found.calls:

@@ -94,7 +94,12 @@ def _usage(made: Draft) -> list[str]:
 
 def wrapped(text: str) -> list[str]:
     """Return a text as lines of a comment."""
-    return textwrap.wrap(text, WIDTH - 8, break_on_hyphens=False, break_long_words=False) or [""]
+    return textwrap.wrap(_plain(text), WIDTH - 8, break_on_hyphens=False, break_long_words=False) or [""]
+
+
+def _plain(text: str) -> str:
+    """Return a text that may stand in a comment: YAML has no control characters there."""
+    return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
 
 
 def told(notes: Notes) -> Iterator[str]:
@@ -132,11 +137,11 @@ def body(made: Draft, indent: str = "") -> list[str]:
         section = head
         inner = indent + ("  " if head else "")
         text = f"{inner}{name}: {yaml_file.scalar(values[key].value)}"
-        origin = " ".join(values[key].origin.split())
+        origin = _plain(values[key].origin)
         lines.append(f"{text}  # {origin}"[:200] if origin else text)
     return lines
 
 
 def reports(notes: Notes) -> list[str]:
     """Return the notes as lines for the terminal."""
-    return [f"{_SAID[name]}: {note}" for name, _ in _HEADS for note in dict.fromkeys(getattr(notes, name))]
+    return [f"{_SAID[name]}: {_plain(note)}" for name, _ in _HEADS for note in dict.fromkeys(getattr(notes, name))]

@@ -377,6 +377,20 @@ OPTIONS = sorted({name for row in tables.load("transformers").rows() for name in
 VALUE = st.sampled_from(["1", "0", "true", "false", "0.5", "-1", "x", "a,b", "none", "$X", "", "1e-4", "[1"])
 
 
+@given(st.text(max_size=30), st.sampled_from(["out", "dataset", "model", "system", "run_name", "nonsense"]))
+def test_any_text_is_kept_or_an_error(text: str, name: str) -> None:
+    words = ["swift", "rlhf", "--rlhf_type", "grpo", f"--{name}={text}"]
+    try:
+        made = make.convert("swift", words)
+    except AnabaticError as error:
+        assert error.hint
+        return
+    tree = yaml_file.parse(made.text, "printed").tree
+    load.build("rl", tree, "printed")
+    if name == "run_name" and text and "$" not in text and "`" not in text:
+        assert tree["log"]["name"] == text
+
+
 @given(st.sampled_from(sorted(SHARED)), st.lists(st.tuples(st.sampled_from(OPTIONS), VALUE), max_size=6))
 def test_any_options_make_a_good_recipe_or_an_error(peer: str, options: list[tuple[str, str]]) -> None:
     program = {"swift": "swift sft", "llamafactory": "llamafactory-cli train", "deepspeed": "torchrun a.py"}
