@@ -15,6 +15,9 @@ from anabatic.core.errors import ConfigError
 SHARED = {"swift": "transformers", "llamafactory": "transformers", "deepspeed": "transformers", "nanochat": ""}
 """Program -> whose names it has beside its own."""
 _WRAPPERS = frozenset(["nohup", "exec", "sudo", "env", "stdbuf", "setsid", "$"])
+_STARTERS = frozenset(("srun", "mpirun", "mpiexec", "numactl", "taskset", "timeout", "nice"))
+_STARTED = re.compile(r"python[0-9.]*|torchrun|deepspeed|accelerate|swift|llamafactory-cli|lmf|bash|sh")
+"""What is looked for behind the options of those."""
 _OPTION = re.compile(r"--?[A-Za-z]")
 _DASHES = "\u2013\u2014\u2212"
 _MODULES = {
@@ -100,8 +103,7 @@ def _call(simple: shell.Simple, peer: str) -> Call | None:
             f"line {simple.line} begins with {words[0]}, which is no command",
             "the line before it must end in \\ without a blank behind",
         )
-    while words and (words[0] in _WRAPPERS or re.match(r"[A-Za-z_]\w*=", words[0])):
-        words.pop(0)
+    own, words = _unwrapped(words)
     launch: list[Option] = []
     program, words = _program(words)
     while program in _LAUNCHERS:
@@ -113,7 +115,7 @@ def _call(simple: shell.Simple, peer: str) -> Call | None:
     row, name, words = _row(program, words, peer)
     if row is None:
         return None
-    variables = [Option(key, value, f"{key}={value}") for key, value in simple.variables.items()]
+    variables = [Option(key, value, f"{key}={value}") for key, value in {**simple.variables, **own}.items()]
     call = Call(peer, name, row, simple.line, shlex.join(simple.words), [*variables, *launch])
     positional = []
     for option in _options(words[1:] if words[:1] == ["--"] else words):
@@ -129,7 +131,27 @@ def _call(simple: shell.Simple, peer: str) -> Call | None:
             call.files.append(word)
         else:
             call.options.append(Option("", word, word))
-    return call
+    return None if peer == "deepspeed" and not launch and not _trains(call) else call
+
+
+def _trains(call: Call) -> bool:
+    """True for a script that no launcher starts, if it is told something that only trainings are."""
+    rows = (row for file in ("transformers", "deepspeed") for row in tables.load(file).rows())
+    known = {name for row in rows if row.ours for name in row.theirs}
+    return any(option.name in known for option in call.options)
+
+
+def _unwrapped(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that `env` and its like set, and the command that they and srun, mpirun, ... start."""
+    variables: dict[str, str] = {}
+    while words and (words[0] in _WRAPPERS or re.match(r"[A-Za-z_]\w*=", words[0])):
+        name, equals, value = words[0].partition("=")
+        variables |= {name: value} if equals else {}
+        words = words[1:]
+    if words and PurePosixPath(words[0]).name in _STARTERS:
+        at = next((at for at, word in enumerate(words) if _STARTED.fullmatch(PurePosixPath(word).name)), 0)
+        words = words[at:]
+    return variables, words
 
 
 def _program(words: list[str]) -> tuple[str, list[str]]:
@@ -196,6 +218,10 @@ def _options(words: list[str]) -> Iterator[Option]:
                 f"{word} begins with a long dash, not with two hyphens", f"write --{word.lstrip(_DASHES)}"
             )
         at += 1
+        if word != word.strip() and _OPTION.match(word.strip()):
+            raise ConfigError(
+                f'"{word}" begins with a blank', "the line before ends in \\ and a blank: take the blank away"
+            )
         if not _OPTION.match(word):
             yield Option("", word, word)
             continue

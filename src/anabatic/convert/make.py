@@ -194,9 +194,9 @@ def _settled(call: Call, command: str) -> str:
 
 def _nothing(peer: str, found: calls.Found, text: str) -> ConfigError:
     title = tables.load(peer).title
-    known = [name for row in tables.load(peer).tables["commands"] for name in row.theirs[:1]]
+    known = [row.shown.get("en") or row.theirs[0] for row in tables.load(peer).tables["commands"] if row.command]
     others = list(dict.fromkeys(found.others))
-    hint = f"commands: {', '.join(known)}"
+    hint = f"commands: {', '.join(known).replace('`', '')}"
     if Path(text).is_file():
         text = Path(text).read_text(encoding="utf-8", errors="replace")
     try:

@@ -233,6 +233,19 @@ def test_a_deepspeed_file_and_the_script_that_uses_it(tmp_path: Path) -> None:
     assert job("deepspeed", "default-zero2")[1].parallel.strategy == "zero2"
 
 
+def test_only_trainings_of_a_script_are_taken() -> None:
+    script = (
+        "python setup.py install\npython prepare.py --input a --shards 3\npython -m pip install deepspeed\n"
+        "env NPROC_PER_NODE=3 srun --nodes=2 -n 2 torchrun --nproc_per_node 8 train.py --model_name_or_path M\n"
+        "python evaluate.py --threshold 3\n"
+    )
+    name, made, _ = job("deepspeed", script)
+    assert (name, made.model, made.device.nproc) == ("sft", "M", 8)
+    with pytest.raises(ConfigError, match="no command of DeepSpeed"):
+        make.convert("deepspeed", ["python prepare.py --input a"])
+    assert job("swift", "env NPROC_PER_NODE=3 nohup swift sft --model M > log 2>&1 &")[1].device.nproc == 3
+
+
 SPEEDRUN = """
 export NANOCHAT_BASE_DIR="$HOME/.cache/nanochat"
 if [ -z "$WANDB_RUN" ]; then
@@ -316,6 +329,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("swift", "swift sft --model M --per_device_train_batch_size 0", "0 is less than 1", "from 1"),
         ("swift", "swift rlhf --rlhf_type gpro --model M", 'Did you mean "grpo"?', "known: dpo"),
         ("swift", "swift sft\n--model M", "line 2 begins with --model", "without a blank behind"),
+        ("swift", "swift sft \\ --model M", '" --model" begins with a blank', "take the blank away"),
         ("swift", "swift sft \u2013\u2013model M", "long dash", "write --model"),
         ("swift", "swift sft nope.yaml", "nope.yaml does not exist", ""),
         ("deepspeed", "zero9", "zero9 does not exist", ""),
