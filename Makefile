@@ -34,6 +34,7 @@ format: setup ## mend format and lint where ruff can
 reference: setup ## write docs/*/reference/*.md and the tables of recipes anew from the code
 	$(BIN)/python scripts/gen_reference.py
 	$(BIN)/python scripts/gen_recipes.py
+	$(BIN)/python scripts/gen_errors.py
 
 docs: ## build the documentation in both languages into docs/site/
 	@scripts/setup.sh dev docs

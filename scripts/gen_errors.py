@@ -26,20 +26,21 @@ OPEN = "…"
 PAGES = {
     "en": (
         "# Errors",
-        "What `error:` and `hint:` can say, room by room as in [Architecture](../concepts/architecture.md). `…` stands for what is"
-        "\nknown only when it happens. The exit code is the kind's. Errors of other programs (CANN, HCCL, torch_npu, the driver):"
-        "\n[Explaining errors](../guides/explain.md).",
+        "What `error:` and `hint:` can say, room by room as in [Architecture](../concepts/architecture.md). `…` stands for\n"
+        "what is known only when it happens. The exit code is the kind's. Errors of other programs (CANN, HCCL, torch_npu,\n"
+        "the driver): [Explaining errors](../guides/explain.md).",
         "| error | hint |",
         "Exit code",
     ),
     "zh": (
         "# 错误",
-        "`error:` 和 `hint:` 可能说的话，按[架构](../concepts/architecture.md)中的房间排列。`…` 代表发生时才知道的内容。退出码由种类决定。"
+        "`error:` 和 `hint:` 可能说的话，按[架构](../concepts/architecture.md)中的房间排列。"
+        "`…` 代表发生时才知道的内容。退出码由种类决定。"
         "其他程序（CANN、HCCL、torch_npu、驱动）的错误见[解释错误](../guides/explain.md)。消息本身是英文。",
         "| 错误 | 提示 |",
         "退出码",
     ),
-}  # fmt: skip
+}
 
 
 class Row(NamedTuple):
