@@ -101,7 +101,7 @@ def figures(found: Trained, warm_up: int, paper: show.Plan | None) -> list[Figur
     rows = found.windows[warm_up:]
     choice = paper.choice if paper else None
     made = [
-        Figure("tokens", "tokens/s", tuple(one.tokens / one.seconds for one in rows),
+        Figure("trained", "tokens/s", tuple(one.tokens / one.seconds for one in rows),
                choice.tokens_per_s if choice else None),
         Figure("step", "s", tuple(one.seconds for one in rows), choice.clock.step if choice else None),
     ]  # fmt: skip

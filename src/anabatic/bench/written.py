@@ -97,7 +97,8 @@ def _row(cells: Sequence[str]) -> list[str]:
 
 def _where(result: Result) -> str:
     machine = result.machine
-    count = f"{machine['devices']} x " if machine["devices"] > 1 else ""
+    several = "{} processes on " if machine["device"] == machine["processor"] else "{} x "
+    count = several.format(machine["devices"]) if machine["devices"] > 1 else ""
     simulated = ", simulated" if machine["simulated"] else ""
     own = f"{machine['cores']} cores, {size(machine['memory_bytes'])}, a load of {machine['load_before']:g} before"
     return f"{count}{machine['device']}{simulated}; {own}; torch {machine.get('torch', 'none')}, anabatic {__version__}"
