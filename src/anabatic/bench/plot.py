@@ -1,8 +1,12 @@
-"""The picture of a measurement, as PNG: curves along an axis, else the repeats of each figure."""
+"""The picture of a measurement, as PNG: curves along an axis, else the repeats of each figure, the median marked.
+
+A diamond, or a dashed line, is what was planned; not beside simulated devices, which are as slow as the processor.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 from anabatic.bench.figures import AXES, UNITS, Figure, Result
@@ -17,18 +21,13 @@ def png(result: Result) -> bytes:
     matplotlib.use("Agg")  # no window, no display
     import matplotlib.pyplot as plt
 
-    units = list(dict.fromkeys(one.unit for one in result.figures))
-    panels = [[one for one in result.figures if one.unit == unit] for unit in units]
+    panels = list(_panels(result))
     draw = _curves if result.axis else _points
-    wide, high = 5.2 * len(panels), 1.1 + 0.45 * len(result.figures) + 0.5 * len(panels)
-    figure, axes = plt.subplots(
-        1 if result.axis else len(panels), len(panels) if result.axis else 1,
-        figsize=(wide, 3.8) if result.axis else (7.5, high),
-        height_ratios=None if result.axis else [len(panel) + 0.6 for panel in panels],
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
+    size = (5.2 * len(panels), 3.8) if result.axis else (7.5, 0.9 + 0.95 * len(panels))
+    across = (1, len(panels)) if result.axis else (len(panels), 1)
+    figure, axes = plt.subplots(*across, figsize=size, squeeze=False, layout="constrained")
     for place, panel in zip(axes.flat, panels, strict=True):
-        draw(place, panel, result.axis)
+        draw(place, panel, result.axis, not result.machine["simulated"])
         place.spines[["top", "right"]].set_visible(False)
         place.grid(color=_GRID, linewidth=0.6)
         place.set_axisbelow(True)
@@ -39,7 +38,7 @@ def png(result: Result) -> bytes:
     return buffer.getvalue()
 
 
-def _curves(axes: Any, panel: list[Figure], axis: str) -> None:
+def _curves(axes: Any, panel: list[Figure], axis: str, plans: bool) -> None:
     unit = panel[0].unit
     for name in dict.fromkeys(one.name for one in panel):
         line = sorted((one for one in panel if one.name == name), key=lambda one: one.at or 0.0)
@@ -52,7 +51,7 @@ def _curves(axes: Any, panel: list[Figure], axis: str) -> None:
             alpha=0.15,
             color=drawn.get_color(),
         )
-        if all(one.planned is not None for one in line):
+        if plans and all(one.planned is not None for one in line):
             planned = [one.planned for one in line]
             axes.plot(at, planned, "--", color=drawn.get_color(), linewidth=1, label=f"{name}, planned")
     axes.set_xscale("log", base=2)
@@ -65,16 +64,24 @@ def _curves(axes: Any, panel: list[Figure], axis: str) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _points(axes: Any, panel: list[Figure], _: str) -> None:
-    unit = panel[0].unit
-    for place, one in enumerate(reversed(panel)):
-        axes.plot(one.values, [place] * len(one.values), "o", color=_POINT, alpha=0.45, markersize=6, clip_on=False)
-        axes.plot([one.median], [place], "|", color=_INK, markersize=16, markeredgewidth=2)
-        if one.planned is not None:
-            axes.plot([one.planned], [place], "D", color=_PLAN, markersize=5, label="planned")
-    axes.set_yticks(range(len(panel)), [one.name for one in reversed(panel)])
-    axes.set_ylim(-0.6, len(panel) - 0.4)
+def _panels(result: Result) -> Iterator[list[Figure]]:
+    """Yield the figures of one unit along an axis; else each figure that has a range, which one value has not."""
+    if not result.axis:
+        yield from ([one] for one in result.figures if len(one.values) > 1 or len(result.figures) == 1)
+        return
+    for unit in dict.fromkeys(one.unit for one in result.figures):
+        yield [one for one in result.figures if one.unit == unit]
+
+
+def _points(axes: Any, panel: list[Figure], _: str, plans: bool) -> None:
+    (one,) = panel
+    axes.plot(one.values, [0] * len(one.values), "o", color=_POINT, alpha=0.45, markersize=6, clip_on=False)
+    axes.plot([one.median], [0], "|", color=_INK, markersize=16, markeredgewidth=2)
+    if plans and one.planned is not None:
+        axes.plot([one.planned], [0], "D", color=_PLAN, markersize=5, clip_on=False)
+    unit = "" if one.unit in ("s", "B", "B/s", "share", "x") else f", {one.unit}"
+    axes.set_yticks([0], [f"{one.name}{unit}"])
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(lambda value, _: UNITS[unit](value) if value else "0")
-    axes.set_xlabel("" if unit in ("s", "B", "B/s", "share") else unit)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: UNITS[one.unit](value) if value else "0")
     axes.tick_params(labelsize=8)

@@ -98,4 +98,4 @@ def _figures(count: int, first: int, found: dict[int, Trained], warm_up: int, na
 def _notes(kind: str, most: int, cores: int) -> list[str]:
     if kind == "cpu" and most > cores:
         return [f"{most} processes share {cores} cores"]
-    return ["the processes divide one processor's cores: no speed-up is to be expected"] if kind == "cpu" else []
+    return ["the processes share one processor's cores: these are no figures of devices"] if kind == "cpu" else []

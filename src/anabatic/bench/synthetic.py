@@ -66,11 +66,11 @@ class Texts:
     """Texts of so many tokens each, under one tokenizer.
 
     Args:
-        encode: text -> its number of tokens, and the place in the text where each ends.
+        ends: text -> the place in it where each of its tokens ends.
     """
 
-    def __init__(self, encode: Callable[[str], list[int]], seed: int = 0) -> None:
-        self._encode, self._words = encode, words(seed)
+    def __init__(self, ends: Callable[[str], list[int]], seed: int = 0) -> None:
+        self.ends, self._words = ends, words(seed)
 
     def text(self, tokens: int) -> str:
         """Return a text of `tokens` tokens, or one more or less where cutting it changes its last word."""
@@ -78,7 +78,7 @@ class Texts:
         ends: list[int] = []
         while len(ends) < tokens:
             found += islice(self._words, tokens - len(ends) + 1)
-            ends = self._encode(" ".join(found))
+            ends = self.ends(" ".join(found))
         return " ".join(found)[: ends[tokens - 1]]
 
 

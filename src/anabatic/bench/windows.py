@@ -81,6 +81,7 @@ def train(name: str, job: Any, folder: Path, steps: int, windows: int) -> Traine
         ConfigError, Failure: the training ended before, with what it said.
     """
     run = RunFolder(folder / "run")
+    folder.mkdir(parents=True, exist_ok=True)
     said = folder / "training.log"
     write_atomic(folder / "training.yaml", load.dump(changed(job, run.root, steps, steps * windows)))
     words = [*child.PROGRAM, *name.split(), "-c", str(folder / "training.yaml")]
@@ -96,7 +97,7 @@ def train(name: str, job: Any, folder: Path, steps: int, windows: int) -> Traine
                 time.sleep(_LOOK)
         events = {row["event"]: row for row in jsonl.read(run.events)}
         return Trained(
-            list(_windows(found, steps)), found[0]["time"] - begun, events.get("device", {}),
+            list(_windows(found, steps))[:windows], found[0]["time"] - begun, events.get("device", {}),
             events.get("model", {}).get("plan", {}),
         )  # fmt: skip
     finally:

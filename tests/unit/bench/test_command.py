@@ -39,7 +39,7 @@ COMPARE = ["compare", "--plot", "off", "--repeats", "2", "--warm-up", "0"]
         (["scaling", "--npus", "0,1", *SFT], "npus is '0,1'"),
         (["scaling", "--nproc", "2,2", *SFT], "name each number once"),
         (["scaling", "--npus", "1,2", *SFT, "--parallel.tensor", "2"], "parallel.tensor 2 does not divide 1 devices"),
-        (["infer", "--new-tokens", "1"], "new_tokens is 1"),
+        (["infer", "--new-tokens", "1"], "--new-tokens is 1"),
         (["infer", "--model", "nowhere-at-all"], "nowhere-at-all"),
         (["infer", "--quantize", "nf4", "--depth", "1"], "the weights are random"),
         (["infer", "--batching.max-len", "100"], "batching.max_len is 100, and a prompt with its answer has 192"),
@@ -50,15 +50,15 @@ COMPARE = ["compare", "--plot", "off", "--repeats", "2", "--warm-up", "0"]
         (["collective", "--nproc", "1"], "one process exchanges nothing"),
         (["collective", "--mib", "0"], "mib is 0"),
         (["io", "--depth", "0"], "depth is 0"),
-        (["io", "--batch-tokens", "10"], "batch_tokens is 10"),
-        ([*COMPARE, "--ours", "--version"], "which command?"),
+        (["io", "--batch-tokens", "10"], "--batch-tokens is 10"),
+        ([*COMPARE, "--ours", "anabatic --version"], "which command?"),
         ([*COMPARE, "--", "true"], "ours is not given"),
         ([*COMPARE, "--ours", "'torn", "--", "true"], "close the quotation marks"),
-        ([*COMPARE, "--ours", "--version", "--figure", "(", "--", "true"], "is no regular expression"),
-        ([*COMPARE, "--ours", "--version", "--figure", "x", "--", "true"], "has 0 groups"),
-        ([*COMPARE, "--ours", "--version", "--", "no-such-program"], "there is no program no-such-program"),
-        ([*COMPARE, "--ours", "--version", "--", "echo", "{data}"], "peer has {data}, and no data is given"),
-        ([*COMPARE, "--ours", "--version", "--data", "x", "--", "echo", "{data}"], "ours has no {data}"),
+        ([*COMPARE, "--ours", "anabatic --version", "--figure", "(", "--", "true"], "is no regular expression"),
+        ([*COMPARE, "--ours", "anabatic --version", "--figure", "x", "--", "true"], "has 0 groups"),
+        ([*COMPARE, "--ours", "anabatic --version", "--", "no-such-program"], "there is no program no-such-program"),
+        ([*COMPARE, "--ours", "anabatic --version", "--", "echo", "{data}"], "peer has {data}, and no data is given"),
+        ([*COMPARE, "--ours", "anabatic --version", "--data", "x", "--", "echo", "{data}"], "ours has no {data}"),
         ([*COMPARE, "--ours", "show {data}", "--data", "x", "--", "echo", "{data}"], "data is x, which is not there"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_peer_that_fails_is_named(
     code: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*COMPARE, "--ours", "--version", "--figure", r"(\d\S*)"]
+    words = [*COMPARE, "--ours", "anabatic --version", "--figure", r"(\d\S*)"]
     assert run(["bench", *words, "--", sys.executable, "-S", "-c", code]) == 1
     said = capsys.readouterr().err
     assert why in said and "peer.log" in said and not list(tmp_path.rglob("bench.json"))
