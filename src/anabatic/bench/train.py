@@ -18,10 +18,12 @@ from anabatic.device import table
 from anabatic.plan import show
 from anabatic.recipes import plan as on_paper
 
-DEFAULT = ("pretrain", "--model.depth", "4", "--batch.seq-len", "512", "--batch.global-batch-tokens", "4096",
-           "--tokenizer", synthetic.NAME)  # fmt: skip
-"""What is measured where no command is named."""
-LENGTH = 512
+DEFAULT = (
+    "pretrain", "--model.depth", "4", "--batch.seq-len", "256", "--batch.global-batch-tokens", "1024",
+    "--tokenizer", synthetic.NAME,
+)  # fmt: skip
+"""What is measured where no command is named: a minute or two on two cores."""
+LENGTH = 256
 """Tokens of its rows."""
 _TOKENS = 200_000
 """Synthetic tokens in all; they are read again and again."""

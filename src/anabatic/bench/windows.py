@@ -88,7 +88,8 @@ def train(name: str, job: Any, folder: Path, steps: int, windows: int) -> Traine
     rows = jsonl.Follower(run.metrics)
     try:
         with open(said, "wb") as output, _started(words, output) as process:
-            begun, found = time.time(), []
+            begun = time.time()
+            found: list[dict[str, Any]] = []
             while len(found) < windows + (steps > 1):  # the first step has a row of its own
                 ended = process.poll()
                 found += [row for row in rows.read()[1] if row.get("kind") == "train"]

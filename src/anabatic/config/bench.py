@@ -42,7 +42,7 @@ class BenchTrain(BenchJob):
 
     out: str = "runs/bench-train"
     """Folder to write."""
-    steps: int = 10
+    steps: int = 5
     """Optimizer steps of a measurement."""
     length: int | None = None
     """Tokens of synthetic rows, which take the place of the command's data."""
