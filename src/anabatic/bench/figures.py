@@ -32,6 +32,8 @@ UNITS: dict[str, Callable[[float], str]] = {
     "x": lambda value: f"{value:.2f}",
 }
 """Unit of a figure -> how its values are written."""
+PLAIN = ("s", "B", "B/s", "share", "x")
+"""Units that the values show themselves, or that are none."""
 AXES: dict[str, Callable[[float], str]] = {"bytes": size, "devices": lambda value: f"{value:.0f}"}
 """What figures of one name differ in -> how it is written."""
 
@@ -108,7 +110,7 @@ class Result:
         rows = [head]
         for one in self.figures:
             share = f"{one.median / one.planned:.2f}" if one.planned else ""
-            name = one.name if one.unit in ("s", "B", "B/s", "share") else f"{one.name}, {one.unit}"
+            name = one.name if one.unit in PLAIN else f"{one.name}, {one.unit}"
             rows.append([name, one.shown(one.median), one.spread, one.shown(one.planned), share])
         used = [place for place in range(len(head)) if place == 0 or any(row[place] for row in rows[1:])]
         return [[row[place] for place in used] for row in rows]

@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from anabatic.bench.figures import AXES, UNITS, Figure, Result
+from anabatic.bench.figures import AXES, PLAIN, UNITS, Figure, Result
 
 _INK, _GRID, _POINT, _PLAN = "#1f2328", "#d0d7de", "#2f6fb2", "#d9822b"
 
@@ -60,14 +60,15 @@ def _curves(axes: Any, panel: list[Figure], axis: str, plans: bool) -> None:
     axes.set_xlabel(axis)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: UNITS[unit](value))
-    axes.set_ylabel("" if unit in ("s", "B", "B/s", "share") else "times" if unit == "x" else unit)
+    axes.set_ylabel("" if unit in PLAIN else unit)
     axes.legend(fontsize=8, frameon=False)
 
 
 def _panels(result: Result) -> Iterator[list[Figure]]:
     """Yield the figures of one unit along an axis; else each figure that has a range, which one value has not."""
     if not result.axis:
-        yield from ([one] for one in result.figures if len(one.values) > 1 or len(result.figures) == 1)
+        ranged = [one for one in result.figures if len(one.values) > 1]
+        yield from ([one] for one in ranged or result.figures)
         return
     for unit in dict.fromkeys(one.unit for one in result.figures):
         yield [one for one in result.figures if one.unit == unit]
@@ -79,7 +80,7 @@ def _points(axes: Any, panel: list[Figure], _: str, plans: bool) -> None:
     axes.plot([one.median], [0], "|", color=_INK, markersize=16, markeredgewidth=2)
     if plans and one.planned is not None:
         axes.plot([one.planned], [0], "D", color=_PLAN, markersize=5, clip_on=False)
-    unit = "" if one.unit in ("s", "B", "B/s", "share", "x") else f", {one.unit}"
+    unit = "" if one.unit in PLAIN else f", {one.unit}"
     axes.set_yticks([0], [f"{one.name}{unit}"])
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", nbins=6)
