@@ -63,9 +63,9 @@ def run(asked: BenchCompare, peer: Sequence[str]) -> int:
         seconds = ", ".join(f"{name} {turns[name][-1].wall:.2f} s" for name in sides) if counts else "warm-up"
         log.info(f"round {number + 1} of {asked.warm_up + asked.repeats}: {seconds}")
     where = machine.facts(load)
+    title = f"anabatic {shlex.join(sides[OURS][len(child.PROGRAM) :])} beside {shlex.join(sides[PEER])}"
     result = Result(
-        "compare", f"anabatic {shlex.join(sides[OURS][len(child.PROGRAM) :])} beside {shlex.join(sides[PEER])}", figures(turns[OURS], turns[PEER]),
-        {"ours": shlex.join(sides[OURS]), "peer": shlex.join(peer), **asdict(asked)}, where,
+        "compare", title, figures(turns[OURS], turns[PEER]), {"peer_command": shlex.join(peer), **asdict(asked)}, where,
         notes=[*machine.notes(where), "ratios: medians over rounds; more than 1 speaks for ours"],
     )  # fmt: skip
     written.finish(asked, result)
