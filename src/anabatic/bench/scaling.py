@@ -52,7 +52,7 @@ def run(asked: BenchScaling, name: str, job: Any, words: Sequence[str]) -> int:
     where = machine.facts(load, device.get("name", ""), counts[-1])
     sizes = {count: dict(one.plan) for count, one in found.items()}
     result = Result(
-        "scaling", f"{shlex.join(words)}: {'weak' if asked.weak else 'strong'} scaling", figures,
+        "scaling", f"{shlex.join(words)}; {'weak' if asked.weak else 'strong'} scaling", figures,
         {"command": shlex.join(words), **asdict(asked), "sizes": sizes}, where, "devices",
         [*machine.notes(where), *_notes(device.get("type", ""), counts[-1], where["cores"])],
     )  # fmt: skip

@@ -47,7 +47,7 @@ def run(asked: BenchTrain, name: str, job: Any, words: Sequence[str]) -> int:
     where = machine.facts(load, found.device.get("name", ""), found.device.get("world_size", 1))
     paper, told = planned(name, job, found)
     result = Result(
-        "train", f"{shlex.join(words)}: {asked.repeats} x {asked.steps} steps", figures(found, asked.warm_up, paper),
+        "train", f"{shlex.join(words)}; {asked.repeats} x {asked.steps} steps", figures(found, asked.warm_up, paper),
         {"command": shlex.join(words), **asdict(asked), "sizes": dict(found.plan)}, where,
         notes=[*machine.notes(where), *told],
     )  # fmt: skip
