@@ -39,7 +39,8 @@ class Scorer:
         self._tokenizer = tokenizers.load(tokenizer_folder(folder, shares))
         if not self._tokenizer.chat_template:
             raise ConfigError(f"{folder} has no chat template", "a reward model reads conversations: add one")
-        self._model = _load(folder, shares).to(device.torch).eval().requires_grad_(False)
+        model: Any = _load(folder, shares)  # transformers' `to` is not typed as it is called
+        self._model = model.to(device.torch).eval().requires_grad_(False)
         self._device = device
         self.max_len: int = self._model.config.max_position_embeddings
 
