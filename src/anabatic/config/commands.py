@@ -204,6 +204,7 @@ _ROWS = (
         "anabatic.recipes.evaluate:run",
         "Measure a model: bits per byte, tasks beside chance.",
         makes=("eval.json",),
+        short={"device.nproc": "--nproc --npus"},
         words="model",
     ),
     Command(
