@@ -26,9 +26,9 @@ OPEN = "…"
 PAGES = {
     "en": (
         "# Errors",
-        "What `error:` and `hint:` can say, room by room as in [Architecture](../concepts/architecture.md). `…` stands for\n"
-        "what is known only when it happens. The exit code is the kind's. Errors of other programs (CANN, HCCL, torch_npu,\n"
-        "the driver): [Explaining errors](../guides/explain.md).",
+        "What `error:` and `hint:` can say, room by room as in [Architecture](../concepts/architecture.md).\n"
+        "`…` stands for what is known only when it happens. The exit code is the kind's. Errors of other\n"
+        "programs (CANN, HCCL, torch_npu, the driver): [Explaining errors](../guides/explain.md).",
         "| error | hint |",
         "Exit code",
     ),
