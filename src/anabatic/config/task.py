@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anabatic.config.shared import require
+from anabatic.core.errors import ConfigError
 
 Kind = Literal["choices", "cloze", "completion", "perplexity", "generate"]
 Metric = Literal["acc", "acc_norm", "acc_bytes", "acc_tokens", "exact", "perplexity", "bits_per_byte"]
@@ -99,8 +101,36 @@ class EvalTask:
         require(
             self.chance is None or 0 <= self.chance < 1, f"chance is {self.chance}", "use a share from 0 to below 1"
         )
-        require(not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one")
+        require(
+            not (self.shots and self.kind == "perplexity"), f"shots is {self.shots}, and whole texts have no examples",
+            "leave shots out",
+        )  # fmt: skip
+        require(
+            not self.chat or self.kind in _IN_CHATS,
+            f"chat is true, and a task of the kind {self.kind} is not asked in conversations",
+            f"use the kind {' or '.join(_IN_CHATS)}",
+        )
+        if self.kind == "generate":
+            self._require_judge(where)
+
+    def _require_judge(self, where: str) -> None:
         require(not (self.check == "python" and not self.program), "program is not given", "check: python runs one")
+        require(
+            self.answer not in ("", None) or self.check not in _BY_ANSWER,
+            f"answer of {where} is not given, and check: {self.check} compares with it",
+            'give one, answer: "{{ column }}"',
+        )
+        require(
+            self.check != "generated" or bool(self.data.task), f"check is generated, and the rows of {where} are not",
+            "check: generated goes with data: {task: NAME}",
+        )  # fmt: skip
+        if self.extract != "regex":
+            return
+        require(bool(self.pattern), "pattern is not given", "extract: regex needs one")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern {self.pattern!r}: {error}", "give a regular expression of Python") from error
 
     @property
     def examples_data(self) -> TaskData | None:
@@ -118,6 +148,8 @@ class EvalTask:
         return self.metric or METRICS[self.kind][0]
 
 
+_IN_CHATS: tuple[Kind, ...] = ("choices", "generate")
+_BY_ANSWER: tuple[Check, ...] = ("equal", "number", "contains", "generated")
 _NEEDS: dict[Kind, tuple[str, ...]] = {
     "choices": ("prompt", "choices", "answer"),
     "cloze": ("contexts", "continuation", "answer"),

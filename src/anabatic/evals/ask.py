@@ -119,7 +119,7 @@ def prepare(planned: Planned, how: How) -> Prepared:
         DataError: its rows are missing, damaged or too few.
     """
     task, limit = planned.task, planned.limit or how.limit
-    shots = task.shots if how.shots is None else how.shots
+    shots = task.shots if how.shots is None or task.kind == "perplexity" else how.shots
     rows = _rows(task, task.data, planned.beside, how, limit)
     apart = task.examples_data
     examples = None if apart is None or not shots else _rows(task, apart, planned.beside, how, None)

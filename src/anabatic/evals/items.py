@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -88,7 +88,7 @@ def items(
         ConfigError: a template is broken.
         DataError: a row lacks something, or there are fewer rows than examples asked for.
     """
-    _check_templates(task)
+    _check_templates(task, rows[0].columns if rows else ())
     kept = [row for row in rows if not task.keep or template.value(task.keep, row, f"keep of {task.name}")]
     if not kept:
         raise DataError(f"{task.name}: none of {len(rows):,} rows is kept", f'look at its `keep`: "{task.keep}"')
@@ -102,14 +102,14 @@ def items(
     return [_item(task, kept[at], at, examples.of(at)) for at in chosen]
 
 
-def _check_templates(task: EvalTask) -> None:
-    for name in ("prompt", "continuation", "description", "keep", "group_by", "shots_same", "program", "system"):
+def _check_templates(task: EvalTask, columns: Container[str]) -> None:
+    for name in ("description", "program", "system"):
         template.check(getattr(task, name), f"{name} of {task.name}")
-    for name in ("choices", "contexts", "answer"):
+    for name in ("prompt", "continuation", "keep", "group_by", "shots_same", "choices", "contexts", "answer"):
         given = getattr(task, name)
         for one in given if isinstance(given, list) else [given]:
             if isinstance(one, str):
-                template.check(one, f"{name} of {task.name}")
+                template.check(one, f"{name} of {task.name}", () if isinstance(given, list) else columns)
 
 
 class _Examples:

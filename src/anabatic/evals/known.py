@@ -93,6 +93,10 @@ def _add(
     """Add a task, or those of a group; return the names of the tasks."""
     if name in above:
         raise ConfigError(f"the group {name} holds itself: {' > '.join((*above, name))}", "take it out")
+    if name == core.NAME:
+        raise ConfigError(
+            f"the group {above[-1]} holds {name}, which has a figure of its own", f"ask both: --tasks {above[0]},{name}"
+        )
     found, folder = read(name, beside)
     if isinstance(found, EvalTask):
         other = tasks.get(found.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -46,6 +47,6 @@ class RewardModel:
         with self._device.autocast():
             out = self._model(torch.tensor([ids], device=self._device.torch)).logits
         value = float(out[0, 0])
-        if value != value:
-            raise Fault("the reward model's number is nan")
+        if not math.isfinite(value):
+            raise Fault(f"the reward model's number is {value}")
         return value

@@ -14,7 +14,7 @@ from typing import Any
 
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.core.text import did_you_mean
-from anabatic.data import tasks
+from anabatic.data import answers, tasks
 from anabatic.data.document import Message
 from anabatic.data.questions import Question
 from anabatic.rl.judge import Fault, UserFile
@@ -43,27 +43,17 @@ def same(expected: str, said: str) -> bool:
     last one, else everything. Numbers are compared as numbers, other texts without regard to case and blanks.
     """
     wanted = final(expected)
-    number = _number(wanted)
+    number = answers.canonical(wanted)
     if number is None:
         return wanted.casefold().split() == final(said).casefold().split()
-    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", final(said))
-    return bool(found) and _number(found[-1]) == number
+    return answers.number(said) == number
 
 
 def final(text: str) -> str:
     """Return the part of a text that holds the answer."""
     if "####" in text:
         return text.rpartition("####")[2].strip()
-    boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
-    return boxed[-1].strip() if boxed else text.strip()
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text.replace(",", "").removeprefix("$").rstrip("."))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    return next(iter(answers.boxed(text)), text).strip()
 
 
 def formed(rollout: Rollout, question: Question, pattern: re.Pattern[str]) -> float:
@@ -81,7 +71,7 @@ def of_file(rollout: Rollout, question: Question, file: UserFile, function: str)
     """What a user's function returns for `(text, row)`."""
     value = file.call(function, rollout.text, about(rollout, question))
     if not isinstance(value, float) or not math.isfinite(value):
-        raise Fault(f"{function} returned {value!r}, not a finite number")
+        raise Fault(f"{function} returned {value!r:.100}, not a finite number")
     return value
 
 
@@ -174,7 +164,8 @@ class Rewards:
         file.require(_TURN)
 
         def say(question: Question, messages: list[Message]) -> str | None:
-            said = file.call(_TURN, messages, question.row)
+            told = {**question.row, "question": question.text, "answer": question.answer}
+            said = file.call(_TURN, messages, told)
             if said is not None and not isinstance(said, str):
                 raise Fault(f"{_TURN} returned {said!r}, neither a text nor None")
             return said
