@@ -22,6 +22,8 @@ METRICS: dict[Kind, tuple[Metric, ...]] = {
     "generate": ("exact",),
 }
 """What each kind measures; the first is the one that counts unless `metric` names another."""
+TEXT_METRICS: tuple[Metric, ...] = ("bits_per_byte", "perplexity")
+"""Those that are no shares of items."""
 
 
 @dataclass(kw_only=True)
@@ -80,6 +82,7 @@ class EvalTask:
 
     def __post_init__(self) -> None:
         where = self.name or "the task"
+        require(where.isprintable(), f"name is {where!r}", "use letters in one line")
         sources = [name for name in ("files", "hub", "task") if getattr(self.data, name)]
         require(
             len(sources) == 1,
@@ -110,6 +113,9 @@ class EvalTask:
             f"chat is true, and a task of the kind {self.kind} is not asked in conversations",
             f"use the kind {' or '.join(_IN_CHATS)}",
         )
+        longest = self.max_new_tokens
+        require(longest is None or longest >= 1, f"max_new_tokens is {longest}", "use 1 or more, or leave it out")
+        require(all(self.stop), "a text of stop is empty", "leave it out")
         if self.kind == "generate":
             self._require_judge(where)
 

@@ -20,7 +20,7 @@ from anabatic.data.tokenizer import chat_prompt
 from anabatic.evals import records
 from anabatic.evals.encode import encode, prefix_token
 from anabatic.evals.items import Item, items, require_chat
-from anabatic.evals.judge import judge
+from anabatic.evals.judge import judge, require_judged
 from anabatic.evals.known import Planned
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.locate import locate
@@ -123,7 +123,10 @@ def prepare(planned: Planned, how: How) -> Prepared:
     rows = _rows(task, task.data, planned.beside, how, limit)
     apart = task.examples_data
     examples = None if apart is None or not shots else _rows(task, apart, planned.beside, how, None)
-    return Prepared(task, items(task, rows, examples, shots=shots, limit=limit, seed=how.seed), shots)
+    made = items(task, rows, examples, shots=shots, limit=limit, seed=how.seed)
+    for item in made if task.kind == "generate" else ():
+        require_judged(task, item)
+    return Prepared(task, made, shots)
 
 
 def _rows(task: EvalTask, data: TaskData, beside: Path | None, how: How, limit: int | None) -> list[RawRow]:

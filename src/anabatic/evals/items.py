@@ -215,7 +215,8 @@ def _texts(task: EvalTask, row: RawRow, name: str) -> list[str]:
     if not isinstance(given, (list, tuple)) or len(given) < 2:
         raise DataError(
             f"{row.place}: {what} is {given!r:.60}, not a list of two or more",
-            'write a list, or a column that holds one: "{{ column }}"',
+            'write a list of templates, or a column that holds one: "{{ column }}"; a text is parted by "{{'
+            " column.split(';') }}\"",
         )
     texts = [str(one) for one in given]
     if empty := [at for at, one in enumerate(texts, start=1) if not one]:
