@@ -121,22 +121,21 @@ class EvalTask:
 
     def _require_judge(self, where: str) -> None:
         require(not (self.check == "python" and not self.program), "program is not given", "check: python runs one")
+        require(not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern {self.pattern!r}: {error}", "give a regular expression of Python") from error
         require(
             self.answer not in ("", None) or self.check not in _BY_ANSWER,
             f"answer of {where} is not given, and check: {self.check} compares with it",
             'give one, answer: "{{ column }}"',
         )
         require(
-            self.check != "generated" or bool(self.data.task), f"check is generated, and the rows of {where} are not",
+            self.check != "generated" or bool(self.data.task),
+            f"check is generated, and the rows of {where} are not",
             "check: generated goes with data: {task: NAME}",
-        )  # fmt: skip
-        if self.extract != "regex":
-            return
-        require(bool(self.pattern), "pattern is not given", "extract: regex needs one")
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ConfigError(f"pattern {self.pattern!r}: {error}", "give a regular expression of Python") from error
+        )
 
     @property
     def examples_data(self) -> TaskData | None:

@@ -116,6 +116,9 @@ class UserFile:
 
     def _take(self, read: bytes) -> None:
         if not read:
+            assert self._process is not None
+            with suppress(subprocess.TimeoutExpired):  # it closes its files before it ends
+                self._process.wait(1)
             raise Fault(f"its process ended with code {self.close()}")
         self._rest += read
 

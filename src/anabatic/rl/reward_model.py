@@ -6,36 +6,44 @@ import math
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.questions import Question
 from anabatic.device.device import Device
+from anabatic.models.hf import load_config, resolve
 from anabatic.rl.judge import Fault
 from anabatic.rl.rollout import Rollout
 
 
 class RewardModel:
-    """A Hugging Face folder of a sequence classifier with one label, with its tokenizer and chat template.
+    """A sequence classifier with one label, with its tokenizer and chat template.
+
+    Args:
+        named: its Hugging Face folder, or the run folder that it lies in.
 
     Raises:
         DataError: the folder is missing or damaged.
-        ConfigError: its model has several labels, or its tokenizer no chat template.
+        ConfigError: its model is another one, or has several labels, or its tokenizer no chat template.
     """
 
-    def __init__(self, folder: Path, device: Device) -> None:
-        if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder", "name that of a reward model: model:FOLDER")
+    def __init__(self, named: Path, device: Device) -> None:
+        folder = resolve(named)
+        config = load_config(folder)
+        kinds = config.architectures or ["nothing"]
+        if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+            raise ConfigError(
+                f"{folder} is no sequence classifier: its config.json says {', '.join(kinds)}",
+                "make a reward model with `anabatic reward`",
+            )
+        if config.num_labels != 1:
+            raise ConfigError(f"{folder} has {config.num_labels} labels", "a reward model has one")
         self._tokenizer = tokenizers.load(folder)
         if not self._tokenizer.chat_template:
             raise ConfigError(f"{folder} has no chat template", "a reward model reads conversations: add one")
-        try:
-            model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise DataError(f"{folder}: {error}", "is it the folder of a sequence classifier?") from error
-        if model.config.num_labels != 1:
-            raise ConfigError(f"{folder} has {model.config.num_labels} labels", "a reward model has one")
+        model = _loaded(folder)
         self._model = model.to(device.torch).eval().requires_grad_(False)
         self._device = device
 
@@ -50,3 +58,23 @@ class RewardModel:
         if not math.isfinite(value):
             raise Fault(f"the reward model's number is {value}")
         return value
+
+
+def _loaded(folder: Path) -> PreTrainedModel:
+    """Load a classifier, whole and without a progress bar between the lines of the log."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model, told = AutoModelForSequenceClassification.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(f"{folder}: {error}", "is it the folder of a sequence classifier?") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    if told["missing_keys"]:
+        missing = ", ".join(sorted(told["missing_keys"])[:3])
+        raise DataError(f"{folder}: weights are missing: {missing}", "copy the folder again")
+    whole: PreTrainedModel = model
+    return whole

@@ -36,7 +36,7 @@ def main(file: str) -> None:
         name, arguments = json.loads(line)
         try:
             answer = {"value": _plain(getattr(module, name)(*arguments))}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             answer = {"error": _where(error)}
         if os.getpid() != served:  # a copy that the function has forked must not answer, too
             os._exit(0)

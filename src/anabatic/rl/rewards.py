@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from anabatic.core.errors import ConfigError, DataError, Failure
+from anabatic.core.heart import HEART
 from anabatic.core.text import did_you_mean
 from anabatic.data import answers, tasks
 from anabatic.data.document import Message
@@ -179,16 +180,25 @@ class Rewards:
             DataError: the reward is `answer`, and a row has none.
         """
         if any(reward.score is answered for reward in self.rewards):
-            without = next((question for question in questions if question.answer is None), None)
+            without = next((question for question in questions if not (question.answer or "").strip()), None)
             if without is not None:
                 raise DataError(
                     f"{without.id}: the row has no answer, and the reward is `answer`",
                     "give rows an answer, or name another reward",
                 )
 
-    def judge(self, rollouts: Sequence[Rollout], questions: Sequence[Question]) -> None:
-        """Set scores, faults and rewards of the rollouts; a reward that fails counts 0."""
+    def judge(
+        self, rollouts: Sequence[Rollout], questions: Sequence[Question], stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Set scores, faults and rewards of the rollouts; a reward that fails counts 0.
+
+        Args:
+            stopping: asked before every answer; where it is True, False is returned and the rest not judged.
+        """
         for rollout in rollouts:
+            if stopping():
+                return False
+            HEART.beat()  # rewards may take longer than a launcher waits for a sign of life
             for reward in self.rewards:
                 try:
                     score = reward.score(rollout, questions[rollout.question])
@@ -196,6 +206,7 @@ class Rewards:
                     rollout.faults[reward.name], score = str(fault), 0.0
                 rollout.scores[reward.name] = score
                 rollout.reward += reward.weight * score
+        return True
 
     def require_some(self, rollouts: Sequence[Rollout]) -> None:
         """Make sure that no reward has failed for every answer.

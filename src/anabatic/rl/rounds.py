@@ -42,6 +42,7 @@ class Rounds:
         micro_steps: micro-batches of a rank for an update.
         pad_id: a token that is never read.
         state: of the batch before.
+        stopping: whether somebody wishes to stop.
     """
 
     job: RlJob
@@ -54,9 +55,11 @@ class Rounds:
     micro_steps: int
     pad_id: int
     state: dict[str, Any]
+    stopping: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self._queue: deque[Batch] = deque()
+        self._flat = False
         self.go_to(self.state)
 
     @property
@@ -73,7 +76,7 @@ class Rounds:
         return self
 
     def __next__(self) -> Batch | None:
-        """Return the next micro-batch; None: a signal came while answers were drawn."""
+        """Return the next micro-batch; None: a signal came while answers were drawn or judged."""
         if not self._queue:
             held, told = self.state["held"], self.state["told"]
             if not held:
@@ -91,7 +94,8 @@ class Rounds:
         if mine is None:
             return None
         drawn = time.perf_counter()
-        self.rewards.judge(mine, self.questions)
+        if not self.rewards.judge(mine, self.questions, self.stopping):
+            return None
         judged = time.perf_counter()
         shares = all_gather_text(json.dumps([vars(one) for one in mine]), self.world)
         every = sorted((Rollout(**one) for share in shares for one in json.loads(share)), key=lambda one: one.number)
@@ -108,7 +112,10 @@ class Rounds:
             "reward_s": round(judged - drawn, 4),
             "rollout_tokens_per_s": sum(one.length for one in every) / max(drawn - start, 1e-9),
         }
-        _warn(every)
+        warn(every)
+        if told["flat_groups"] == 1 and not self._flat:
+            self._flat = True
+            log.warn("all answers to a question got the same reward, for every question: this step taught nothing")
         return [vars(one) for one in every], told
 
     def _asks(self, number: int) -> list[Ask]:
@@ -207,7 +214,7 @@ def summary(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def _warn(rollouts: Sequence[Rollout]) -> None:
+def warn(rollouts: Sequence[Rollout]) -> None:
     """Show faults, each text once."""
     told: dict[str, int] = {}
     for one in rollouts:

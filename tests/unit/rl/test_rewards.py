@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +43,8 @@ def slow(text, row):
     return 1.0
 def dies(text, row):
     os._exit(3)
+def leaves(text, row):
+    sys.exit(4)
 def reads(text, row):
     return float(len(sys.stdin.read()))
 def forks(text, row):
@@ -140,11 +144,13 @@ def test_a_generated_task_has_its_own_rule() -> None:
 
 def test_rows_without_an_answer_are_named() -> None:
     with rewards("answer") as judges, pytest.raises(DataError, match="file.jsonl:1: the row has no answer"):
-        judges.require([question(None)])
+        judges.require([question("4"), question(None)])
+    with rewards("answer") as judges, pytest.raises(DataError, match="file.jsonl:1: the row has no answer"):
+        judges.require([question(" ")])
 
 
 def test_faults_are_counted_and_shown(file: Path) -> None:
-    specs = [f"{file}:{name}" for name in ("length", "raises", "nan", "none", "slow", "dies")]
+    specs = [f"{file}:{name}" for name in ("length", "raises", "nan", "none", "slow", "dies", "leaves")]
     with rewards(*specs, timeout=0.5) as judges:
         bad, good = rollout("slow"), rollout("good")
         judges.judge([bad, good], [question(bonus=1)])
@@ -154,6 +160,7 @@ def test_faults_are_counted_and_shown(file: Path) -> None:
     assert bad.faults["slow"] == "no answer within 0.5 s" and "slow" not in good.faults
     assert "not a finite number" in bad.faults["nan"] and "not a finite number" in bad.faults["none"]
     assert bad.faults["dies"] == "its process ended with code 3" and bad.reward == 5.0
+    assert bad.faults["leaves"].startswith("SystemExit: 4")
 
 
 def test_turns_come_from_the_file(file: Path) -> None:
@@ -268,6 +275,9 @@ def test_a_reward_model(tmp_path: Path) -> None:
     ids = tokenizer.apply_chat_template([*question().messages, *one.turns], tokenize=True, return_dict=False)
     expected = model(torch.tensor([ids])).logits[0, 0].item()
     assert RewardModel(tmp_path, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
+    run = tmp_path / "run"
+    shutil.copytree(tmp_path, run / "best_model", ignore=lambda *_: ["run"])
+    assert RewardModel(run, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
     torch.nn.init.constant_(model.score.weight, torch.inf)
     model.save_pretrained(tmp_path)
     with pytest.raises(Fault, match="number is"):
@@ -276,3 +286,7 @@ def test_a_reward_model(tmp_path: Path) -> None:
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has 2 labels"):
         RewardModel(tmp_path, device)
+    settings = json.loads((run / "best_model" / "config.json").read_text())
+    (run / "best_model" / "config.json").write_text(json.dumps({**settings, "architectures": ["Qwen2ForCausalLM"]}))
+    with pytest.raises(ConfigError, match="no sequence classifier: its config.json says Qwen2ForCausalLM"):
+        RewardModel(run, device)
