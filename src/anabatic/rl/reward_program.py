@@ -69,7 +69,10 @@ def _plain(value: Any) -> Any:
         raise ValueError(f"a text of {len(value):,} letters was returned, {_LONGEST:,} at most are taken")
     if value is None or isinstance(value, str):
         return value
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{type(value).__name__} was returned, no number and no text: {value!r:.60}") from error
 
 
 def _where(error: BaseException) -> str:

@@ -209,11 +209,15 @@ class Rewards:
         return True
 
     def require_some(self, rollouts: Sequence[Rollout]) -> None:
-        """Make sure that no reward has failed for every answer.
+        """Make sure that no reward has failed for every answer, nor `turn` for every one that was not cut off.
 
         Raises:
             Failure: one has.
         """
+        ended = [rollout for rollout in rollouts if not rollout.truncated]
+        spoken = [rollout.faults[_TURN] for rollout in ended if _TURN in rollout.faults]
+        if len(spoken) == len(ended) > len(rollouts) // 2:
+            raise Failure(f"{_TURN} failed for all {len(spoken)} answers: {spoken[0]}", "mend the function")
         for reward in self.rewards:
             faults = [rollout.faults[reward.name] for rollout in rollouts if reward.name in rollout.faults]
             if len(faults) == len(rollouts) > 0:

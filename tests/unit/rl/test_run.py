@@ -19,6 +19,7 @@ from anabatic.core.child import PREEMPTED
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, Failure
 from anabatic.data.questions import Question
 from anabatic.recipes.rl import run
+from anabatic.rl.judge import Fault
 from anabatic.rl.rewards import Rewards
 from anabatic.rl.rollout import Rollout
 from unit.rl.conftest import Make
@@ -146,5 +147,33 @@ def test_a_step_that_teaches_nothing_is_told_once(make: Make, tmp_path: Path, ca
     file = tmp_path / "same.py"
     file.write_text("def same(text, row):\n    return 1.0\n")
     with caplog.at_level(logging.WARNING, logger="anabatic"):
-        assert run(make(steps=2, rewards=[f"{file}:same"])) == 0
-    assert caplog.text.count("this step taught nothing") == 1
+        assert run(make(steps=2, rewards=[f"{file}:same"], mask_truncated=False)) == 0
+    assert caplog.text.count("got the same reward, for every question: this step teaches nothing") == 1
+
+
+def test_answers_that_are_all_cut_off_teach_nothing_and_break_nothing(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make(steps=2)
+    job.sampling.max_new_tokens = 1
+    with caplog.at_level(logging.INFO, logger="anabatic"):
+        assert run(job) == 0
+    assert (
+        caplog.text.count("all answers were cut off at their limit") == 1 and "no loss: nothing learned" in caplog.text
+    )
+    assert [row["targets"] for row in rows(job)] == [0, 0]
+    before = load_file(Path(job.model) / "model.safetensors")
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(job).items())
+
+
+def test_a_turn_that_always_fails_ends_the_run(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "talk.py"
+    file.write_text("def good(text, row):\n    return len(text)\n\ndef turn(messages, row):\n    return [1]\n")
+    some = [Rollout(0, number, [1, 2], 1, [1], [0.0], "a", faults={"turn": "no"}) for number in range(3)]
+    with Rewards([f"{file}:good"], pattern="", timeout=5.0, room=8) as judges:
+        with pytest.raises(Fault, match="list was returned, no number and no text"):
+            judges.turn()(Question("q:1", [{"role": "user", "content": "a?"}]), [])
+        judges.require_some([*some, Rollout(0, 3, [1], 1)])
+        with pytest.raises(Failure, match="turn failed for all 3 answers: no"):
+            judges.require_some([*some, Rollout(0, 3, [1], 1, truncated=True)])
+        judges.require_some([some[0], *(Rollout(0, 3, [1], 1, truncated=True) for _ in range(2))])
