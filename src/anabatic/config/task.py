@@ -89,6 +89,16 @@ class EvalTask:
             f"data of {where} names {' and '.join(sources) or 'no rows'}",
             "give one of data.files, data.hub, data.task",
         )
+        for name in ("keep", "group_by", "shots_same"):
+            value = getattr(self, name)
+            same = f'{name} of {where} is "{value}" for every row'
+            require(not value or "{" in value, same, f'write "{{{{ {value} }}}}" for what comes of a row')
+        apart = self.examples_data
+        require(
+            apart is None or apart is self.shots_data or bool(self.data.hub),
+            f"shots_data of {where} names a part of a data set, and data.files or data.task have none",
+            "give shots_data: {files: [...]}, or leave it out: examples are other rows then",
+        )
         for name in _NEEDS[self.kind]:
             require(
                 getattr(self, name) not in ("", None),

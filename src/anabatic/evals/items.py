@@ -135,7 +135,7 @@ class _Examples:
         if not self._shots:
             return []
         key = self._key(self._rows[at])
-        pool = [other for other in self._pool[key] if not (self._own and other == at)]
+        pool = [other for other in self._pool[key] if not self._is_itself(other, at)]
         if len(pool) < self._shots:
             alike = f" with {self._task.shots_same} as in {self._rows[at].place}" if key else ""
             raise DataError(
@@ -144,6 +144,12 @@ class _Examples:
                 f"ask for fewer with --shots {len(pool)}, or give more rows",
             )
         return [self._solved(one) for one in self._drawn(pool, at)]
+
+    def _is_itself(self, other: int, at: int) -> bool:
+        """Tell whether an example would be the question: also where both are drawn from the same file."""
+        if self._own:
+            return other == at
+        return self._source[other] == self._rows[at]
 
     def _drawn(self, pool: list[int], at: int) -> list[int]:
         draw = self._task.shots_draw
@@ -218,6 +224,8 @@ def _texts(task: EvalTask, row: RawRow, name: str) -> list[str]:
             'write a list of templates, or a column that holds one: "{{ column }}"; a text is parted by "{{'
             " column.split(';') }}\"",
         )
+    if inner := [one for one in given if isinstance(one, (list, tuple, dict))]:
+        raise DataError(f"{row.place}: {what} holds {inner[0]!r:.60}, which is no text", "write one template for each")
     texts = [str(one) for one in given]
     if empty := [at for at, one in enumerate(texts, start=1) if not one]:
         raise DataError(f"{row.place}: number {empty[0]} in {what} is empty", "mend the row")
@@ -229,7 +237,7 @@ def _gold(task: EvalTask, row: RawRow, texts: list[str]) -> int:
     what = f"answer of {task.name}"
     given = template.value(task.answer, row, what)
     found = -1
-    if isinstance(given, int):
+    if isinstance(given, int) or (isinstance(given, float) and given.is_integer()):  # of floats: a column with gaps
         found = int(given)
     elif isinstance(given, str):
         said = given.strip()

@@ -186,6 +186,10 @@ def test_the_same_rows_from_every_format(tmp_path):
         ([{**ROW, "right": 2}], {}, "answer of capitals is 2, and there are 2 choices"),
         ([{**ROW, "right": "c d"}], {}, "answer of capitals is 'c d'"),
         ([ROW], {"shots": 3}, "3 examples before a question, and has 0 rows"),
+        ([{**ROW, "right": 0.5}], {}, "answer of capitals is 0.5"),
+        ([{**ROW, "right": math.nan}], {}, "answer of capitals is nan"),
+        ([{**ROW, "towns": ["a", ["b"]]}], {}, r"choices of capitals holds \['b'\], which is no text"),
+        ([ROW] * 3, {"shots": 3, "shots_data": TaskData(files=["capitals.jsonl"])}, "and has 2 rows for them"),
         ([ROW], {"keep": "{{ false }}"}, "none of 1 rows is kept"),
         ([{**ROW, "land": 3}], {"prompt": "{{ land.upper() }}"}, "line 1: prompt of capitals"),
         ([ROW], {"prompt": "{{ land"}, "prompt of capitals is no template"),
@@ -215,7 +219,7 @@ def test_a_column_of_any_name_is_read_from_row(tmp_path):
     planned = capitals(
         tmp_path, prompt="{{ row['The land'] }}", choices="{{ ['a', 'b', row['The land']] }}", answer="{{ row.self }}"
     )
-    write(tmp_path / "capitals.jsonl", [{"The land": "Norway", "self": 1}])
+    write(tmp_path / "capitals.jsonl", [{"The land": "Norway", "self": 1.0}])
     (item,) = prepare(planned, How()).items
     assert item.question == "Norway" and item.labels == ["a", "b", "Norway"] and item.gold == 1
 
@@ -231,6 +235,8 @@ def test_a_column_of_any_name_is_read_from_row(tmp_path):
         ("kind: perplexity\nprompt: x\nshots: 2\n", "whole texts have no examples"),
         ("kind: completion\nprompt: x\ncontinuation: y\nchat: true\n", "not asked in conversations"),
         ("kind: perplexity\nprompt: x\nname: |\n  a\n  b\n", "use letters in one line"),
+        ("prompt: x\nchoices: [a, b]\nanswer: 0\nkeep: right == 1\n", 'keep of mine is "right == 1" for every row'),
+        ("prompt: x\nchoices: [a, b]\nanswer: 0\nshots_data: {split: train}\n", "data.files or data.task have none"),
         ("tasks: [core]\n", "holds core, which has a figure of its own"),
         ("tasks: [whole.yaml, 'task:spelling']\n", "is a mean of bits_per_byte, exact, which is no figure"),
         ("tasks: [whole.yaml]\naggregate: centred\n", "measure bits_per_byte: that has no chance"),
