@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from anabatic.core.errors import ConfigError, DataError
@@ -60,7 +61,7 @@ class RewardModel:
         return value
 
 
-def _loaded(folder: Path) -> PreTrainedModel:
+def _loaded(folder: Path) -> Any:
     """Load a classifier, whole and without a progress bar between the lines of the log."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -76,5 +77,4 @@ def _loaded(folder: Path) -> PreTrainedModel:
     if told["missing_keys"]:
         missing = ", ".join(sorted(told["missing_keys"])[:3])
         raise DataError(f"{folder}: weights are missing: {missing}", "copy the folder again")
-    whole: PreTrainedModel = model
-    return whole
+    return model
