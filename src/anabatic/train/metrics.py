@@ -19,7 +19,7 @@ from anabatic.train.sinks import Sink, open_sinks, switched_off
 _MUCH_PADDING = 0.01
 """A packed batch has hardly any; less than this share is not worth a word."""
 _TRAIN_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
-    ("loss", lambda value: f"loss {value:.4f}" if value == value else "no loss: nothing learned"),
+    ("loss", lambda value: f"loss {value:.4f}"),
     ("reward", lambda value: f"reward {value:.3f}"),
     ("answer_tokens", lambda value: f"{value:.1f} tokens"),
     ("truncated", lambda value: f"truncated {100 * value:.1f} %" if value else ""),
