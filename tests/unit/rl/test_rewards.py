@@ -288,5 +288,5 @@ def test_a_reward_model(tmp_path: Path) -> None:
         RewardModel(tmp_path, device)
     settings = json.loads((run / "best_model" / "config.json").read_text())
     (run / "best_model" / "config.json").write_text(json.dumps({**settings, "architectures": ["Qwen2ForCausalLM"]}))
-    with pytest.raises(ConfigError, match="no sequence classifier: its config.json says Qwen2ForCausalLM"):
+    with pytest.raises(DataError, match="is no reward model"):
         RewardModel(run, device)
