@@ -67,7 +67,7 @@ def take(number: int, replaced: Callable[[str], NoReturn]) -> None:
             _remove(state, context.settings, others)
         return join(op, context, deadline)
 
-    rendezvous._RendezvousJoinOp.__call__ = succeed  # type: ignore[method-assign]
+    rendezvous._RendezvousJoinOp.__call__ = succeed  # type: ignore[method-assign, assignment]
 
 
 def _same_machine(one: Any, other: Any) -> bool:
