@@ -47,8 +47,17 @@ _CLASSIFY = (
 )
 """Verb, and its name in `cli/classify.py`."""
 
+_CONVERT = (
+    ("swift", "Print the recipe for a command of ms-swift."),
+    ("llamafactory", "Print the recipe for a file or command of LLaMA-Factory."),
+    ("deepspeed", "Print the recipe for a DeepSpeed file, or a script under a launcher."),
+    ("nanochat", "Print the recipe or pipeline for commands of nanochat."),
+)
+"""Program, and the help of `config from-PROGRAM`."""
+
 _DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
 _CHECKPOINT = "List, verify or export the checkpoints of a run."
+_BENCH = "Measure training, answers, tokens, collectives, files, or another program."
 _ENV = "Print the variables that this machine needs, for eval."
 EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
@@ -81,6 +90,7 @@ def build() -> App:
         group=TRAIN,
     )  # fmt: skip
     app.command("anabatic.cli.plan:plan", name="plan", help="Say what memory and time a training needs.", group=TRAIN)
+    app.command("anabatic.cli.bench:app", name="bench", help=_BENCH, group=MACHINE)
     classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
     for verb, name in _CLASSIFY:
         classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)
@@ -90,9 +100,12 @@ def build() -> App:
     app.command(
         "anabatic.cli.monitor:monitor", name="monitor", help="Look at devices, and at a run beside them.", group=MACHINE
     )
-    config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
+    config = App(name="config", help="Show, check or convert recipes.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
+    for name, about in _CONVERT:
+        function = f"anabatic.cli.convert:from_{name}"
+        config.command(function, name=f"from-{name}", help=about)
     app.command(config)
     for flag in ("--help", "--version"):
         app[flag].group = OPTIONS
