@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -80,8 +79,7 @@ def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path:
             "--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port,
             "--nproc", 1, "--max-restarts", 3, "--join-seconds", 120,
         )  # fmt: skip
-        # Started cold: one that is back within a second, before its loss is noticed, may become rank 0.
-        return replace(home, program=("env",)).start(*words, *home.pretrain(out))
+        return home.start(*words, *home.pretrain(out))
 
     one = machine(1)  # the order in which they come does not matter
     zero = machine(0)
@@ -95,15 +93,32 @@ def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path:
     assert command.losses(out) == command.losses(base2)
 
 
+def test_of_two_machines_with_one_number_the_later_takes_part(home: Home, tmp_path: Path) -> None:
+    at = ("--nnodes", 3, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--max-restarts", 2)
+    zero, *ones = [
+        home.start(*launch(*at, "--node-rank", number), *home.pretrain(tmp_path / "run")) for number in (0, 1, 1)
+    ]
+    command.wait_for(zero, lambda: any(one.poll() is not None for one in ones))
+    replaced, stays = sorted(ones, key=lambda one: one.poll() is None)
+    said = command.end(replaced, 1).err
+    assert "error: machine 1 has come again, from 127.0.0.1: that one takes part in its place" in said
+    assert "starting again" not in said and stays.poll() is None
+    for process in (zero, stays):
+        process.send_signal(signal.SIGTERM)
+    for process in (zero, stays):
+        command.end(process, 143)
+
+
 def test_machines_with_different_jobs_are_told(home: Home, tmp_path: Path) -> None:
-    port = free_port()
+    at = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--max-restarts", 2)
     processes = []
     for number, seed in ((0, 1), (1, 2)):
-        words = launch("--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port)
+        words = launch(*at, "--node-rank", number)
         processes.append(home.start(*words, *home.pretrain(tmp_path / "run", more={"seed": seed})))
     for process in processes:
         said = command.end(process, 2).err
         assert "error: the machines run different jobs: seed is 1 on machine 0 and 2 on machine 1" in said
+        assert "starting again" not in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

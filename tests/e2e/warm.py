@@ -295,19 +295,22 @@ class _Forking(subprocess.Popen):  # type: ignore[type-arg]
             return
         sys.stdout.flush()
         sys.stderr.flush()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # none may reach our handlers there
         self.pid = os.fork()
         self._child_created = True
         if self.pid == 0:
-            _child(words, variables, given)
+            _child(words, variables, given, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _child(words: list[str], variables: Mapping[str, str], given: Mapping[str, Any]) -> NoReturn:
+def _child(words: list[str], variables: Mapping[str, str], given: Mapping[str, Any], mask: set[Any]) -> NoReturn:
     """What lies between a fork and the new program: signals, session, files."""
     atexit._clear()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if given["start_new_session"]:
         os.setsid()
     if given["preexec_fn"] is not None:

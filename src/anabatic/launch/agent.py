@@ -18,12 +18,11 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from anabatic.core import child
-from anabatic.launch import reports, spare, way
+from anabatic.launch import place, reports, spare, way
 from anabatic.launch.forkserver import PRELOAD, WORDS, Forkserver
-from anabatic.launch.place import Place
 from anabatic.launch.roll import Roll, lost
 
 _QUIET = ("ChildFailedError", "SignalException")
@@ -55,7 +54,7 @@ def main() -> None:
     roll = None
     if root is not None and (root / reports.MACHINE).is_file():
         machine = json.loads((root / reports.MACHINE).read_text(encoding="utf-8"))
-        _order_machines(machine["number"])
+        place.take(machine["number"], functools.partial(_give_way, root))
         roll = Roll(**machine, refuse=functools.partial(_refuse, root))
         roll.start()
     try:
@@ -119,6 +118,14 @@ def _refuse(root: Path, differences: list[str]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _give_way(root: Path, address: str) -> NoReturn:
+    """End, and leave the rendezvous open for the process that has taken our place: torch closes it for other errors."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    (root / reports.REPLACED).write_text(address, encoding="utf-8")
+    raise SignalException("replaced", signal.SIGTERM)
+
+
 def _report_into(root: Path, devices: bool) -> None:
     """Give every start of the workers a folder, and leave there who failed by itself and how.
 
@@ -157,19 +164,6 @@ def _replace_devices(nproc: int) -> None:
     os.environ.update(variables)
     if line:
         sys.stderr.write(f"warning: {line}\n")
-
-
-def _order_machines(node_rank: int) -> None:
-    """Make machine 0 hold rank 0.
-
-    `DynamicRendezvousHandler._node_desc_generator` of torch 2.13 (elastic/rendezvous/dynamic_rendezvous.py) names
-    machines by their address, and their ranks follow from the order of the names.
-    """
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-
-    generator = DynamicRendezvousHandler._node_desc_generator
-    generate = generator.generate
-    generator.generate = lambda local_addr=None: generate(Place(node_rank, local_addr or ""))  # type: ignore[method-assign]
 
 
 def _leave_with_parent(parent: int) -> None:

@@ -112,7 +112,7 @@ class _Supervisor:
         try:
             while True:
                 code = self._agent()
-                again = code < 0 or code == child.LOST
+                again = (code < 0 or code == child.LOST) and not self._is_sent_away()
                 if not again or self.received or self._restarts() < 1:
                     return self._outcome(128 - code if code < 0 else code)
                 why = f"killed by {signal.Signals(-code).name}" if code < 0 else self._lost()
@@ -122,6 +122,10 @@ class _Supervisor:
         finally:
             for number, handler in old.items():  # told to end: a second signal must not take our exit code away
                 signal.signal(number, signal.SIG_IGN if self.received else handler)
+
+    def _is_sent_away(self) -> bool:
+        """True when the others do not want this machine, or have another in its place: coming again would not help."""
+        return any((self.folder / name).is_file() for name in (reports.REFUSED, reports.REPLACED))
 
     def _restarts(self) -> int:
         """How many restarts are left."""
@@ -226,6 +230,13 @@ class _Supervisor:
             raise ConfigError(
                 f"the machines run different jobs: {'; '.join(lines[:3])}{', and more' if len(lines) > 3 else ''}",
                 "give the same recipe and options on every machine",
+            )
+        replaced = self.folder / reports.REPLACED
+        if replaced.is_file():
+            raise Failure(
+                f"machine {self.launch.node_rank} has come again, from {replaced.read_text(encoding='utf-8')}: that one"
+                " takes part in its place",
+                "end what is left here; machines that are to take part both need a --node-rank of their own",
             )
         if self.received and not started:
             return self._told_to_end("before the processes had begun")
