@@ -132,8 +132,8 @@ class Head:
     trees_share: float = 0.6
     """What the trees count in the mean; the network counts the rest."""
     vessel_trees: int = 0
-    """Rounds of boosted trees on the means of these numbers over a vessel's day, beside all that is said of each of its
-    segments. 0: none; 120 is good."""
+    """Rounds of boosted trees on mean, least and most of these numbers over a vessel's day, beside what is said of each
+    of its segments. 0: none; 120 is good."""
     vessel_share: float = 0.3
     """What these count in the geometric mean of both."""
     class_weights: Literal["none", "balanced"] = "none"

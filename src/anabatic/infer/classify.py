@@ -20,7 +20,7 @@ from anabatic.device.device import pick
 from anabatic.models import classifier, forest, fuse
 from anabatic.models.classifier import Description, logits, pack_rows
 from anabatic.models.hf import resolve
-from anabatic.models.vessel_means import days, means
+from anabatic.models.vessel_numbers import days, over_days
 
 ABSTAIN, UNKNOWN_CLASS = "ABSTAIN", "CLASS_UNKNOWN"
 """What stands for a class that is not named, in answers and in the words of the source's rows."""
@@ -134,8 +134,7 @@ class TrajectoryClassifier:
     def with_vessels(
         self, found: np.ndarray, features: np.ndarray, vessels: Sequence[str], starts: Sequence[int | None]
     ) -> np.ndarray:
-        """Return `probabilities` of segments with what the trees on the means of their vessels say; as they are without
-        such trees.
+        """Return probabilities of segments with what the trees on their vessels say; as they are without such trees.
 
         Args:
             found: fp64 `[n, C]`.
@@ -146,7 +145,7 @@ class TrajectoryClassifier:
         if self._vessels is None or not len(found):
             return found
         groups = days(vessels, starts)
-        told = self._vessels.probabilities(means(features, groups))[groups]
+        told = self._vessels.probabilities(over_days(features, groups))[groups]
         return forest.pooled(found, told, self.description.vessel_share)
 
     def _with_trees(self, found: np.ndarray, samples: list[Sample]) -> np.ndarray:

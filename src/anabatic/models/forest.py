@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from anabatic.core.errors import ConfigError, DataError, Failure
 
 FILE, VESSELS = "forest.safetensors", "vessel_forest.safetensors"
-"""The trees on the numbers of a segment; those on a vessel's means."""
+"""The trees on the numbers of a segment; those on the numbers of a vessel."""
 Floats = NDArray[np.float64]
 ROWS = 512
 """Rows that are asked at once: bounds the memory to rows x trees places."""
@@ -41,8 +41,8 @@ class Growth:
     """L2 on the scores of the leaves."""
 
 
-SEGMENTS = Growth(rate=0.05, leaves=15, least=30, numbers=0.3)
-BY_VESSEL = Growth(rate=0.06, leaves=8, least=10, numbers=0.2)
+SEGMENTS = Growth(rate=0.07, leaves=8, least=30, numbers=0.3)
+BY_VESSEL = Growth(rate=0.06, leaves=8, least=10, numbers=0.15)
 
 
 @dataclass(frozen=True)

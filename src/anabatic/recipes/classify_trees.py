@@ -15,7 +15,7 @@ from anabatic.data.sequences import Sequences
 from anabatic.models import forest
 from anabatic.models.classifier import Description
 from anabatic.models.forest import Forest
-from anabatic.models.vessel_means import days, means
+from anabatic.models.vessel_numbers import days, over_days
 from anabatic.trajectory.segment import Segment
 
 
@@ -25,7 +25,7 @@ class Trees:
 
     Attributes:
         segments: on the numbers of each segment; None: there are none.
-        vessels: on the means of a vessel; None: there are none.
+        vessels: on the numbers of a vessel's day; None: there are none.
     """
 
     segments: Forest | None = None
@@ -57,10 +57,10 @@ def grow(job: ClassifyTrainJob, train: Sequences, rows: Sequence[Segment], descr
     groups = days([row.vessel for row in rows], [row.start for row in rows])
     first = np.unique(groups, return_index=True)[1]
     weights = forest.even([rows[at].vessel for at in first])
-    own = means(numbers, groups)
+    own = over_days(numbers, groups)
     labels = train.labels[first]
     vessels = forest.fit(own, labels, weights, classes, head.vessel_trees, job.seed, forest.BY_VESSEL)
-    _say("means of each vessel", vessels, own, began)
+    _say("numbers of each vessel", vessels, own, began)
     return Trees(segments, vessels)
 
 
@@ -82,7 +82,7 @@ def mixer(
     if trees.vessels is None:
         return lambda probabilities: forest.mixed(probabilities, told, description.trees_share)
     groups = days([row.vessel for row in rows], [row.start for row in rows])
-    whole = trees.vessels.probabilities(means(numbers, groups))[groups]
+    whole = trees.vessels.probabilities(over_days(numbers, groups))[groups]
     return lambda probabilities: forest.pooled(
         forest.mixed(probabilities, told, description.trees_share), whole, description.vessel_share
     )

@@ -1,4 +1,4 @@
-"""Numbers of a vessel's day: the means of those of its segments."""
+"""Numbers of a vessel's day: mean, least and most of those of its segments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DAY = 86_400
-"""Seconds from a vessel's first segment on that make one row of means: a month of a vessel is not told in one."""
+"""Seconds from a vessel's first segment on that make one row: a month of a vessel is not told in one."""
 
 
 def days(vessels: Sequence[str], starts: Sequence[int | None]) -> NDArray[np.int64]:
@@ -27,21 +27,25 @@ def days(vessels: Sequence[str], starts: Sequence[int | None]) -> NDArray[np.int
     return found.reshape(-1).astype(np.int64)
 
 
-def means(numbers: NDArray[np.float32], groups: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the mean of each number in each group.
+def over_days(numbers: NDArray[np.float32], groups: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return mean, least and most of each number in each group.
 
-    Means and neither sums nor extremes: they do not say how many segments a vessel has.
+    Trees on segments do not see them: repeated on every segment of a vessel they would name the vessel.
 
     Args:
         numbers: `n x F`; NaN, not known, is left out.
         groups: `n`, from 0.
 
     Returns:
-        `g x F`; NaN where no segment of the group knows.
+        `g x 3F`: all means, then the least, then the most; NaN where no segment of the group knows.
     """
     known = np.isfinite(numbers)
     shape = (int(groups.max(initial=-1)) + 1, numbers.shape[1])
     sums, counts = np.zeros(shape), np.zeros(shape)
+    least, most = np.full(shape, np.inf), np.full(shape, -np.inf)
     np.add.at(sums, groups, np.where(known, numbers, 0.0))
     np.add.at(counts, groups, known)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).astype(np.float32)
+    np.minimum.at(least, groups, np.where(known, numbers, np.inf))
+    np.maximum.at(most, groups, np.where(known, numbers, -np.inf))
+    found = np.concatenate([sums / np.maximum(counts, 1), least, most], axis=1)
+    return np.where(np.tile(counts > 0, 3), found, np.nan).astype(np.float32)
