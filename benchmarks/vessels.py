@@ -1,13 +1,12 @@
 """How good is the vessel classifier on vessels, or in regions, that it was never trained on?
 
     python benchmarks/vessels.py --data ais_train.csv.gz --out runs/vessels [--folds 5] [--only 0,1] [--seed 0]
-        [--region california=30,42,-126,-114 ...] [--trees-only] [--overlap 0.5] [-- --schedule.epochs 3 ...]
+        [--region california=30,42,-126,-114 ...] [--trees-only] [-- --tracks.format motion --schedule.epochs 3 ...]
 
 Cross-validation: the vessels are dealt into folds, every class evenly (`trajectory.split.folds`); for each fold a
 classifier is trained on the others with the options behind `--`, and its `final_model` (no early stopping: the fold
-chooses nothing) predicts the fold. With `--region` the vessels of each box are held out instead. `--overlap`: of the
-segments that are asked; those that are learned from follow the options. Beside it stand trees alone on the numbers of
-each segment, on the same folds. All predictions go to `OUT/model.jsonl` and `OUT/trees.jsonl`, and
+chooses nothing) predicts the fold. With `--region` the vessels of each box are held out instead. Beside it stand trees
+alone on the same numbers and folds. All predictions go to `OUT/model.jsonl` and `OUT/trees.jsonl`, and
 `anabatic classify eval --predictions` prints the score.
 """
 
@@ -42,15 +41,14 @@ def main() -> None:
     job = arguments()
     job.out.mkdir(parents=True, exist_ok=True)
     segments = read_segments([job.data], Reading(format=job.words, points=job.points))
-    asked = read_segments([job.data], Reading(format=job.words, points=job.points, overlap=job.overlap))
     parts = dict(regions(segments, job.region) if job.region else folds(segments, job.folds, job.seed))
     for name, held_out in parts.items():
         if job.only and name not in job.only:
             continue
         began = time.monotonic()
-        grown = None if job.trees_only else model(job, asked, held_out, name)
+        grown = None if job.trees_only else model(job, segments, held_out, name)
         if job.groups:
-            trees(job, segments, asked, held_out, job.out / f"trees-{name}.jsonl", grown)
+            trees(job, segments, held_out, job.out / f"trees-{name}.jsonl", grown)
         print(f"{name}: {len(held_out)} vessels held out, {time.monotonic() - began:.0f} s", flush=True)
     for kind in ("trees",) if job.trees_only else ("trees", "model"):
         files = [job.out / f"{kind}-{name}.jsonl" for name in parts]
@@ -74,7 +72,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--words", default="motion")
     parser.add_argument("--points", type=int, nargs="+", default=[30])
     parser.add_argument("--groups", default=",".join(MOVING), help="of numbers; empty: words alone")
-    parser.add_argument("--overlap", type=float, default=0.0, help="of the segments that are asked")
     parser.add_argument("--trees-only", action="store_true")
     job = parser.parse_args(sys.argv[1:border])
     job.only, job.groups = ([one for one in text.split(",") if one] for text in (job.only, job.groups))
@@ -99,9 +96,7 @@ def regions(segments: Segments, boxes: list[str]) -> list[tuple[str, set[str]]]:
     return found
 
 
-def trees(
-    job: argparse.Namespace, segments: Segments, asked: Segments, held_out: set[str], path: Path, grown: Forest | None
-) -> None:
+def trees(job: argparse.Namespace, segments: Segments, held_out: set[str], path: Path, grown: Forest | None) -> None:
     """Write what trees alone say of the vessels inside `held_out`: the model's own, or fitted alike."""
     columns = [at for at, name in enumerate(features.NAMES) if features.GROUPS[name] in job.groups]
     if grown is None:
@@ -109,7 +104,7 @@ def trees(
         weights = forest.even([row.vessel for row in train])
         labels = np.array([row.label for row in train])
         grown = forest.fit(numbers(train, columns), labels, weights, len(segments.classes), 250, job.seed)
-    test = [row for row in asked.rows if row.vessel in held_out]
+    test = [row for row in segments.rows if row.vessel in held_out]
     write(path, test, grown.probabilities(numbers(test, columns)), segments.classes)
 
 

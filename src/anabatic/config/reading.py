@@ -21,8 +21,6 @@ class Reading:
     """Points of a segment; several: the tracks are cut once for each; empty: as the model was trained, else 30."""
     min_points: int = 10
     """A shorter rest at the end of a run is left out."""
-    overlap: float = 0.0
-    """Share of a segment that the next one has again: 0.5 hears about every point twice, which steadies the answer."""
     gap_minutes: float = 60.0
     """A longer silence ends a segment; 0: never, as in the source project."""
     max_still: float = 1.0
@@ -69,7 +67,6 @@ class Reading:
         require(least >= 2, f"points is {least}", "use 2 or more; the source project has 30")
         enough = 1 <= self.min_points <= least
         require(enough, f"min_points is {self.min_points}, points is {least}", "use 1 up to points")
-        require(0 <= self.overlap <= 0.9, f"overlap is {self.overlap}", "use a share from 0 to 0.9, such as 0.5")
         require(self.gap_minutes >= 0, f"gap_minutes is {self.gap_minutes}", "use 0 or more; 0 never cuts")
         require(0 <= self.max_still <= 1, f"max_still is {self.max_still}", "use a share from 0 to 1")
         require(self.max_knots > 0, f"max_knots is {self.max_knots}", "use more than 0; 80 passes fast ferries")

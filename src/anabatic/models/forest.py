@@ -39,6 +39,8 @@ class Growth:
     """Share of the numbers that a split may choose from."""
     ridge: float = 5.0
     """L2 on the scores of the leaves."""
+    bins: int = 63
+    """Values of a number that a split tells apart: fine ones, of a place above all, name single vessels."""
 
 
 SEGMENTS = Growth(rate=0.07, leaves=8, least=30, numbers=0.3)
@@ -172,6 +174,7 @@ def fit(
         min_samples_leaf=growth.least,
         l2_regularization=growth.ridge,
         max_features=growth.numbers,
+        max_bins=growth.bins,
         early_stopping=False,
         random_state=seed,
     )

@@ -204,8 +204,7 @@ def _with_features(held: list[Segment], parts: list[Track]) -> Iterator[Segment]
 
 
 def cut(track: Track, reading: Reading, bad: BadRows) -> list[tuple[int, int, int]]:
-    """Return `(first, end, window)` of each segment: runs of `window` points, broken at gaps, long rests kept;
-    a run begins where the one before ends, or earlier by `reading.overlap`.
+    """Return `(first, end, window)` of each segment: runs of `window` points, broken at gaps, long rests kept.
 
     Of several windows the longest comes first; a run that two of them cut alike is taken once. What is left out is
     counted for the longest.
@@ -216,7 +215,7 @@ def cut(track: Track, reading: Reading, bad: BadRows) -> list[tuple[int, int, in
     edges = [0, *breaks, len(track)]
     found: dict[tuple[int, int], int] = {}
     for number, window in enumerate(reading.windows):
-        for start, end in _runs(edges, window, reading.overlap):
+        for start, end in _runs(edges, window):
             if end - start < reading.min_points:
                 bad.counts["points in rests that are too short"] += (end - start) * (number == 0)
             elif reading.max_still < 1 and np.mean(track.sog[start:end] < 0.5) > reading.max_still:
@@ -226,11 +225,9 @@ def cut(track: Track, reading: Reading, bad: BadRows) -> list[tuple[int, int, in
     return [(start, end, window) for (start, end), window in found.items()]
 
 
-def _runs(edges: list[int], window: int, overlap: float) -> Iterator[tuple[int, int]]:
-    """Yield the runs between gaps; of those that overlap none lies in the one before."""
-    shared = min(round(window * overlap), window - 1)
+def _runs(edges: list[int], window: int) -> Iterator[tuple[int, int]]:
     for first, last in itertools.pairwise(edges):
-        for start in range(first, max(first + 1, last - shared), window - shared):
+        for start in range(first, last, window):
             yield start, min(start + window, last)
 
 

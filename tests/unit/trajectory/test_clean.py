@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -165,9 +164,6 @@ def test_cuts_cover_the_track_once(steps: list[int], points: int, least: int, ga
     for start, end, window in cuts:
         assert reading.min_points <= end - start <= window == points
         assert not gap or (np.diff(time[start:end]) <= gap * 60).all()
-    twice = [one[:2] for one in cut(track, replace(reading, overlap=0.5), BadRows())]
-    assert set(flat) <= {index for start, end in twice for index in range(start, end)}
-    assert all(a < b and c < d for (a, c), (b, d) in itertools.pairwise(twice))
     longer = replace(reading, points=[points + 3])
     both = cut(track, replace(reading, points=[points, points + 3]), BadRows())
     long = cut(track, longer, BadRows())
