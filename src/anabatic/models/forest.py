@@ -44,7 +44,7 @@ class Growth:
 
 
 SEGMENTS = Growth(rate=0.07, leaves=8, least=30, numbers=0.3)
-BY_VESSEL = Growth(rate=0.06, leaves=8, least=10, numbers=0.15)
+BY_VESSEL = Growth(rate=0.06, leaves=8, least=10, numbers=0.15, bins=255)
 
 
 @dataclass(frozen=True)
