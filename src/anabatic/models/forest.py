@@ -39,12 +39,14 @@ class Growth:
     """Share of the numbers that a split may choose from."""
     ridge: float = 5.0
     """L2 on the scores of the leaves."""
-    bins: int = 63
-    """Values of a number that a split tells apart: fine ones, of a place above all, name single vessels."""
+    bins: int = 255
+    """Values of a number that a split tells apart."""
 
 
-SEGMENTS = Growth(rate=0.07, leaves=8, least=30, numbers=0.3)
-BY_VESSEL = Growth(rate=0.06, leaves=8, least=10, numbers=0.15, bins=255)
+SEGMENTS = Growth(rate=0.05, leaves=15, least=30, numbers=0.3)
+PLACES = Growth(rate=0.07, leaves=8, least=30, numbers=0.3, bins=63)
+"""Of segments that say where they are: fine values of a place name single vessels."""
+BY_VESSEL = Growth(rate=0.06, leaves=8, least=10, numbers=0.15)
 
 
 @dataclass(frozen=True)

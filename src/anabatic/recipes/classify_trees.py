@@ -49,7 +49,8 @@ def grow(job: ClassifyTrainJob, train: Sequences, rows: Sequence[Segment], descr
     began = time.monotonic()
     numbers, classes, head = np.asarray(train.features), len(description.classes), job.head
     weights = forest.even([row.vessel for row in rows])
-    segments = forest.fit(numbers, train.labels, weights, classes, head.trees, job.seed)
+    growth = forest.PLACES if "location" in head.features else forest.SEGMENTS
+    segments = forest.fit(numbers, train.labels, weights, classes, head.trees, job.seed, growth)
     _say("numbers of each segment", segments, numbers, began)
     if not head.vessel_trees:
         return Trees(segments)
