@@ -130,7 +130,12 @@ class Head:
     trees: int = 0
     """Rounds of boosted trees on these numbers beside the network; what both say is averaged. 0: none; 250 is good."""
     trees_share: float = 0.6
-    """What the trees count in the mean; the network counts the rest."""
+    """What the trees count in the mean; the network counts the rest. 1: it is asked for words without numbers alone."""
+    vessel_trees: int = 0
+    """Rounds of boosted trees on mean, least and most of these numbers over a vessel's day, beside what is said of each
+    of its segments. 0: none; 120 is good."""
+    vessel_share: float = 0.3
+    """What these count in the geometric mean of both."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more, by the inverse of their share of the training segments."""
     crop: float = 1.0
@@ -155,7 +160,13 @@ class Head:
         require(self.freeze_epochs >= 0, f"head.freeze_epochs is {self.freeze_epochs}", "use 0 or more")
         require(self.width >= 1, f"head.width is {self.width}", "use 1 or more")
         require(self.trees >= 0, f"head.trees is {self.trees}", "use 0 or more rounds; 250 is good")
-        require(0 < self.trees_share < 1, f"head.trees_share is {self.trees_share}", "use a share such as 0.6")
+        require(0 < self.trees_share <= 1, f"head.trees_share is {self.trees_share}", "use a share such as 0.6")
+        require(
+            self.vessel_trees >= 0, f"head.vessel_trees is {self.vessel_trees}", "use 0 or more rounds; 120 is good"
+        )
+        require(0 < self.vessel_share < 1, f"head.vessel_share is {self.vessel_share}", "use a share such as 0.3")
+        lone = f"head.vessel_trees is {self.vessel_trees}, head.trees is 0"
+        require(not self.vessel_trees or bool(self.trees), lone, "give both, such as head.trees 250")
         need = "trees read numbers: give head.features, such as [motion, transponder, heading]"
         require(not self.trees or bool(self.features), f"head.trees is {self.trees}, head.features is empty", need)
 

@@ -20,6 +20,7 @@ from anabatic.device.device import pick
 from anabatic.models import classifier, forest, fuse
 from anabatic.models.classifier import Description, logits, pack_rows
 from anabatic.models.hf import resolve
+from anabatic.models.vessel_numbers import days, over_days
 
 ABSTAIN, UNKNOWN_CLASS = "ABSTAIN", "CLASS_UNKNOWN"
 """What stands for a class that is not named, in answers and in the words of the source's rows."""
@@ -72,6 +73,7 @@ class TrajectoryClassifier:
         self._model, self.description = classifier.load(folder, self._device.torch)
         fuse.settle(self._model, "auto", self._device.type)
         self._trees = forest.load(folder) if self.description.trees_share else None
+        self._vessels = forest.load(folder, forest.VESSELS) if self.description.vessel_share else None
         self.folder = folder
         self._words = WordIds.of(tokenizers.load(folder))
         self._batch_tokens = max(batch_tokens, self.description.seq_len)
@@ -128,6 +130,23 @@ class TrajectoryClassifier:
             found[numbers] = self._ask([samples[number] for number in numbers])
             start = stop
         return found if features is None else self._with_trees(found, samples)
+
+    def with_vessels(
+        self, found: np.ndarray, features: np.ndarray, vessels: Sequence[str], starts: Sequence[int | None]
+    ) -> np.ndarray:
+        """Return probabilities of segments with what the trees on their vessels say; as they are without such trees.
+
+        Args:
+            found: fp64 `[n, C]`.
+            features: `[n, F]`, the numbers that `description.features` names, of all known segments of each vessel.
+            vessels: whose segment each is.
+            starts: unix seconds at which each begins; None: not known.
+        """
+        if self._vessels is None or not len(found):
+            return found
+        groups = days(vessels, starts)
+        told = self._vessels.probabilities(over_days(features, groups))[groups]
+        return forest.pooled(found, told, self.description.vessel_share)
 
     def _with_trees(self, found: np.ndarray, samples: list[Sample]) -> np.ndarray:
         """Return the mean of what the network found and what the trees say."""

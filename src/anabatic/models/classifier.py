@@ -52,6 +52,7 @@ class Description:
         features_hidden: share of the sequences whose numbers were hidden in training; 0: words alone cannot be asked.
         seq_len: longest sequence; a longer one is cut.
         trees_share: what the trees beside the network (`models.forest`) count in the mean; 0: there are none.
+        vessel_share: what the trees on a vessel count beside all that is said of its segments; 0: there are none.
         points: lengths that the tracks were cut to; empty: the rows did not say.
     """
 
@@ -66,6 +67,7 @@ class Description:
     features_hidden: float = 0.0
     seq_len: int = 1024
     trees_share: float = 0.0
+    vessel_share: float = 0.0
     points: tuple[int, ...] = ()
 
     @property

@@ -17,10 +17,36 @@ from numpy.typing import NDArray
 
 from anabatic.core.errors import ConfigError, DataError, Failure
 
-FILE = "forest.safetensors"
+FILE, VESSELS = "forest.safetensors", "vessel_forest.safetensors"
+"""The trees on the numbers of a segment; those on the numbers of a vessel."""
 Floats = NDArray[np.float64]
 ROWS = 512
 """Rows that are asked at once: bounds the memory to rows x trees places."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How trees grow: small, few numbers a split, slowly, because there are many segments but few vessels.
+
+    Chosen by 5-fold cross-validation over vessels (docs/dev/LOG.md).
+    """
+
+    rate: float
+    leaves: int
+    least: int
+    """Rows in a leaf."""
+    numbers: float
+    """Share of the numbers that a split may choose from."""
+    ridge: float = 5.0
+    """L2 on the scores of the leaves."""
+    bins: int = 255
+    """Values of a number that a split tells apart."""
+
+
+SEGMENTS = Growth(rate=0.05, leaves=15, least=30, numbers=0.3)
+PLACES = Growth(rate=0.07, leaves=8, least=30, numbers=0.3, bins=63)
+"""Of segments that say where they are: fine values of a place name single vessels."""
+BY_VESSEL = Growth(rate=0.06, leaves=8, least=10, numbers=0.15)
 
 
 @dataclass(frozen=True)
@@ -75,6 +101,14 @@ class Forest:
         return content
 
 
+def pooled(first: Floats, second: Floats, share: float) -> Floats:
+    """Return the geometric mean of `n x C` probabilities in which the second count `share`, summing to one."""
+    logs = [np.log(np.maximum(one, 1e-12)) for one in (first, second)]
+    scores = np.exp((1 - share) * logs[0] + share * logs[1])
+    result: Floats = scores / scores.sum(1, keepdims=True)
+    return result
+
+
 def mixed(network: Floats, trees: Floats, share: float) -> Floats:
     """Return the mean of `n x C` probabilities in which the trees count `share`; NaN stays NaN."""
     return (1 - share) * network + share * trees
@@ -88,8 +122,8 @@ def even(groups: Sequence[str]) -> Floats:
     return weights / weights.mean()
 
 
-def load(folder: Path) -> Forest:
-    """Read the forest of a folder.
+def load(folder: Path, name: str = FILE) -> Forest:
+    """Read a forest of a folder.
 
     Raises:
         DataError: there is none, or it is damaged.
@@ -98,18 +132,21 @@ def load(folder: Path) -> Forest:
     from safetensors.numpy import load_file
 
     try:
-        return Forest(**load_file(folder / FILE))
+        return Forest(**load_file(folder / name))
     except (OSError, SafetensorError, TypeError) as error:
-        raise DataError(f"{folder / FILE}: no forest: {error}", "train the classifier again") from error
+        raise DataError(f"{folder / name}: no forest: {error}", "train the classifier again") from error
 
 
 def fit(
-    numbers: NDArray[Any], labels: NDArray[np.int64], weights: Floats, classes: int, rounds: int, seed: int = 0
+    numbers: NDArray[Any],
+    labels: NDArray[np.int64],
+    weights: Floats,
+    classes: int,
+    rounds: int,
+    seed: int = 0,
+    growth: Growth = SEGMENTS,
 ) -> Forest:
     """Fit `rounds` trees for each class on `n x F` numbers.
-
-    Small trees, few numbers a split and strong shrinkage: there are many segments but few vessels. Settings by 5-fold
-    cross-validation over vessels (docs/dev/LOG.md).
 
     Args:
         numbers: `n x F`; NaN: not known.
@@ -118,6 +155,7 @@ def fit(
         classes: number of classes.
         rounds: of boosting.
         seed: of the numbers that each split may choose from.
+        growth: of each tree.
 
     Raises:
         ConfigError: scikit-learn is missing.
@@ -133,11 +171,12 @@ def fit(
         raise DataError(f"{len(labels)} rows of {len(there)} class train the trees", "give rows of several classes")
     model = HistGradientBoostingClassifier(
         max_iter=rounds,
-        learning_rate=0.05,
-        max_leaf_nodes=15,
-        min_samples_leaf=30,
-        l2_regularization=5.0,
-        max_features=0.3,
+        learning_rate=growth.rate,
+        max_leaf_nodes=growth.leaves,
+        min_samples_leaf=growth.least,
+        l2_regularization=growth.ridge,
+        max_features=growth.numbers,
+        max_bins=growth.bins,
         early_stopping=False,
         random_state=seed,
     )

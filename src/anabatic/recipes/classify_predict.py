@@ -61,14 +61,17 @@ def ask(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray
     """
     names = classifier.description.features
     bare = all(row.features is None for row in segments) and classifier.description.features_hidden > 0
+    known = None if bare else numbers(segments, names)
     found = np.empty((len(segments), len(classifier.classes)))
     with Bar("segments", len(segments)) as bar:
         for start in range(0, len(segments), AT_ONCE):
             some = segments[start : start + AT_ONCE]
-            known = None if bare else numbers(some, names)
-            found[start : start + AT_ONCE] = classifier.probabilities([row.text for row in some], known)
+            own = None if known is None else known[start : start + AT_ONCE]
+            found[start : start + AT_ONCE] = classifier.probabilities([row.text for row in some], own)
             bar.to(start + len(some))
-    return found
+    if known is None:
+        return found
+    return classifier.with_vessels(found, known, [row.vessel for row in segments], [row.start for row in segments])
 
 
 def _read(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:

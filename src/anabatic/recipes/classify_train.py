@@ -11,7 +11,7 @@ from anabatic.config.classify_train import ClassifyTrainJob
 from anabatic.core import log
 from anabatic.data.sequences import Sequences
 from anabatic.data.word_ids import WordIds
-from anabatic.models import classifier, forest, fuse
+from anabatic.models import classifier, fuse
 from anabatic.models.classifier import ClassLoss, Description, head_of
 from anabatic.models.place import format_of, place
 from anabatic.parallel.shard import settle
@@ -54,9 +54,8 @@ def run(job: ClassifyTrainJob) -> int:
         sizes, per_pass = classify_model.sizes(plan, job, model, train, base, device, world)
         say_plan(plan, model, world, division)
 
-        owners = [row.vessel for row in vessels.train]
-        trees = classify_trees.grow(job, train, owners, description)
-        mixed = classify_trees.mixer(trees, valid, description)
+        trees = classify_trees.grow(job, train, vessels.train, description)
+        mixed = classify_trees.mixer(trees, valid, vessels.valid, description)
         loss = ClassLoss(description, device, class_weights(job, train, description), job.head.label_smoothing)
         training = Training(
             replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)), folder, device, world, root,
@@ -67,9 +66,7 @@ def run(job: ClassifyTrainJob) -> int:
             lambda probabilities: scores(mixed(probabilities), valid.labels, ships, vessels.classes),
         )  # fmt: skip
         training.rates = Rates(classifier.PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
-        beside: dict[str, str | bytes] = {**classify_data.files(vessels, description.attention)}
-        if trees is not None:
-            beside[forest.FILE] = trees.as_bytes()
+        beside: dict[str, str | bytes] = {**classify_data.files(vessels, description.attention), **trees.files}
 
         def write(path: Any) -> None:
             classifier.save(model, path, tokenizer, description, beside, world.first)
@@ -95,6 +92,7 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
         features_hidden=head.features_hidden,
         seq_len=job.batch.seq_len,
         trees_share=head.trees_share if head.trees else 0.0,
+        vessel_share=head.vessel_share if head.vessel_trees else 0.0,
         points=vessels.windows,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,30 +15,75 @@ from anabatic.data.sequences import Sequences
 from anabatic.models import forest
 from anabatic.models.classifier import Description
 from anabatic.models.forest import Forest
+from anabatic.models.vessel_numbers import days, over_days
+from anabatic.trajectory.segment import Segment
 
 
-def grow(job: ClassifyTrainJob, train: Sequences, ships: Sequence[str], description: Description) -> Forest | None:
-    """Fit the trees on the training segments; None: the job wants none. Every vessel counts the same.
+@dataclass(frozen=True)
+class Trees:
+    """What stands beside the network.
+
+    Attributes:
+        segments: on the numbers of each segment; None: there are none.
+        vessels: on the numbers of a vessel's day; None: there are none.
+    """
+
+    segments: Forest | None = None
+    vessels: Forest | None = None
+
+    @property
+    def files(self) -> dict[str, str | bytes]:
+        """Name in the model folder -> content."""
+        named = {forest.FILE: self.segments, forest.VESSELS: self.vessels}
+        return {name: one.as_bytes() for name, one in named.items() if one is not None}
+
+
+def grow(job: ClassifyTrainJob, train: Sequences, rows: Sequence[Segment], description: Description) -> Trees:
+    """Fit the trees that the job wants on the training segments. Every vessel counts the same.
 
     Args:
-        ships: the vessel of each training segment.
+        rows: the training segments.
     """
-    if not job.head.trees or train.features is None:
-        return None
+    if train.features is None or not job.head.trees:
+        return Trees()
     began = time.monotonic()
-    weights = forest.even(ships)
-    numbers = np.asarray(train.features)
-    found = forest.fit(numbers, train.labels, weights, len(description.classes), job.head.trees, job.seed)
+    numbers, classes, head = np.asarray(train.features), len(description.classes), job.head
+    weights = forest.even([row.vessel for row in rows])
+    growth = forest.PLACES if "location" in head.features else forest.SEGMENTS
+    segments = forest.fit(numbers, train.labels, weights, classes, head.trees, job.seed, growth)
+    _say("numbers of each segment", segments, numbers, began)
+    if not head.vessel_trees:
+        return Trees(segments)
+    began = time.monotonic()
+    groups = days([row.vessel for row in rows], [row.start for row in rows])
+    first = np.unique(groups, return_index=True)[1]
+    weights = forest.even([rows[at].vessel for at in first])
+    own = over_days(numbers, groups)
+    labels = train.labels[first]
+    vessels = forest.fit(own, labels, weights, classes, head.vessel_trees, job.seed, forest.BY_VESSEL)
+    _say("numbers of each vessel", vessels, own, began)
+    return Trees(segments, vessels)
+
+
+def _say(what: str, found: Forest, numbers: np.ndarray, began: float) -> None:
     log.info(
-        f"trees: {len(found.root):,} with {len(found.value):,} nodes on {numbers.shape[1]} numbers of"
-        f" {len(numbers):,} segments in {duration(time.monotonic() - began)}"
+        f"trees on the {what}: {len(found.root):,} with {len(found.value):,} nodes, {numbers.shape[1]} numbers of"
+        f" {len(numbers):,} rows, in {duration(time.monotonic() - began)}"
     )
-    return found
 
 
-def mixer(trees: Forest | None, valid: Sequences, description: Description) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what turns the network's probabilities of the held-out segments into those of both."""
-    if trees is None or valid.features is None:
+def mixer(
+    trees: Trees, valid: Sequences, rows: Sequence[Segment], description: Description
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what turns the network's probabilities of the held-out segments `rows` into those of all."""
+    if trees.segments is None or valid.features is None:
         return lambda probabilities: probabilities
-    told = trees.probabilities(np.asarray(valid.features))
-    return lambda probabilities: forest.mixed(probabilities, told, description.trees_share)
+    numbers = np.asarray(valid.features)
+    told = trees.segments.probabilities(numbers)
+    if trees.vessels is None:
+        return lambda probabilities: forest.mixed(probabilities, told, description.trees_share)
+    groups = days([row.vessel for row in rows], [row.start for row in rows])
+    whole = trees.vessels.probabilities(over_days(numbers, groups))[groups]
+    return lambda probabilities: forest.pooled(
+        forest.mixed(probabilities, told, description.trees_share), whole, description.vessel_share
+    )

@@ -247,6 +247,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], str]] = [
     ("other words", "train", {"words": "cell-v1-r10"}, {"model": {"path": "TRAINED"}}, "motion-v1-r10"),
     ("both sides", "train", {}, {"data": {"valid": ["SAME"]}}, "are in data.train and in data.valid"),
     ("no numbers", "train", {}, {"head": {"features": ["motion"]}}, "no `features`"),
+    ("vessel trees alone", "train", {}, {"head": {"vessel_trees": 9}}, "head.vessel_trees is 9, head.trees is 0"),
     ("heads divided", "train", {}, {"parallel": {"tensor": 2}}, "parallel.tensor is 2, and a model of words"),
     ("no such file", "pretrain", {}, {"data": {"train": ["nowhere.jsonl"]}}, "nowhere.jsonl"),
 ]
@@ -289,20 +290,28 @@ def test_the_answer_is_the_mean_of_network_and_trees(tmp_path: Path) -> None:
     from anabatic.trajectory.features import NAMES
 
     told = vessel_rows(36)
-    for row in told:
-        row["features"] = [float(row["label"])] * len(NAMES)
+    for at, row in enumerate(told):
+        row["features"] = [row["label"] + at % 4 / 8] * len(NAMES)
     source = write(tmp_path / "rows.jsonl", told)
-    head = {"features": ["motion"], "trees": 5, "trees_share": 0.25}
+    head = {"features": ["motion"], "trees": 5, "trees_share": 0.25, "vessel_trees": 3, "vessel_share": 0.4}
     out = run("train", tmp_path / "run", source, head=head, schedule={"max_steps": 4})
-    both = predict(out, [source], tmp_path / "both.jsonl")
     folder = out / "best_model"
-    grown = forest.load(folder)
     about = json.loads((folder / "classifier.json").read_text())
-    (folder / "classifier.json").write_text(json.dumps({**about, "trees_share": 0.0}))
-    network = predict(folder, [source], tmp_path / "network.jsonl")
+
+    def said(**shares: float) -> np.ndarray:
+        (folder / "classifier.json").write_text(json.dumps({**about, **shares}))
+        return np.array([row["probabilities"] for row in predict(folder, [source], tmp_path / "said.jsonl")])
+
     numbers = np.array([row["features"] for row in told], dtype=np.float32)[:, : len(about["features"])]
-    mean = 0.75 * np.array([row["probabilities"] for row in network]) + 0.25 * grown.probabilities(numbers)
-    assert np.array([row["probabilities"] for row in both]) == pytest.approx(mean, abs=2e-6)
+    mean = 0.75 * said(trees_share=0.0, vessel_share=0.0) + 0.25 * forest.load(folder).probabilities(numbers)
+    assert said(vessel_share=0.0) == pytest.approx(mean, abs=2e-6)
+    days = numbers.reshape(36, 4, -1)
+    own = np.concatenate([days.mean(1), days.min(1), days.max(1)], axis=1)
+    vessels = forest.load(folder, forest.VESSELS).probabilities(own).repeat(4, axis=0)
+    both = mean**0.6 * vessels**0.4
+    assert said() == pytest.approx(both / both.sum(1, keepdims=True), abs=4e-6)
+    scored = json.loads((out / "summary.json").read_text())
+    assert 0.3 < scored["valid_vessel_accuracy"] <= 1
 
 
 def test_a_model_is_scored_on_vessels_it_does_not_know(rows: Path, trained: Path, tmp_path: Path, capsys: Any) -> None:
