@@ -48,4 +48,5 @@ def plan(
 
     devices = positive("npus", npus) if npus is not None else job.device.nproc
     total = positive("tokens", tokens) if tokens is not None else None
-    return story.run(row.name, job, chip, devices, positive("nodes", nodes), total, json, sweep)
+    place = story.Place(story.chip_named(chip), devices, positive("nodes", nodes))
+    return story.run(row.name, job, place, total, json, sweep)

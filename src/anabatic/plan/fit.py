@@ -51,8 +51,8 @@ class Choice:
 
 def room(chip: Chip) -> float:
     """Return the bytes that a job has on a chip."""
-    taken = next((gib for name, gib in TAKEN.items() if chip.name.startswith(name)), 0.0)
-    return (chip.memory_gib - taken) * 2**30
+    usual = next((gib for name, gib in TAKEN.items() if chip.name.startswith(name)), 0.0)
+    return (chip.memory_gib - (usual if chip.taken_gib is None else chip.taken_gib)) * 2**30
 
 
 def judge(setup: Setup, chip: Chip) -> Choice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from anabatic.config import deepspeed
@@ -11,7 +12,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 from anabatic.device import table
 from anabatic.device.table import Chip
-from anabatic.plan import fit, known, setup, show
+from anabatic.plan import fit, here, known, setup, show
 from anabatic.plan.shape import Shape
 
 SEGMENTS = 8
@@ -20,7 +21,18 @@ PLANNED = ("pretrain", "sft", "dpo")
 """Commands whose memory is known here."""
 
 
-def run(name: str, job: Any, chip: str, npus: int, nodes: int, tokens: int | None, as_json: bool, sweep: bool) -> int:
+@dataclass(frozen=True)
+class Place:
+    """Where a job is planned for: so many devices of a chip on each of so many machines."""
+
+    chip: Chip
+    npus: int
+    nodes: int = 1
+    said: str = ""
+    """What says so, where the user has not."""
+
+
+def run(name: str, job: Any, place: Place, tokens: int | None = None, as_json: bool = False, sweep: bool = False) -> int:
     """Print the plan of a resolved job; return 0, or 1 when it does not fit.
 
     Args:
@@ -28,11 +40,11 @@ def run(name: str, job: Any, chip: str, npus: int, nodes: int, tokens: int | Non
         tokens: of the whole run, where the recipe gives no steps.
 
     Raises:
-        ConfigError: the command, the chip or the sizes cannot be planned.
+        ConfigError: the command or the sizes cannot be planned.
     """
     if name not in PLANNED:
         raise ConfigError(f"{name} cannot be planned", f"these can: {', '.join(PLANNED)}")
-    plan = _plan(job, _chip(chip), npus, nodes, tokens)
+    plan = _plan(job, place, tokens)
     if as_json:
         sys.stdout.write(json.dumps(show.data(plan)) + "\n")
     else:
@@ -41,9 +53,15 @@ def run(name: str, job: Any, chip: str, npus: int, nodes: int, tokens: int | Non
     return 0 if plan.choice.fits else 1
 
 
-def _plan(job: Any, chip: Chip, npus: int, nodes: int, tokens: int | None) -> show.Plan:
+def dry_run(name: str, job: Any) -> int:
+    """Print the plan of a job as it would run here; return 0, or 1 when it does not fit."""
+    chip, said = here.chip_of(job.device.type, job.device.nproc)
+    return run(name, job, Place(chip, job.device.nproc, said=said))
+
+
+def _plan(job: Any, place: Place, tokens: int | None) -> show.Plan:
     shape, source = known.of_job(job)
-    world = npus * nodes
+    chip, world = place.chip, place.npus * place.nodes
     if world % job.parallel.tensor:
         raise ConfigError(
             f"parallel.tensor {job.parallel.tensor} does not divide {world} devices",
@@ -51,13 +69,13 @@ def _plan(job: Any, chip: Chip, npus: int, nodes: int, tokens: int | None) -> sh
         )
     ranks = world // job.parallel.tensor
     job, _, _ = deepspeed.apply(job, ranks)
-    assumed: list[str] = []
+    assumed = [f"{chip.name}: {place.said}"] if place.said else []
     step = job.batch.global_batch_tokens
     if step is None:
         step = max(SEGMENTS * job.batch.seq_len, job.batch.micro_batch_tokens or 0) * ranks
         assumed.append(f"batch.global_batch_tokens {step}")
     row = table.row_of(chip)
-    half = job.device.dtype != "fp32"
+    half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
     micro = job.batch.micro_batch_tokens
     base = setup.of(job, shape, ranks, row, half, micro or job.batch.seq_len, 1)
     if micro is None:
@@ -66,7 +84,7 @@ def _plan(job: Any, chip: Chip, npus: int, nodes: int, tokens: int | None) -> sh
     else:
         choice = fit.judge(setup.of(job, shape, ranks, row, half, micro, max(1, step // (micro * ranks))), chip)
     steps = _steps(job, shape, tokens, choice.clock.tokens)
-    return show.Plan(source, chip, npus, nodes, choice, fit.alternatives(base, step, chip), steps, assumed)
+    return show.Plan(source, chip, place.npus, place.nodes, choice, fit.alternatives(base, step, chip), steps, assumed)
 
 
 def _steps(job: Any, shape: Shape, tokens: int | None, step: int) -> int:
@@ -80,7 +98,7 @@ def _steps(job: Any, shape: Shape, tokens: int | None, step: int) -> int:
     return 0
 
 
-def _chip(name: str) -> Chip:
+def chip_named(name: str) -> Chip:
     """The chip called `910B3`, `Ascend910B3`, `910C` or `H100`.
 
     Raises:
