@@ -66,7 +66,7 @@ def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
     device = load.tree_of(job).get("device", {})
     nproc = device.get("nproc", 1)
-    if nproc > 1 and "RANK" not in os.environ:
+    if (nproc > 1 or getattr(job, "auto", False)) and "RANK" not in os.environ:  # who starts again must not be the job
         return spread(row, job, Launch(nproc=nproc))
     if row.trains and "RANK" not in os.environ:
         from anabatic.launch import seats

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from anabatic.device.table import Chip
+from anabatic.config.parallel import Recompute
+from anabatic.device.table import PROCESSOR, Chip, row_of
 from anabatic.plan import cost
 from anabatic.plan.clock import Clock, clock
 from anabatic.plan.memory import Memory, memory
-from anabatic.plan.setup import Setup
+from anabatic.plan.setup import Setup, Strategy
 
 TAKEN = {"Ascend": 3.3, "NVIDIA": 0.7}
 """GiB that a device holds before the first tensor: `npu-smi info` of idle 910B3 cards shows 3,314 MiB; a CUDA context
@@ -17,6 +19,11 @@ of a recent driver. Others: nothing."""
 FRAGMENTS = 0.04
 """Share of the peak that the allocator holds and cannot use, with expandable segments: an assumption."""
 _MOST_TOKENS = 1 << 18
+_MOST_NEAR = 4096
+"""On a processor: larger micro-batches leave its caches and were slower (docs/dev/LOG.md)."""
+HEADROOM = {"npu": 0.9, "reference": 0.7, "cpu": 0.7}
+"""Share of the room that a micro-batch nobody asked for may fill, by the operators' implementation: memory was compared
+with the allocator's for those of the NPU alone; the plain ones keep more."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,33 @@ def judge(setup: Setup, chip: Chip) -> Choice:
     return Choice(setup, memory(setup), clock(setup, cost.rates(chip)), room(chip))
 
 
-def micro_batches(setup: Setup, global_tokens: int) -> Iterator[Setup]:
+def most_tokens(chip: Chip) -> int:
+    """Return the tokens of a micro-batch beyond which nothing is gained."""
+    return _MOST_NEAR if chip.name == PROCESSOR else _MOST_TOKENS
+
+
+def power_that_fits(setup: Setup, chip: Chip, share: int) -> int:
+    """Return the largest power of two of tokens that fits with some headroom; at least a segment.
+
+    Args:
+        share: tokens of a rank in a step.
+    """
+    place = room(chip) * HEADROOM[row_of(chip).kernels]
+    size = 1 << (most_tokens(chip).bit_length() - 1)
+    while size > setup.seq_len:
+        one = replace(setup, micro_tokens=size, micro_steps=max(1, share // size))
+        if memory(one).total * (1 + FRAGMENTS) <= place:
+            return size
+        size //= 2
+    return setup.seq_len
+
+
+def micro_batches(setup: Setup, global_tokens: int, chip: Chip) -> Iterator[Setup]:
     """Ways to cut a global batch: powers of two of segments that divide a rank's share, the largest first."""
     share = max(global_tokens // setup.ranks, setup.seq_len)
     size = setup.seq_len
     sizes = []
-    while size <= min(share, _MOST_TOKENS):
+    while size <= min(share, max(most_tokens(chip), setup.seq_len)):
         if share % size == 0:
             sizes.append(size)
         size *= 2
@@ -76,7 +104,7 @@ def micro_batches(setup: Setup, global_tokens: int) -> Iterator[Setup]:
 def largest(setup: Setup, global_tokens: int, chip: Chip) -> Choice:
     """Return the way with the largest micro-batch that fits; where none does, the smallest."""
     choice = None
-    for one in micro_batches(setup, global_tokens):
+    for one in micro_batches(setup, global_tokens, chip):
         choice = judge(one, chip)
         if choice.fits:
             break
@@ -86,20 +114,32 @@ def largest(setup: Setup, global_tokens: int, chip: Chip) -> Choice:
 
 def alternatives(setup: Setup, global_tokens: int, chip: Chip) -> list[Choice]:
     """Return every strategy and way of recomputation with its fastest micro-batch that fits, the fastest first."""
+    return sorted((one for one in cut(setup, global_tokens, chip) if one.fits), key=lambda one: -one.tokens_per_s)
+
+
+def cut(setup: Setup, global_tokens: int, chip: Chip) -> list[Choice]:
+    """Return every way with its fastest micro-batch that fits; where none does, with the smallest."""
     found = []
-    for strategy, offload in _strategies(setup):
-        for recompute in ("none", "selective", "full"):
-            base = replace(setup, strategy=strategy, offload=offload, recompute=recompute)  # type: ignore[arg-type]
-            fitting = [one for one in map(lambda s: judge(s, chip), micro_batches(base, global_tokens)) if one.fits]
-            if fitting:
-                found.append(max(fitting, key=lambda one: one.tokens_per_s))
-    return sorted(found, key=lambda one: -one.tokens_per_s)
+    for base in ways(setup, chip):
+        choices = [judge(one, chip) for one in micro_batches(base, global_tokens, chip)]
+        fitting = [one for one in choices if one.fits]
+        found.append(max(fitting, key=lambda one: one.tokens_per_s) if fitting else choices[-1])
+    return found
 
 
-def _strategies(setup: Setup) -> list[tuple[str, bool]]:
-    if setup.ranks == 1:
-        return [("single", False)]
-    return [("ddp", False), ("zero2", False), ("zero3", False), ("zero3", True)]
+def ways(setup: Setup, chip: Chip) -> list[Setup]:
+    """Return the job with every strategy and way of recomputation that it can have; packed weights are not divided."""
+    strategies: list[tuple[Strategy, bool]] = [("single", False)]
+    if setup.ranks > 1:
+        strategies = [("ddp", False)]
+        if setup.quantize == "none":
+            strategies += [("zero2", False), ("zero3", False)]
+            strategies += [("zero3", True)] * (chip.name != PROCESSOR)
+    return [
+        replace(setup, strategy=strategy, offload=offload, recompute=recompute)
+        for strategy, offload in strategies
+        for recompute in typing.get_args(Recompute)
+    ]
 
 
 def binding(choice: Choice) -> str:

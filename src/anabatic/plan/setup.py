@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from anabatic.config.parallel import Recompute
+from anabatic.core.errors import DataError
 from anabatic.plan.shape import Linear, Shape
 
 Strategy = Literal["single", "ddp", "zero2", "zero3"]
@@ -116,6 +119,20 @@ class Setup:
         return self.params - (0 if self.tuner == "lora" else self.trained)
 
 
+def _tuned(job: Any) -> tuple[Tuner, int]:
+    """What is trained, and the rank of adapters: `auto` goes on with an adapter where the model is one."""
+    if not hasattr(job, "tuner"):
+        return "full", 0
+    file = Path(job.model).expanduser() / "adapter_config.json"
+    if job.tuner not in ("auto", "lora") or not file.is_file() or (file.parent / "config.json").is_file():
+        return ("full" if job.tuner == "auto" else job.tuner), job.lora.r
+    try:
+        rank = json.loads(file.read_text(encoding="utf-8"))["r"]
+        return "lora", int(rank)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read: {error!r}", "look at the file") from None
+
+
 def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: int, micro_steps: int) -> Setup:
     """Read a resolved job of a command that trains a language model.
 
@@ -127,7 +144,7 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
     if ranks > 1:
         wanted = job.parallel.strategy
         strategy = "ddp" if wanted in ("auto", "ddp", "single") else wanted
-    tuner: Tuner = "full" if getattr(job, "tuner", "full") == "auto" else getattr(job, "tuner", "full")
+    tuner, rank = _tuned(job)
     return Setup(
         shape=shape,
         strategy=strategy,
@@ -135,7 +152,7 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
         tensor=job.parallel.tensor,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
-        rank=job.lora.r if hasattr(job, "lora") else 0,
+        rank=rank,
         targets_of_adapters=tuple(job.lora.target_modules) if hasattr(job, "lora") else (),
         last_layers=job.freeze.last_layers if hasattr(job, "freeze") else 0,
         quantize=getattr(job, "quantize", "none"),

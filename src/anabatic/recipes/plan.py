@@ -32,7 +32,9 @@ class Place:
     """What says so, where the user has not."""
 
 
-def run(name: str, job: Any, place: Place, tokens: int | None = None, as_json: bool = False, sweep: bool = False) -> int:
+def run(
+    name: str, job: Any, place: Place, tokens: int | None = None, as_json: bool = False, sweep: bool = False
+) -> int:
     """Print the plan of a resolved job; return 0, or 1 when it does not fit.
 
     Args:
