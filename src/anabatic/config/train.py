@@ -51,8 +51,8 @@ class TrainJob(LoopJob, _OnText):
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the one of the model."""
     auto: bool = False
-    """Take strategy, recomputation, offload and micro-batch from the plan where they are left open, try two steps, adapt;
-    out of memory, start again with half the micro-batch and the same global batch."""
+    """Take strategy, recomputation, offload and micro-batch from the plan where they are left open, and try two steps;
+    out of memory: start again with half the micro-batch and the same global batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

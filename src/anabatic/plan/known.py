@@ -61,7 +61,8 @@ def named(model: str) -> tuple[Shape, str]:
 
 
 def _of_folder(folder: Path) -> tuple[Shape, str]:
-    adapter = folder / "adapter_config.json"
+    folder = shape.folder_of(folder)
+    adapter = folder / shape.ADAPTER
     if adapter.is_file() and not (folder / "config.json").is_file():
         base = _json(adapter).get("base_model_name_or_path")
         if not isinstance(base, str) or not base:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from anabatic.config.parallel import Recompute
 from anabatic.core.errors import DataError
-from anabatic.plan.shape import Linear, Shape
+from anabatic.plan.shape import ADAPTER, Linear, Shape, folder_of
 
 Strategy = Literal["single", "ddp", "zero2", "zero3"]
 Tuner = Literal["full", "lora", "freeze"]
@@ -123,7 +123,7 @@ def _tuned(job: Any) -> tuple[Tuner, int]:
     """What is trained, and the rank of adapters: `auto` goes on with an adapter where the model is one."""
     if not hasattr(job, "tuner"):
         return "full", 0
-    file = Path(job.model).expanduser() / "adapter_config.json"
+    file = folder_of(Path(job.model).expanduser()) / ADAPTER
     if job.tuner not in ("auto", "lora") or not file.is_file() or (file.parent / "config.json").is_file():
         return ("full" if job.tuner == "auto" else job.tuner), job.lora.r
     try:

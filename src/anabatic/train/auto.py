@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -23,6 +23,7 @@ from anabatic.core import child, log
 from anabatic.core.errors import CheckpointError, Failure, StartAgain
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.device.device import Device
+from anabatic.models.hf import resolve
 from anabatic.parallel.world import World, all_gather_text, barrier
 from anabatic.plan import fit, known, show
 from anabatic.plan.fit import Choice
@@ -85,6 +86,11 @@ def state_of(job: LoopJob, world: World) -> State | None:
         return None
     path = RunFolder(job.out).root / FILE
     texts = all_gather_text(path.read_text(encoding="utf-8") if path.is_file() else "", world)
+    return newest(texts)
+
+
+def newest(texts: Iterable[str]) -> State:
+    """Return what the ranks' files say together: that of the start that was lowered most, and got furthest."""
     return max(map(State.read, texts), key=lambda state: (state.lowered, state.way is not None, state.micro or 0))
 
 
@@ -122,8 +128,8 @@ def begin(job: Any, device: Device, world: World) -> Any:
 
 
 def _proposal(job: TrainJob, state: State, device: Device, world: World) -> Choice:
-    found, _ = known.of_job(job)
-    setup = paper.setup_of(job, found, device, world.data)
+    here = _at_hand(job, world)
+    setup = paper.setup_of(here, known.of_job(here)[0], device, world.data)
     chip = paper.chip_of(device, free=True)
     room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))
     chip = replace(chip, memory_gib=room)
@@ -136,10 +142,18 @@ def _proposal(job: TrainJob, state: State, device: Device, world: World) -> Choi
         raise Failure(
             f"{len(state.refused) or 'all'} ways of dividing the job ran out of memory on {device.name}"
             f" with {show.gib(fit.room(chip))} GiB",
-            "adapters (--tuner lora), a shorter batch.seq_len or more devices: `anabatic plan` shows what takes the memory",
+            "try adapters (--tuner lora), a shorter batch.seq_len or more devices; `anabatic plan` shows what is large",
         )
     fitting = [one for one in left if one.fits]
     return max(fitting, key=lambda one: one.tokens_per_s) if fitting else min(left, key=lambda one: one.needs)
+
+
+def _at_hand(job: Any, world: World) -> Any:
+    """The job with its model's folder in place of a run's or of a name on a hub."""
+    if isinstance(job.model, str):
+        return replace(job, model=str(resolve(job.model, job.hub, world)))
+    path = job.model.path
+    return job if path is None else replace(job, model=replace(job.model, path=str(resolve(path))))
 
 
 def _allowed(job: Any, setup: Setup) -> bool:
