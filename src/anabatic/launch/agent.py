@@ -151,7 +151,7 @@ def _report_into(root: Path, devices: bool) -> None:
                     self._remaining_restarts = 0  # another start would end in the same way
                 elif Path(os.environ[child.REPORTS], child.WISH).is_file():
                     self._remaining_restarts += 1  # this one is free
-                    _end(self._pcontext.pids().values())
+                    _end(self._pcontext.pids().values() if self._pcontext else ())
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]

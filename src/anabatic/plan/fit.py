@@ -18,6 +18,8 @@ TAKEN = {"Ascend": 3.3, "NVIDIA": 0.7}
 of a recent driver. Others: nothing."""
 FRAGMENTS = 0.04
 """Share of the peak that the allocator holds and cannot use, with expandable segments: an assumption."""
+COMMUNICATOR = 2.0 * 200 * 2**20
+"""Bytes that each communicator of an NPU takes: twice HCCL_BUFFSIZE, whose default is 200 MB (HCCL documentation)."""
 _MOST_TOKENS = 1 << 18
 _MOST_NEAR = 4096
 """On a processor: larger micro-batches leave its caches and were slower (docs/dev/LOG.md)."""
@@ -35,6 +37,8 @@ class Choice:
     clock: Clock
     room: float
     """Bytes that the device has for it."""
+    buffers: float = 0.0
+    """Bytes of the ranks' communicators, which the allocator does not know of."""
 
     @property
     def fits(self) -> bool:
@@ -43,8 +47,8 @@ class Choice:
 
     @property
     def needs(self) -> float:
-        """The peak and what the allocator loses."""
-        return self.memory.total * (1 + FRAGMENTS)
+        """The peak, what the allocator loses, and what lies beside it."""
+        return self.memory.total * (1 + FRAGMENTS) + self.buffers
 
     @property
     def tokens_per_s(self) -> float:
@@ -64,7 +68,14 @@ def room(chip: Chip) -> float:
 
 def judge(setup: Setup, chip: Chip) -> Choice:
     """Return what a setting needs on a chip."""
-    return Choice(setup, memory(setup), clock(setup, cost.rates(chip)), room(chip))
+    return Choice(setup, memory(setup), clock(setup, cost.rates(chip)), room(chip), buffers(setup, chip))
+
+
+def buffers(setup: Setup, chip: Chip) -> float:
+    """Return the bytes of the communicators: all ranks', with tensor ranks those of rows and columns too."""
+    if setup.world == 1 or not chip.name.startswith("Ascend"):
+        return 0.0
+    return COMMUNICATOR * (1 if setup.tensor == 1 else 3)
 
 
 def most_tokens(chip: Chip) -> int:
@@ -82,7 +93,7 @@ def power_that_fits(setup: Setup, chip: Chip, share: int) -> int:
     size = 1 << (most_tokens(chip).bit_length() - 1)
     while size > setup.seq_len:
         one = replace(setup, micro_tokens=size, micro_steps=max(1, share // size))
-        if memory(one).total * (1 + FRAGMENTS) <= place:
+        if memory(one).total * (1 + FRAGMENTS) + buffers(one, chip) <= place:
             return size
         size //= 2
     return setup.seq_len
@@ -98,7 +109,11 @@ def micro_batches(setup: Setup, global_tokens: int, chip: Chip) -> Iterator[Setu
             sizes.append(size)
         size *= 2
     for one in reversed(sizes or [share]):
-        yield replace(setup, micro_tokens=one, micro_steps=max(1, share // one))
+        yield _of_size(setup, global_tokens, one)
+
+
+def _of_size(setup: Setup, global_tokens: int, micro: int) -> Setup:
+    return replace(setup, micro_tokens=micro, micro_steps=max(1, global_tokens // setup.ranks // micro))
 
 
 def largest(setup: Setup, global_tokens: int, chip: Chip) -> Choice:
@@ -117,11 +132,16 @@ def alternatives(setup: Setup, global_tokens: int, chip: Chip) -> list[Choice]:
     return sorted((one for one in cut(setup, global_tokens, chip) if one.fits), key=lambda one: -one.tokens_per_s)
 
 
-def cut(setup: Setup, global_tokens: int, chip: Chip) -> list[Choice]:
-    """Return every way with its fastest micro-batch that fits; where none does, with the smallest."""
+def cut(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) -> list[Choice]:
+    """Return every way with its fastest micro-batch that fits; where none does, with the smallest.
+
+    Args:
+        micro: tokens of the micro-batch, where they are given.
+    """
     found = []
     for base in ways(setup, chip):
-        choices = [judge(one, chip) for one in micro_batches(base, global_tokens, chip)]
+        sizes = micro_batches(base, global_tokens, chip) if micro is None else [_of_size(base, global_tokens, micro)]
+        choices = [judge(one, chip) for one in sizes]
         fitting = [one for one in choices if one.fits]
         found.append(max(fitting, key=lambda one: one.tokens_per_s) if fitting else choices[-1])
     return found

@@ -69,7 +69,7 @@ def lines(plan: Plan, model: bool) -> Iterator[str]:
     trained = f"LoRA r {setup.rank}, {count(setup.trained)} trained" if setup.tuner == "lora" else f"{setup.tuner}"
     yield f"{count(shape.params)} parameters: {shape.layers} blocks of width {shape.hidden} ({plan.source}); {trained}"
     machines = f"{plan.nodes} x {plan.npus}" if plan.nodes > 1 else f"{plan.npus}"
-    yield f"{machines} x {plan.chip.name}, {plan.chip.memory_gib:g} GiB, {gib(choice.room)} for a job; {way(setup)}"
+    yield f"{machines} x {plan.chip.name}, {plan.chip.memory_gib:.4g} GiB, {gib(choice.room)} for a job; {way(setup)}"
     yield from (f"  assumed: {line}" for line in plan.assumed)
     yield ""
     yield f"Memory of a device, GiB, when it is highest: {choice.memory.moment}"
@@ -77,6 +77,8 @@ def lines(plan: Plan, model: bool) -> Iterator[str]:
         if size >= 2**20:
             yield f"  {name:24}{gib(size):>8}  {'#' * max(1, round(_BAR * size / max(choice.room, choice.needs)))}"
     yield f"  {'fragments, assumed':24}{gib(FRAGMENTS * choice.memory.total):>8}"
+    if choice.buffers:
+        yield f"  {'communication buffers':24}{gib(choice.buffers):>8}"
     over = choice.needs - choice.room
     verdict = f"{gib(-over)} left" if choice.fits else f"{gib(over)} TOO MUCH"
     yield f"  {'all':24}{gib(choice.needs):>8}  {verdict}"
@@ -152,6 +154,7 @@ def _choice(one: Choice, chip: Chip) -> dict[str, Any]:
         "memory_bytes": round(one.memory.total),
         "needs_bytes": round(one.needs),
         "room_bytes": round(one.room),
+        "buffer_bytes": round(one.buffers),
         "moment": one.memory.moment,
         "parts": {name: round(size) for name, size in one.memory.parts.items()},
         "step_seconds": clock.step,

@@ -131,17 +131,18 @@ def _proposal(job: TrainJob, state: State, device: Device, world: World) -> Choi
     here = _at_hand(job, world)
     setup = paper.setup_of(here, known.of_job(here)[0], device, world.data)
     chip = paper.chip_of(device, free=True)
-    room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))
-    chip = replace(chip, memory_gib=room)
-    step = job.batch.global_batch_tokens or _SEGMENTS * setup.seq_len * world.data.size
-    tried = [one for one in fit.cut(setup, step, chip) if _allowed(job, one.setup)]
+    room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))  # the ranks' buffers are made now
+    chip = replace(chip, memory_gib=room + fit.buffers(setup, chip) / 2**30)
+    micro = job.batch.micro_batch_tokens
+    step = job.batch.global_batch_tokens or max(_SEGMENTS * setup.seq_len, micro or 0) * world.data.size
+    tried = [one for one in fit.cut(setup, step, chip, micro) if _allowed(job, one.setup)]
     left = [one for one in tried if _way(one.setup) not in state.refused]
     failed = [one.needs for one in tried if _way(one.setup) in state.refused]
     left = [one for one in left if not failed or one.needs < min(failed)]
     if not left:
+        tried_out = "; ".join(f"{way[0]}{', offload' * way[1]}, recompute {way[2]}" for way in state.refused)
         raise Failure(
-            f"{len(state.refused) or 'all'} ways of dividing the job ran out of memory on {device.name}"
-            f" with {show.gib(fit.room(chip))} GiB",
+            f"nothing is left to try in {show.gib(room * 2**30)} GiB of {device.name}: {tried_out} ran out of memory",
             "try adapters (--tuner lora), a shorter batch.seq_len or more devices; `anabatic plan` shows what is large",
         )
     fitting = [one for one in left if one.fits]
@@ -222,8 +223,8 @@ def out_of_memory(job: LoopJob, device: Device, world: World, least: int, sizes:
 def _lowered(
     job: LoopJob, device: Device, world: World, least: int, sizes: Sizes | None, error: BaseException
 ) -> Failure:
-    what = " ".join(str(error).split()).partition(". ")[0] or "not enough memory"
-    where = f"rank {world.rank}, {what}"
+    what = " ".join(str(error).split()).partition(" (")[0] or "not enough memory"
+    where = what if world.size == 1 else f"rank {world.rank}, {what}"
     micro = None if sizes is None else _less(sizes, world, least)
     if not (isinstance(job, TrainJob) and job.auto):
         return Failure(where if sizes is None else f"{where}, at {sizes.told(world.data)}", _advice(job, micro))

@@ -100,6 +100,8 @@ def settle(
     batch = settled or job.batch
     batch = batch if whole is None else replace(batch, seq_len=whole)
     micro, global_batch, micro_steps = batch_sizes(plan, batch, tokens, setup, device, world)
+    if settled is not None:
+        plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
     lr, matrix_lr = learning_rates(plan, job.optim, model.config.hidden_size, global_batch, tuned_lr)
     steps = total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
     plan.add("epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {count(epoch_tokens)} tokens")

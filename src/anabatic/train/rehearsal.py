@@ -91,7 +91,7 @@ def _larger(last: Try, setup: Setup, state: State, device: Device) -> Sizes | No
         return None
     now, then = (memory(_as(setup, one, sizes)).total for one in (sizes.micro_batch_tokens, micro))
     expected = then if device.type in ("cpu", "mps") else then * max(1.0, last.peak / now)
-    if expected * (1 + fit.FRAGMENTS) > fit.room(chip):
+    if expected * (1 + fit.FRAGMENTS) + fit.buffers(setup, chip) > fit.room(chip):
         return None
     return replace(sizes, micro_batch_tokens=micro, micro_steps=sizes.micro_steps // 2)
 

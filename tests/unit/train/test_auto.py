@@ -65,7 +65,8 @@ def test_a_broken_file_is_told(text: str) -> None:
 
 def test_without_auto_the_error_names_the_way_out(tmp_path: Path, device: Device) -> None:
     error = fail(job_of(tmp_path), device, 128, SIZES)
-    assert "NPU out of memory, at micro-batches of 512 tokens x 2, 1,024 a step" in str(error)
+    told = "NPU out of memory. Tried to allocate 2.00 GiB, at micro-batches of 512 tokens x 2, 1,024 a step"
+    assert str(error) == told
     for part in ("--auto", "anabatic plan", "--batch.micro-batch-tokens 256"):
         assert part in error.hint
     assert error.exit_code == 1 and not (tmp_path / auto.FILE).exists()
