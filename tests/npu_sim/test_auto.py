@@ -17,7 +17,17 @@ def test_ranks_start_again_with_half_the_micro_batch(sim: Sim) -> None:
     said = "the wind moves upward along the slope " * 12
     turns = [{"role": "user", "content": "go"}, {"role": "assistant", "content": said}]
     (sim.folder / "rows.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * 100), encoding="utf-8")
-    words = ["anabatic", "sft", "--auto", "--model", "model", "--data.train", "rows.jsonl", "--data.valid-fraction", "0"]
+    words = [
+        "anabatic",
+        "sft",
+        "--auto",
+        "--model",
+        "model",
+        "--data.train",
+        "rows.jsonl",
+        "--data.valid-fraction",
+        "0",
+    ]
     words += ["--parallel.strategy", "ddp", "--recompute", "full", "--device.nproc", "2", "--batch.seq-len", "128"]
     words += ["--batch.micro-batch-tokens", "8192", "--batch.global-batch-tokens", "16384", "--schedule.max-steps", "2"]
     words += ["--log.every", "1", "--log.samples", "0", "--out", "run", "--train-on-inputs"]
@@ -27,5 +37,6 @@ def test_ranks_start_again_with_half_the_micro_batch(sim: Sim) -> None:
     state = json.loads((sim.folder / "run" / "auto.json").read_text())
     assert state["lowered"] >= 1 and state["micro"] <= 4096 and state["batch"] == 16384
     rows = [json.loads(line) for line in (sim.folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["tokens"] for row in rows if row["kind"] == "train"] == [16384, 32768]
+    first, second = (row["tokens"] for row in rows if row["kind"] == "train")
+    assert 0.95 * 16384 < first <= 16384 and 0.95 * 16384 < second - first <= 16384  # no row fits into what is left
     assert json.loads((sim.folder / "run" / "summary.json").read_text())["finished"]

@@ -37,7 +37,7 @@ def job_command(name: str) -> Callable[..., int]:
         if words:
             given[row.words] = _worded(cls, row.words, words, given.get(row.words))
         job = load.load(name, files, tree(given))
-        return _on_paper(row, job) if dry else run_job(row, job)
+        return _on_paper(job) if dry else run_job(row, job)
 
     common = [config_parameter(), *([_dry_run_parameter()] if row.trains else [])]
     parameters = [*_words_parameter(cls, row.words), *common, *_parameters(cls, row.short)]
@@ -46,10 +46,10 @@ def job_command(name: str) -> Callable[..., int]:
     return command
 
 
-def _on_paper(row: commands.Command, job: Any) -> int:
+def _on_paper(job: Any) -> int:
     from anabatic.recipes import plan
 
-    return plan.dry_run(row.name, job)
+    return plan.dry_run(job)
 
 
 def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:

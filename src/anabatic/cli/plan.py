@@ -43,10 +43,10 @@ def plan(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")
-    row, job = training_job(list(command))
+    _, job = training_job(list(command))
     from anabatic.recipes import plan as story
 
     devices = positive("npus", npus) if npus is not None else job.device.nproc
     total = positive("tokens", tokens) if tokens is not None else None
     place = story.Place(story.chip_named(chip), devices, positive("nodes", nodes))
-    return story.run(row.name, job, place, total, json, sweep)
+    return story.run(job, place, total, json, sweep)

@@ -91,20 +91,20 @@ def power_that_fits(setup: Setup, chip: Chip, share: int) -> int:
     """
     place = room(chip) * HEADROOM[row_of(chip).kernels]
     size = 1 << (most_tokens(chip).bit_length() - 1)
-    while size > setup.seq_len:
+    while size > setup.least:
         one = replace(setup, micro_tokens=size, micro_steps=max(1, share // size))
         if memory(one).total * (1 + FRAGMENTS) + buffers(one, chip) <= place:
             return size
         size //= 2
-    return setup.seq_len
+    return setup.least
 
 
 def micro_batches(setup: Setup, global_tokens: int, chip: Chip) -> Iterator[Setup]:
     """Ways to cut a global batch: powers of two of segments that divide a rank's share, the largest first."""
-    share = max(global_tokens // setup.ranks, setup.seq_len)
-    size = setup.seq_len
+    share = max(global_tokens // setup.ranks, setup.least)
+    size = setup.least
     sizes = []
-    while size <= min(share, max(most_tokens(chip), setup.seq_len)):
+    while size <= min(share, max(most_tokens(chip), setup.least)):
         if share % size == 0:
             sizes.append(size)
         size *= 2
@@ -127,9 +127,15 @@ def largest(setup: Setup, global_tokens: int, chip: Chip) -> Choice:
     return choice
 
 
-def alternatives(setup: Setup, global_tokens: int, chip: Chip) -> list[Choice]:
-    """Return every strategy and way of recomputation with its fastest micro-batch that fits, the fastest first."""
-    return sorted((one for one in cut(setup, global_tokens, chip) if one.fits), key=lambda one: -one.tokens_per_s)
+def alternatives(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) -> list[Choice]:
+    """Return every strategy and way of recomputation with its fastest micro-batch that fits, the fastest first.
+
+    Args:
+        micro: tokens of the micro-batch, where they are given.
+    """
+    return sorted(
+        (one for one in cut(setup, global_tokens, chip, micro) if one.fits), key=lambda one: -one.tokens_per_s
+    )
 
 
 def cut(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) -> list[Choice]:

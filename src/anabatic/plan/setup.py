@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from anabatic.config.classify_train import ClassifyPretrainJob, ClassifyTrainJob
+from anabatic.config.dpo import DpoJob
 from anabatic.config.parallel import Recompute
+from anabatic.config.reward import RewardJob
+from anabatic.config.rl import RlJob
 from anabatic.core.errors import DataError
 from anabatic.plan.shape import ADAPTER, Linear, Shape, folder_of
 
@@ -31,6 +35,9 @@ class Setup:
         half: matrix products run in two bytes.
         fused_adamw: one kernel updates all parameters without copies.
         chunk_bytes: logits made at once.
+        whole: tokens that a micro-batch must hold together; 0: a segment.
+        words: the head is that over the vocabulary; else a few numbers for a segment.
+        reference: what is trained is kept as it was, too, and answers first (`models/preference.py`).
     """
 
     shape: Shape
@@ -53,11 +60,19 @@ class Setup:
     half: bool = True
     fused_adamw: bool = False
     chunk_bytes: int = 512 << 20
+    whole: int = 0
+    words: bool = True
+    reference: bool = False
 
     @property
     def world(self) -> int:
         """All processes."""
         return self.ranks * self.tensor
+
+    @property
+    def least(self) -> int:
+        """Tokens of the smallest micro-batch."""
+        return self.whole or self.seq_len
 
     @property
     def sharded(self) -> bool:
@@ -108,7 +123,7 @@ class Setup:
     def trained(self) -> int:
         """Parameters of a rank with a gradient."""
         if self.tuner == "full":
-            return self.params
+            return self.params - (0 if self.words or self.shape.tied else self.shape.embedding)
         if self.tuner == "lora":
             return self.shape.layers * self.adapter_block
         return self.trained_blocks * self.block
@@ -165,4 +180,22 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
         half=half,
         fused_adamw=row.fused_adamw and job.optim.weights == "fp32",
         chunk_bytes=row.chunk_bytes,
+        **_task(job),
     )
+
+
+def _task(job: Any) -> dict[str, Any]:
+    """What a command makes of its model."""
+    pair = 2 * job.batch.seq_len  # both sides of a pair are laid side by side
+    if isinstance(job, DpoJob):
+        return {"whole": pair, "reference": job.loss_type not in ("orpo", "simpo")}
+    if isinstance(job, RewardJob):
+        return {"whole": pair, "words": False}
+    if isinstance(job, RlJob):
+        answers = job.sampling.max_new_tokens / job.batch.seq_len
+        return {"reference": job.kl_coef > 0, "targets": min(1.0, answers)}
+    if isinstance(job, ClassifyTrainJob):
+        return {"words": False}
+    if isinstance(job, ClassifyPretrainJob):
+        return {"targets": 1.0 if job.objective == "next" else job.mask.ratio}
+    return {}

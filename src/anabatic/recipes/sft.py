@@ -225,7 +225,7 @@ def tune(
         lr = full_lr if lora is None else adapter_lr
         whole = longest(job.batch.seq_len) if learning.pairs else None
         sizes = planning.settle(
-            plan, job, model, epoch_tokens, tokens, "one epoch", paper.of_model(job, model, device, world.data, whole),
+            plan, job, model, epoch_tokens, tokens, "one epoch", paper.of_model(job, model, device, world.data),
             lr, device, world.data, whole, auto.batch_of(job, auto.state_of(job, world)),
         )  # fmt: skip
         if not job.batch.packing:

@@ -268,7 +268,7 @@ class Training:
         if state is None:
             return
         if self.found is None:
-            setup = paper.of_model(self.job, self.model, self.device, self.world.data, goal.seq_len)
+            setup = paper.of_model(self.job, self.model, self.device, self.world.data)
             loader = functools.partial(self._loader, goal, {})
             self.sizes = rehearsal.choose(
                 self.job, state, setup, self.sizes, step, loader, self.device, self.world

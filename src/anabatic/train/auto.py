@@ -134,7 +134,7 @@ def _proposal(job: TrainJob, state: State, device: Device, world: World) -> Choi
     room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))  # the ranks' buffers are made now
     chip = replace(chip, memory_gib=room + fit.buffers(setup, chip) / 2**30)
     micro = job.batch.micro_batch_tokens
-    step = job.batch.global_batch_tokens or max(_SEGMENTS * setup.seq_len, micro or 0) * world.data.size
+    step = job.batch.global_batch_tokens or max(_SEGMENTS * setup.least, micro or 0) * world.data.size
     tried = [one for one in fit.cut(setup, step, chip, micro) if _allowed(job, one.setup)]
     left = [one for one in tried if _way(one.setup) not in state.refused]
     failed = [one.needs for one in tried if _way(one.setup) in state.refused]

@@ -38,23 +38,20 @@ def chip_of(device: Device, free: bool = False) -> Chip:
     return replace(row, memory_gib=gib, taken_gib=0.0 if free else _CONTEXT_GIB.get(device.type, 0.0))
 
 
-def setup_of(job: Any, found: Shape, device: Device, world: Group, whole: int | None = None) -> Setup:
+def setup_of(job: Any, found: Shape, device: Device, world: Group) -> Setup:
     """Return what of a job decides its memory on this device.
 
     Args:
         world: ranks with different data.
-        whole: tokens that a micro-batch must hold together; default: a segment.
     """
-    least = whole or job.batch.seq_len
-    made = setup.of(job, found, world.size, device.row, device.dtype.itemsize == 2, least, 1)
-    return replace(made, seq_len=least)
+    return setup.of(job, found, world.size, device.row, device.dtype.itemsize == 2, job.batch.seq_len, 1)
 
 
-def of_model(job: Any, model: PreTrainedModel, device: Device, world: Group, whole: int | None = None) -> Setup | None:
+def of_model(job: Any, model: PreTrainedModel, device: Device, world: Group) -> Setup | None:
     """Return the same for a model that is there; None, said aloud, where its blocks are of another kind."""
     try:
         found = shape.read(model.config.to_dict(), "the model's configuration")
     except DataError as error:
         log.info(f"its memory is not planned: {error}")
         return None
-    return setup_of(job, found, device, world, whole)
+    return setup_of(job, found, device, world)

@@ -56,7 +56,7 @@ def choose(
     """
     tries: list[Try] = []
     wanted: Sizes | None = sizes
-    least = sizes.micro_batch_tokens if setup is None else setup.seq_len
+    least = sizes.micro_batch_tokens if setup is None else setup.least
     while wanted is not None:
         with auto.out_of_memory(job, device, world, least, wanted), batches(wanted.micro_batch_tokens) as data:
             tries.append(_measure(step, data, wanted, device, world))
