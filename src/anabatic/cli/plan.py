@@ -29,7 +29,7 @@ def plan(
     command
         The command and its options, after `--`: sft -c recipe.yaml
     chip
-        Of the machine it is for: 910B3, 910B4, 910C, H100; only sizes and speeds are needed, no device.
+        Of the machine it is for: 910B3, 910B4, 910C, H100; only sizes and speeds are needed, no device. here: this one.
     npus
         Devices of a machine; default: the command's device.nproc.
     nodes
@@ -48,5 +48,5 @@ def plan(
 
     devices = positive("npus", npus) if npus is not None else job.device.nproc
     total = positive("tokens", tokens) if tokens is not None else None
-    place = story.Place(story.chip_named(chip), devices, positive("nodes", nodes))
+    place = story.place_of(job, chip, devices, positive("nodes", nodes))
     return story.run(job, place, total, json, sweep)

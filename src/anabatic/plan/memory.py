@@ -130,7 +130,7 @@ def held(setup: Setup) -> dict[str, float]:
 def _shares(setup: Setup) -> dict[str, float]:
     """What of it is on a device, and the fused attention's mask."""
     share = 0.0 if setup.offload else 1 / setup.ranks if setup.sharded else 1.0
-    return {name: size * share for name, size in held(setup).items()} | {"constants": 1.0 * _MASK}
+    return {name: size * share for name, size in held(setup).items()} | {"constants": 1.0 * _MASK * setup.mask}
 
 
 def _frozen_bytes(setup: Setup) -> float:

@@ -35,6 +35,7 @@ class Setup:
         half: matrix products run in two bytes.
         fused_adamw: one kernel updates all parameters without copies.
         chunk_bytes: logits made at once.
+        mask: attention is the NPU's, which holds a mask.
         whole: tokens that a micro-batch must hold together; 0: a segment.
         words: the head is that over the vocabulary; else a few numbers for a segment.
         reference: what is trained is kept as it was, too, and answers first (`models/preference.py`).
@@ -60,6 +61,7 @@ class Setup:
     half: bool = True
     fused_adamw: bool = False
     chunk_bytes: int = 512 << 20
+    mask: bool = True
     whole: int = 0
     words: bool = True
     reference: bool = False
@@ -180,6 +182,7 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
         half=half,
         fused_adamw=row.fused_adamw and job.optim.weights == "fp32",
         chunk_bytes=row.chunk_bytes,
+        mask=row.kernels == "npu",
         **_task(job),
     )
 

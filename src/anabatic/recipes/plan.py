@@ -23,6 +23,10 @@ SEGMENTS = 8
 """Of each rank in a step, where the global batch is left open."""
 
 
+HERE = "here"
+"""In place of a chip's name: this machine's."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a job is planned for: so many devices of a chip on each of so many machines."""
@@ -54,8 +58,15 @@ def run(job: Any, place: Place, tokens: int | None = None, as_json: bool = False
 
 def dry_run(job: Any) -> int:
     """Print the plan of a job as it would run here; return 0, or 1 when it does not fit."""
-    chip, said = here.chip_of(job.device.type, job.device.nproc)
-    return run(job, Place(chip, job.device.nproc, said=said))
+    return run(job, place_of(job, HERE, job.device.nproc, 1))
+
+
+def place_of(job: Any, chip: str, npus: int, nodes: int) -> Place:
+    """Return where a job is planned for: devices of the chip with that name, or of this machine."""
+    if chip == HERE:
+        found, said = here.chip_of(job.device.type, npus)
+        return Place(found, npus, nodes, said)
+    return Place(chip_named(chip), npus, nodes)
 
 
 def _plan(job: Any, place: Place, tokens: int | None) -> show.Plan:
