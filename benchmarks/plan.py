@@ -3,10 +3,11 @@ on a CPU, setting by setting.
 
     python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE]
 
-Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs (bf16), or in one process on
-the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every allocation; their
-running sum has a peak. What Python and libraries hold beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits, optimizer, gathered
-weights. The tokens of a micro-batch are full but for what no row fits into.
+Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs (bf16), or in one
+process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
+allocation; their running sum has a peak. What Python and libraries hold beside it is not in there. Sizes are chosen so
+that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a micro-batch are
+full but for what no row fits into.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def command(row: Row, folder: Path, device: str) -> list[str]:
     data_ranks = 1 if "--parallel.tensor" in row.options else row.npus
     given = {
         "model": folder / "model", "data.train": folder / "rows.jsonl", "data.valid-fraction": 0,
-        "data.cache": folder / "cache", "out": folder / "run", "device.nproc": row.npus, "device.dtype": "bf16" if device == "npu" else "fp32",
+        "data.cache": folder / "cache", "out": folder / "run", "device.nproc": row.npus,
+        "device.dtype": {"npu": "bf16", "cpu": "fp32"}[device],
         "batch.seq-len": 256, "batch.micro-batch-tokens": row.tokens,
         "batch.global-batch-tokens": row.tokens * data_ranks * row.steps,
         "schedule.max-steps": 3, "log.every": 1, "log.samples": 0, "save.resume": "never",
@@ -122,7 +124,10 @@ def compare(row: Row, device: str) -> dict[str, Any]:
         chip = ["--chip", "here"] if device == "cpu" else []
         planned = json.loads(run(["plan", "--json", *chip, "--npus", str(row.npus), "--", *words], {}))
         if device == "cpu":
-            subprocess.run([sys.executable, __file__, "--measure", str(folder / "peak"), *words], check=True)
+            words = [sys.executable, __file__, "--measure", str(folder / "peak"), *words]
+            done = subprocess.run(words, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr[-3000:])
             measured = int((folder / "peak").read_text())
         else:
             run(["sim", "--npus", str(row.npus), "--", sys.executable, "-m", "anabatic", *words], {})

@@ -18,6 +18,7 @@ from cyclopts import Group, Parameter
 
 from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
+from anabatic.config.train import WithAuto
 from anabatic.core.errors import ConfigError
 
 COMMON = Group("Recipe and help", sort_key=0)
@@ -66,7 +67,9 @@ def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
     device = load.tree_of(job).get("device", {})
     nproc = device.get("nproc", 1)
-    if (nproc > 1 or getattr(job, "auto", False)) and "RANK" not in os.environ:  # who starts again must not be the job
+    if (
+        nproc > 1 or isinstance(job, WithAuto) and job.auto
+    ) and "RANK" not in os.environ:  # who starts again must not be the job
         return spread(row, job, Launch(nproc=nproc))
     if row.trains and "RANK" not in os.environ:
         from anabatic.launch import seats

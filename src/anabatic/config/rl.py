@@ -152,7 +152,6 @@ class RlJob(TuneJob):
             "num_samples is 1: an answer has no others to be compared with",
             "use 2 or more, or --algorithm reinforce++",
         )
-        require(not self.auto, "auto is on, and rl counts answers, not tokens", "lower device_batch_size instead")
         require(self.batch.packing, "batch.packing is false, and answers are always packed", "leave batch.packing out")
         for name in ("micro_batch_tokens", "global_batch_tokens"):
             value = getattr(self.batch, name)

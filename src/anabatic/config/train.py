@@ -45,14 +45,20 @@ class _OnText:
 
 
 @dataclass(kw_only=True)
+class WithAuto:
+    """A training whose way and sizes the plan can choose."""
+
+    auto: bool = False
+    """Take strategy, recomputation, offload and micro-batch from the plan where they are left open, and try two steps;
+    out of memory: start again with half the micro-batch and the same global batch."""
+
+
+@dataclass(kw_only=True)
 class TrainJob(LoopJob, _OnText):
     """A training on text or conversations."""
 
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the one of the model."""
-    auto: bool = False
-    """Take strategy, recomputation, offload and micro-batch from the plan where they are left open, and try two steps;
-    out of memory: start again with half the micro-batch and the same global batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

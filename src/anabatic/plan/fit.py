@@ -24,8 +24,8 @@ _MOST_TOKENS = 1 << 18
 _MOST_NEAR = 4096
 """On a processor: larger micro-batches leave its caches and were slower (docs/dev/LOG.md)."""
 HEADROOM = {"npu": 0.9, "cpu": 0.9, "reference": 0.7}
-"""Share of the room that a micro-batch nobody asked for may fill, by the operators' implementation: what the plan counts
-was compared with allocators for the first two; the plain ones keep more."""
+"""Share of the room that a micro-batch nobody asked for may fill, by the operators' implementation: the plan's counts
+were compared with allocators for the first two; the plain ones keep more."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from anabatic.config.shared import Batch
-from anabatic.config.train import LoopJob, TrainJob
+from anabatic.config.train import LoopJob, WithAuto
 from anabatic.core import child, log
 from anabatic.core.errors import CheckpointError, Failure, StartAgain
 from anabatic.core.paths import RunFolder, write_atomic
@@ -82,7 +82,7 @@ class State:
 
 def state_of(job: LoopJob, world: World) -> State | None:
     """Return what was settled, the same on every rank, which all call it; None without `auto`."""
-    if not (isinstance(job, TrainJob) and job.auto):
+    if not (isinstance(job, WithAuto) and job.auto):
         return None
     path = RunFolder(job.out).root / FILE
     texts = all_gather_text(path.read_text(encoding="utf-8") if path.is_file() else "", world)
@@ -106,7 +106,7 @@ def begin(job: Any, device: Device, world: World) -> Any:
     Raises:
         Failure: every way has been tried.
     """
-    if not (isinstance(job, TrainJob) and job.auto):
+    if not (isinstance(job, WithAuto) and job.auto):
         return job
     if job.save.resume == "never" and child.RETRY not in os.environ:
         (RunFolder(job.out).root / FILE).unlink(missing_ok=True)
@@ -127,7 +127,7 @@ def begin(job: Any, device: Device, world: World) -> Any:
     return _with_way(job, state.way)
 
 
-def _proposal(job: TrainJob, state: State, device: Device, world: World) -> Choice:
+def _proposal(job: Any, state: State, device: Device, world: World) -> Choice:
     here = _at_hand(job, world)
     setup = paper.setup_of(here, known.of_job(here)[0], device, world.data)
     chip = paper.chip_of(device, free=True)
@@ -226,7 +226,7 @@ def _lowered(
     what = " ".join(str(error).split()).partition(" (")[0] or "not enough memory"
     where = what if world.size == 1 else f"rank {world.rank}, {what}"
     micro = None if sizes is None else _less(sizes, world, least)
-    if not (isinstance(job, TrainJob) and job.auto):
+    if not (isinstance(job, WithAuto) and job.auto):
         return Failure(where if sizes is None else f"{where}, at {sizes.told(world.data)}", _advice(job, micro))
     path = RunFolder(job.out).root / FILE  # of this rank alone: no other answers any more
     state = State.read(path.read_text(encoding="utf-8") if path.is_file() else "")
@@ -257,7 +257,7 @@ def _advice(job: LoopJob, micro: int | None) -> str:
     told = "`anabatic plan -- COMMAND` shows what takes the memory"
     if micro is not None:
         told = f"--batch.micro-batch-tokens {micro} keeps the global batch; {told}"
-    return f"--auto does what fits by itself; {told}" if isinstance(job, TrainJob) else told
+    return f"--auto does what fits by itself; {told}" if isinstance(job, WithAuto) else told
 
 
 def carried(progress: Progress, before: int, now: int, ranks: int) -> None:

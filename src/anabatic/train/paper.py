@@ -19,8 +19,6 @@ from anabatic.plan.shape import Shape
 
 _UNKNOWN = Chip("unknown", 100.0, 0, 1000)
 """Speeds that rank the ways of a job on a chip that is in no table; an order of magnitude, no more."""
-_CONTEXT_GIB = {"cuda": 0.7}
-"""Of a device's memory beside the allocator's: a recent driver's context; an NPU does not report its own."""
 
 
 def chip_of(device: Device, free: bool = False) -> Chip:
@@ -34,8 +32,11 @@ def chip_of(device: Device, free: bool = False) -> Chip:
         row = here.processor(local)
         return row if free else replace(row, memory_gib=device.memory_bytes() / 2**30 / local)
     row = device.chip or replace(_UNKNOWN, name=device.name)
-    gib = (device.free_bytes() if free else device.memory_bytes()) / 2**30
-    return replace(row, memory_gib=gib, taken_gib=0.0 if free else _CONTEXT_GIB.get(device.type, 0.0))
+    if free:
+        return replace(row, memory_gib=device.free_bytes() / 2**30, taken_gib=0.0)
+    # An NPU does not count what is not the allocator's; of others the plan knows how much that is.
+    taken = 0.0 if device.row.kernels == "npu" else None
+    return replace(row, memory_gib=device.memory_bytes() / 2**30, taken_gib=taken)
 
 
 def setup_of(job: Any, found: Shape, device: Device, world: Group) -> Setup:
