@@ -98,7 +98,7 @@ def command(row: Row, folder: Path, device: str) -> list[str]:
         "device.dtype": {"npu": "bf16", "cpu": "fp32"}[device],
         "batch.seq-len": 256, "batch.micro-batch-tokens": row.tokens,
         "batch.global-batch-tokens": row.tokens * data_ranks * row.steps,
-        "schedule.max-steps": 3, "log.every": 1, "log.samples": 0, "save.resume": "never",
+        "schedule.max-steps": 3, "log.every": 1, "log.samples": 0, "save.resume": "never", "save.background": "off",
     }  # fmt: skip
     words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
     words += ["--device.type", "cpu"] if device == "cpu" else []

@@ -16,7 +16,17 @@ def test_ranks_start_again_with_half_the_micro_batch(sim: Sim) -> None:
     said = "the wind moves upward along the slope " * 12
     turns = [{"role": "user", "content": "go"}, {"role": "assistant", "content": said}]
     (sim.folder / "rows.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * 100), encoding="utf-8")
-    words = ["anabatic", "sft", "--auto", "--model", "model", "--data.train", "rows.jsonl", "--data.valid-fraction", "0"]
+    words = [
+        "anabatic",
+        "sft",
+        "--auto",
+        "--model",
+        "model",
+        "--data.train",
+        "rows.jsonl",
+        "--data.valid-fraction",
+        "0",
+    ]
     words += ["--parallel.strategy", "ddp", "--device.nproc", "2", "--batch.seq-len", "128", "--log.every", "1"]
     words += ["--batch.micro-batch-tokens", "512", "--batch.global-batch-tokens", "1024", "--schedule.max-steps", "2"]
     words += ["--log.samples", "0", "--out", "run", "--train-on-inputs"]

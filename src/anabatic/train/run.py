@@ -34,7 +34,7 @@ from anabatic.train.optim import Optimizer
 from anabatic.train.progress import Progress
 from anabatic.train.step import TrainStep
 
-_FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
+_FREE = ("auto", "out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
          "parallel", "optim.on_bad_step", "optim.max_rewinds")  # fmt: skip
 """Settings that may change between a checkpoint and the run that continues it."""
 
