@@ -80,9 +80,13 @@ class State:
             raise CheckpointError(f"{FILE} cannot be read: {error}", f"remove {FILE} from the run folder") from None
 
 
+def _on(job: LoopJob) -> bool:
+    return isinstance(job, WithAuto) and job.auto
+
+
 def state_of(job: LoopJob, world: World) -> State | None:
     """Return what was settled, the same on every rank, which all call it; None without `auto`."""
-    if not (isinstance(job, WithAuto) and job.auto):
+    if not _on(job):
         return None
     path = RunFolder(job.out).root / FILE
     texts = all_gather_text(path.read_text(encoding="utf-8") if path.is_file() else "", world)
@@ -106,7 +110,7 @@ def begin(job: Any, device: Device, world: World) -> Any:
     Raises:
         Failure: every way has been tried.
     """
-    if not (isinstance(job, WithAuto) and job.auto):
+    if not _on(job):
         return job
     if job.save.resume == "never" and child.RETRY not in os.environ:
         (RunFolder(job.out).root / FILE).unlink(missing_ok=True)
@@ -226,7 +230,7 @@ def _lowered(
     what = " ".join(str(error).split()).partition(" (")[0] or "not enough memory"
     where = what if world.size == 1 else f"rank {world.rank}, {what}"
     micro = None if sizes is None else _less(sizes, world, least)
-    if not (isinstance(job, WithAuto) and job.auto):
+    if not _on(job):
         return Failure(where if sizes is None else f"{where}, at {sizes.told(world.data)}", _advice(job, micro))
     path = RunFolder(job.out).root / FILE  # of this rank alone: no other answers any more
     state = State.read(path.read_text(encoding="utf-8") if path.is_file() else "")
