@@ -5,9 +5,9 @@ on a CPU, setting by setting.
 
 Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs (bf16), or in one
 process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
-allocation; their running sum has a peak. What Python and libraries hold beside it is not in there. Sizes are chosen so
-that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a micro-batch are
-full but for what no row fits into.
+allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and
+libraries hold beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits,
+optimizer, gathered weights. The tokens of a micro-batch are full but for what no row fits into.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def compare(row: Row, device: str) -> dict[str, Any]:
 
 
 def measure(file: Path, words: list[str]) -> None:
-    """Run a command here and write the peak of what torch's allocator has given out on the CPU."""
+    """Run a command here and write the peak of what torch's allocator has given out on the CPU within steps."""
     from torch.profiler import ProfilerActivity, profile
 
     from anabatic.cli.app import main as anabatic
@@ -152,7 +152,9 @@ def measure(file: Path, words: list[str]) -> None:
                 raise
     found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((event.start_ns(), event.nbytes()) for event in found if event.name() == "[memory]")
-    file.write_text(str(max(itertools.accumulate(change for _, change in changes))))
+    steps = [(event.start_ns(), event.end_ns()) for event in found if event.name() == "anabatic.step"]
+    held = zip((at for at, _ in changes), itertools.accumulate(change for _, change in changes), strict=True)
+    file.write_text(str(max(size for at, size in held if any(begun <= at <= ended for begun, ended in steps))))
 
 
 def main() -> None:
