@@ -64,13 +64,13 @@ def chip_of(wanted: str, npus: int, look: Callable[[], Found] = sources.accelera
                 f"device.type is {wanted}, and no such device is found here",
                 "for another machine: `anabatic plan --chip 910B3 --npus 8 -- COMMAND`",
             )
-        return processor(npus), "this machine: torch would find no accelerator"
+        return processor(npus), "of this machine: torch would find no accelerator"
     if npus > len(devices):
         raise DeviceError(
             f"{npus} processes need as many devices, and there are {len(devices)}",
             f"lower --nproc to at most {len(devices)}, or plan for another machine with `anabatic plan --npus {npus}`",
         )
-    return _known(min(devices, key=lambda device: device.used_mb or 0)), "this machine's devices"
+    return _known(min(devices, key=lambda device: device.used_mb or 0)), "of this machine"
 
 
 def _known(device: Device) -> Chip:

@@ -208,7 +208,7 @@ def _loss(setup: Setup) -> Memory:
         ends += w * s.hidden * learned
     made = 4.0 * s.embedding if head_trained else 0.0  # the head's gradient, fp32 whatever the weights are
     copy = 2.0 * s.embedding if setup.half and head_trained and not setup.sharded and setup.weights == "fp32" else 0.0
-    logits = rows * s.vocab * (4 + w) * setup.words
+    logits = rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.words  # in fp32, and as their product takes them
     if head_trained and setup.half:  # a chunk's share of the head's gradient, before it is added in fp32
         logits += w * s.embedding
     return Memory("the loss", {

@@ -25,6 +25,7 @@ class Plan:
         steps: of the run; 0: not known without the data.
         assumed: what was not given.
         around: what the run needs beside its devices.
+        said: what says which devices these are, where the user has not.
     """
 
     source: str
@@ -36,6 +37,7 @@ class Plan:
     steps: int
     assumed: list[str]
     around: Around
+    said: str = ""
 
 
 def gib(number: float) -> str:
@@ -71,7 +73,9 @@ def lines(plan: Plan, model: bool) -> Iterator[str]:
     trained = f"LoRA r {setup.rank}, {count(setup.trained)} trained" if setup.tuner == "lora" else f"{setup.tuner}"
     yield f"{count(shape.params)} parameters: {shape.layers} blocks of width {shape.hidden} ({plan.source}); {trained}"
     machines = f"{plan.nodes} x {plan.npus}" if plan.nodes > 1 else f"{plan.npus}"
-    yield f"{machines} x {plan.chip.name}, {plan.chip.memory_gib:.4g} GiB, {gib(choice.room)} for a job; {way(setup)}"
+    said = f" ({plan.said})" if plan.said else ""
+    room = f"{plan.chip.memory_gib:.4g} GiB, {gib(choice.room)} for a job"
+    yield f"{machines} x {plan.chip.name}{said}, {room}; {way(setup)}"
     yield from (f"  assumed: {line}" for line in plan.assumed)
     yield ""
     yield from _memory(choice)

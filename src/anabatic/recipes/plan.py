@@ -79,7 +79,7 @@ def _plan(job: Any, place: Place, tokens: int | None) -> show.Plan:
         )
     ranks = world // job.parallel.tensor
     job, _, _ = deepspeed.apply(job, ranks)
-    assumed = [f"{chip.name}: {place.said}"] if place.said else []
+    assumed: list[str] = []
     row = table.row_of(chip)
     half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
     base = setup.of(job, shape, ranks, row, half, job.batch.seq_len, 1)
@@ -93,7 +93,7 @@ def _plan(job: Any, place: Place, tokens: int | None) -> show.Plan:
     fixed = micro if isinstance(job, RlJob) else None
     others = [one for one in fit.alternatives(base, step, chip, fixed) if _answers(job, one)]
     beside = around(choice.setup, job, chip, place.npus, steps * choice.clock.step, tokens)
-    return show.Plan(source, chip, place.npus, place.nodes, choice, others, steps, assumed, beside)
+    return show.Plan(source, chip, place.npus, place.nodes, choice, others, steps, assumed, beside, place.said)
 
 
 def _sizes(job: Any, base: Setup, assumed: list[str]) -> tuple[int | None, int]:

@@ -227,7 +227,8 @@ def out_of_memory(job: LoopJob, device: Device, world: World, least: int, sizes:
 def _lowered(
     job: LoopJob, device: Device, world: World, least: int, sizes: Sizes | None, error: BaseException
 ) -> Failure:
-    what = " ".join(str(error).split()).partition(" (")[0] or "not enough memory"
+    said = " ".join(str(error).split()).rpartition("DefaultCPUAllocator: ")[2]
+    what = said.partition(" (")[0].partition(". Error code")[0] or "not enough memory"
     where = what if world.size == 1 else f"rank {world.rank}, {what}"
     micro = None if sizes is None else _less(sizes, world, least)
     if not _on(job):

@@ -91,7 +91,14 @@ def test_every_training_has_a_plan_for_this_machine(
     out = tmp_path / "run"
     assert run([*words.split(), "--device.type", "cpu", "--out", str(out), "--dry-run"]) in (0, 1)  # as memory allows
     said = capsys.readouterr().out
-    for part in ("1 x processor", "parameters: ", told, "Memory of each host", "Disk, GiB", "A checkpoint: "):
+    for part in (
+        "1 x processor (of this machine",
+        "parameters: ",
+        told,
+        "Memory of each host",
+        "Disk, GiB",
+        "A checkpoint: ",
+    ):
         assert part in said
     assert not out.exists(), "nothing is begun"
 
