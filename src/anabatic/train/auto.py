@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from anabatic.config.rl import RlJob
 from anabatic.config.shared import Batch
 from anabatic.config.train import LoopJob, WithAuto
 from anabatic.core import child, log
@@ -260,6 +261,8 @@ def _less(sizes: Sizes, world: World, least: int) -> int | None:
 
 def _advice(job: LoopJob, micro: int | None) -> str:
     told = "`anabatic plan -- COMMAND` shows what takes the memory"
+    if isinstance(job, RlJob):
+        return f"lower device_batch_size, now {job.device_batch_size}, or sampling.max_new_tokens; {told}"
     if micro is not None:
         told = f"--batch.micro-batch-tokens {micro} keeps the global batch; {told}"
     return f"--auto does what fits by itself; {told}" if isinstance(job, WithAuto) else told

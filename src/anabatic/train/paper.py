@@ -53,6 +53,6 @@ def of_model(job: Any, model: PreTrainedModel, device: Device, world: Group) -> 
     try:
         found = shape.read(model.config.to_dict(), "the model's configuration")
     except DataError as error:
-        log.info(f"its memory is not planned: {error}")
+        log.info(f"what fits is not planned, batch.micro_batch_tokens can say it: {error}")
         return None
     return setup_of(job, found, device, world)

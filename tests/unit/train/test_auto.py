@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.config.classify_train import ClassifyTrainJob, Rows
+from anabatic.config.rl import RlJob
 from anabatic.config.sft import SftJob
 from anabatic.config.shared import Batch, Data
 from anabatic.config.shared import Device as DeviceConfig
@@ -72,6 +73,11 @@ def test_without_auto_the_error_names_the_way_out(tmp_path: Path, device: Device
     assert error.exit_code == 1 and not (tmp_path / auto.FILE).exists()
     classify = ClassifyTrainJob(data=Rows(train=["x"]), out=str(tmp_path))
     assert "--auto" not in fail(classify, device, 128, SIZES).hint
+
+
+def test_reinforcement_learning_counts_answers(tmp_path: Path, device: Device) -> None:
+    job = RlJob(model="m", out=str(tmp_path), data=Data(train=["x"]), device_batch_size=4)
+    assert fail(job, device, 128, None).hint.startswith("lower device_batch_size, now 4")
 
 
 def test_with_auto_the_next_start_takes_half_at_the_same_global_batch(
