@@ -60,6 +60,12 @@ class Choice:
         return self.clock.flops / self.clock.step / (chip.half_tflops * 1e12 * self.setup.world)
 
 
+def beside(chip: Chip) -> float:
+    """Return the GiB of the memory that a device reports which a job does not get: an NPU does not report its own share
+    (a 910B3 of 64 GiB says 60.97)."""
+    return TAKEN["NVIDIA"] if chip.name.startswith("NVIDIA") else 0.0
+
+
 def room(chip: Chip) -> float:
     """Return the bytes that a job has on a chip."""
     usual = next((gib for name, gib in TAKEN.items() if chip.name.startswith(name)), 0.0)

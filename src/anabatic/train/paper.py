@@ -13,7 +13,7 @@ from anabatic.core.errors import DataError
 from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.parallel.world import Group
-from anabatic.plan import here, setup, shape
+from anabatic.plan import fit, here, setup, shape
 from anabatic.plan.setup import Setup
 from anabatic.plan.shape import Shape
 
@@ -34,9 +34,7 @@ def chip_of(device: Device, free: bool = False) -> Chip:
     row = device.chip or replace(_UNKNOWN, name=device.name)
     if free:
         return replace(row, memory_gib=device.free_bytes() / 2**30, taken_gib=0.0)
-    # An NPU does not count what is not the allocator's; of others the plan knows how much that is.
-    taken = 0.0 if device.row.kernels == "npu" else None
-    return replace(row, memory_gib=device.memory_bytes() / 2**30, taken_gib=taken)
+    return replace(row, memory_gib=device.memory_bytes() / 2**30, taken_gib=fit.beside(row))
 
 
 def setup_of(job: Any, found: Shape, device: Device, world: Group) -> Setup:
