@@ -9,6 +9,7 @@ Letters as in `shape.py`; `T` tokens of a micro-batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from anabatic.plan.setup import FROZEN_BYTES, Setup
@@ -262,6 +263,22 @@ def _embedding(setup: Setup) -> Memory:
     return Memory("the embedding's gradient", parts)
 
 
+def _orthogonal(setup: Setup) -> float:
+    """What Muon holds beside the largest stack of equal matrices: it, the next iterate, its square and a polynomial of
+    that (`train/optim.py`), in half precision a copy too; of several ranks each works on its share of a whole one.
+    """
+    if setup.tuner == "lora":
+        return 0.0
+    shapes = Counter(setup.sides(layer) for layer in setup.shape.linears)
+    sizes = []
+    for (rows, columns), count in shapes.items():
+        matrices = count * setup.trained_blocks
+        share = matrices if setup.world == 1 else -(-matrices // setup.world)
+        copies = (2 + setup.half) * share + (3 * matrices if setup.world > 1 else 0)
+        sizes.append(width(setup) * (copies * rows * columns + 2 * share * min(rows, columns) ** 2))
+    return float(max(sizes, default=0))
+
+
 def _update(setup: Setup) -> Memory:
     """The flat kernel of AdamW copies a bucket's gradient, and makes as much again where the gradients stay."""
     gradients = gradient_bytes(setup) * setup.trained * (1 / setup.ranks if setup.sharded else 1.0)
@@ -270,5 +287,7 @@ def _update(setup: Setup) -> Memory:
         own = min(setup.trained / (setup.ranks if setup.sharded else 1), BUCKET)
         stays = setup.strategy != "single"  # gradients lie in DDP's buckets, or in the flat results of FSDP's sums
         work = own * (4.0 * (2 if stays else 1) if setup.weights == "fp32" else _WIDE)
+    if setup.muon and not setup.offload:
+        work = max(work, _orthogonal(setup))
     parts = _shares(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": work}
     return Memory("the update", parts)
