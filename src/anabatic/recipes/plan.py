@@ -47,7 +47,7 @@ def run(job: Any, place: Place, tokens: int | None = None, as_json: bool = False
     Raises:
         ConfigError: the sizes cannot be planned.
     """
-    plan = _plan(job, place, tokens)
+    plan = on_paper(job, place, tokens)
     if as_json:
         sys.stdout.write(json.dumps(show.data(plan)) + "\n")
     else:
@@ -69,7 +69,12 @@ def place_of(job: Any, chip: str, npus: int, nodes: int) -> Place:
     return Place(chip_named(chip), npus, nodes)
 
 
-def _plan(job: Any, place: Place, tokens: int | None) -> show.Plan:
+def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
+    """Return the plan of a resolved job.
+
+    Raises:
+        ConfigError, DataError: the model is not known here, or the sizes cannot be planned.
+    """
     shape, source = known.of_job(job)
     chip, world = place.chip, place.npus * place.nodes
     if world % job.parallel.tensor:
