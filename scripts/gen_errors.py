@@ -88,7 +88,9 @@ def page(code: str) -> str:
     kinds = ", ".join(f"`{name}`: {kind.exit_code}" for name, kind in sorted(KINDS.items()))
     lines += [f"{exit_code}: {kinds}.", ""]
     for room in sorted(path for path in CODE.iterdir() if path.is_dir()):
-        found = sorted({row for path in room.rglob("*.py") for row in rows(path)}, key=lambda row: row.message.lower())
+        found = sorted(
+            {row for path in room.rglob("*.py") for row in rows(path)}, key=lambda row: (row.message.lower(), row)
+        )
         if found:
             lines += [f"## {room.name}", "", head, "|---|---|"]
             lines += [f"| {_cell(row.message)} | {_cell(row.hint)} |" for row in found]
