@@ -1,15 +1,19 @@
-"""Memory on paper beside memory measured: the peak of the real NPU allocator on simulated NPUs, setting by setting.
+"""Memory on paper beside memory measured: the peak of the real NPU allocator on simulated NPUs, or of torch's allocator
+on a CPU, setting by setting.
 
-    python benchmarks/plan.py [--only full,lora] [--json FILE]
+    python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE]
 
-Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs and asks `anabatic plan`
-for the same command. Sizes are chosen so that each part decides in some row: activations, logits, optimizer, gathered
-weights. The tokens of a micro-batch are full but for what no row fits into.
+Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs (bf16), or in one
+process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
+allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and
+libraries hold beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits,
+optimizer, gathered weights. The tokens of a micro-batch are full but for what no row fits into.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -85,17 +89,19 @@ def prepare(folder: Path, shape: dict[str, Any]) -> None:
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def command(row: Row, folder: Path) -> list[str]:
+def command(row: Row, folder: Path, device: str) -> list[str]:
     """The training, as typed."""
     data_ranks = 1 if "--parallel.tensor" in row.options else row.npus
     given = {
         "model": folder / "model", "data.train": folder / "rows.jsonl", "data.valid-fraction": 0,
-        "data.cache": folder / "cache", "out": folder / "run", "device.nproc": row.npus, "device.dtype": "bf16",
+        "data.cache": folder / "cache", "out": folder / "run", "device.nproc": row.npus,
+        "device.dtype": {"npu": "bf16", "cpu": "fp32"}[device],
         "batch.seq-len": 256, "batch.micro-batch-tokens": row.tokens,
         "batch.global-batch-tokens": row.tokens * data_ranks * row.steps,
-        "schedule.max-steps": 3, "log.every": 1, "log.samples": 0, "save.resume": "never",
+        "schedule.max-steps": 3, "log.every": 1, "log.samples": 0, "save.resume": "never", "save.background": "off",
     }  # fmt: skip
     words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    words += ["--device.type", "cpu"] if device == "cpu" else []
     return ["sft", *words, "--train-on-inputs", *row.options]
 
 
@@ -109,32 +115,64 @@ def run(words: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def compare(row: Row) -> dict[str, Any]:
+def compare(row: Row, device: str) -> dict[str, Any]:
     """Bytes measured and planned, and what decides the plan."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder, row.shape)
-        words = command(row, folder)
-        planned = json.loads(run(["plan", "--json", "--npus", str(row.npus), "--", *words], {}))
-        python = [sys.executable, "-m", "anabatic"]
-        run(["sim", "--npus", str(row.npus), "--", *python, *words], {})
-        metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    measured = max(line["memory_bytes"] for line in metrics if line["kind"] == "train")
+        words = command(row, folder, device)
+        chip = ["--chip", "here"] if device == "cpu" else []
+        planned = json.loads(run(["plan", "--json", *chip, "--npus", str(row.npus), "--", *words], {}))
+        if device == "cpu":
+            words = [sys.executable, __file__, "--measure", str(folder / "peak"), *words]
+            done = subprocess.run(words, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr[-3000:])
+            measured = int((folder / "peak").read_text())
+        else:
+            run(["sim", "--npus", str(row.npus), "--", sys.executable, "-m", "anabatic", *words], {})
+            metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+            measured = max(line["memory_bytes"] for line in metrics if line["kind"] == "train")
     return {
         "name": row.name, "measured": measured, "planned": planned["memory_bytes"], "moment": planned["moment"],
     }  # fmt: skip
 
 
+def measure(file: Path, words: list[str]) -> None:
+    """Run a command here and write the peak of what torch's allocator has given out on the CPU within steps."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from anabatic.cli.app import main as anabatic
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        try:
+            anabatic(words)
+        except SystemExit as end:
+            if end.code:
+                raise
+    found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((event.start_ns(), event.nbytes()) for event in found if event.name() == "[memory]")
+    steps = [(event.start_ns(), event.end_ns()) for event in found if event.name() == "anabatic.step"]
+    held = zip((at for at, _ in changes), itertools.accumulate(change for _, change in changes), strict=True)
+    file.write_text(str(max(size for at, size in held if any(begun <= at <= ended for begun, ended in steps))))
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--measure"]:
+        measure(Path(sys.argv[2]), sys.argv[3:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="parts of names, with commas between them")
+    parser.add_argument("--device", choices=("npu", "cpu"), default="npu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     chosen = [row for row in ROWS if any(part in row.name for part in options.only.split(","))]
+    if options.device == "cpu":  # one process, and weights that a CPU trains
+        chosen = [row for row in chosen if row.npus == 1 and "bf16" not in row.name]
     found = []
     print(f"  {'':28} {'measured':>9} {'planned':>9} {'MiB':>11}   highest at")
     for row in chosen:
-        one = compare(row)
+        one = compare(row, options.device)
         found.append(one)
         measured, planned = one["measured"], one["planned"]
         sizes = f"{measured / MIB:9.1f} {planned / MIB:9.1f} {planned / measured - 1:+11.1%}"

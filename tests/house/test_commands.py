@@ -100,7 +100,7 @@ def anabatic(words: list[str]) -> None:
         from anabatic.cli import job
 
         row = commands.get(name)
-        given = {key: value for key, value in bound.arguments.items() if key != "config"}
+        given = {key: value for key, value in bound.arguments.items() if key not in ("config", job.DRY_RUN)}
         if bare := given.pop(row.words.upper(), ()):
             texts = [check.Text(word) for word in bare]
             given[row.words] = texts if "list" in str(check.hints(row.job_class())[row.words]) else texts[0]

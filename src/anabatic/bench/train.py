@@ -27,6 +27,8 @@ LENGTH = 256
 """Tokens of its rows."""
 _TOKENS = 200_000
 """Synthetic tokens in all; they are read again and again."""
+_PLANNED = ("pretrain", "sft", "dpo")
+"""Commands whose sizes are those of `batch`, tokens."""
 _SIZES = ("global_batch_tokens", "micro_batch_tokens")
 
 
@@ -88,11 +90,13 @@ def _tokenizer(name: str, job: Any) -> str:
 def planned(name: str, job: Any, found: Trained) -> tuple[show.Plan | None, list[str]]:
     """Return the same job on paper, with the sizes that the training settled on; None, and why, where there is none."""
     chip = table.find_chip(found.device.get("name", ""))
-    if name not in on_paper.PLANNED or chip is None:
+    if name not in _PLANNED or chip is None:
         return None, []
     sizes = {size: int(found.plan[size]) for size in _SIZES if size in found.plan}
     try:
-        paper = on_paper.on_paper(replace(job, batch=replace(job.batch, **sizes)), chip, found.device["world_size"])
+        paper = on_paper.on_paper(
+            replace(job, batch=replace(job.batch, **sizes)), on_paper.Place(chip, found.device["world_size"])
+        )
     except AnabaticError as error:
         return None, [f"no plan: {error}"]
     return paper, []

@@ -130,7 +130,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # gain nothing on an idle machine (measured, docs/dev/LOG.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     log.setup(debug)
-    sys.exit(errors.guard(lambda: _call(tokens), debug))
+    code = errors.guard(lambda: _call(tokens), debug)
+    if code == child.AGAIN:  # the others may be in a collective that Python's own end would wait for
+        child.leave(code)
+    sys.exit(code)
 
 
 def _open_standard_files() -> None:

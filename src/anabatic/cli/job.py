@@ -18,10 +18,13 @@ from cyclopts import Group, Parameter
 
 from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
+from anabatic.config.train import WithAuto
 from anabatic.core.errors import ConfigError
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
+DRY_RUN = "dry_run"
+"""Name of the one option of commands that train which is no setting."""
 
 
 def job_command(name: str) -> Callable[..., int]:
@@ -31,14 +34,23 @@ def job_command(name: str) -> Callable[..., int]:
 
     def command(*words: str, **given: Any) -> int:
         files = given.pop("config", None) or []
+        dry = given.pop(DRY_RUN, None)
         if words:
             given[row.words] = _worded(cls, row.words, words, given.get(row.words))
-        return run_job(row, load.load(name, files, tree(given)))
+        job = load.load(name, files, tree(given))
+        return _on_paper(job) if dry else run_job(row, job)
 
-    parameters = [*_words_parameter(cls, row.words), config_parameter(), *_parameters(cls, row.short)]
+    common = [config_parameter(), *([_dry_run_parameter()] if row.trains else [])]
+    parameters = [*_words_parameter(cls, row.words), *common, *_parameters(cls, row.short)]
     set_signature(command, parameters)
     command.__doc__ = template.class_doc(cls)
     return command
+
+
+def _on_paper(job: Any) -> int:
+    from anabatic.recipes import plan
+
+    return plan.dry_run(job)
 
 
 def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
@@ -55,7 +67,9 @@ def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
     device = load.tree_of(job).get("device", {})
     nproc = device.get("nproc", 1)
-    if nproc > 1 and "RANK" not in os.environ:
+    if (
+        nproc > 1 or isinstance(job, WithAuto) and job.auto
+    ) and "RANK" not in os.environ:  # who starts again must not be the job
         return spread(row, job, Launch(nproc=nproc))
     if row.trains and "RANK" not in os.environ:
         from anabatic.launch import seats
@@ -95,6 +109,12 @@ def config_parameter() -> inspect.Parameter:
         name=("--config", "-c"), help=about, group=COMMON, negative=(), converter=texts, show_default=False
     )
     return keyword("config", list[str], parameter)
+
+
+def _dry_run_parameter() -> inspect.Parameter:
+    about = "Print the plan of this job on this machine, its memory and time, and do not train; 1: it does not fit."
+    parameter = Parameter(name="--dry-run", help=about, group=COMMON, negative=(), show_default=False)
+    return keyword(DRY_RUN, bool, parameter)
 
 
 def keyword(name: str, hint: Any, parameter: Parameter) -> inspect.Parameter:

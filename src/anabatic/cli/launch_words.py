@@ -32,6 +32,9 @@ def training_job(words: list[str]) -> tuple[commands.Command, Any]:
     row = commands.get(fitting[0])
     _, bound, _ = program.build().parse_args(words, exit_on_error=False, print_error=False)
     files = bound.arguments.pop("config", None) or []
+    if bound.arguments.pop(jobs.DRY_RUN, None):
+        hint = "for several machines: `anabatic plan --chip 910B3 --npus 8 --nodes 2 -- COMMAND`"
+        raise ConfigError("--dry-run is an option of the command alone, and plans for this machine", hint)
     return row, load.load(row.name, files, jobs.tree(dict(bound.arguments)))
 
 

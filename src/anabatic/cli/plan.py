@@ -29,7 +29,7 @@ def plan(
     command
         The command and its options, after `--`: sft -c recipe.yaml
     chip
-        Of the machine it is for: 910B3, 910B4, 910C, H100; only sizes and speeds are needed, no device.
+        Of the machine it is for: 910B3, 910B4, 910C, H100; only sizes and speeds are needed, no device. here: this one.
     npus
         Devices of a machine; default: the command's device.nproc.
     nodes
@@ -43,9 +43,10 @@ def plan(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")
-    row, job = training_job(list(command))
+    _, job = training_job(list(command))
     from anabatic.recipes import plan as story
 
     devices = positive("npus", npus) if npus is not None else job.device.nproc
     total = positive("tokens", tokens) if tokens is not None else None
-    return story.run(row.name, job, chip, devices, positive("nodes", nodes), total, json, sweep)
+    place = story.place_of(job, chip, devices, positive("nodes", nodes))
+    return story.run(job, place, total, json, sweep)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.shared import Schedule, require
-from anabatic.config.train import TuneJob
+from anabatic.config.train import TuneJob, WithAuto
 
 LossType = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
 _BELONGS = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
@@ -18,7 +18,7 @@ def _schedule() -> Schedule:
 
 
 @dataclass(kw_only=True)
-class DpoJob(TuneJob):
+class DpoJob(TuneJob, WithAuto):
     """Train on pairs of a better and a worse answer: direct preference optimisation and its relatives."""
 
     out: str = "runs/dpo"

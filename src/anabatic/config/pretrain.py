@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from anabatic.config.parallel import Recompute
 from anabatic.config.shared import require
-from anabatic.config.train import TrainJob
+from anabatic.config.train import TrainJob, WithAuto
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class Model:
 
 
 @dataclass(kw_only=True)
-class PretrainJob(TrainJob):
+class PretrainJob(TrainJob, WithAuto):
     """Train a language model on text, or continue one on a mixture."""
 
     out: str = "runs/pretrain"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from anabatic.config.dpo import require_room
 from anabatic.config.shared import Schedule, require
-from anabatic.config.train import TuneJob
+from anabatic.config.train import TuneJob, WithAuto
 
 
 def _schedule() -> Schedule:
@@ -15,7 +15,7 @@ def _schedule() -> Schedule:
 
 
 @dataclass(kw_only=True)
-class RewardJob(TuneJob):
+class RewardJob(TuneJob, WithAuto):
     """Train a model that says how good an answer is, on pairs of a better and a worse one."""
 
     out: str = "runs/reward"

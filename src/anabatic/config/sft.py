@@ -7,7 +7,7 @@ from typing import Literal
 
 from anabatic.config.curriculum import Curriculum
 from anabatic.config.shared import Schedule, require
-from anabatic.config.train import TuneJob
+from anabatic.config.train import TuneJob, WithAuto
 
 
 def _schedule() -> Schedule:
@@ -15,7 +15,7 @@ def _schedule() -> Schedule:
 
 
 @dataclass(kw_only=True)
-class SftJob(TuneJob):
+class SftJob(TuneJob, WithAuto):
     """Fine-tune on conversations; only the assistant's tokens are learned."""
 
     out: str = "runs/sft"

@@ -45,6 +45,15 @@ class _OnText:
 
 
 @dataclass(kw_only=True)
+class WithAuto:
+    """A training whose way and sizes the plan can choose."""
+
+    auto: bool = False
+    """Take strategy, recomputation, offload and micro-batch from the plan where they are left open, and try two steps;
+    out of memory: start again with half the micro-batch and the same global batch."""
+
+
+@dataclass(kw_only=True)
 class TrainJob(LoopJob, _OnText):
     """A training on text or conversations."""
 

@@ -31,6 +31,11 @@ another try (kubeflow.org, "PyTorchJob"), Slurm what its `RequeueExit` lists (sl
 """
 MISTAKE = 2
 """Exit code for what the user has to mend."""
+AGAIN = 4
+"""Exit code of a worker that wants to be started again, having written down what it will do in another way: that is no
+failure, and costs no restart."""
+WISH = "again"
+"""File beside its reports that says so before it ends: those who wait for it may end first."""
 LOST = 3
 """Exit code of an agent that has lost the others or the rendezvous: worth another try."""
 

@@ -7,6 +7,7 @@ AnabaticError
 |-- Failure            exit code 1: the machine or the job failed
     |-- DeviceError    an accelerator is missing or broken
     |-- CheckpointError    a checkpoint cannot be written or read
+    |-- StartAgain       exit code 4: the same command goes on in another way
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ class Failure(AnabaticError):
 
 class DeviceError(Failure):
     """An accelerator is missing or broken."""
+
+
+class StartAgain(Failure):
+    """The job did not work as it was set up; how it will be the next time is written down."""
+
+    exit_code = 4
 
 
 class CheckpointError(Failure):

@@ -60,13 +60,18 @@ class Device:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return int(_module(self.type).max_memory_allocated())
 
+    def forget_peak(self) -> None:
+        """Count the peak anew from what is allocated now; the resident set's cannot be."""
+        if self.type not in ("cpu", "mps"):
+            _module(self.type).reset_peak_memory_stats()
+
     def memory_bytes(self) -> int:
         """Bytes of memory on the device; of the machine on a CPU."""
         if self.type == "cpu":
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if self.chip is not None:
-            return int(self.chip.memory_gib * 2**30)
-        return int(_module(self.type).get_device_properties(self.index).total_memory)
+        if self.type == "mps":
+            return int(torch.mps.recommended_max_memory())
+        return int(_module(self.type).mem_get_info(self.index)[1])
 
     def free_bytes(self) -> int:
         """Bytes of memory that nobody uses: of the device, or of the machine on a CPU."""

@@ -121,11 +121,16 @@ class Chip:
     bandwidth_gbs: float
     """Device memory, 1e9 bytes a second; 0: not published."""
     bf16: bool = True
+    watts: int = 0
+    """Largest power that the maker gives; 0: none is published."""
+    taken_gib: float | None = None
+    """Of the memory, in use before a job begins; None: not looked at."""
 
 
 # Ascend: cube cores x 4096 MAC x 2 x clock, from the platform_config/*.ini of CANN 8.1.RC1; memory and bandwidth from
 # the data sheets and Ascend/msmodeling. A device of an A3 server is one of a card's two dies.
-# NVIDIA: data sheets, dense figures.
+# NVIDIA: data sheets, dense figures; where a name covers several cards, the power of the largest. Power of the first
+# Ascend 910: Huawei's announcement of 23 August 2019 ("310 W"); of its successors none is published.
 CHIPS: tuple[Chip, ...] = (
     Chip("Ascend910B1", 363.7, 64, 1600),
     Chip("Ascend910B2C", 353.9, 64, 1600),
@@ -142,24 +147,24 @@ CHIPS: tuple[Chip, ...] = (
     Chip("Ascend910PremiumA", 320.0, 32, 1200, bf16=False),
     Chip("Ascend910ProA", 288.0, 32, 1200, bf16=False),
     Chip("Ascend910ProB", 283.0, 32, 1200, bf16=False),
-    Chip("Ascend910A", 262.0, 32, 1200, bf16=False),
+    Chip("Ascend910A", 262.0, 32, 1200, bf16=False, watts=310),
     Chip("Ascend910B", 221.0, 32, 1200, bf16=False),
     Chip("Ascend310P3", 69.5, 24, 204, bf16=False),
-    Chip("NVIDIA B200", 2250.0, 180, 8000),
-    Chip("NVIDIA H200", 989.0, 141, 4800),
-    Chip("NVIDIA H100 80GB HBM3", 989.0, 80, 3350),
-    Chip("NVIDIA H100 PCIe", 756.0, 80, 2000),
-    Chip("NVIDIA H100", 989.0, 80, 3350),
-    Chip("NVIDIA H800", 989.0, 80, 3350),
-    Chip("NVIDIA H20", 148.0, 96, 4000),
-    Chip("NVIDIA A100", 312.0, 80, 2000),
-    Chip("NVIDIA A800", 312.0, 80, 2000),
-    Chip("NVIDIA L40S", 362.0, 48, 864),
-    Chip("NVIDIA A10", 125.0, 24, 600),
-    Chip("NVIDIA GeForce RTX 4090", 165.0, 24, 1008),
-    Chip("NVIDIA GeForce RTX 3090", 71.0, 24, 936),
-    Chip("Tesla V100", 125.0, 32, 900, bf16=False),
-    Chip("Tesla T4", 65.0, 16, 320, bf16=False),
+    Chip("NVIDIA B200", 2250.0, 180, 8000, watts=1000),
+    Chip("NVIDIA H200", 989.0, 141, 4800, watts=700),
+    Chip("NVIDIA H100 80GB HBM3", 989.0, 80, 3350, watts=700),
+    Chip("NVIDIA H100 PCIe", 756.0, 80, 2000, watts=350),
+    Chip("NVIDIA H100", 989.0, 80, 3350, watts=700),
+    Chip("NVIDIA H800", 989.0, 80, 3350, watts=700),
+    Chip("NVIDIA H20", 148.0, 96, 4000, watts=400),
+    Chip("NVIDIA A100", 312.0, 80, 2000, watts=400),
+    Chip("NVIDIA A800", 312.0, 80, 2000, watts=400),
+    Chip("NVIDIA L40S", 362.0, 48, 864, watts=350),
+    Chip("NVIDIA A10", 125.0, 24, 600, watts=150),
+    Chip("NVIDIA GeForce RTX 4090", 165.0, 24, 1008, watts=450),
+    Chip("NVIDIA GeForce RTX 3090", 71.0, 24, 936, watts=350),
+    Chip("Tesla V100", 125.0, 32, 900, bf16=False, watts=300),
+    Chip("Tesla T4", 65.0, 16, 320, bf16=False, watts=70),
 )
 
 
@@ -174,6 +179,12 @@ def find_chip(name: str) -> Chip | None:
     return max(fitting, key=lambda chip: len(chip.name)) if fitting else None
 
 
+PROCESSOR = "processor"
+"""Name of the row that stands for a CPU: its figures are the machine's (`plan/here.py`)."""
+
+
 def row_of(chip: Chip) -> DeviceRow:
     """Return the row of a chip's device type."""
+    if chip.name.startswith(PROCESSOR):
+        return DEVICES["cpu"]
     return DEVICES["npu" if chip.name.startswith("Ascend") else "cuda"]

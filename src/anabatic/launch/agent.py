@@ -7,6 +7,7 @@ The words are those of torch.distributed.run. Each start of the workers gets a f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import json
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -154,9 +156,19 @@ def _report_into(root: Path, devices: bool) -> None:
                 Path(os.environ[child.REPORTS], child.FAILED).write_text(json.dumps(codes), encoding="utf-8")
                 if child.MISTAKE in codes.values():
                     self._remaining_restarts = 0  # another start would end in the same way
+                elif Path(os.environ[child.REPORTS], child.WISH).is_file():
+                    self._remaining_restarts += 1  # this one is free
+                    _end(self._pcontext.pids().values() if self._pcontext else ())
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]
+
+
+def _end(pids: Iterable[int]) -> None:
+    """End workers that wait in a collective for one that has gone: they have nothing to save without it."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _replace_devices(nproc: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 from anabatic.core import log
 from anabatic.core.errors import DeviceError
@@ -14,6 +12,7 @@ from anabatic.device.table import DEVICES
 from anabatic.monitor import sources
 from anabatic.monitor.snapshot import Device, Process, Snapshot
 from anabatic.monitor.sources import Source
+from anabatic.plan.here import torch_has
 
 IDLE_SHARE = 0.15
 """Of a device's memory that may be in use while it counts as free: an idle 910B holds 3 of 64 GiB, a 310P 1.8 of 21
@@ -60,7 +59,7 @@ def choose(
         DeviceError: there are not as many, or not as many free ones.
     """
     kinds = {"auto": ("npu", "cuda"), "npu": ("npu",), "cuda": ("cuda",)}.get(wanted, ())
-    usable = [kind for kind in kinds if _torch_has(kind)]
+    usable = [kind for kind in kinds if torch_has(kind)]
     source = look()[0] if usable else None
     if source is None:
         return None
@@ -102,16 +101,6 @@ def _take(kind: str, nproc: int, here: Mapping[int, Device], snapshot: Snapshot)
     rest = f"; {spans(taken)} {'is' if len(taken) == 1 else 'are'} in use" if taken else ""
     line = f"{word} {spans(chosen)} of {len(here)}: nothing runs there{rest}"
     return Choice(kind, devices, tuple(chosen), {variable: _value(kind, devices, chosen)}, line)
-
-
-def _torch_has(kind: str) -> bool:
-    """Whether the torch that is installed drives such devices; torch itself is not imported."""
-    if kind == "npu":
-        return importlib.util.find_spec("torch_npu") is not None
-    try:
-        return not metadata.version("torch").endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def _numbered(devices: Sequence[Device]) -> dict[int, Device]:

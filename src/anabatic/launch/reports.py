@@ -42,6 +42,12 @@ def tries(root: Path) -> list[Path]:
     return sorted(root.glob("try-*"), key=lambda path: int(path.name.partition("-")[2]))
 
 
+def wished(folder: Path) -> str:
+    """Why one of the workers of a start wanted another one; empty when none did."""
+    path = folder / child.WISH
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 @dataclass
 class Told:
     """What the workers of one start have left.

@@ -129,7 +129,8 @@ class _Supervisor:
 
     def _restarts(self) -> int:
         """How many restarts are left."""
-        return self.launch.max_restarts - max(len(reports.tries(self.folder)) - 1, self.extra)
+        spent = sum(not reports.wished(folder) for folder in reports.tries(self.folder)[:-1])
+        return self.launch.max_restarts - max(spent, self.extra)
 
     def _left(self) -> str:
         return f"{self._restarts() - 1} of {self.launch.max_restarts} restarts left"
@@ -182,6 +183,9 @@ class _Supervisor:
     def _tell_restart(self, folder: Path) -> None:
         number = int(folder.name.partition("-")[2]) + 1
         told = reports.read(folder)
+        if wish := reports.wished(folder):
+            log.warn(f"{wish}: all processes start again")
+            return
         log.warn(f"{told.brief()}: all processes start again, restart {number} of {self.launch.max_restarts}")
         if why := told.why() or native.explained(folder, told):
             log.info(why)

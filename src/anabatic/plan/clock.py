@@ -94,18 +94,21 @@ def clock(setup: Setup, rates: Rates) -> Clock:
     trained = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
     again = {"none": 0.0, "selective": 0.25, "full": 1.0}[setup.recompute]
     factor = 1 + again + 1 + trained  # forward, again, gradients of what comes in, gradients of weights
+    factor += setup.reference  # it answers first
     learned = t * setup.targets
     rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
     chunks = max(1.0, learned / max(rows, 1.0))
     products = 3 if setup.tuner == "full" else 2
     head_ops = [_matmul(rows, s.hidden, s.vocab, w)] * products + [("vector", 0.0, 8.0 * rows * s.vocab)] * 5
-    head, head_count = _seconds(head_ops, rates)
+    head, head_count = _seconds(head_ops if setup.words else [], rates)
+    heads = 1 + setup.reference / 3
     update, update_count = _update(setup, rates)
     passes = setup.micro_steps
-    compute = passes * (s.layers * block * factor + chunks * head) + update
-    launches = passes * (s.layers * operators * (factor + 0.2) + chunks * head_count) + update_count
+    compute = passes * (s.layers * block * factor + chunks * head * heads) + update
+    launches = passes * (s.layers * operators * (factor + 0.2) + chunks * head_count * heads) + update_count
     traffic, exposed = _traffic(setup, rates, s.layers * block, factor)
-    per_token = 2.0 * s.multiplying * 2 + 2.0 * (s.multiplying if setup.tuner == "full" else setup.trained)
+    used = s.multiplying - (0 if setup.words else s.embedding)
+    per_token = 2.0 * used * 2 + 2.0 * (used if setup.tuner == "full" else setup.trained)
     per_token += 12.0 * s.layers * s.heads * s.head_dim * setup.seq_len / 2
     tokens = int(t * passes) * setup.ranks
     return Clock(compute, launches * rates.host_ns / 1e9, traffic, exposed, update, per_token * tokens, tokens)
@@ -139,10 +142,3 @@ def _traffic(setup: Setup, rates: Rates, forward: float, factor: float) -> tuple
     again = 2 if setup.strategy == "zero3" else 1
     seconds = setup.micro_steps * (again * gather + scatter)
     return total + seconds, exposed + max(0.0, seconds - setup.micro_steps * forward * factor)
-
-
-def checkpoint_bytes(setup: Setup) -> tuple[float, float]:
-    """Bytes of one checkpoint (weights that train, moments) and of the saved model, over all ranks."""
-    trained = 4.0 if setup.weights == "fp32" else 2.0
-    model = 2.0 * setup.shape.params if setup.tuner != "lora" else 4.0 * setup.trained
-    return trained * 3 * setup.trained, model

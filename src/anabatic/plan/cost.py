@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from anabatic.device.table import Chip
+from anabatic.device.table import PROCESSOR, Chip
 
 COMPUTE_EFFICIENCY = 0.7
 MEMORY_EFFICIENCY = 0.6
@@ -84,7 +84,7 @@ def rates(chip: Chip) -> Rates:
     half = chip.half_tflops * 1e12 * COMPUTE_EFFICIENCY
     return Rates(
         half_flops=half,
-        single_flops=half * SINGLE_SHARE,
+        single_flops=half * (1.0 if chip.name == PROCESSOR else SINGLE_SHARE),
         memory=(chip.bandwidth_gbs or 1200.0) * 1e9 * MEMORY_EFFICIENCY,
         host_link=PCIE_GBS * 1e9 * LINK_EFFICIENCY,
         peer=peer * 1e9 * LINK_EFFICIENCY,

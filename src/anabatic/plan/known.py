@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config import yaml_file
+from anabatic.config.classify_train import WordsJob
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.text import did_you_mean
 from anabatic.plan import depth, shape
@@ -17,6 +18,8 @@ from anabatic.plan.shape import Shape
 
 USUAL_VOCABULARY = 32_768
 """Of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
+USUAL_WORDS = 4096
+"""Different words of trajectories: an assumption, coarse cells of a coast make some thousands."""
 _ENDINGS = re.compile(r"-(instruct|chat|base|hf)\b.*$")
 
 
@@ -36,7 +39,10 @@ def of_job(job: Any) -> tuple[Shape, str]:
         return named(job.model)
     if job.model.path:
         return named(job.model.path)
-    vocab, source = _vocabulary(job.tokenizer)
+    if isinstance(job, WordsJob):
+        vocab, source = USUAL_WORDS, f"{USUAL_WORDS:,} words, an assumption: the rows tell how many there are"
+    else:
+        vocab, source = _vocabulary(job.tokenizer)
     plan = depth.shape(job.model, vocab)
     sizes = {name: plan.integer(name) for name in ("depth", "width", "heads", "kv_heads", "head_dim", "intermediate")}
     found = Shape(
@@ -61,7 +67,8 @@ def named(model: str) -> tuple[Shape, str]:
 
 
 def _of_folder(folder: Path) -> tuple[Shape, str]:
-    adapter = folder / "adapter_config.json"
+    folder = shape.folder_of(folder)
+    adapter = folder / shape.ADAPTER
     if adapter.is_file() and not (folder / "config.json").is_file():
         base = _json(adapter).get("base_model_name_or_path")
         if not isinstance(base, str) or not base:

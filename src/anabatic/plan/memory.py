@@ -9,6 +9,7 @@ Letters as in `shape.py`; `T` tokens of a micro-batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from anabatic.plan.setup import FROZEN_BYTES, Setup
@@ -114,18 +115,23 @@ def memory(setup: Setup) -> Memory:
     return max(moments, key=lambda moment: moment.total)
 
 
-def _shares(setup: Setup) -> dict[str, float]:
-    """What lies there all the time: weights, moments; gradients are moments' own matter."""
+def held(setup: Setup) -> dict[str, float]:
+    """Bytes that lie there all the time, over all ranks that divide them; gradients are moments' own matter."""
     trained_bytes = 4.0 if setup.weights == "fp32" else 2.0
     moment = trained_bytes * (3 if setup.weights == "bf16_kahan" else 2)
     matrices = _matrices(setup) if setup.muon else 0
-    held = {
+    found = {
         "trained weights": trained_bytes * setup.trained,
         "frozen weights": _frozen_bytes(setup),
         "optimizer": moment * (setup.trained - matrices) + 4.0 * matrices,
     }
+    return found | ({"reference": trained_bytes * setup.trained} if setup.reference else {})
+
+
+def _shares(setup: Setup) -> dict[str, float]:
+    """What of it is on a device, and the fused attention's mask."""
     share = 0.0 if setup.offload else 1 / setup.ranks if setup.sharded else 1.0
-    return {name: size * share for name, size in held.items()} | {"constants": 1.0 * _MASK}
+    return {name: size * share for name, size in held(setup).items()} | {"constants": 1.0 * _MASK * setup.mask}
 
 
 def _frozen_bytes(setup: Setup) -> float:
@@ -145,7 +151,8 @@ def _matrices(setup: Setup) -> int:
     return setup.trained_blocks * (linears + s.expert_params)
 
 
-def _gradient_bytes(setup: Setup) -> float:
+def gradient_bytes(setup: Setup) -> float:
+    """Bytes of a number of a gradient: as its weight."""
     return 4.0 if setup.weights == "fp32" else 2.0
 
 
@@ -166,15 +173,19 @@ def _gradients(setup: Setup, blocks: float, head: bool, embedding: bool = False)
         return 0.0
     share = 1 / setup.ranks if setup.sharded else 1.0
     if whole:
-        return _gradient_bytes(setup) * setup.trained * share
+        return gradient_bytes(setup) * setup.trained * share
     found = 0.0
     if setup.tuner == "full":
-        found = blocks * setup.block + (s.embedding if head else 0) + (s.embedding if embedding and not s.tied else 0)
+        found = (
+            blocks * setup.block
+            + (s.embedding if head and setup.words else 0)
+            + (s.embedding if embedding and not (s.tied and setup.words) else 0)
+        )
     elif setup.tuner == "lora":
         found = blocks * setup.adapter_block
     else:
         found = min(blocks, setup.trained_blocks) * setup.block
-    return _gradient_bytes(setup) * found * share
+    return gradient_bytes(setup) * found * share
 
 
 def _gathered(setup: Setup, blocks: float) -> float:
@@ -192,13 +203,15 @@ def _loss(setup: Setup) -> Memory:
     act = activations(setup)
     learned = t * setup.targets
     rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
-    head_trained = setup.tuner == "full"
+    head_trained = setup.tuner == "full" and setup.words
     ends = 1.0 * stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
     if setup.targets < 1:
         ends += w * s.hidden * learned
     made = 4.0 * s.embedding if head_trained else 0.0  # the head's gradient, fp32 whatever the weights are
     copy = 2.0 * s.embedding if setup.half and head_trained and not setup.sharded and setup.weights == "fp32" else 0.0
-    logits = rows * s.vocab * (4 + w) + (w * s.embedding if head_trained else 0)
+    logits = rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.words  # in fp32, and as their product takes them
+    if head_trained and setup.half:  # a chunk's share of the head's gradient, before it is added in fp32
+        logits += w * s.embedding
     return Memory("the loss", {
         **_shares(setup),
         "gathered weights": _gathered(setup, 1),
@@ -241,7 +254,7 @@ def _working(setup: Setup) -> float:
 def _embedding(setup: Setup) -> Memory:
     """The end of the backward pass: a dense gradient of the embedding, added to the head's where they are one."""
     s = setup.shape
-    more = _gradient_bytes(setup) * s.embedding if setup.tuner == "full" and s.tied else 0.0
+    more = gradient_bytes(setup) * s.embedding if setup.tuner == "full" and s.tied and setup.words else 0.0
     parts = _shares(setup) | {
         "gathered weights": _gathered(setup, 1),
         "gradients": _gradients(setup, setup.held_blocks, head=True, embedding=True),
@@ -250,13 +263,31 @@ def _embedding(setup: Setup) -> Memory:
     return Memory("the embedding's gradient", parts)
 
 
+def _orthogonal(setup: Setup) -> float:
+    """What Muon holds beside the largest stack of equal matrices: it, the next iterate, its square and a polynomial of
+    that (`train/optim.py`), in half precision a copy too; of several ranks each works on its share of a whole one.
+    """
+    if setup.tuner == "lora":
+        return 0.0
+    shapes = Counter(setup.sides(layer) for layer in setup.shape.linears)
+    sizes = []
+    for (rows, columns), count in shapes.items():
+        matrices = count * setup.trained_blocks
+        share = matrices if setup.world == 1 else -(-matrices // setup.world)
+        copies = (2 + setup.half) * share + (3 * matrices if setup.world > 1 else 0)
+        sizes.append(width(setup) * (copies * rows * columns + 2 * share * min(rows, columns) ** 2))
+    return float(max(sizes, default=0))
+
+
 def _update(setup: Setup) -> Memory:
     """The flat kernel of AdamW copies a bucket's gradient, and makes as much again where the gradients stay."""
-    gradients = _gradient_bytes(setup) * setup.trained * (1 / setup.ranks if setup.sharded else 1.0)
+    gradients = gradient_bytes(setup) * setup.trained * (1 / setup.ranks if setup.sharded else 1.0)
     work = 0.0
     if not setup.fused_adamw and not setup.offload:
         own = min(setup.trained / (setup.ranks if setup.sharded else 1), BUCKET)
         stays = setup.strategy != "single"  # gradients lie in DDP's buckets, or in the flat results of FSDP's sums
         work = own * (4.0 * (2 if stays else 1) if setup.weights == "fp32" else _WIDE)
+    if setup.muon and not setup.offload:
+        work = max(work, _orthogonal(setup))
     parts = _shares(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": work}
     return Memory("the update", parts)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from anabatic.config.classify_train import ClassifyPretrainJob, ClassifyTrainJob
+from anabatic.config.dpo import DpoJob
 from anabatic.config.parallel import Recompute
-from anabatic.plan.shape import Linear, Shape
+from anabatic.config.reward import RewardJob
+from anabatic.config.rl import RlJob
+from anabatic.core.errors import DataError
+from anabatic.plan.shape import ADAPTER, Linear, Shape, folder_of
 
 Strategy = Literal["single", "ddp", "zero2", "zero3"]
 Tuner = Literal["full", "lora", "freeze"]
@@ -28,6 +35,10 @@ class Setup:
         half: matrix products run in two bytes.
         fused_adamw: one kernel updates all parameters without copies.
         chunk_bytes: logits made at once.
+        mask: attention is the NPU's, which holds a mask.
+        whole: tokens that a micro-batch must hold together; 0: a segment.
+        words: the head is that over the vocabulary; else a few numbers for a segment.
+        reference: what is trained is kept as it was, too, and answers first (`models/preference.py`).
     """
 
     shape: Shape
@@ -50,11 +61,20 @@ class Setup:
     half: bool = True
     fused_adamw: bool = False
     chunk_bytes: int = 512 << 20
+    mask: bool = True
+    whole: int = 0
+    words: bool = True
+    reference: bool = False
 
     @property
     def world(self) -> int:
         """All processes."""
         return self.ranks * self.tensor
+
+    @property
+    def least(self) -> int:
+        """Tokens of the smallest micro-batch."""
+        return self.whole or self.seq_len
 
     @property
     def sharded(self) -> bool:
@@ -105,7 +125,7 @@ class Setup:
     def trained(self) -> int:
         """Parameters of a rank with a gradient."""
         if self.tuner == "full":
-            return self.params
+            return self.params - (0 if self.words or self.shape.tied else self.shape.embedding)
         if self.tuner == "lora":
             return self.shape.layers * self.adapter_block
         return self.trained_blocks * self.block
@@ -114,6 +134,20 @@ class Setup:
     def frozen(self) -> int:
         """Parameters without one."""
         return self.params - (0 if self.tuner == "lora" else self.trained)
+
+
+def _tuned(job: Any) -> tuple[Tuner, int]:
+    """What is trained, and the rank of adapters: `auto` goes on with an adapter where the model is one."""
+    if not hasattr(job, "tuner"):
+        return "full", 0
+    file = folder_of(Path(job.model).expanduser()) / ADAPTER
+    if job.tuner not in ("auto", "lora") or not file.is_file() or (file.parent / "config.json").is_file():
+        return ("full" if job.tuner == "auto" else job.tuner), job.lora.r
+    try:
+        rank = json.loads(file.read_text(encoding="utf-8"))["r"]
+        return "lora", int(rank)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read: {error!r}", "look at the file") from None
 
 
 def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: int, micro_steps: int) -> Setup:
@@ -127,7 +161,7 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
     if ranks > 1:
         wanted = job.parallel.strategy
         strategy = "ddp" if wanted in ("auto", "ddp", "single") else wanted
-    tuner: Tuner = "full" if getattr(job, "tuner", "full") == "auto" else getattr(job, "tuner", "full")
+    tuner, rank = _tuned(job)
     return Setup(
         shape=shape,
         strategy=strategy,
@@ -135,7 +169,7 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
         tensor=job.parallel.tensor,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
-        rank=job.lora.r if hasattr(job, "lora") else 0,
+        rank=rank,
         targets_of_adapters=tuple(job.lora.target_modules) if hasattr(job, "lora") else (),
         last_layers=job.freeze.last_layers if hasattr(job, "freeze") else 0,
         quantize=getattr(job, "quantize", "none"),
@@ -148,4 +182,23 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
         half=half,
         fused_adamw=row.fused_adamw and job.optim.weights == "fp32",
         chunk_bytes=row.chunk_bytes,
+        mask=row.kernels == "npu",
+        **_task(job),
     )
+
+
+def _task(job: Any) -> dict[str, Any]:
+    """What a command makes of its model."""
+    pair = 2 * job.batch.seq_len  # both sides of a pair are laid side by side
+    if isinstance(job, DpoJob):
+        return {"whole": pair, "reference": job.loss_type not in ("orpo", "simpo")}
+    if isinstance(job, RewardJob):
+        return {"whole": pair, "words": False}
+    if isinstance(job, RlJob):
+        answers = job.sampling.max_new_tokens / job.batch.seq_len
+        return {"reference": job.kl_coef > 0, "targets": min(1.0, answers)}
+    if isinstance(job, ClassifyTrainJob):
+        return {"words": False}
+    if isinstance(job, ClassifyPretrainJob):
+        return {"targets": 1.0 if job.objective == "next" else job.mask.ratio}
+    return {}

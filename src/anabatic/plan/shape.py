@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from anabatic.core.errors import DataError
+from anabatic.core.paths import RunFolder
+
+ADAPTER = "adapter_config.json"
 
 _ATTENTION_BIAS = frozenset({"qwen2", "qwen2_moe"})
 """Families whose queries, keys and values have a bias that config.json does not name (their modeling files)."""
@@ -122,6 +126,13 @@ class Shape:
         """Parameters that multiply a token: all but the input embedding and the experts that do not see it."""
         idle = self.layers * (self.experts - self.chosen) * 3 * self.hidden * self.expert_inner
         return self.params - (0 if self.tied else self.embedding) - idle
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder of a model or an adapter: `path`, or the model of a run folder."""
+    run = RunFolder(path)
+    inside = (path, run.best_model, run.final_model)
+    return next((one for one in inside if any((one / name).is_file() for name in ("config.json", ADAPTER))), path)
 
 
 def read(config: Mapping[str, Any], name: str) -> Shape:

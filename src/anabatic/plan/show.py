@@ -8,7 +8,7 @@ from typing import Any
 
 from anabatic.core.text import count, duration
 from anabatic.device.table import Chip
-from anabatic.plan.clock import checkpoint_bytes
+from anabatic.plan.around import DISK, Around
 from anabatic.plan.fit import FRAGMENTS, Choice, binding
 from anabatic.plan.setup import Setup
 
@@ -24,6 +24,8 @@ class Plan:
         choice: the job as it stands; others: what fits, the fastest first.
         steps: of the run; 0: not known without the data.
         assumed: what was not given.
+        around: what the run needs beside its devices.
+        said: what says which devices these are, where the user has not.
     """
 
     source: str
@@ -34,6 +36,8 @@ class Plan:
     others: list[Choice]
     steps: int
     assumed: list[str]
+    around: Around
+    said: str = ""
 
 
 def gib(number: float) -> str:
@@ -69,20 +73,30 @@ def lines(plan: Plan, model: bool) -> Iterator[str]:
     trained = f"LoRA r {setup.rank}, {count(setup.trained)} trained" if setup.tuner == "lora" else f"{setup.tuner}"
     yield f"{count(shape.params)} parameters: {shape.layers} blocks of width {shape.hidden} ({plan.source}); {trained}"
     machines = f"{plan.nodes} x {plan.npus}" if plan.nodes > 1 else f"{plan.npus}"
-    yield f"{machines} x {plan.chip.name}, {plan.chip.memory_gib:g} GiB, {gib(choice.room)} for a job; {way(setup)}"
+    said = f" ({plan.said})" if plan.said else ""
+    room = f"{plan.chip.memory_gib:.4g} GiB, {gib(choice.room)} for a job"
+    yield f"{machines} x {plan.chip.name}{said}, {room}; {way(setup)}"
     yield from (f"  assumed: {line}" for line in plan.assumed)
     yield ""
-    yield f"Memory of a device, GiB, when it is highest: {choice.memory.moment}"
-    for name, size in choice.memory.parts.items():
-        if size >= 2**20:
-            yield f"  {name:24}{gib(size):>8}  {'#' * max(1, round(_BAR * size / max(choice.room, choice.needs)))}"
-    yield f"  {'fragments, assumed':24}{gib(FRAGMENTS * choice.memory.total):>8}"
-    over = choice.needs - choice.room
-    verdict = f"{gib(-over)} left" if choice.fits else f"{gib(over)} TOO MUCH"
-    yield f"  {'all':24}{gib(choice.needs):>8}  {verdict}"
+    yield from _memory(choice)
     yield ""
     yield from _time(plan)
     yield from _advice(plan, model)
+
+
+def _memory(choice: Choice) -> Iterator[str]:
+    unit, factor = ("GiB", 1) if choice.needs >= 2**30 else ("MiB", 1024)
+    yield f"Memory of a device, {unit}, when it is highest: {choice.memory.moment}"
+    for name, size in choice.memory.parts.items():
+        if size >= 0.005 * 2**30 / factor:
+            bar = "#" * max(1, round(_BAR * size / max(choice.room, choice.needs)))
+            yield f"  {name:24}{gib(factor * size):>8}  {bar}"
+    yield f"  {'fragments, assumed':24}{gib(factor * FRAGMENTS * choice.memory.total):>8}"
+    if choice.buffers:
+        yield f"  {'communication buffers':24}{gib(factor * choice.buffers):>8}"
+    over = choice.needs - choice.room
+    verdict = f"{gib(-factor * over)} left" if choice.fits else f"{gib(factor * over)} TOO MUCH"
+    yield f"  {'all':24}{gib(factor * choice.needs):>8}  {verdict}"
 
 
 def _time(plan: Plan) -> Iterator[str]:
@@ -91,10 +105,28 @@ def _time(plan: Plan) -> Iterator[str]:
     yield f"  {choice.mfu(plan.chip):.0%} of the chips' peak; what decides: {binding(choice)}"
     yield f"  device {_seconds(clock.compute)} (update {_seconds(clock.update)}), launches {_seconds(clock.host)},"
     yield f"  collectives {_seconds(clock.traffic)}, of which {_seconds(clock.exposed)} are waited for"
-    saved, model = checkpoint_bytes(choice.setup)
     if plan.steps:
-        yield f"The run: {plan.steps:,} steps, {count(plan.steps * clock.tokens)} tokens, {duration(plan.steps * clock.step)}"  # noqa: E501
-    yield f"A checkpoint: {gib(saved)} GiB; the saved {'adapter' if choice.setup.tuner == 'lora' else 'model'}: {gib(model)} GiB"  # noqa: E501
+        tokens, seconds = count(plan.steps * clock.tokens), duration(plan.steps * clock.step)
+        yield f"The run: {plan.steps:,} steps, {tokens} tokens, {seconds}{_energy(plan)}"
+    yield from _beside(plan)
+
+
+def _energy(plan: Plan) -> str:
+    if plan.around.kwh is None:
+        return "" if plan.chip.watts else "; energy: no power of this chip is published"
+    return f"; at most {plan.around.kwh:,.4g} kWh, the devices' {plan.chip.watts} W all the time"
+
+
+def _beside(plan: Plan) -> Iterator[str]:
+    found = plan.around
+    word = "adapter" if plan.choice.setup.tuner == "lora" else "model"
+    yield (
+        f"A checkpoint: {gib(found.checkpoint)} GiB, {_seconds(found.checkpoint / DISK)} to write at an assumed"
+        f" {DISK / 1e9:g} GB/s; the saved {word}: {gib(found.model)} GiB"
+    )
+    for name, parts in (("Memory of each host", found.host), ("Disk", found.disk)):
+        told = ", ".join(f"{part} {gib(size)}" for part, size in parts.items())
+        yield f"{name}, GiB: {gib(sum(parts.values()))} ({told})"
 
 
 def _advice(plan: Plan, model: bool) -> Iterator[str]:
@@ -135,6 +167,12 @@ def data(plan: Plan) -> dict[str, Any]:
         "trained": plan.choice.setup.trained,
         "assumed": plan.assumed,
         "steps": plan.steps or None,
+        "run_seconds": plan.steps * plan.choice.clock.step or None,
+        "run_kwh": plan.around.kwh,
+        "checkpoint_bytes": round(plan.around.checkpoint),
+        "model_bytes": round(plan.around.model),
+        "host_bytes": {name: round(size) for name, size in plan.around.host.items()},
+        "disk_bytes": {name: round(size) for name, size in plan.around.disk.items()},
         **_choice(plan.choice, plan.chip),
         "others": [_choice(one, plan.chip) for one in plan.others],
     }
@@ -152,6 +190,7 @@ def _choice(one: Choice, chip: Chip) -> dict[str, Any]:
         "memory_bytes": round(one.memory.total),
         "needs_bytes": round(one.needs),
         "room_bytes": round(one.room),
+        "buffer_bytes": round(one.buffers),
         "moment": one.memory.moment,
         "parts": {name: round(size) for name, size in one.memory.parts.items()},
         "step_seconds": clock.step,

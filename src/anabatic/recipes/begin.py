@@ -6,13 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from transformers import PreTrainedModel
+
 from anabatic.config import deepspeed
 from anabatic.config.train import LoopJob
 from anabatic.core import log
 from anabatic.core.paths import RunFolder
+from anabatic.core.text import count
 from anabatic.device.device import Device, pick
+from anabatic.models import tensor
+from anabatic.models.build import count_parameters
 from anabatic.parallel import world as parallel
+from anabatic.parallel.shard import Division
 from anabatic.parallel.world import World
+from anabatic.plan.depth import Plan
+from anabatic.train import auto
 from anabatic.train import plan as planning
 from anabatic.train.checkpoint import Found
 from anabatic.train.run import find_checkpoint, open_folder
@@ -26,7 +34,7 @@ def begun(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, Found | Non
 
     Raises:
         ConfigError: the processes do not fit the job, or the run folder holds another one.
-        Failure: the folder cannot be written, or another job works in it.
+        Failure: the folder cannot be written, or another job works in it; memory ran out.
     """
     job, told, lost = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
     device = pick(job.device)
@@ -37,5 +45,22 @@ def begun(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, Found | Non
             log.info(told)
         if lost:
             log.warn(lost)
-        yield job, folder, device, world, find_checkpoint(job, folder, world)
+        job = auto.begin(job, device, world)
+        with auto.out_of_memory(job, device, world, job.batch.seq_len):
+            yield job, folder, device, world, find_checkpoint(job, folder, world)
     parallel.stop(world)
+
+
+def say_plan(plan: Plan, model: PreTrainedModel, world: World, division: Division) -> None:
+    """Print every derived value with its reason."""
+    params, multiplying = count_parameters(model)
+    processes = "1 process" if world.size == 1 else f"{world.size} processes"
+    log.info(f"{count(params)} parameters, {count(multiplying)} of them multiply every token, {processes}")
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trained < params:
+        log.info(f"{count(trained)} of them are trained ({trained / params:.2%})")
+    log.info(f"strategy {division.strategy}{', offloaded to the host' if division.offload else ''} ({division.why})")
+    if world.tensor.size > 1:
+        log.info(tensor.summary(model, world.tensor.size))
+    for line in plan.lines():
+        log.info(line)

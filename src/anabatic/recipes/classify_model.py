@@ -17,6 +17,7 @@ from anabatic.models.build import blank, initialise
 from anabatic.parallel.world import World
 from anabatic.plan.depth import Plan, shape
 from anabatic.recipes.classify_data import Base
+from anabatic.train import paper
 from anabatic.train import plan as planning
 from anabatic.train.plan import Sizes
 
@@ -63,8 +64,7 @@ def sizes(
     tokens = (job.schedule.epochs or 1.0) * train.num_tokens
     tuned = 2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5  # of text, of words
     tuned = None if base.folder is None else tuned
-    found = planning.settle(
-        plan, sized, model, train.num_tokens, tokens, "given", job.model.recompute, tuned, device, world
-    )
+    setup = paper.of_model(job, model, device, world)
+    found = planning.settle(plan, sized, model, train.num_tokens, tokens, "given", setup, tuned, device, world)
     per_step = found.micro_batch_tokens * found.micro_steps * world.size
     return found, max(1, math.ceil(train.num_tokens / per_step))

@@ -19,9 +19,9 @@ from anabatic.models.place import format_of, place
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import barrier
 from anabatic.recipes import classify_data, classify_model, classify_rows
-from anabatic.recipes.begin import begun
+from anabatic.recipes.begin import begun, say_plan
 from anabatic.recipes.classify_rows import GROUPS
-from anabatic.recipes.training import Corpus, Training, say_plan
+from anabatic.recipes.training import Corpus, Training
 from anabatic.train import goal
 from anabatic.trajectory.words import WordSpec
 

@@ -17,9 +17,9 @@ from anabatic.models.place import format_of, place
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import barrier
 from anabatic.recipes import classify_data, classify_model, classify_rows, classify_trees
-from anabatic.recipes.begin import begun
+from anabatic.recipes.begin import begun, say_plan
 from anabatic.recipes.classify_data import Vessels
-from anabatic.recipes.training import Corpus, Training, say_plan
+from anabatic.recipes.training import Corpus, Training
 from anabatic.train import goal
 from anabatic.train.optim import Rates
 from anabatic.trajectory import metrics

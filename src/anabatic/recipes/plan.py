@@ -4,51 +4,79 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anabatic.config import deepspeed
+from anabatic.config.classify_train import WordsJob
+from anabatic.config.rl import RlJob
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 from anabatic.device import table
 from anabatic.device.table import Chip
-from anabatic.plan import fit, known, setup, show
+from anabatic.plan import fit, here, known, setup, show
+from anabatic.plan.around import around
+from anabatic.plan.setup import Setup
 from anabatic.plan.shape import Shape
 
 SEGMENTS = 8
 """Of each rank in a step, where the global batch is left open."""
-PLANNED = ("pretrain", "sft", "dpo")
-"""Commands whose memory is known here."""
 
 
-def run(name: str, job: Any, chip: str, npus: int, nodes: int, tokens: int | None, as_json: bool, sweep: bool) -> int:
+HERE = "here"
+"""In place of a chip's name: this machine's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job is planned for: so many devices of a chip on each of so many machines."""
+
+    chip: Chip
+    npus: int
+    nodes: int = 1
+    said: str = ""
+    """What says so, where the user has not."""
+
+
+def run(job: Any, place: Place, tokens: int | None = None, as_json: bool = False, sweep: bool = False) -> int:
     """Print the plan of a resolved job; return 0, or 1 when it does not fit.
 
     Args:
-        name: of its command.
         tokens: of the whole run, where the recipe gives no steps.
 
     Raises:
-        ConfigError: the command, the chip or the sizes cannot be planned.
+        ConfigError: the sizes cannot be planned.
     """
-    if name not in PLANNED:
-        raise ConfigError(f"{name} cannot be planned", f"these can: {', '.join(PLANNED)}")
-    plan = on_paper(job, _chip(chip), npus, nodes, tokens)
+    plan = on_paper(job, place, tokens)
     if as_json:
         sys.stdout.write(json.dumps(show.data(plan)) + "\n")
     else:
-        found = show.sweep(plan) if sweep else show.lines(plan, model=name == "pretrain")
+        found = show.sweep(plan) if sweep else show.lines(plan, model=not isinstance(job.model, str))
         sys.stdout.write("\n".join(found) + "\n")
     return 0 if plan.choice.fits else 1
 
 
-def on_paper(job: Any, chip: Chip, npus: int, nodes: int = 1, tokens: int | None = None) -> show.Plan:
+def dry_run(job: Any) -> int:
+    """Print the plan of a job as it would run here; return 0, or 1 when it does not fit."""
+    return run(job, place_of(job, HERE, job.device.nproc, 1))
+
+
+def place_of(job: Any, chip: str, npus: int, nodes: int) -> Place:
+    """Return where a job is planned for: devices of the chip with that name, or of this machine."""
+    if chip == HERE:
+        found, said = here.chip_of(job.device.type, npus)
+        return Place(found, npus, nodes, said)
+    return Place(chip_named(chip), npus, nodes)
+
+
+def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
     """Return the plan of a resolved job.
 
     Raises:
         ConfigError, DataError: the model is not known here, or the sizes cannot be planned.
     """
     shape, source = known.of_job(job)
-    world = npus * nodes
+    chip, world = place.chip, place.npus * place.nodes
     if world % job.parallel.tensor:
         raise ConfigError(
             f"parallel.tensor {job.parallel.tensor} does not divide {world} devices",
@@ -57,21 +85,43 @@ def on_paper(job: Any, chip: Chip, npus: int, nodes: int = 1, tokens: int | None
     ranks = world // job.parallel.tensor
     job, _, _ = deepspeed.apply(job, ranks)
     assumed: list[str] = []
-    step = job.batch.global_batch_tokens
-    if step is None:
-        step = max(SEGMENTS * job.batch.seq_len, job.batch.micro_batch_tokens or 0) * ranks
-        assumed.append(f"batch.global_batch_tokens {step}")
     row = table.row_of(chip)
-    half = job.device.dtype != "fp32"
-    micro = job.batch.micro_batch_tokens
-    base = setup.of(job, shape, ranks, row, half, micro or job.batch.seq_len, 1)
+    half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
+    base = setup.of(job, shape, ranks, row, half, job.batch.seq_len, 1)
+    micro, step = _sizes(job, base, assumed)
     if micro is None:
         choice = fit.largest(base, step, chip)
         assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, the largest that fits")
     else:
-        choice = fit.judge(setup.of(job, shape, ranks, row, half, micro, max(1, step // (micro * ranks))), chip)
+        choice = fit.judge(replace(base, micro_tokens=micro, micro_steps=max(1, step // (micro * ranks))), chip)
     steps = _steps(job, shape, tokens, choice.clock.tokens)
-    return show.Plan(source, chip, npus, nodes, choice, fit.alternatives(base, step, chip), steps, assumed)
+    fixed = micro if isinstance(job, RlJob) else None
+    others = [one for one in fit.alternatives(base, step, chip, fixed) if _answers(job, one)]
+    beside = around(choice.setup, job, chip, place.npus, steps * choice.clock.step, tokens)
+    return show.Plan(source, chip, place.npus, place.nodes, choice, others, steps, assumed, beside, place.said)
+
+
+def _sizes(job: Any, base: Setup, assumed: list[str]) -> tuple[int | None, int]:
+    """Tokens of a micro-batch, None where they are left open, and of a step."""
+    if isinstance(job, RlJob):
+        each = job.device_batch_size * job.batch.seq_len
+        answers = job.examples_per_step * job.num_samples // job.updates
+        assumed.append(f"{job.device_batch_size} answers of batch.seq_len {job.batch.seq_len} tokens, the longest")
+        assumed.append("the time to draw and judge answers is not counted; their cache is freed before the update")
+        return each, answers * job.batch.seq_len
+    micro, step = job.batch.micro_batch_tokens, job.batch.global_batch_tokens
+    if step is None and isinstance(job, WordsJob):
+        step = max(job.batch.rows * job.batch.seq_len, base.ranks * base.least)
+        assumed.append(f"batch.rows {job.batch.rows} of batch.seq_len {job.batch.seq_len} words, the longest")
+    elif step is None:
+        step = max(SEGMENTS * base.least, micro or 0) * base.ranks
+        assumed.append(f"batch.global_batch_tokens {step}")
+    return micro, step
+
+
+def _answers(job: Any, one: fit.Choice) -> bool:
+    """Whether a way is one that the command has: answers are drawn from whole weights."""
+    return not (isinstance(job, RlJob) and one.setup.sharded)
 
 
 def _steps(job: Any, shape: Shape, tokens: int | None, step: int) -> int:
@@ -85,7 +135,7 @@ def _steps(job: Any, shape: Shape, tokens: int | None, step: int) -> int:
     return 0
 
 
-def _chip(name: str) -> Chip:
+def chip_named(name: str) -> Chip:
     """The chip called `910B3`, `Ascend910B3`, `910C` or `H100`.
 
     Raises:

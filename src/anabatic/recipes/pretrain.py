@@ -17,8 +17,9 @@ from anabatic.models.hf import fill, load_config, recompute, require_fit, resolv
 from anabatic.models.place import format_of, place
 from anabatic.parallel.shard import settle
 from anabatic.plan.depth import Plan, shape
-from anabatic.recipes.begin import begun
-from anabatic.recipes.training import Training, corpus, say_plan
+from anabatic.recipes.begin import begun, say_plan
+from anabatic.recipes.training import Training, corpus
+from anabatic.train import auto, paper
 from anabatic.train import plan as planning
 
 
@@ -49,8 +50,9 @@ def run(job: PretrainJob) -> int:
             tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
         tuned_lr = None if job.model.path is None else 1e-4
         sizes = planning.settle(
-            plan, job, model, epoch_tokens, tokens, why, job.model.recompute, tuned_lr, device, world.data
-        )
+            plan, job, model, epoch_tokens, tokens, why, paper.of_model(job, model, device, world.data), tuned_lr,
+            device, world.data, settled=auto.batch_of(job, auto.state_of(job, world)),
+        )  # fmt: skip
         say_plan(plan, model, world, division)
 
         code = Training(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found).go()

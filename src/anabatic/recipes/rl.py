@@ -26,9 +26,9 @@ from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.parallel.shard import settle
 from anabatic.parallel.world import World
-from anabatic.recipes.begin import begun
+from anabatic.recipes.begin import begun, say_plan
 from anabatic.recipes.sft import Opened, filled, opened, packed, require_weights
-from anabatic.recipes.training import Corpus, Training, say_plan
+from anabatic.recipes.training import Corpus, Training
 from anabatic.rl import programs
 from anabatic.rl.held import HeldOut
 from anabatic.rl.loss import ALGORITHMS, Clip

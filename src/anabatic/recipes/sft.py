@@ -36,9 +36,9 @@ from anabatic.models.stack import Share
 from anabatic.parallel.shard import Division, settle
 from anabatic.parallel.world import World, barrier
 from anabatic.plan.depth import Plan
-from anabatic.recipes.begin import begun
-from anabatic.recipes.training import Corpus, Training, corpus, require_chats, say_plan
-from anabatic.train import goal
+from anabatic.recipes.begin import begun, say_plan
+from anabatic.recipes.training import Corpus, Training, corpus, require_chats
+from anabatic.train import auto, goal, paper
 from anabatic.train import plan as planning
 from anabatic.train.optim import Rates
 
@@ -223,9 +223,10 @@ def tune(
         epoch_tokens = sum(part.num_tokens for part in parts)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
         lr = full_lr if lora is None else adapter_lr
+        whole = longest(job.batch.seq_len) if learning.pairs else None
         sizes = planning.settle(
-            plan, job, model, epoch_tokens, tokens, "one epoch", job.recompute, lr, device, world.data,
-            longest(job.batch.seq_len) if learning.pairs else None,
+            plan, job, model, epoch_tokens, tokens, "one epoch", paper.of_model(job, model, device, world.data),
+            lr, device, world.data, whole, auto.batch_of(job, auto.state_of(job, world)),
         )  # fmt: skip
         if not job.batch.packing:
             passing = padded.one_pass(parts, job.batch.seq_len, sizes.micro_batch_tokens, job.seed)

@@ -21,7 +21,6 @@ from anabatic.config.tuner import Lora
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
-from anabatic.core.text import count
 from anabatic.data import curriculum, shards
 from anabatic.data.curriculum import Levels
 from anabatic.data.learn import WHOLE, Learning
@@ -31,7 +30,7 @@ from anabatic.data.sequences import Sequences
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.stream import Stage
 from anabatic.device.device import Device, use_compile
-from anabatic.models import adapter, fuse, tensor
+from anabatic.models import adapter, fuse
 from anabatic.models.build import count_parameters, flops_per_token
 from anabatic.models.forward import Root
 from anabatic.models.hf import save_model
@@ -42,7 +41,7 @@ from anabatic.parallel.shard import Division, replicate
 from anabatic.parallel.world import World, barrier
 from anabatic.plan.depth import Plan
 from anabatic.recipes import samples
-from anabatic.train import run
+from anabatic.train import auto, paper, rehearsal, run
 from anabatic.train.checkpoint import Found
 from anabatic.train.goal import Goal, next_token
 from anabatic.train.loop import fit
@@ -187,7 +186,16 @@ class Training:
         """Train to the end and write the models; return the exit code.
 
         A run that SIGTERM or SIGUSR1 ended early has saved itself and returns `PREEMPTED`; Ctrl-C returns 130.
+
+        Raises:
+            Failure: memory ran out; with `auto`, `StartAgain`.
         """
+        goal = self.goal or next_token(self.root, self.device, self.world, self.job.batch.seq_len)
+        sizes = None if self.source else self.sizes
+        with auto.out_of_memory(self.job, self.device, self.world, goal.seq_len, sizes):
+            return self._go(goal)
+
+    def _go(self, goal: Goal) -> int:
         job = self.job
         if job.eval.patience and self.corpus.valid is None and self.measure is None:
             raise ConfigError(
@@ -197,7 +205,6 @@ class Training:
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot if self.corpus.train else 0,
             job.batch.seq_len, self.chat,
         )  # fmt: skip
-        goal = self.goal or next_token(self.root, self.device, self.world, job.batch.seq_len)
         self._compile()
         optimizer = Optimizer(
             self.model, job.optim, self.sizes.lr, self.sizes.matrix_lr, self.device, self.world,
@@ -215,16 +222,21 @@ class Training:
             goal.names,
             partial=self.root.partial,
         )
+        self.model.train()
+        self._rehearse(goal, step)
         tensors = functools.partial(run.tensors_of, self.model, optimizer, step)
-        self._require_same_sizes()
+        free = ("batch.micro_batch_tokens",) if auto.state_of(job, self.world) and job.batch.packing else ()
+        run.require_same_sizes(self.found, self.sizes.decisive(self.world.data), free)
         # Of dropout and of rounding: equal on every rank, or copies of weights would part. A checkpoint brings its own.
         torch.manual_seed(job.seed)
         before = adapter.starts(self.model)
         progress = run.restore(self.found, tensors(), self.device, self.world)
         adapter.begin_again(self.model, before)
+        if self.found is not None:
+            saved = int(self.found.host["sizes"]["batch.micro_batch_tokens"])
+            auto.carried(progress, saved, self.sizes.micro_batch_tokens, self.world.data.size)
         optimizer.number = progress.step
         loader = self._batches(goal, step, progress.loader)
-        self.model.train()
         with (
             loader,
             run.open_metrics(job, self.folder, self.device, self.world, self.sizes.steps, self.found) as metrics,
@@ -250,12 +262,30 @@ class Training:
             return 0
         return 130 if step.stop_signal == signal.SIGINT else child.PREEMPTED
 
+    def _rehearse(self, goal: Goal, step: TrainStep) -> None:
+        """Settle the micro-batch by two steps, where the plan chose it and the run begins here."""
+        state = auto.state_of(self.job, self.world)
+        if state is None:
+            return
+        if self.found is None:
+            setup = paper.of_model(self.job, self.model, self.device, self.world.data)
+            loader = functools.partial(self._loader, goal, {})
+            self.sizes = rehearsal.choose(
+                self.job, state, setup, self.sizes, step, loader, self.device, self.world
+            )  # fmt: skip
+            step.nominal = float(self.sizes.micro_batch_tokens)
+            self.plan.values["micro_batch_tokens"] = self.sizes.micro_batch_tokens
+        auto.keep(self.job, self.sizes, self.world)
+
     def _batches(self, goal: Goal, step: TrainStep, state: dict[str, Any]) -> Batches:
-        data = self.world.data
         if self.source is not None:
             return self.source(state, lambda: step.stop_signal > 0 and self.world.size == 1)
+        return self._loader(goal, state, self.sizes.micro_batch_tokens)
+
+    def _loader(self, goal: Goal, state: dict[str, Any], tokens: int) -> Loader:
+        data = self.world.data
         return Loader(
-            self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=self.sizes.micro_batch_tokens,
+            self.corpus.train, seq_len=goal.seq_len, lay=goal.lay, micro_batch_tokens=tokens,
             rank=data.rank, world_size=data.size, seed=self.job.seed, state=state or None,
             pin_memory=self.device.row.pin_memory, stages=self._stages(), packing=self.job.batch.packing,
         )  # fmt: skip
@@ -289,18 +319,6 @@ class Training:
                 self.model, folder, self.tokenizer, self.lora, self.base, self.world.first, record(self.shares)
             )
         barrier(self.world)
-
-    def _require_same_sizes(self) -> None:
-        """Sizes that were left open follow from the machine; another machine must not change a run silently."""
-        if self.found is None:
-            return
-        for name, value in self.sizes.decisive(self.world.data).items():
-            before = self.found.host["sizes"][name]
-            if before != value:
-                raise ConfigError(
-                    f"{self.found.path} was saved with {name} = {before:g}, here it came out as {value:g}",
-                    f"give --{name.replace('_', '-')} {before!r} to continue, or start over with --save.resume never",
-                )
 
     def _compile(self) -> None:
         compiled, why = use_compile(self.job.device, self.device.row, self.sizes.steps)
@@ -372,18 +390,3 @@ class Training:
             "world_size": self.world.size,
             "peak_memory_bytes": self.device.peak_memory(),
         }
-
-
-def say_plan(plan: Plan, model: PreTrainedModel, world: World, division: Division) -> None:
-    """Print every derived value with its reason."""
-    params, multiplying = count_parameters(model)
-    processes = "1 process" if world.size == 1 else f"{world.size} processes"
-    log.info(f"{count(params)} parameters, {count(multiplying)} of them multiply every token, {processes}")
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    if trained < params:
-        log.info(f"{count(trained)} of them are trained ({trained / params:.2%})")
-    log.info(f"strategy {division.strategy}{', offloaded to the host' if division.offload else ''} ({division.why})")
-    if world.tensor.size > 1:
-        log.info(tensor.summary(model, world.tensor.size))
-    for line in plan.lines():
-        log.info(line)

@@ -8,14 +8,16 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
-from anabatic.config.parallel import Recompute
 from anabatic.config.shared import Batch, Optim, Schedule
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
 from anabatic.device.device import Device
 from anabatic.parallel.world import Group
+from anabatic.plan import fit
 from anabatic.plan.depth import Plan
+from anabatic.plan.setup import Setup
+from anabatic.train import paper
 
 TOKENS_PER_PARAM = 12.0
 """Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
@@ -52,6 +54,11 @@ class Sizes:
     lr: float
     matrix_lr: float
 
+    def told(self, world: Group) -> str:
+        """The sizes of a step, for messages."""
+        batch = self.micro_batch_tokens * self.micro_steps * world.size
+        return f"micro-batches of {self.micro_batch_tokens:,} tokens x {self.micro_steps}, {batch:,} a step"
+
     def decisive(self, world: Group) -> dict[str, float]:
         """What a run that continues must agree on, under any world size, to go on with the same numbers."""
         return {
@@ -70,28 +77,32 @@ def settle(
     epoch_tokens: int,
     tokens: float,
     why: str,
-    recompute: Recompute,
+    setup: Setup | None,
     tuned_lr: float | None,
     device: Device,
     world: Group,
     whole: int | None = None,
+    settled: Batch | None = None,
 ) -> Sizes:
     """Settle batch, learning rates and steps, each with its reason in `plan`.
 
     Args:
         epoch_tokens: one pass over the training data.
         tokens: horizon of the run where neither steps nor epochs are given, and `why`.
+        setup: what of the job decides its memory; None: it is not known.
         tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
         whole: tokens that a micro-batch must hold together; default: a segment.
+        settled: sizes that an earlier start has come to, in place of the job's.
 
     Raises:
         ConfigError: the sizes do not divide one another.
     """
-    width, layers = model.config.hidden_size, model.config.num_hidden_layers
-    bytes_per_token = activation_bytes(layers, width, recompute, device.dtype.itemsize == 2)
-    batch = job.batch if whole is None else replace(job.batch, seq_len=whole)
-    micro, global_batch, micro_steps = batch_sizes(plan, batch, tokens, bytes_per_token, device, world)
-    lr, matrix_lr = learning_rates(plan, job.optim, width, global_batch, tuned_lr)
+    batch = settled or job.batch
+    batch = batch if whole is None else replace(batch, seq_len=whole)
+    micro, global_batch, micro_steps = batch_sizes(plan, batch, tokens, setup, device, world)
+    if settled is not None:
+        plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
+    lr, matrix_lr = learning_rates(plan, job.optim, model.config.hidden_size, global_batch, tuned_lr)
     steps = total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
     plan.add("epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {count(epoch_tokens)} tokens")
     return Sizes(micro, micro_steps, steps, lr, matrix_lr)
@@ -143,7 +154,7 @@ def horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple[float, 
 
 
 def batch_sizes(
-    plan: Plan, batch: Batch, tokens: float, bytes_per_token: float, device: Device, world: Group
+    plan: Plan, batch: Batch, tokens: float, setup: Setup | None, device: Device, world: Group
 ) -> tuple[int, int, int]:
     """Return (micro-batch tokens, global batch tokens, micro-steps).
 
@@ -154,21 +165,22 @@ def batch_sizes(
     """
     ideal = REFERENCE_BATCH * (tokens / REFERENCE_TOKENS) ** 0.383
     ideal = max(2 ** round(math.log2(max(ideal, 1))), batch.seq_len, batch.micro_batch_tokens or 0)
-    fits = _micro_batch(batch.seq_len, bytes_per_token, device)
     target = batch.global_batch_tokens or ideal
+    fits = _fitting(batch.seq_len, target // world.size, setup, device)
     micro = batch.micro_batch_tokens or max(batch.seq_len, min(fits, target // world.size))
     if batch.global_batch_tokens is None:
         target = max(1, round(target / (micro * world.size))) * micro * world.size
     elif batch.micro_batch_tokens is None and target % (micro * world.size):
-        micro = _divisor(target, world.size, micro, batch.seq_len) or micro
+        micro = divisor(target, world.size, micro, batch.seq_len) or micro
     plan.add("global_batch_tokens", batch.global_batch_tokens, target, f"{count(tokens)} tokens to the power 0.383")
     plan.add("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
     require_divisible(Batch(seq_len=batch.seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world)
     return micro, target, target // (micro * world.size)
 
 
-def _divisor(target: int, ranks: int, most: int, least: int) -> int | None:
-    """The largest micro-batch of at most `most` and at least `least` tokens that divides the rank's share."""
+def divisor(target: int, ranks: int, most: int, least: int) -> int | None:
+    """Return the largest micro-batch of at most `most` and at least `least` tokens that divides the rank's share;
+    None where there is none."""
     if target % ranks:
         return None
     share = target // ranks
@@ -180,18 +192,13 @@ def _divisor(target: int, ranks: int, most: int, least: int) -> int | None:
     return None
 
 
-def _micro_batch(seq_len: int, bytes_per_token: float, device: Device) -> int:
-    """A power of two that takes at most 40 % of the memory; on a CPU at most 4096, which stays near its caches."""
-    most = 4096 if device.type == "cpu" else 2**18
-    fits = 0.4 * device.memory_bytes() / bytes_per_token
-    return int(max(seq_len, min(most, 2 ** int(math.log2(max(fits, 1))))))
-
-
-def activation_bytes(layers: int, width: int, recompute: Recompute, half: bool) -> float:
-    """Bytes of activations per token: 34 x width a layer in half precision (arXiv 2205.05198, eq. 2, with fused
-    attention), 2 x width when a block keeps its input alone, 25 x width when it also keeps the results of matrix
-    products and attention; twice that in fp32."""
-    return layers * width * {"none": 34, "selective": 25, "full": 2}[recompute] * (1 if half else 2)
+def _fitting(seq_len: int, share: int, setup: Setup | None, device: Device) -> int:
+    """The largest power of two of tokens that fits beside the model, by the plan's count of its memory; where the plan
+    does not know the model, a segment on a device, and what stays near the caches on a CPU."""
+    chip = paper.chip_of(device)
+    if setup is not None:
+        return fit.power_that_fits(setup, chip, share)
+    return max(seq_len, fit.most_tokens(chip)) if device.type == "cpu" else seq_len
 
 
 def learning_rates(plan: Plan, optim: Optim, width: int, global_batch: int, tuned: float | None) -> tuple[float, float]:

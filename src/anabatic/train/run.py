@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +34,7 @@ from anabatic.train.optim import Optimizer
 from anabatic.train.progress import Progress
 from anabatic.train.step import TrainStep
 
-_FREE = ("out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
+_FREE = ("auto", "out", "log", "save", "eval", "device", "data.cache", "data.workers", "model.recompute", "recompute",
          "parallel", "optim.on_bad_step", "optim.max_rewinds")  # fmt: skip
 """Settings that may change between a checkpoint and the run that continues it."""
 
@@ -139,6 +139,25 @@ def _require_same(found: checkpoint.Found, now: dict[str, Any]) -> None:
             f"{found.path} was saved with {'; '.join(told)}{more}",
             "put it back to continue, choose another --out, or start over with --save.resume never",
         )
+
+
+def require_same_sizes(found: checkpoint.Found | None, sizes: Mapping[str, float], free: Collection[str] = ()) -> None:
+    """Sizes that were left open follow from the machine; another machine must not change a run silently.
+
+    Args:
+        free: names that may change.
+
+    Raises:
+        ConfigError: a size is not that of the checkpoint.
+    """
+    for name, value in sizes.items() if found is not None else ():
+        assert found is not None
+        before = found.host["sizes"][name]
+        if before != value and name not in free:
+            raise ConfigError(
+                f"{found.path} was saved with {name} = {before:g}, here it came out as {value:g}",
+                f"give --{name.replace('_', '-')} {before!r} to continue, or start over with --save.resume never",
+            )
 
 
 def _shown(value: Any) -> str:

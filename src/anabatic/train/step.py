@@ -111,6 +111,7 @@ class TrainStep:
         """What the last step has read."""
         self.wait = 0.0
         self.stop_signal = 0
+        self._refusing = False
 
     def run(self, batches: Iterator[Batch | None], micro_steps: int, lr_scale: float) -> Batch | None:
         """Make one optimizer step from `micro_steps` batches; return the last batch.
@@ -120,6 +121,19 @@ class TrainStep:
         """
         with torch.profiler.record_function("anabatic.step"):  # where profilers and `anabatic sim` see a step
             return self._run(batches, micro_steps, lr_scale)
+
+    def rehearse(self, batches: Iterator[Batch | None], micro_steps: int) -> None:
+        """Make a step whose update is refused: its memory and time are a step's, weights and moments stay."""
+        window, number = self.verdicts.window.clone(), self.optimizer.number
+        self._refusing = True
+        try:
+            self.run(batches, micro_steps, 0.0)
+        finally:
+            self._refusing = False
+        self.verdicts.window.copy_(window)
+        self.verdicts.forget()
+        self.totals.zero_()
+        self.optimizer.number, self.wait = number, 0.0
 
     def _run(self, batches: Iterator[Batch | None], micro_steps: int, lr_scale: float) -> Batch | None:
         if self.register is not None:
@@ -180,11 +194,14 @@ class TrainStep:
         norm = (row[3].sqrt() * factor).float()
         mean = row[0] / row[1].clamp(min=1)
         finite, ok = self.verdicts.judge(self.optimizer.number + 1, mean, norm, self.scale.on, here, whole)
+        if self._refusing:
+            finite, ok = torch.ones_like(finite), torch.zeros_like(ok)
         clip = self.optimizer.config.max_grad_norm
         if clip:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(lr_scale, factor, ok)
-        self.scale.update(finite)
+        if not self._refusing:
+            self.scale.update(finite)
         self.optimizer.zero_grad()
         self.norm = norm
         row[3] = 1 - ok

@@ -136,6 +136,13 @@ def test_a_beat_half_written_is_no_beat(tmp_path: Path) -> None:
     assert heart.read(path) is None
 
 
+def test_a_start_that_wished_for_another_costs_no_restart(tmp_path: Path) -> None:
+    first = reports.begin(tmp_path, [0, 1])
+    assert reports.wished(first) == ""
+    (first / child.WISH).write_text("rank 1, out of memory: now half")
+    assert reports.wished(first) == "rank 1, out of memory: now half"
+
+
 def test_what_a_start_has_left(tmp_path: Path) -> None:
     first, second = reports.begin(tmp_path, [2, 3]), reports.begin(tmp_path, [2, 3])
     assert reports.tries(tmp_path) == [first, second]

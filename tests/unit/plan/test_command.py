@@ -63,7 +63,7 @@ def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
         (["--tokens", "many", *SFT], "tokens"),
         (["--npus", "3", *SFT, "--parallel.tensor", "2"], "parallel.tensor 2 does not divide 3 devices"),
         (["--", "chat", "-m", "x"], "chat is not a command that trains"),
-        (["--", "classify", "train", "--data", "x.jsonl"], "classify train cannot be planned"),
+        ([*SFT, "--dry-run"], "--dry-run is an option of the command alone"),
         (["--", "sft", "--model", "nowhere/at-all-9b", "--data", "x"], "nor a model whose sizes are known"),
     ],
 )
@@ -71,3 +71,48 @@ def test_what_cannot_be_planned(words: list[str], why: str, capsys: pytest.Captu
     assert run(["plan", *words]) == 2
     said = capsys.readouterr().err
     assert why in said and "hint: " in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("pretrain --tokenizer nowhere --data stdlib: --model.depth 4", "The run: "),
+        ("sft --model Qwen/Qwen2.5-0.5B --data x --batch.micro-batch-tokens 1024", "micro-batch 1,024 x"),
+        ("dpo --model Qwen/Qwen2.5-0.5B --data x --tuner lora", "reference"),
+        ("reward --model Qwen/Qwen2.5-0.5B --data x --batch.micro-batch-tokens 2048", "trained weights"),
+        ("rl --model Qwen/Qwen2.5-0.5B --data x --tuner lora --kl-coef 0.1", "draw and judge answers is not counted"),
+        ("classify pretrain --data x", "batch.rows 64"),
+        ("classify train --data x", "4,096 words, an assumption"),
+    ],
+)
+def test_every_training_has_a_plan_for_this_machine(
+    words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run([*words.split(), "--device.type", "cpu", "--out", str(out), "--dry-run"]) in (0, 1)  # as memory allows
+    said = capsys.readouterr().out
+    for part in (
+        "1 x processor (of this machine",
+        "parameters: ",
+        told,
+        "Memory of each host",
+        "Disk, GiB",
+        "A checkpoint: ",
+    ):
+        assert part in said
+    assert not out.exists(), "nothing is begun"
+
+
+def test_what_a_run_needs_beside_its_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--json", "--chip", "H100", "--npus", "8", "--nodes", "2", "--tokens", "20000000"]
+    words += ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "x", "--parallel.strategy", "zero3"]
+    assert run([*words, "--parallel.offload", "cpu", "--save.keep-last", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    params = found["parameters"]
+    assert found["checkpoint_bytes"] == 12 * params  # fp32 weights and two moments
+    assert found["disk_bytes"]["checkpoints, 4 at most"] == 4 * 12 * params
+    assert found["host_bytes"]["offloaded weights and optimizer"] == pytest.approx(12 * params / 2, rel=1e-6)
+    assert found["host_bytes"]["offloaded gradients"] == pytest.approx(4 * params / 2, rel=1e-6)
+    assert found["run_kwh"] == pytest.approx(16 * 0.7 * found["run_seconds"] / 3600)
+    assert run(["plan", "--json", *SFT]) == 0
+    assert json.loads(capsys.readouterr().out)["run_kwh"] is None  # no power of a 910B3 is published
