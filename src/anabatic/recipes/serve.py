@@ -21,6 +21,7 @@ from anabatic.infer.plan import engine_of
 from anabatic.infer.server.served import Catalogue, Served
 from anabatic.infer.server.worker import Worker
 from anabatic.infer.web.runs import Runs
+from anabatic.models import classifier
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 
@@ -147,6 +148,8 @@ def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Se
     """Read a model, and the adapters beside it."""
     name, folder = _named(one)
     root = resolve(folder)
+    told = f"anabatic serve --classifier {name}={folder}"
+    require(not classifier.is_classifier(root), f"{folder} is a classifier: it does not talk", told)
     shares = below([], root)
     tokens = tokenizer_folder(root, shares)
     tokenizer = tokenizers.load(tokens)
