@@ -148,8 +148,7 @@ def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Se
     """Read a model, and the adapters beside it."""
     name, folder = _named(one)
     root = resolve(folder)
-    told = f"anabatic serve --classifier {name}={folder}"
-    require(not classifier.is_classifier(root), f"{folder} is a classifier: it does not talk", told)
+    classifier.require_writer(root)
     shares = below([], root)
     tokens = tokenizer_folder(root, shares)
     tokenizer = tokenizers.load(tokens)
