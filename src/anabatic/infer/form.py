@@ -15,6 +15,8 @@ from anabatic.config.chat import Sampling
 from anabatic.core.errors import ConfigError
 from anabatic.infer.request import Form
 
+_BLANKS = r"[ \n\r\t]{0,12}"
+"""Between the parts of JSON: a small model would else write blanks until its answer is cut."""
 EXTRA = "pip install 'anabatic[constrain]'"
 
 
@@ -59,7 +61,10 @@ def _grammar(library: Any, sampling: Sampling) -> str:
         return str(matcher.grammar_from_lark(f"start: {alternatives}"))
     if sampling.regex:
         return str(matcher.grammar_from_regex(sampling.regex))
-    return str(matcher.grammar_from_json_schema(json.loads(sampling.json_schema or "")))
+    schema = json.loads(sampling.json_schema or "")
+    schema = {} if schema is True else schema
+    options = {"defaults": {"whitespace_pattern": _BLANKS}} if isinstance(schema, dict) else {}
+    return str(matcher.grammar_from_json_schema(schema, **options))
 
 
 class _Matched:
