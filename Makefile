@@ -31,8 +31,9 @@ format: setup ## mend format and lint where ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-reference: setup ## write docs/*/reference/*.md anew from the code
+reference: setup ## write docs/*/reference/*.md and the tables of recipes anew from the code
 	$(BIN)/python scripts/gen_reference.py
+	$(BIN)/python scripts/gen_recipes.py
 
 docs: ## build the documentation in both languages into docs/site/
 	@scripts/setup.sh dev docs

@@ -218,12 +218,17 @@ def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """Return the words behind `python` when a fork can run them: `-m MODULE ...` or `FILE.py ...`; else none."""
+    """Return the words behind `python` when a fork can run them: `-m MODULE ...` or `FILE.py ...`; else none.
+
+    pytest cannot: it rewrites its plugins while they are imported, and complains about those that already are.
+    """
     if words[:1] == ["anabatic"]:
         return ["-m", *words]
     if words[0] not in ("python", sys.executable):
         return []
     rest = list(words[2 if words[1:2] == ["-u"] else 1 :])
+    if rest[:2] == ["-m", "pytest"]:
+        return []
     return rest if rest[:1] == ["-m"] or rest[:1] and rest[0].endswith(".py") else []
 
 

@@ -93,3 +93,15 @@ def test_reference_is_current() -> None:
     script = tree.ROOT / "scripts" / "gen_reference.py"
     run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_tables_of_recipes_are_current() -> None:
+    script = tree.ROOT / "scripts" / "gen_recipes.py"
+    run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_every_recipe_is_in_the_guide(code: str) -> None:
+    page = (DOCS / code / "guides" / "recipes.md").read_text(encoding="utf-8")
+    assert [path.name for path in (tree.ROOT / "recipes").glob("*.yaml") if f"recipes/{path.name}`" not in page] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -38,3 +39,12 @@ def test_fused_operators_of_torch_npu(sim: Sim) -> None:
     assert "needs the compressed mask of shape [2048, 2048]" in printed["triangle"]
     assert printed["dropout"] == "True True True"
     assert printed["bf16"].startswith("TypeError Fused optimizer's parameters must be either float32 or float16")
+
+
+def test_arithmetic_without_infinities(sim: Sim) -> None:
+    told = json.loads(sim.program("saturated.py", flags=["--chip", "910A"]))
+    assert told["dtype"] == "torch.float16"
+    assert told["product"] == [[65504.0] * 2] * 2 and told["nothing"] == 0.0
+    assert told["cast"] == told["in place"] == 65504.0
+    assert [told[name] for name in ("calm", "cleared", "written")] == [0.0] * 3
+    assert [told[name] for name in ("after", "still", "root", "casted", "placed")] == [1.0] * 5

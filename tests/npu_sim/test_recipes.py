@@ -1,10 +1,11 @@
-"""The recipes for big Qwen models, with a small one of the same architecture, on simulated NPUs."""
+"""The recipes for Qwen models, with a small one of the same architecture, on simulated NPUs."""
 
 from __future__ import annotations
 
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,36 @@ SMALL = {
 }  # fmt: skip
 CASES = {
     "32b, curriculum": ("qwen32b-lora-curriculum.yaml", 2, []),
-    "7b, one device": ("qwen7b-lora.yaml", 1, []),
-    "7b, ddp": ("qwen7b-lora.yaml", 2, []),
-    "7b, zero2": ("qwen7b-lora.yaml", 2, ["--parallel.deepspeed", "default-zero2"]),
-    "14b, full, zero3": ("qwen14b-full.yaml", 2, []),
-    "14b, full, offload, bf16": (
-        "qwen14b-full.yaml", 2, ["--parallel.offload", "cpu", "--optim.weights", "bf16_kahan"],
-    ),
-}  # fmt: skip
+    "7b, one device": ("qwen-lora.yaml", 1, []),
+    "7b, ddp": ("qwen-lora.yaml", 2, []),
+    "7b, zero2": ("qwen-lora.yaml", 2, ["--parallel.deepspeed", "default-zero2"]),
+    "14b, full, zero3": ("qwen-full.yaml", 2, []),
+    "14b, full, offload, bf16": ("qwen-full.yaml", 2, ["--parallel.offload", "cpu", "--optim.weights", "bf16_kahan"]),
+}
+OTHERS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "continue, Chinese": ("pretrain", "continue-chinese.yaml", 2, {"eval.tokens": 1000, "data.valid-fraction": 0.2}),
+    "tools": ("sft", "tools.yaml", 1, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
+    "long context": ("sft", "long-context.yaml", 2, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
+    "dpo": ("dpo", "dpo.yaml", 1, {"optim.lr": 0.005, "data.valid-fraction": 0.1}),
+}
+"""Case -> command, recipe, processes, and options beyond the small ones."""
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
+SCHEMA = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ROWS: dict[str, Any] = {
+    "pretrain": {"text": "the wind moves upward 风向上吹"},
+    "sft": {"query": "the wind", "response": "moves upward"},
+    "tools": {
+        "tools": [SCHEMA],
+        "messages": [
+            {"role": "user", "content": "add"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "5"},
+            {"role": "assistant", "content": "the wind"},
+        ],
+    },
+    "dpo": {"prompt": "the", "chosen": "wind moves", "rejected": "upward"},
+    "rl": {"question": "the wind", "answer": "moves #### 5"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +59,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A Qwen2 with grouped queries, biases and its own chat template, and rows of three levels."""
     root = tmp_path_factory.mktemp("small")
     tokenizer = tiny_tokenizer(root, tiny_text(root))
-    save_model(tiny_qwen2(), root / "model", tokenizers.load(tokenizer))
+    save_model(tiny_qwen2(max_position_embeddings=256), root / "model", tokenizers.load(tokenizer))
     draw, levels = random.Random(0), ("explain", "reasoning", "topology")
     rows = [
         {"instruction": f"{n} and", "input": "", "output": "the wind moves upward", "difficulty": draw.choice(levels)}
@@ -46,19 +69,49 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "model", root / "rows.json"
 
 
+def run(
+    sim: Sim, command: str, recipe: str, processes: int, options: dict[str, Any], *more: str
+) -> list[dict[str, Any]]:
+    """Run a recipe on as many NPUs as it has processes; return its rows of training."""
+    words = ["anabatic", command, "-c", str(RECIPES / recipe), "--out", "run", "--device.nproc", str(processes)]
+    words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    done = sim.command("python", "-m", *words, *more, flags=["--npus", str(processes)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [row for row in jsonl.read(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_recipe(sim: Sim, small: tuple[Path, Path], case: str) -> None:
     name, processes, more = CASES[case]
     model, rows = small
-    words = ["anabatic", "sft", "-c", str(RECIPES / name), "--model", str(model), "--data.train", str(rows)]
-    words += ["--out", "run", "--device.nproc", str(processes), *more]
-    words += [word for key, value in SMALL.items() for word in (f"--{key}", str(value))]
-    done = sim.command("python", "-m", *words, flags=["--npus", str(processes)])
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [row for row in jsonl.read(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    found = run(sim, "sft", name, processes, {**SMALL, "model": model, "data.train": rows}, *more)
     assert len(found) == 10
     assert found[-1]["loss"] < 0.95 * found[0]["loss"]
     stages = [row.get("stage") for row in found]
     assert stages == ([1] * 3 + [2] * 4 + [3] * 3 if "curriculum" in case else [None] * 10)
-    file = "adapter_model.safetensors" if "lora" in name else "model.safetensors"
+    file = "model.safetensors" if "full" in name else "adapter_model.safetensors"
     assert (sim.folder / "run" / "final_model" / file).is_file()
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_recipe_of_another_kind(sim: Sim, small: tuple[Path, Path], case: str) -> None:
+    command, recipe, processes, options = OTHERS[case]
+    rows = sim.folder / "rows.jsonl"
+    made = [{**ROWS.get(case, ROWS[command]), "id": f"{case} {number}"} for number in range(100)]
+    rows.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf-8")
+    where = "model.path" if command == "pretrain" else "model"
+    found = run(sim, command, recipe, processes, {**SMALL, where: small[0], "data.train": rows, **options})
+    assert found[-1]["step"] == 10
+    assert found[-1]["loss"] < 0.95 * found[0]["loss"]
+
+
+def test_recipe_of_reinforcement(sim: Sim, small: tuple[Path, Path]) -> None:
+    rows = sim.folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({**ROWS["rl"], "question": f"{n} and"}) + "\n" for n in range(40)))
+    options = {
+        "model": small[0], "data.train": rows, "batch.seq-len": 128, "examples-per-step": 2, "num-samples": 2,
+        "device-batch-size": 2, "sampling.max-new-tokens": 8, "schedule.max-steps": 2, "eval.every": 0, "eval.rows": 1,
+        "save.every": 1, "device.dtype": "bf16", "data.valid-fraction": 0.1,
+    }  # fmt: skip
+    found = run(sim, "rl", "grpo-maths.yaml", 1, options)
+    assert [row["step"] for row in found] == [1, 2]

@@ -88,3 +88,10 @@ def test_our_own_pretraining(sim: Sim) -> None:
         assert bool(watched) == ("energy_wh_per_mtoken" in summary) == (device == "npu")
     assert len(losses["cpu"]) == 12
     assert losses["npu"] == pytest.approx(losses["cpu"], rel=2e-5)
+
+
+def test_overflow_is_seen_without_infinities(sim: Sim) -> None:
+    told = [json.loads(sim.program("scaled.py", flags=["--chip", chip]).splitlines()[-1]) for chip in ("910A", "910B3")]
+    assert str(told[0]) == str(told[1])  # NaN among them
+    skipped = [row[0] for row in told[0]]
+    assert skipped[0] == 1 and skipped[-1] == 0

@@ -67,7 +67,7 @@ def say(shards: ShardSet, cached: bool) -> None:
         parts.append(f"{count(shards.num_tokens)} tokens, {size(shards.num_bytes)} of text")
     if shards.meta["split"] == "train" and (held_out := shards.counts["held_out"]):
         parts.append(f"{held_out:,} held out")
-    read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread")))
+    read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread", "too_long")))
     lost = [f"{n:,} {words} ({n / read:.1%})" for name, words in _LOST.items() if (n := shards.counts[name])]
     much = [advice for name, advice in _ADVICE.items() if shards.counts[name] > _MUCH * read]
     parts += lost + much[-1:]

@@ -25,6 +25,22 @@ def _causal_mask(device: torch.device) -> Tensor:
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)
 
 
+def has_infinities() -> bool:
+    """False on the first generation and the 310P, whose numbers end at the largest one."""
+    return bool(_torch_npu().npu.utils.is_support_inf_nan())
+
+
+def clear_overflow(room: Tensor) -> None:
+    """npu_clear_float_status; room fp32 `[8]`."""
+    _torch_npu().npu_clear_float_status(room)
+
+
+def overflow(room: Tensor) -> Tensor:
+    """npu_get_float_status: a scalar that is not 0 after an overflow; room fp32 `[8]`."""
+    status: Tensor = _torch_npu().npu_get_float_status(room)
+    return status[0]
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """npu_rms_norm: one kernel instead of five. It takes an fp32 weight with a half-precision input."""
     gamma = weight if weight.dtype in (x.dtype, torch.float32) else weight.to(x.dtype)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from anabatic.core import log
 from anabatic.core.heart import HEART
 from anabatic.data.batch import Batch, Row
+from anabatic.device import overflow
 from anabatic.device.device import Device
 from anabatic.device.transfer import send
 from anabatic.models.forward import pack
@@ -94,6 +95,7 @@ class TrainStep:
         self.device, self.world = device, world
         self.nominal = float(micro_batch_tokens)
         self.scale = LossScale(device)
+        self.register = overflow.register(device) if self.scale.on else None
         self.pack, self.names, self.partial = pack, names, partial
         self.sums = torch.zeros(0, device=device.torch) if sums is None else sums
         # loss sum, targets, tokens, skipped steps, wish to stop, sums: one tensor, so one collective and one read.
@@ -120,6 +122,8 @@ class TrainStep:
             return self._run(batches, micro_steps, lr_scale)
 
     def _run(self, batches: Iterator[Batch | None], micro_steps: int, lr_scale: float) -> Batch | None:
+        if self.register is not None:
+            self.register.clear()
         loss = torch.zeros((), device=self.device.torch)
         targets = tokens = 0
         rows: list[Row] = []
@@ -170,12 +174,12 @@ class TrainStep:
             row[:3], row[5:] = 0.0, 0.0
         row[3] = self._squares()
         here = torch.isfinite(row[0])
-        all_sum(row, self.world)
+        row, whole = self._agreed(row)
         # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
         factor = (self.nominal * self.world.data.size / self.scale.value / row[1].clamp(min=1)).float()
         norm = (row[3].sqrt() * factor).float()
         mean = row[0] / row[1].clamp(min=1)
-        finite, ok = self.verdicts.judge(self.optimizer.number + 1, mean, norm, self.scale.on, here)
+        finite, ok = self.verdicts.judge(self.optimizer.number + 1, mean, norm, self.scale.on, here, whole)
         clip = self.optimizer.config.max_grad_norm
         if clip:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
@@ -185,6 +189,15 @@ class TrainStep:
         self.norm = norm
         row[3] = 1 - ok
         self.totals += torch.where(ok.bool(), row, row.nan_to_num() * self.counted)
+
+    def _agreed(self, row: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Sum `row` over all ranks; also say, on chips whose numbers cannot, that nothing has overflowed on any."""
+        if self.register is None:
+            all_sum(row, self.world)
+            return row, None
+        row = torch.cat((row, self.register.read()[None].to(row.dtype)))
+        all_sum(row, self.world)
+        return row[:-1], row[-1] == 0
 
     def _squares(self) -> Tensor:
         """This rank's share of the sum of all squared gradients: of its parts, or of what other ranks have too."""

@@ -75,7 +75,9 @@ class Verdicts:
     def __post_init__(self) -> None:
         self.window = torch.zeros(WINDOW if self.spike else 0, 2, device=self.device)
 
-    def judge(self, number: int, loss: Tensor, norm: Tensor, scaled: bool, here: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(
+        self, number: int, loss: Tensor, norm: Tensor, scaled: bool, here: Tensor, whole: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Judge a step; return two fp32 scalars: 1 where all is finite, and 1 where the update is to be made.
 
         Args:
@@ -83,8 +85,10 @@ class Verdicts:
             loss, norm: fp32 scalars, the same on every rank.
             scaled: an infinite norm is the ordinary sign that the loss scale is too large (fp16), and not told.
             here: this rank's loss was finite.
+            whole: nothing has overflowed, where numbers do not show it.
         """
         finite = torch.isfinite(loss + norm)  # a sum beyond the largest fp32 number is as bad: one look instead of two
+        finite = finite if whole is None else finite & whole
         fit = finite.float()
         reason, calm = 1 - (torch.isfinite(loss).float() if scaled else fit), fit
         if self.spike:

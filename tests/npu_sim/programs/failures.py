@@ -94,17 +94,17 @@ def missing(rank: int, world: int) -> None:
 
 def one_device(rank: int, world: int) -> None:
     torch.npu.set_device(0)
-    _end(_told(lambda: dist.all_reduce(torch.ones(4, device="npu:0"))), rank)
+    _end(_told(lambda: dist.all_reduce(torch.ones(4, device="npu:0"))), rank, world)
 
 
 def other_size(rank: int, world: int) -> None:
     _begin()
-    _end(_told(lambda: dist.all_reduce(torch.ones(4 + rank, device="npu"))), rank)
+    _end(_told(lambda: dist.all_reduce(torch.ones(4 + rank, device="npu"))), rank, world)
 
 
 def both_send(rank: int, world: int) -> None:
     tensor = _begin()
-    _end(_told(lambda: dist.send(tensor, 1 - rank)), rank)
+    _end(_told(lambda: dist.send(tensor, 1 - rank)), rank, world)
 
 
 def _strike(rank: int, kind: int) -> dict[str, object]:

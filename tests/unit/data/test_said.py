@@ -12,6 +12,7 @@ import pytest
 from anabatic.config.shared import Data
 from anabatic.core.errors import DataError
 from anabatic.data import shards
+from anabatic.data.learn import Learning
 from anabatic.testing.corpora import byte_tokenizer
 
 ALPACA = {"instruction": "Say it", "input": "", "output": "yes"}
@@ -124,3 +125,9 @@ def test_rows_and_weights_of_every_kind_of_file(
     assert made[0][0].meta["formats"] == {
         "query and response": {"rows": 4, "columns": ["query", "response"]},
     }
+
+
+def test_a_share_is_one_of_all_rows(tmp_path: Path, tok: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spec = array(tmp_path / "rows.json", [{"instruction": "x" * 300, "output": "y"}] * 3 + [ALPACA])
+    (line,) = said(spec, tok, caplog, seq_len=128, learning=Learning(too_long="delete"))
+    assert "3 conversations too long and left out (75.0%)" in line

@@ -152,6 +152,19 @@ at::Tensor Call::out(const at::Tensor& cpu) {
   return result;
 }
 
+bool Call::read_all(bool (*test)(const at::Tensor&)) const {
+  for (const Alias& alias : aliases_)
+    if (!alias.written && !test(alias.cpu)) return false;
+  return true;
+}
+
+c10::SmallVector<at::Tensor, 3> Call::written() const {
+  c10::SmallVector<at::Tensor, 3> found;
+  for (const Alias& alias : aliases_)
+    if (alias.written) found.push_back(alias.cpu);
+  return found;
+}
+
 void Call::settle() {
   for (size_t i = 0; i < aliases_.size(); i++) {
     if (!aliases_[i].written) continue;

@@ -30,6 +30,10 @@ class Call {
 
   c10::ArrayRef<at::Tensor> inputs() const { return originals_; }
   c10::ArrayRef<at::Tensor> outputs() const { return made_; }
+  // True when `test` holds for the alias of every argument that is only read.
+  bool read_all(bool (*test)(const at::Tensor&)) const;
+  // The aliases of the arguments that were written.
+  c10::SmallVector<at::Tensor, 3> written() const;
 
  private:
   struct Alias {

@@ -9,6 +9,7 @@
 
 #include "fallback.h"
 #include "kernels.h"
+#include "saturate.h"
 
 namespace sim {
 
@@ -37,9 +38,18 @@ Tensor& one(Tensor& x) { return x.fill_(1); }
 // The status register of the first chips: eight floats, the first one set after an overflow. Chips with Inf/NaN mode never set
 // it.
 Tensor alloc_status(const Tensor&) { return at::zeros({8}); }
-Tensor status(const Tensor& x, int64_t) { return x.clone(); }
+Tensor status(const Tensor&, int64_t) {
+  Tensor told = at::zeros({8});
+  if (has_overflowed()) told.select(0, 0).fill_(1);
+  return told;
+}
+Tensor clear_status(const Tensor&, int64_t) {
+  forget_overflow();
+  return at::zeros({8});
+}
 
 bool any_non_finite(at::TensorList grads) {
+  if (saturates()) return has_overflowed();
   for (const Tensor& grad : grads)
     if (!at::isfinite(grad).all().item<bool>()) return true;
   return false;
@@ -62,7 +72,7 @@ void register_casts(torch::Library& npu) {
   npu.impl("one_", TORCH_FN(one));
   npu.impl("npu_alloc_float_status", TORCH_FN(alloc_status));
   npu.impl("npu_get_float_status", TORCH_FN(status));
-  npu.impl("npu_clear_float_status", TORCH_FN(status));
+  npu.impl("npu_clear_float_status", TORCH_FN(clear_status));
   npu.impl("_amp_foreach_non_finite_check", TORCH_FN(any_non_finite));
 }
 

@@ -12,6 +12,7 @@
 #include "count.h"
 #include "fallback.h"
 #include "kernels.h"
+#include "saturate.h"
 
 namespace sim {
 
@@ -38,6 +39,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   } else {
     const at::AutoDispatchBelowADInplaceOrView below;
     target.copy_(from);
+    if (to_device && from_device && target.scalar_type() != from.scalar_type()) saturate(name.name, target, other);
   }
   const int kind = to_device ? (from_device ? kDeviceToDevice : kHostToDevice) : kDeviceToHost;
   if (kind != kDeviceToDevice) {

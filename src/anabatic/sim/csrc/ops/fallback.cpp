@@ -11,6 +11,7 @@
 #include "../sim.h"
 #include "alias.h"
 #include "count.h"
+#include "saturate.h"
 
 namespace sim {
 
@@ -188,6 +189,15 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
     op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
     if (!kept.empty()) call.settle();
     const size_t first = stack->size() - returned_.size();
+    if (saturates()) {
+      for (const at::Tensor& tensor : call.written()) saturate(op.schema().name(), tensor, call);
+      for (size_t i = first; i < stack->size(); i++) {
+        const c10::IValue& value = (*stack)[i];
+        if (value.isTensor()) saturate(op.schema().name(), value.toTensor(), call);
+        else if (value.isTensorList())
+          for (const at::Tensor& tensor : value.toTensorVector()) saturate(op.schema().name(), tensor, call);
+      }
+    }
     for (size_t i = 0; i < returned_.size(); i++) {
       c10::IValue& value = (*stack)[first + i];
       if (returned_[i] >= 0) {
