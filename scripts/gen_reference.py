@@ -1,4 +1,5 @@
-"""Write docs/*/reference/config.md and cli.md from the settings and the command table, in both languages.
+"""Write docs/*/reference/config.md and cli.md from the settings and the command table, in both languages, and the
+tables of docs/*/guides/migration.md.
 
 usage: python scripts/gen_reference.py [--check]     --check only says whether the pages are current
 
@@ -19,6 +20,7 @@ from typing import Any
 import yaml
 from docstring_parser import parse
 
+import migration_tables
 from anabatic.cli import run
 from anabatic.config import check, commands, load, template, yaml_file
 
@@ -184,7 +186,7 @@ def run_chapter(language: English) -> list[str]:
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Yield every page that is generated; complains about Chinese texts of settings that are gone."""
+    """Yield every page that is generated, wholly or in part; complain about Chinese texts of what is gone."""
     for language in (English(), Chinese()):
         folder = ROOT / "docs" / language.code / "reference"
         yield folder / "config.md", config_page(language)
@@ -194,6 +196,7 @@ def pages() -> Iterator[tuple[Path, str]]:
                 print(f"scripts/reference_zh.yaml has no text for {key}")
             if gone := sorted(language.texts["settings"].keys() - language.used):
                 sys.exit(f"error: scripts/reference_zh.yaml explains what does not exist: {', '.join(gone)}")
+    yield from migration_tables.pages()
 
 
 def main() -> None:

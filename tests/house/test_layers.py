@@ -10,7 +10,7 @@ from pathlib import Path
 
 from house import tree
 
-LIGHT_ROOMS = {"core", "sandbox", "config", "cli", "launch", "sim", "doctor", "monitor", ""}
+LIGHT_ROOMS = {"core", "sandbox", "config", "cli", "launch", "sim", "doctor", "monitor", "convert", ""}
 HEAVY = {"torch", "torch_npu", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow"}
 ON_DEMAND = {
     "peft",

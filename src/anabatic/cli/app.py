@@ -47,6 +47,14 @@ _CLASSIFY = (
 )
 """Verb, and its name in `cli/classify.py`."""
 
+_CONVERT = (
+    ("swift", "Print the recipe for a command of ms-swift."),
+    ("llamafactory", "Print the recipe for a file or command of LLaMA-Factory."),
+    ("deepspeed", "Print the recipe for a DeepSpeed file, or a script under a launcher."),
+    ("nanochat", "Print the recipe or pipeline for commands of nanochat."),
+)
+"""Program, and the help of `config from-PROGRAM`."""
+
 _DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
 _CHECKPOINT = "List, verify or export the checkpoints of a run."
 _ENV = "Print the variables that this machine needs, for eval."
@@ -90,9 +98,12 @@ def build() -> App:
     app.command(
         "anabatic.cli.monitor:monitor", name="monitor", help="Look at devices, and at a run beside them.", group=MACHINE
     )
-    config = App(name="config", help="Show a commented recipe, or check one.", group=HELP)
+    config = App(name="config", help="Show, check or convert recipes.", group=HELP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
+    for name, about in _CONVERT:
+        function = f"anabatic.cli.convert:from_{name}"
+        config.command(function, name=f"from-{name}", help=about)
     app.command(config)
     for flag in ("--help", "--version"):
         app[flag].group = OPTIONS

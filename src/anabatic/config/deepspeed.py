@@ -70,9 +70,8 @@ def read(source: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is neither, or torn.
     """
-    name = source.removeprefix("default-").replace("_", "-")
-    if name in _NAMED:
-        return copy.deepcopy(_NAMED[name])
+    if is_name(source):
+        return copy.deepcopy(_NAMED[_plain(source)])
     path = Path(source)
     if not path.is_file():
         raise ConfigError(
@@ -80,11 +79,20 @@ def read(source: str) -> dict[str, Any]:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", "mend the file") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {type(content).__name__}, not an object", "give DeepSpeed's configuration")
     return content
+
+
+def is_name(source: str) -> bool:
+    """True for `zero2`, `default-zero3`, `zero3_offload` and the like."""
+    return _plain(source) in _NAMED
+
+
+def _plain(source: str) -> str:
+    return source.removeprefix("default-").replace("_", "-")
 
 
 def translate(content: dict[str, Any], source: str) -> Translation:
@@ -191,6 +199,10 @@ _EXPECTED = {
     "optimizer": 'an object such as {"type": "AdamW", "params": {"lr": 1e-4}}',
     "gradient_clipping": "a number",
 }
+
+
+KEYS = (*_HANDLERS, "zero_allow_untested_optimizer", "steps_per_print", "wall_clock_breakdown")
+"""By which a file is known as DeepSpeed's."""
 
 
 def apply(job: Any, world_size: int) -> tuple[Any, str, str]:

@@ -81,7 +81,7 @@ def read(path: str | FilePath) -> Source:
     Raises:
         ConfigError: the file is missing, a folder, binary, too large, not YAML or not a mapping of keys.
     """
-    return parse(_text(FilePath(path)), str(path))
+    return parse(text(FilePath(path)), str(path))
 
 
 def parse(text: str, origin: str) -> Source:
@@ -117,25 +117,30 @@ def scalar(value: Any) -> str:
     return text.removesuffix("\n...\n").rstrip("\n")
 
 
-def _text(path: FilePath) -> str:
+def text(path: FilePath, wanted: str = "a YAML file") -> str:
+    """Return the text of a file that somebody has written by hand.
+
+    Raises:
+        ConfigError: it is missing, a folder, larger than such a file is, or no text.
+    """
     try:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder", "give the recipe file inside it")
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             length = size(path.stat().st_size)
-            raise ConfigError(f"{path} has {length}, too much for a recipe", "give a YAML file, not data")
+            raise ConfigError(f"{path} has {length}, too much for a recipe", f"give {wanted}, not data")
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist", _nearby(path)) from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}", "check its permissions") from error
     try:
-        text = data.decode("utf-8-sig")
+        found = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not text (byte {error.start} is not UTF-8)", "give a YAML file") from error
-    if "\0" in text:
-        raise ConfigError(f"{path} is not text (byte {data.index(0)} is zero)", "give a YAML file")
-    return text
+        raise ConfigError(f"{path} is not text (byte {error.start} is not UTF-8)", f"give {wanted}") from error
+    if "\0" in found:
+        raise ConfigError(f"{path} is not text (byte {data.index(0)} is zero)", f"give {wanted}")
+    return found
 
 
 def _nearby(path: FilePath) -> str:

@@ -48,7 +48,7 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean "x"?` for the nearest known word, or an empty string."""
-    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return ` Did you mean "x"?` for the nearest known word, or an empty string; `alike` of 1 asks for the same."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
     return f' Did you mean "{nearest[0]}"?' if nearest else ""

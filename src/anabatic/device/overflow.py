@@ -1,7 +1,8 @@
 """Overflow on chips without infinities, where no number shows it.
 
-An Ascend 910A or 310P computes 65,504 where fp16 overflows, and 0 where there is no number; a status register of the device
-remembers it until it is cleared (hiascend.com, INF_NAN_MODE_ENABLE; torch_npu 2.13, npu/utils.py, get_npu_overflow_flag).
+An Ascend 910A or 310P computes 65,504 where fp16 overflows, and 0 where there is no number; a status register of the
+device remembers it until it is cleared (hiascend.com, INF_NAN_MODE_ENABLE; torch_npu 2.13, npu/utils.py,
+get_npu_overflow_flag).
 """
 
 from __future__ import annotations

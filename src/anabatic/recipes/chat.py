@@ -91,6 +91,10 @@ class Chat:
                     raise
                 sys.stdout.flush()
                 log.info(error.render())
+            except KeyboardInterrupt:  # behind an answer that was already stopped
+                if not sys.stdin.isatty():
+                    raise
+                log.info(chat_input.LEAVES)
             if self.over:
                 return
 

@@ -1,0 +1,74 @@
+"""`anabatic config from-...`: recipes from what other programs are told."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Words = Annotated[str, Parameter(allow_leading_hyphen=True)]
+Command = Annotated[str | None, Parameter(negative=())]
+
+
+def from_swift(*words: Words, command: Command = None) -> int:
+    """Print the recipe for a command of ms-swift; what changes meaning or has no counterpart goes to stderr.
+
+    Parameters
+    ----------
+    words
+        The command in quotes; a script that holds it, `-` for standard input; a YAML file, or args.json of a run.
+    command
+        The command here, where theirs leaves it open.
+    """
+    return _convert("swift", words, command)
+
+
+def from_llamafactory(*words: Words, command: Command = None) -> int:
+    """Print the recipe for a YAML file or command of LLaMA-Factory; what changes or is lost goes to stderr.
+
+    Parameters
+    ----------
+    words
+        The file of settings, the command in quotes, or a script that holds it.
+    command
+        The command here, where `stage` leaves it open.
+    """
+    return _convert("llamafactory", words, command)
+
+
+def from_deepspeed(*words: Words, command: Command = None) -> int:
+    """Print the recipe for a DeepSpeed file, or for a script of one's own under deepspeed, torchrun or accelerate.
+
+    Parameters
+    ----------
+    words
+        DeepSpeed's JSON file; zero2, zero3-offload and the like; the command in quotes; or a script that holds it.
+    command
+        The command here; default: sft.
+    """
+    return _convert("deepspeed", words, command)
+
+
+def from_nanochat(*words: Words, command: Command = None) -> int:
+    """Print the recipe for a command of nanochat, or the pipeline for its speedrun.sh; the rest goes to stderr.
+
+    Parameters
+    ----------
+    words
+        The command in quotes, or a script that holds one or several.
+    command
+        The command here, where theirs leaves it open.
+    """
+    return _convert("nanochat", words, command)
+
+
+def _convert(peer: str, words: tuple[str, ...], command: str | None) -> int:
+    from anabatic.convert import make
+
+    made = make.convert(peer, words, command)
+    sys.stdout.write(made.text)
+    sys.stdout.flush()
+    for line in made.reports:
+        sys.stderr.write(f"{line}\n")
+    return 0

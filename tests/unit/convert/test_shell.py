@@ -1,0 +1,91 @@
+"""Scripts as the commands that they would run."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabatic.convert import shell
+from anabatic.core.errors import AnabaticError, ConfigError
+
+WORD = st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), max_size=12)
+
+
+def words(text: str) -> list[tuple[str, ...]]:
+    return [one.words for one in shell.read(text)]
+
+
+@given(st.lists(WORD, min_size=1, max_size=5))
+def test_quoted_words_come_back(some: list[str]) -> None:
+    first = ["program", *some]
+    assert words(shlex.join(first)) == [tuple(first)]
+
+
+@given(st.lists(st.lists(st.text("abc-=./", min_size=1, max_size=6), min_size=1, max_size=4), max_size=4))
+def test_plain_commands_are_parted(commands: list[list[str]]) -> None:
+    lines = [["run", *one] for one in commands]
+    assert words("\n".join(" ".join(one) for one in lines)) == [tuple(one) for one in lines]
+    assert words(" && ".join(" ".join(one) for one in lines)) == [tuple(one) for one in lines]
+
+
+@given(st.text("ab $'\"\\\n#;&|<>(){}=`-", max_size=40))
+def test_any_text_is_commands_or_an_error(text: str) -> None:
+    try:
+        found = shell.read(text)
+    except AnabaticError as error:
+        assert error.hint
+    else:
+        assert all(one.words and one.line >= 1 for one in found)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'A="x y"\nprintf "[%s]" $A "$A" a\\ b',
+        "A=(1 '2 3')\nA+=(4)\nprintf '[%s]' \"${A[@]}\"",
+        "printf '[%s]' a#b \\\n  c # d\n",
+        "printf '[%s]' ${NO_SUCH_NAME:-7} \"${NO_SUCH_NAME:-8 9}\" 'it''s' \"\\$x \\\\ \\a\"",
+        "N=2\nprintf '[%s]' $(expr 16 / $N) $((100 * 5)) $((N+1)) $(( $N - 7 ))",
+        "B=2; export B; if true; then printf '[%s]' -$B-; fi",
+    ],
+)
+def test_words_are_bash_s(script: str) -> None:
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    (*_, command) = shell.read(script)
+    assert "".join(f"[{word}]" for word in command.words[2:]) == done.stdout
+
+
+def test_variables() -> None:
+    script = "A=1\nexport B=2 C=$A\nD=4 run $A $E '$B'\nunset X\n"
+    first, _ = shell.read(script)
+    assert first.words == ("run", "1", "$E", "$B")
+    assert first.variables == {"B": "2", "C": "1", "D": "4"}
+
+
+def test_what_is_no_word() -> None:
+    script = "run a > out 2>&1 <in &\ncat <<'END' | more\nswift sft --x 'torn\nEND\nlast $(date +%s | cut -c1) `x`\n"
+    assert words(script) == [("run", "a"), ("cat",), ("more",), ("last", "$(date +%s | cut -c1)", "`x`")]
+
+
+def test_lines_are_counted() -> None:
+    assert [one.line for one in shell.read("# a\n\none \\\n two\n\nthree")] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\nb 'c", "line 2: the quote ' is never closed"),
+        ('a "b\n', 'line 1: the quote " is never closed'),
+        ("a $(b", r"line 1: the bracket \$\( is never closed"),
+        ("A=(b", r"line 1: the bracket \( is never closed"),
+        ("cat <<END\nx", "here-document that `END`"),
+        ("cat <<END", "here-document that `END`"),
+    ],
+)
+def test_torn(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        shell.read(text)
