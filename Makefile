@@ -34,6 +34,7 @@ format: setup ## mend format and lint where ruff can
 reference: setup ## write docs/*/reference/*.md and the tables of recipes anew from the code
 	$(BIN)/python scripts/gen_reference.py
 	$(BIN)/python scripts/gen_recipes.py
+	$(BIN)/python scripts/gen_errors.py
 
 docs: ## build the documentation in both languages into docs/site/
 	@scripts/setup.sh dev docs
@@ -41,8 +42,12 @@ docs: ## build the documentation in both languages into docs/site/
 	$(BIN)/zensical build --clean -f docs/zensical.zh.toml
 	@echo "open docs/site/en/index.html or docs/site/zh/index.html"
 
-bench: setup ## run every benchmark (minutes each; on a quiet machine)
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit; done
+# Parts of others, and those that need another program or data (benchmarks/README.md).
+NOT_ALONE := paired fault_kinds fault_machines serve_latency evals pretrain_nanochat rl vessels vessels_speed
+BENCHMARKS := $(filter-out $(NOT_ALONE:%=benchmarks/%.py), $(sort $(wildcard benchmarks/[a-z]*.py)))
+
+bench: setup ## run every benchmark that needs nothing else (minutes each; on a quiet machine)
+	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove what building and testing left; keeps .venv and runs
 	rm -rf build dist docs/site docs/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -74,10 +74,10 @@ class Home:
         common = {key: value for key, value in self._common(4, processes).items() if "-batch-" not in key}
         return ["rl", *_words(given | common | (more or {}))]
 
-    def reward(self, out: Path, model: Path, data: Path) -> list[object]:
+    def reward(self, out: Path, model: Path, data: Path, more: Options | None = None) -> list[object]:
         """Train a reward model."""
         given: Options = {"out": out, "model": model, "data.train": data, "optim.lr": 0.003}
-        return ["reward", *_words(given | self._common(SHORT, 1))]
+        return ["reward", *_words(given | self._common(SHORT, 1) | (more or {}))]
 
     def _common(self, steps: int, processes: int) -> Options:
         """Sizes for seconds, and the same global batch for any number of processes."""

@@ -134,9 +134,12 @@ def test_single_answers_and_a_reward_model(home: Home, base: Path, pairs: Path, 
         for n, row in enumerate(whole)
     ]
     single.write_text("".join(json.dumps(row) + "\n" for row in rated))
-    kto, judge = tmp_path / "kto", tmp_path / "judge"
-    home.together(home.dpo(kto, base, single, more={"loss-type": "kto"}), home.reward(judge, base, pairs))
-    for folder, first in ((kto, 0.5), (judge, None)):
+    kto, judge, small = tmp_path / "kto", tmp_path / "judge", tmp_path / "small"
+    home.together(
+        home.dpo(kto, base, single, more={"loss-type": "kto"}), home.reward(judge, base, pairs),
+        home.reward(small, base, pairs, more={"tuner": "lora", "optim.lr": 0.02}),
+    )  # fmt: skip
+    for folder, first in ((kto, 0.5), (judge, None), (small, None)):
         logged = rows(folder, "train")
         assert first is None or logged[0]["loss"] == pytest.approx(first, rel=1e-5)
         assert logged[-1]["loss"] < 0.8 * logged[0]["loss"] and logged[-1]["accuracy"] > 0.9
@@ -145,3 +148,5 @@ def test_single_answers_and_a_reward_model(home: Home, base: Path, pairs: Path, 
     assert config["architectures"] == ["Qwen3ForSequenceClassification"] and len(config["id2label"]) == 1
     names = load_file(judge / "final_model" / "model.safetensors").keys()
     assert "score.weight" in names and "lm_head.weight" not in names
+    names = load_file(small / "final_model" / "adapter_model.safetensors").keys()
+    assert "base_model.model.score.weight" in names and len(names) > 2

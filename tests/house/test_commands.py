@@ -19,6 +19,8 @@ PAGES = [*sorted(tree.ROOT.glob("*.md")), *sorted((tree.ROOT / "docs").rglob("*.
 OTHER_PROGRAMS = set(
     [
         "curl",
+        "docker",
+        "npu-smi",
         "git",
         "kubectl",
         "ray",

@@ -49,6 +49,7 @@ stages:
         "config check PIPELINE",
         "run PIPELINE --dry-run",
         "pretrain --schedule.max-steps 1.5",
+        "bench train --steps 1.5",
     ],
 )
 def test_starts_without_heavy_libraries(words: str, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ _CONVERT = (
 
 _DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
 _CHECKPOINT = "List, verify or export the checkpoints of a run."
+_BENCH = "Measure training, answers, tokens, collectives, files, or another program."
 _ENV = "Print the variables that this machine needs, for eval."
 EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
@@ -89,6 +90,7 @@ def build() -> App:
         group=TRAIN,
     )  # fmt: skip
     app.command("anabatic.cli.plan:plan", name="plan", help="Say what memory and time a training needs.", group=TRAIN)
+    app.command("anabatic.cli.bench:app", name="bench", help=_BENCH, group=MACHINE)
     classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
     for verb, name in _CLASSIFY:
         classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)

@@ -24,7 +24,7 @@ class EvalJob:
     tasks: list[str] = field(default_factory=list)
     """Names (`arc_easy,hellaswag`), YAML files of your own, generated tasks (`task:spelling`); `#200` asks so many."""
     tasks_from: str | None = None
-    """Folder with the data sets of tasks; nothing is fetched then. Default: the hub, or HF_ENDPOINT."""
+    """Folder with the data sets of tasks; nothing is fetched then. Default, and `hub`: fetched, see HF_ENDPOINT."""
     shots: int | None = None
     """Examples shown before each question; default: as each task says."""
     limit: int | None = None

@@ -32,8 +32,8 @@ class RewardJob(TuneJob):
         coefficient = self.center_rewards_coefficient
         require(coefficient >= 0, f"center_rewards_coefficient is {coefficient}", "use 0 or more; 0.01 is common")
         require(
-            self.tuner != "lora" and self.quantize == "none",
-            f"tuner is {self.tuner}, quantize is {self.quantize}",
-            "a reward model is trained by --tuner full or freeze: its head is no part of an adapter",
+            not self.lora.modules_to_save,
+            f"lora.modules_to_save is {', '.join(self.lora.modules_to_save)}",
+            "the adapter of a reward model brings its head and nothing else: leave it out",
         )
         require_room(self)

@@ -47,7 +47,7 @@ class ServeJob:
     adapter: list[str] = field(default_factory=list)
     """Adapters of the first model: NAME=FOLDER. Each is served as a model of its own; the weights are shared."""
     classifier: list[str] = field(default_factory=list)
-    """Classifiers of trajectories: NAME=FOLDER, asked at /v1/classify."""
+    """Classifiers of trajectories, and reward models: NAME=FOLDER, asked at /v1/classify."""
     runs: str | None = None
     """Folder whose training runs are shown at /runs: curves, samples, logs, checkpoints."""
     host: str = "127.0.0.1"

@@ -59,9 +59,14 @@ def keep_native_output(path: Path) -> None:
 
 def die_with_parent() -> None:
     """Be killed when the process that started us ends: a rank that nobody watches would hold its device for ever."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    tie_to_parent()
     if os.getppid() == 1:  # it ended before we asked
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tie_to_parent() -> None:
+    """The same for `preexec_fn`, where the parent is there, and may be process 1 of a container."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave(code: int) -> NoReturn:

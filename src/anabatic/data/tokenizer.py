@@ -123,14 +123,16 @@ def _try_template(tokenizer: Any, folder: Path) -> None:
         return  # it refuses this conversation; others it may take
 
 
-def chat_prompt(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-    """Return the tokens of a conversation, ready for the assistant to speak.
+def chat_prompt(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, answer: bool = True
+) -> list[int]:
+    """Return the tokens of a conversation, ready for the assistant to speak; without `answer` as it stands.
 
     Raises:
         DataError: the chat template refuses the conversation (some know no system message).
     """
     ids: list[int] = _filled(
-        tokenizer, messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+        tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=True, return_dict=False
     )
     return ids
 

@@ -26,7 +26,7 @@ from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.locate import locate
 from anabatic.evals.records import Record
 from anabatic.evals.statistics import Figure
-from anabatic.evals.store import Store, key, text_key
+from anabatic.evals.store import Store, reply_key, text_key
 from anabatic.evals.trees import Text
 
 REPLY = 64
@@ -229,7 +229,7 @@ def _replies(task: EvalTask, asked_items: list[Item], asked: Asked, how: How, st
         ids = _prompt(asked.tokenizer, item)
         cut += len(ids) > room
         prompts.append(ids[-room:])
-    names = [key(ids, "reply", longest, task.stop) for ids in prompts]
+    names = [reply_key(ids, sampling) for ids in prompts]
     fresh = list({name: ids for name, ids in zip(names, prompts, strict=True) if store.get(name) is None}.items())
     known = sum(store.get(name) is not None for name in names)
     _keep(store, fresh, asked.reply([ids for _, ids in fresh], sampling, f"asking {task.name}"), str)

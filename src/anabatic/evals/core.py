@@ -14,9 +14,9 @@ from typing import Any
 from anabatic.config import yaml_file
 from anabatic.config.task import EvalTask, TaskData, TaskGroup
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.evals import bundle
 
 NAME = "core"
-_BUNDLE = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 _KINDS: dict[str, dict[str, Any]] = {
     "multiple_choice": dict(
         kind="choices", prompt="{{ query }}", choices="{{ choices }}", answer="{{ gold }}", metric="acc_tokens"
@@ -31,30 +31,32 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def find(folder: Path | None) -> Path:
-    """Return the folder of the bundle: the one given, or `eval_bundle` in it.
+    """Return the folder of the bundle: the one given, or `eval_bundle` in it; without a folder it is fetched.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder holds none.
+        DataError: it cannot be fetched.
     """
-    for path in () if folder is None else (folder, folder / "eval_bundle"):
+    if folder is None:
+        return bundle.fetch()
+    for path in (folder, folder / "eval_bundle"):
         if (path / "core.yaml").is_file():
             return path
-    where = "no folder is named" if folder is None else f"{folder} holds no core.yaml"
     raise ConfigError(
-        f"the CORE tasks are read from their bundle, and {where}",
-        f"unpack {_BUNDLE} and give its folder with --tasks-from FOLDER",
+        f"the CORE tasks are read from their bundle, and {folder} holds no core.yaml",
+        f"unpack {bundle.URL} there, or leave --tasks-from out to fetch it",
     )
 
 
-def tasks(bundle: Path) -> tuple[TaskGroup, list[EvalTask]]:
+def tasks(root: Path) -> tuple[TaskGroup, list[EvalTask]]:
     """Return the group and its tasks.
 
     Raises:
         ConfigError: core.yaml is broken.
         DataError: eval_meta_data.csv is missing, or does not know a task.
     """
-    source = yaml_file.read(bundle / "core.yaml")
-    chances = _chances(bundle / "eval_meta_data.csv")
+    source = yaml_file.read(root / "core.yaml")
+    chances, sums = _chances(root / "eval_meta_data.csv"), bundle.checksums(root)
     rows = source.tree.get("icl_tasks")
     if not isinstance(rows, list) or not rows:
         raise ConfigError(f"{source.origin}: no list icl_tasks", "unpack the bundle again")
@@ -62,7 +64,7 @@ def tasks(bundle: Path) -> tuple[TaskGroup, list[EvalTask]]:
     for at, row in enumerate(rows):
         where = source.where(("icl_tasks", at))
         try:
-            made.append(_task(row, chances))
+            made.append(_task(row, chances, sums))
         except KeyError as error:
             raise ConfigError(f"{where}the task has no {error}", "unpack the bundle again") from error
         except (TypeError, ValueError, IndexError, ConfigError) as error:
@@ -70,14 +72,16 @@ def tasks(bundle: Path) -> tuple[TaskGroup, list[EvalTask]]:
     return TaskGroup(name=NAME, tasks=[one.name for one in made], aggregate="centred"), made
 
 
-def _task(row: dict[str, Any], chances: dict[str, float]) -> EvalTask:
+def _task(row: dict[str, Any], chances: dict[str, float], sums: dict[str, str]) -> EvalTask:
     label, kind = row["label"], row["icl_task_type"]
     if kind not in _KINDS:
         raise ValueError(f"{label} is of the kind {kind}; known are {', '.join(_KINDS)}")
     if label not in chances:
         raise ValueError(f"eval_meta_data.csv does not know {label}")
+    file = f"eval_data/{row['dataset_uri']}"
+    known = {Path(file).name: sums[file]} if file in sums else {}
     return EvalTask(
-        name=label, data=TaskData(files=[f"eval_data/{row['dataset_uri']}"]), shots=row["num_fewshot"][0],
+        name=label, data=TaskData(files=[file], sha256=known), shots=row["num_fewshot"][0],
         shots_draw="core", between=row.get("continuation_delimiter", " "), chance=chances[label], **_KINDS[kind],
     )  # fmt: skip
 

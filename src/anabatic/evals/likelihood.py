@@ -16,6 +16,7 @@ from anabatic.device.transfer import send
 from anabatic.evals.progress import Bar
 from anabatic.evals.trees import Text, Tree, batches, trees
 from anabatic.models.forward import Packed, token_scores
+from anabatic.parallel.world import ALONE, Group
 
 
 class Likelihood(NamedTuple):
@@ -33,8 +34,9 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(
-    model: PreTrainedModel, device: Device, texts: Sequence[Text], batch_tokens: int, what: str, share: bool = True
-) -> Iterator[dict[int, Likelihood]]:
+    model: PreTrainedModel, device: Device, texts: Sequence[Text], batch_tokens: int, what: str, share: bool = True,
+    group: Group = ALONE,
+) -> Iterator[dict[int, Likelihood]]:  # fmt: skip
     """Yield what was found, by number of the text, batch by batch.
 
     A batch is fetched from the device when the next one is under way already: the device does not wait for the host,
@@ -45,11 +47,13 @@ def likelihoods(
         batch_tokens: tokens of a forward pass.
         what: name of the work, for the progress.
         share: read equal beginnings once.
+        group: processes that each read their share of the batches of one process.
     """
     made = list(batches(trees(texts, model.config.hidden_size, batch_tokens, share), batch_tokens))
+    made = made[group.rank :: group.size]
     done = 0
     waiting: tuple[list[Tree], Tensor] | None = None
-    with Bar(what, len(texts)) as bar:
+    with Bar(what, sum(len(tree.asked) for batch in made for tree in batch)) as bar:
         for batch in [*made, None]:
             started = None if batch is None else (batch, _start(model, device, batch))
             if waiting is not None:

@@ -14,18 +14,24 @@ from anabatic.evals.likelihood import Likelihood, likelihoods
 from anabatic.evals.progress import Bar
 from anabatic.evals.trees import Text
 from anabatic.infer.engine import Engine
+from anabatic.parallel.world import ALONE, Group
 
 
 class Local:
     """Asks a model on this machine.
+
+    Args:
+        group: processes that are asked the same; this one answers its share.
 
     Attributes:
         max_len: tokens it reads at most.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Any, device: Device, batch_tokens: int, batch_size: int
-    ) -> None:
+        self, model: PreTrainedModel, tokenizer: Any, device: Device, batch_tokens: int, batch_size: int,
+        group: Group = ALONE,
+    ) -> None:  # fmt: skip
+        self._group = group
         self._model, self._device, self.tokenizer = model, device, tokenizer
         self._batch_tokens, self._batch_size = batch_tokens, batch_size
         self.max_len: int = model.config.max_position_embeddings
@@ -36,7 +42,7 @@ class Local:
         Raises:
             Failure: they are not numbers.
         """
-        for found in likelihoods(self._model, self._device, texts, self._batch_tokens, what):
+        for found in likelihoods(self._model, self._device, texts, self._batch_tokens, what, group=self._group):
             if any(one.logprob != one.logprob for one in found.values()):
                 raise Failure(
                     "the model's log-probabilities are not numbers (NaN)",
@@ -50,12 +56,15 @@ class Local:
         Raises:
             Failure: the model's logits are not numbers.
         """
-        longest = max(map(len, prompts), default=1)
+        mine = range(self._group.rank, len(prompts), self._group.size)
+        if not mine:
+            return
+        longest = max(len(prompts[number]) for number in mine)
         engine = Engine(
             self._model, self.tokenizer, max_batch=self._batch_size,
             max_len=min(longest + sampling.max_new_tokens, self.max_len),
         )  # fmt: skip
-        requests = {engine.request(prompt, sampling): number for number, prompt in enumerate(prompts)}
+        requests = {engine.request(prompts[number], sampling): number for number in mine}
         engine.submit(requests)
         done = 0
         try:

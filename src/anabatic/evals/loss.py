@@ -13,7 +13,7 @@ from anabatic.data.loader import ValidPass
 from anabatic.data.shard_set import Entry, ShardSet
 from anabatic.device.device import Device
 from anabatic.models.forward import Root
-from anabatic.parallel.world import World
+from anabatic.parallel.world import ALONE, Group
 from anabatic.train.validate import validate
 
 _GZIP_FORMAT = 31
@@ -54,19 +54,22 @@ class BitsPerByte:
         }
 
 
-def bits_per_byte(model: PreTrainedModel, tokenizer: Any, batches: ValidPass, device: Device) -> BitsPerByte:
+def bits_per_byte(
+    model: PreTrainedModel, tokenizer: Any, batches: ValidPass, device: Device, world: Group = ALONE
+) -> BitsPerByte:
     """Measure the loss over `batches` and compress the same text.
 
     Args:
         model: from `models.hf.load_model`.
         tokenizer: turns the stored tokens back into the text that gzip gets.
-        batches: one evaluation pass with `num_bytes` above 0.
+        batches: this process's share of one evaluation pass with `num_bytes` above 0.
         device: where the model is.
+        world: processes that measure together; only the first of them compresses, the others return 0 for gzip.
     """
-    measured = validate(Root(model), batches, device, World())
+    measured = validate(Root(model), batches, device, world)
     return BitsPerByte(
         model=float(measured["valid_bpb"]),
-        gzip9=8 * gzip_size(batches, tokenizer) / batches.num_bytes,
+        gzip9=0.0 if world.rank else 8 * gzip_size(batches, tokenizer) / batches.num_bytes,
         loss=float(measured["valid_loss"]),
         num_bytes=batches.num_bytes,
         num_tokens=int(measured["tokens"]),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from anabatic.config.chat import Sampling
 from anabatic.core import jsonl
 from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import cannot_write
@@ -45,6 +46,16 @@ def text_key(text: Text) -> str:
     return key(text.tokens, "score", text.scored)
 
 
+def reply_key(prompt: Sequence[int], sampling: Sampling) -> str:
+    """Return the name of a prompt that is answered by the likeliest tokens."""
+    return key(prompt, "reply", sampling.max_new_tokens, sampling.stop)
+
+
+def part_path(path: Path, rank: int) -> Path:
+    """Return where another process keeps its answers until the one that writes `path` has them."""
+    return path.with_suffix(f".{rank}{path.suffix}")
+
+
 class Store:
     """Answers by key, in one file of JSON lines that is appended to as they come.
 
@@ -63,11 +74,16 @@ class Store:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            parts = sorted(path.parent.glob(f"{path.stem}.*{path.suffix}"))  # left by a run that was killed
             if not read:
                 path.unlink(missing_ok=True)
             for row in jsonl.read(path):
-                self._known |= {name: value for name, value in row.items() if isinstance(name, str)}
+                self._known |= row
             self._writer = JsonlWriter(path)
+            for part in parts:
+                for row in jsonl.read(part) if read else ():
+                    self.put(row)
+                part.unlink()
         except OSError as error:
             raise cannot_write(path, error, "choose another place with ANABATIC_CACHE") from error
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -169,22 +169,16 @@ def _rate(pair: list[int], backend: str, device: str) -> float:
     import torch
     import torch.distributed as dist
 
+    from anabatic.parallel import timing
+
     group = dist.new_group(pair, timeout=_LONGEST, backend=backend, use_local_synchronization=True)
-    values = torch.ones(_BYTES // 4, device=device)
-    finish: Callable[[], Any] = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
+    values, where = torch.ones(_BYTES // 4, device=device), torch.device(device)
 
-    def seconds(times: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(times):
-            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
-        finish()
-        return time.perf_counter() - begun
+    def exchange() -> None:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
 
-    seconds(1)  # connections are made
-    took = torch.tensor([seconds(1)], device=device)
-    dist.all_reduce(took, op=dist.ReduceOp.MAX, group=group)
-    times = max(1, min(_MOST, int(_SECONDS / float(took))))
-    rate = _BYTES * times / seconds(times)
+    times = timing.times(exchange, where, _SECONDS, _MOST, group)
+    rate = _BYTES * times / timing.slowest(exchange, times, where, group)
     dist.destroy_process_group(group)
     return rate
 

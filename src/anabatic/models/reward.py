@@ -7,7 +7,8 @@ last token's state. Shapes: `P` pairs, `T` tokens, `H` hidden size.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,21 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from anabatic.config.tuner import Lora
 from anabatic.core.errors import DataError
 from anabatic.core.paths import folder_atomic
 from anabatic.data.batch import Batch
 from anabatic.device.device import Device
 from anabatic.device.transfer import send
-from anabatic.models import hf, portable, stored
+from anabatic.models import adapter, hf, portable, stored
 from anabatic.models.forward import Packed, Root, hidden_states, pack
 from anabatic.models.preference import NAMES
 from anabatic.parallel.sharded import put
 
 PREFIX = "score."
 """Of the name of the head's parameter."""
+CLASS = "ForSequenceClassification"
+"""Ends the names of transformers' models with such a head."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,17 @@ def class_name(model: PreTrainedModel) -> str:
         DataError: it has none of this architecture.
     """
     causal = type(model).__name__.removeprefix("FSDP")
-    name = f"{causal.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}ForSequenceClassification"
+    name = f"{causal.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{CLASS}"
     if not hasattr(transformers, name):
         raise DataError(f"transformers has no {name}, as which the reward model would be saved", "use another model")
     return name
 
 
-def attach(model: PreTrainedModel) -> None:
+def attach(model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
     """Give a model the head, on the meta device; the one over the vocabulary, which nothing needs, is frozen.
+
+    Args:
+        dtype: of the head; None: as the one over the vocabulary.
 
     Raises:
         DataError: transformers cannot load such a model.
@@ -78,7 +85,7 @@ def attach(model: PreTrainedModel) -> None:
     class_name(model)
     output = model.get_output_embeddings()
     with hf.on_meta():
-        head = nn.Linear(model.config.hidden_size, 1, bias=False, dtype=output.weight.dtype)
+        head = nn.Linear(model.config.hidden_size, 1, bias=False, dtype=dtype or output.weight.dtype)
     model.add_module(PREFIX.rstrip("."), head)
     if output.weight is not model.get_input_embeddings().weight:
         output.weight.requires_grad_(False)
@@ -139,6 +146,22 @@ def bradley_terry(found: Tensor, center: float = 0.0) -> Tensor:
     """
     losses = -F.logsigmoid(found[:, 0] - found[:, 1])
     return losses + center * found.sum(1).square() if center else losses
+
+
+def save_adapter(
+    model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path, writes: bool, more: Mapping[str, Any]
+) -> None:
+    """Write an adapter folder that brings the head, as PEFT does for sequence classification. All ranks call it.
+
+    Args:
+        base: folder of the model that it is for.
+        more: further keys of adapter_config.json.
+
+    Raises:
+        Failure: the disk is full or refuses writes; an older folder is untouched.
+    """
+    headed = replace(lora, modules_to_save=[PREFIX.rstrip(".")])
+    adapter.save(model, folder, tokenizer, headed, base, writes, {**more, "task_type": "SEQ_CLS"})
 
 
 def save(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = True) -> None:

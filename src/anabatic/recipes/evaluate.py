@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from anabatic.config.evaluate import EvalJob
 from anabatic.config.shared import require
@@ -18,17 +15,21 @@ from anabatic.core.text import count, size
 from anabatic.data import shards
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.loader import ValidPass, valid_batches
-from anabatic.device.device import Device, pick
+from anabatic.device.device import pick
 from anabatic.evals import known, results
 from anabatic.evals.ask import Asked, How, Prepared, Result, ask, prepare
+from anabatic.evals.dealt import Dealt
 from anabatic.evals.endpoint import Endpoint
 from anabatic.evals.known import Plan
 from anabatic.evals.local import Local
 from anabatic.evals.loss import BitsPerByte, bits_per_byte
 from anabatic.evals.store import Store, fingerprint
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
-from anabatic.models.stack import Share
+from anabatic.parallel import world as parallel
+from anabatic.parallel.world import World
 
+HUB = "hub"
+"""`tasks_from` that says in a word: fetch them."""
 LONGEST_SEGMENT = 2048
 """Segment length of the loss when neither the job nor the model asks for less."""
 
@@ -37,11 +38,15 @@ def run(job: EvalJob) -> None:
     """Measure, print the table to stdout, and write eval.json, eval.md and samples.jsonl into the run folder.
 
     Raises:
-        ConfigError: several processes, or a task that does not exist.
+        ConfigError: a task does not exist, or an endpoint is to be asked by several processes.
         DataError: the model, its tokenizer, the text or the rows of a task cannot be used.
         Failure: a file cannot be written, or the model is broken.
     """
-    require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "eval runs in one process: leave it out")
+    several = parallel.size()
+    require(not (job.endpoint and several > 1), f"endpoint is given, and {several} processes", "one process asks it")
+    if log.rank():
+        _beside(job)
+        return
     data_sets = _data_sets(job)
     plan = known.plan(job.tasks, data_sets)
     require(bool(plan.tasks or not job.tasks), "tasks names none", "give --tasks arc_easy, or leave it out")
@@ -58,24 +63,60 @@ def run(job: EvalJob) -> None:
 
 
 def _loaded(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
-    """Load the model and measure it."""
-    device = pick(job.device)
-    shares = below(job.adapter, folder)
-    tokens = tokenizer_folder(folder, shares)
-    tokenizer = tokenizers.load(tokens)
-    require_fit(load_config(folder), tokenizer, folder)
-    model = load_model(folder, device.torch, device.dtype, shares)
-    log.info(f"{folder} on {device.name} ({device.reasons['device']})")
-    if shares:
-        result["adapters"] = [str(share) for share in shares]
+    """Load the model and measure it, with the help of the other processes."""
+    model = _Model(job, folder)
+    log.info(f"{folder} on {model.device.name} ({model.device.reasons['device']})")
+    if model.shares:
+        result["adapters"] = [str(share) for share in model.shares]
     if job.data.valid or job.data.train:
-        bits = _bits(job, model, tokenizer, tokens, device)
+        bits = model.bits()
         result["bits_per_byte"] = bits.as_json()
         sys.stdout.write(f"{_bits_line(bits)}\n")
-    if not prepared:
-        return []
-    local = Local(model, tokenizer, device, job.batch_tokens, job.batch_size)
-    return _ask_all(prepared, local, how, _store(job, folder, shares, device))
+    found = []
+    if prepared:
+        found = _ask_all(prepared, model.asked, how, Store(model.store, read=job.resume == "auto"))
+        model.asked.close()
+    parallel.stop(model.world)
+    return found
+
+
+def _beside(job: EvalJob) -> None:
+    """What every process but the first does: its share of all that is measured."""
+    model = _Model(job, resolve(job.model))
+    if job.data.valid or job.data.train:
+        model.bits()
+    if job.tasks:
+        model.asked.serve(model.store)
+    parallel.stop(model.world)
+
+
+class _Model:
+    """The model, loaded in this process, which has joined the others.
+
+    Attributes:
+        store: of the answers of this very model: its files as they are, its adapters, its device and numbers.
+    """
+
+    def __init__(self, job: EvalJob, folder: Path) -> None:
+        self.job, self.device = job, pick(job.device)
+        self.shares = below(job.adapter, folder)
+        self.tokens = tokenizer_folder(folder, self.shares)
+        self.tokenizer = tokenizers.load(self.tokens)
+        require_fit(load_config(folder), self.tokenizer, folder)
+        self.world = parallel.start(self.device)
+        self.model = load_model(folder, self.device.torch, self.device.dtype, self.shares)
+        local = Local(self.model, self.tokenizer, self.device, job.batch_tokens, job.batch_size, self.world)
+        self.asked = Dealt(local, self.world)
+        more = [self.device.type, str(self.device.dtype), *map(str, self.shares)]
+        name = fingerprint([folder, *(share.folder for share in self.shares)], more)
+        self.store = cache_root() / "evals" / f"{name}.jsonl"
+
+    def bits(self) -> BitsPerByte:
+        """Measure the held-out text; every process reads its share of it."""
+        seq_len = self.job.seq_len or min(self.model.config.max_position_embeddings, LONGEST_SEGMENT)
+        batches = held_out(self.job, self.tokens, seq_len, self.world)
+        log.info(f"measuring {count(batches.num_tokens)} tokens, {size(batches.num_bytes)} of held-out text")
+        return bits_per_byte(self.model, self.tokenizer, batches, self.device, self.world)
 
 
 def _served(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
@@ -86,15 +127,8 @@ def _served(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, resu
     return _ask_all(prepared, asked, how, Store(None))
 
 
-def _store(job: EvalJob, folder: Path, shares: Sequence[Share], device: Device) -> Store:
-    """The answers of this very model: its files as they are, its adapters, its kind of device and numbers."""
-    more = [device.type, str(device.dtype), *map(str, shares)]
-    name = fingerprint([folder, *(share.folder for share in shares)], more)
-    return Store(cache_root() / "evals" / f"{name}.jsonl", read=job.resume == "auto")
-
-
 def _data_sets(job: EvalJob) -> Path | None:
-    if job.tasks_from is None:
+    if job.tasks_from in (None, HUB):
         return None
     folder = Path(job.tasks_from).expanduser()
     require(folder.is_dir(), f"tasks_from is {folder}, which is no folder", "name the folder of the data sets")
@@ -134,19 +168,16 @@ def _finish(job: EvalJob, plan: Plan, asked: list[Result], result: dict[str, Any
     log.info(f"wrote {out / 'eval.json'}" + (", eval.md and samples.jsonl" if asked else ""))
 
 
-def _bits(job: EvalJob, model: PreTrainedModel, tokenizer: Any, folder: Path, device: Device) -> BitsPerByte:
-    seq_len = job.seq_len or min(model.config.max_position_embeddings, LONGEST_SEGMENT)
-    batches = held_out(job, folder, seq_len)
-    log.info(f"measuring {count(batches.num_tokens)} tokens, {size(batches.num_bytes)} of held-out text")
-    return bits_per_byte(model, tokenizer, batches, device)
-
-
-def held_out(job: EvalJob, folder: Path, seq_len: int) -> ValidPass:
-    """Tokenise the held-out text, or take it from the cache, and return one pass over it."""
+def held_out(job: EvalJob, folder: Path, seq_len: int, world: World) -> ValidPass:
+    """Tokenise the held-out text, or take it from the cache, and return this process's share of one pass over it."""
     named = job.data.valid or job.data.train
+    if not world.first:
+        parallel.barrier(world)
     built = [part for part, _ in shards.build_all(named, folder, job.data, "valid", seq_len=seq_len)]
+    if world.first:
+        parallel.barrier(world)
     limit = job.tokens or sum(part.num_tokens for part in built)
-    return valid_batches(built, seq_len, max(job.batch_tokens, seq_len), limit)
+    return valid_batches(built, seq_len, max(job.batch_tokens, seq_len), limit, world.rank, world.size)
 
 
 def _bits_line(bits: BitsPerByte) -> str:

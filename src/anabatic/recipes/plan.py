@@ -32,7 +32,7 @@ def run(name: str, job: Any, chip: str, npus: int, nodes: int, tokens: int | Non
     """
     if name not in PLANNED:
         raise ConfigError(f"{name} cannot be planned", f"these can: {', '.join(PLANNED)}")
-    plan = _plan(job, _chip(chip), npus, nodes, tokens)
+    plan = on_paper(job, _chip(chip), npus, nodes, tokens)
     if as_json:
         sys.stdout.write(json.dumps(show.data(plan)) + "\n")
     else:
@@ -41,7 +41,12 @@ def run(name: str, job: Any, chip: str, npus: int, nodes: int, tokens: int | Non
     return 0 if plan.choice.fits else 1
 
 
-def _plan(job: Any, chip: Chip, npus: int, nodes: int, tokens: int | None) -> show.Plan:
+def on_paper(job: Any, chip: Chip, npus: int, nodes: int = 1, tokens: int | None = None) -> show.Plan:
+    """Return the plan of a resolved job.
+
+    Raises:
+        ConfigError, DataError: the model is not known here, or the sizes cannot be planned.
+    """
     shape, source = known.of_job(job)
     world = npus * nodes
     if world % job.parallel.tensor:

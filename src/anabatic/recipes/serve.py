@@ -18,6 +18,7 @@ from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import Device, pick
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.infer.plan import engine_of
+from anabatic.infer.score import Scorer, is_reward_model
 from anabatic.infer.server.served import Catalogue, Served
 from anabatic.infer.server.worker import Worker
 from anabatic.infer.web.runs import Runs
@@ -132,11 +133,12 @@ def _runs(folder: str | None) -> Runs | None:
 def _catalogue(job: ServeJob) -> Catalogue:
     device = pick(job.device)
     models = [served for at, one in enumerate(job.model) for served in _models(job, device, one, at == 0)]
-    classifiers = {}
+    classifiers: dict[str, TrajectoryClassifier | Scorer] = {}
     for one in job.classifier:
         name, _, folder = one.partition("=")
-        classifiers[name] = TrajectoryClassifier(folder, job.device)
-        log.info(f"{name}: {folder}")
+        judges = is_reward_model(folder)
+        classifiers[name] = Scorer(folder, device) if judges else TrajectoryClassifier(folder, job.device)
+        log.info(f"{name}: {folder}" + (", a reward model" if judges else ""))
     names = [*(served.name for served in models), *classifiers]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

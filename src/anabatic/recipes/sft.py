@@ -187,7 +187,7 @@ def tune(
         objective: of pairs; None: next-token prediction.
 
     Raises:
-        ConfigError: a reward model would be an adapter.
+        ConfigError: a reward model would begin as an adapter.
     """
     with begun(job) as (job, folder, device, world, found):
         if lessons is not None and not lessons.use and lessons != Curriculum():
@@ -197,8 +197,8 @@ def tune(
         named, base, shares, model, lora = start.named, start.base, start.shares, start.model, start.lora
         tokenizer, judges = start.tokenizer, isinstance(objective, RewardObjective)
         if judges:
-            require(lora is None, f"{named} is an adapter", "merge it first with `anabatic merge`, or use --adapter")
-            reward.attach(model)
+            require(named == base, f"{named} is an adapter", "merge it first with `anabatic merge`, or use --adapter")
+            reward.attach(model, format_of(job.optim, device))
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
         packed(job, model, named, lora, shares, division)
@@ -256,11 +256,16 @@ def _aim(training: Training, objective: Objective | RewardObjective | None) -> N
     if isinstance(objective, RewardObjective):
         training.goal = goal.rewards(root, device, world, seq_len, objective)
         training.rates = Rates(reward.PREFIX)
-        training.writes = functools.partial(_write_reward, root.model, training.tokenizer, world)
+        training.writes = functools.partial(_write_reward, training)
     elif objective is not None:
         training.goal = goal.preference(root, device, world, seq_len, objective)
 
 
-def _write_reward(model: PreTrainedModel, tokenizer: Any, world: World, folder: Path) -> None:
-    reward.save(model, folder, tokenizer, world.first)
-    barrier(world)
+def _write_reward(training: Training, folder: Path) -> None:
+    model, tokenizer, first = training.root.model, training.tokenizer, training.world.first
+    if training.lora is None or training.base is None:
+        reward.save(model, folder, tokenizer, first)
+    else:
+        more = stack.record(training.shares)
+        reward.save_adapter(model, folder, tokenizer, training.lora, training.base, first, more)
+    barrier(training.world)

@@ -143,8 +143,3 @@ def test_a_tokenizer_without_template_is_refused(run_folder, tmp_path):
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
     with pytest.raises(ConfigError, match="no chat template"):
         evaluate.run(EvalJob(model=str(tmp_path / "model"), tasks=["task:all"], device=CPU))
-
-
-def test_several_processes_are_refused(run_folder):
-    with pytest.raises(ConfigError, match=r"device\.nproc is 2"):
-        evaluate.run(EvalJob(model=str(run_folder), tasks=["task:all"], device=DeviceConfig(nproc=2)))

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from anabatic.config.reward import RewardJob
 from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.tuner import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.document import Document
 from anabatic.data.learn import Learning
@@ -20,8 +21,11 @@ from anabatic.data.pack import Piece
 from anabatic.data.pairs import PairEncoder, flatten_pairs
 from anabatic.data.shard_write import Counts
 from anabatic.device.device import pick
-from anabatic.models import reward
+from anabatic.infer import score
+from anabatic.infer.score import Scorer
+from anabatic.models import adapter, reward
 from anabatic.models.forward import Root
+from anabatic.models.hf import save_model
 from anabatic.models.reward import RewardLoss, RewardObjective, bradley_terry
 from anabatic.testing.untrained import byte_tokenizer, random_model
 
@@ -121,9 +125,66 @@ def test_every_token_of_a_conversation_is_read(tok: Any, seq_len: int) -> None:
         assert batch.input_ids[start:stop].tolist() == ids[-(seq_len - 1) :]
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_an_adapter_brings_the_head_and_is_what_peft_reads(tok: Any, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = random_model(len(tok))
+    save_model(model, tmp_path / "base", tok)
+    adapter.insert(model, Lora(r=4))
+    reward.attach(model)
+    model.get_submodule("score").to_empty(device=CPU)
+    reward.begin(model, 1)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(0, 0.1, generator=generator)
+    trained = {name.rpartition("lora_")[1] or name for name, one in model.named_parameters() if one.requires_grad}
+    assert trained == {"lora_", "score.weight"}
+    loss = RewardLoss(Root(model), pick(DeviceConfig(type="cpu", threads=1)), RewardObjective())
+    with torch.no_grad():
+        ours = reward.rewards(model, loss.pack(flatten_pairs(entries(tok), 200, 0, 128), CPU))
+    reward.save_adapter(model, tmp_path / "adapter", tok, Lora(r=4), tmp_path / "base", True, {})
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    talks = [side for pair in TALKS for side in pair]
+    rows = [tok.apply_chat_template(side, tokenize=True, return_dict=False) for side in talks]
+    with torch.no_grad():
+        found = torch.stack([theirs(torch.tensor([row])).logits[0, 0] for row in rows])
+    torch.testing.assert_close(found, ours, rtol=1e-4, atol=1e-5)
+    scorer = Scorer(tmp_path / "adapter", pick(DeviceConfig(type="cpu", dtype="fp32", threads=1)))
+    assert [scorer.ids(side) for side in talks] == rows
+    assert scorer.scores(rows) == pytest.approx(ours.tolist(), rel=1e-4, abs=1e-5)
+
+
+def test_what_is_no_reward_model(tok: Any, tmp_path: Path) -> None:
+    device = pick(DeviceConfig(type="cpu", dtype="fp32", threads=1))
+    model = random_model(len(tok))
+    save_model(model, tmp_path / "base", tok)
+    with pytest.raises(DataError, match="is no reward model"):
+        Scorer(tmp_path / "base", device)
+    adapter.insert(model, Lora(r=4))
+    adapter.save(model, tmp_path / "plain", tok, Lora(r=4), tmp_path / "base")
+    with pytest.raises(DataError, match="is no reward model"):
+        Scorer(tmp_path / "plain", device)
+    adapter.save(model, tmp_path / "headless", tok, Lora(r=4), tmp_path / "base", True, {"task_type": "SEQ_CLS"})
+    with pytest.raises(DataError, match="brings no score head"):
+        Scorer(tmp_path / "headless", device)
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_conversations_of_like_length_are_read_together(pads: bool) -> None:
+    lengths = [5000, 10, 9000, 4000, 12, 11]
+    batches = score._batches(lengths, pads)
+    assert sorted(at for batch in batches for at in batch) == list(range(6))
+    assert len(batches) == (4 if pads else 6)
+    assert all(len(batch) * max(lengths[at] for at in batch) <= score._TOKENS for batch in batches if len(batch) > 1)
+
+
 def test_settings_and_models_that_do_not_fit(tok: Any) -> None:
-    with pytest.raises(ConfigError, match="tuner is lora"):
-        RewardJob(model="m", tuner="lora")
+    with pytest.raises(ConfigError, match=r"lora\.modules_to_save is embed_tokens"):
+        RewardJob(model="m", tuner="lora", lora=Lora(modules_to_save=["embed_tokens"]))
+    with pytest.raises(ConfigError, match="quantize is nf4, tuner is full"):
+        RewardJob(model="m", tuner="full", quantize="nf4")
     with pytest.raises(ConfigError, match="center_rewards_coefficient is -1"):
         RewardJob(model="m", center_rewards_coefficient=-1)
     model = random_model(len(tok))

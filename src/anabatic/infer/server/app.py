@@ -19,6 +19,7 @@ from anabatic import __version__
 from anabatic.core.errors import AnabaticError
 from anabatic.infer.dialogue import continuation
 from anabatic.infer.embed import embed
+from anabatic.infer.score import Scorer
 from anabatic.infer.server.answers import Shape
 from anabatic.infer.server.errors import ApiError, from_ours, from_validation
 from anabatic.infer.server.flow import Flow
@@ -147,6 +148,7 @@ class Api:
         used = {"prompt_tokens": total, "total_tokens": total}
         return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": used})
 
+<<<<<<< HEAD
     async def classify(self, asked: ClassifyRequest, http: Request) -> Response:
         """Say which class trajectories are of."""
         classifier = self._catalogue.classifier(asked.model)
@@ -154,6 +156,28 @@ class Api:
         if len(texts) > 2048:
             raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
         rows = await self._by_passes(classifier.predict_by_passes(texts), http)
+||||||| ecfb9c1
+    async def classify(self, asked: ClassifyRequest) -> Response:
+        """Say which class trajectories are of."""
+        classifier = self._catalogue.classifier(asked.model)
+        texts = [utf8(text) for text in asked.inputs()]
+        if len(texts) > 2048:
+            raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
+        rows = await self._ask(lambda: classifier.predict_batch(texts))
+=======
+    async def classify(self, asked: ClassifyRequest) -> Response:
+        """Say which class trajectories are of, or how good a reward model finds conversations."""
+        judges = asked.messages is not None
+        classifier = self._catalogue.classifier(asked.model, judges)
+        inputs: Sequence[Any] = asked.conversations() if judges else [utf8(text) for text in asked.inputs()]
+        if len(inputs) > 2048:
+            raise ApiError(400, f"{len(inputs)} inputs; at most 2048 at once", "messages" if judges else "input")
+        if isinstance(classifier, Scorer):
+            tokens = await asyncio.to_thread(self._catalogue.judged, classifier, inputs)
+            rows = [{"score": score} for score in await self._ask(lambda: classifier.scores(tokens))]
+        else:
+            rows = await self._ask(lambda: classifier.predict_batch(inputs))
+>>>>>>> next
         return JSONResponse({"object": "list", "data": [{"index": at, **row} for at, row in enumerate(rows)]})
 
     async def tokenize(self, asked: TokenizeRequest) -> Response:

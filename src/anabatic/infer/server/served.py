@@ -21,6 +21,7 @@ from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.infer.dialogue import continuation
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
+from anabatic.infer.score import Scorer
 from anabatic.infer.server.errors import ApiError, from_ours
 from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, NamedTool, Tool
 
@@ -92,13 +93,13 @@ class Catalogue:
 
     Attributes:
         models: the first one answers where no name is given.
-        classifiers: name -> classifier.
+        classifiers: name -> classifier of trajectories, or reward model.
         sampling: what requests leave open.
         cut: prompts that are too long lose their beginning instead of being refused.
     """
 
     models: Sequence[Served]
-    classifiers: dict[str, TrajectoryClassifier]
+    classifiers: dict[str, TrajectoryClassifier | Scorer]
     sampling: Sampling
     limits: Limits
     cut: bool = False
@@ -140,16 +141,41 @@ class Catalogue:
                 return served
         raise self._missing(name, [served.name for served in self.models])
 
-    def classifier(self, name: str | None) -> TrajectoryClassifier:
+    def classifier(self, name: str | None, judges: bool = False) -> TrajectoryClassifier | Scorer:
         """Return the classifier of a name.
 
+        Args:
+            judges: conversations are to be judged, which a reward model does.
+
         Raises:
-            ApiError: 404, there is none.
+            ApiError: 404, there is none; 400, it is of the other kind.
         """
-        known = next(iter(self.classifiers), None) if name is None else name
+        of_kind = [one for one, found in self.classifiers.items() if isinstance(found, Scorer) == judges]
+        known = next(iter(of_kind), None) if name is None else name
         if known is None or known not in self.classifiers:
-            raise self._missing(name, list(self.classifiers))
+            raise self._missing(name, of_kind)
+        if known not in of_kind:
+            wrong, right = ("input", "messages") if judges is False else ("messages", "input")
+            kind = "a classifier of trajectories" if judges else "a reward model"
+            raise ApiError(400, f"{known} is {kind}: give {right}", wrong)
         return self.classifiers[known]
+
+    def judged(self, scorer: Scorer, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+        """Return the tokens of conversations as a reward model reads them.
+
+        Raises:
+            ApiError: 400, the chat template refuses one, or it is too long.
+        """
+        made = []
+        for at, messages in enumerate(conversations):
+            plain = [_clean(message.plain()) for message in messages]
+            try:
+                made.append(scorer.ids(plain))
+            except AnabaticError as error:
+                raise from_ours(error, param=f"messages[{at}]" if len(conversations) > 1 else "messages") from error
+            except RecursionError as error:
+                raise ApiError(400, _DEEP) from error
+        return made
 
     def _missing(self, name: str | None, names: list[str]) -> ApiError:
         there = ", ".join(names) or "none"

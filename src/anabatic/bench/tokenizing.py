@@ -1,0 +1,97 @@
+"""`anabatic bench tokenize`: text in memory through the tokenizer, and the whole way from a file to shards."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+
+from anabatic.bench import machine, synthetic, written
+from anabatic.bench.figures import Figure, Result
+from anabatic.config.bench import BenchTokenizeJob
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.text import count, size
+from anabatic.data import shards, sources, tokenizer
+from anabatic.evals.progress import Bar
+
+_WORDS = 500
+"""Of a made-up document."""
+_BATCH = 1000
+"""Documents that are encoded together."""
+
+
+def run(job: BenchTokenizeJob) -> int:
+    """Measure as the job says; return the exit code.
+
+    Raises:
+        ConfigError, DataError: the tokenizer or the text cannot be used.
+        Failure: the figures cannot be written.
+    """
+    load = written.begin(job)
+    out = Path(job.out).expanduser()
+    folder = Path(job.tokenizer).expanduser() if job.tokenizer else synthetic.tokenizer(out / "tokenizer")
+    backend = tokenizer.encode_fast(folder)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".text-") as made:
+        named = job.data.train or [_write(Path(made) / "text.jsonl", int(job.mib * 2**20))]
+        texts = _texts(job, named)
+        held = sum(len(text.encode()) for text in texts)
+        alone, built, tokens = [], [], 0
+        with Bar("repeats", job.warm_up + job.repeats) as bar:
+            for number in range(job.warm_up + job.repeats):
+                begun = time.perf_counter()
+                tokens = sum(
+                    len(one.ids)
+                    for at in range(0, len(texts), _BATCH)
+                    for one in backend.encode_batch_fast(texts[at : at + _BATCH], add_special_tokens=False)
+                )
+                encoded = time.perf_counter()
+                data = replace(job.data, train=named, valid=["none"], cache=str(Path(made) / f"cache-{number}"))
+                sets = [shards.build(name, folder, data, "train") for name in named]
+                if number >= job.warm_up:
+                    alone.append(encoded - begun)
+                    built.append(time.perf_counter() - encoded)
+                bar.to(number + 1)
+        stored = sum(one.num_tokens for one in sets)
+    where = machine.facts(load)
+    figures = [
+        Figure("tokenizer alone", "tokens/s", tuple(tokens / each for each in alone)),
+        Figure("tokenizer alone, text", "B/s", tuple(held / each for each in alone)),
+        Figure("from file to shards", "tokens/s", tuple(stored / each for each in built)),
+        Figure("from file to shards, text", "B/s", tuple(held / each for each in built)),
+    ]
+    what = f"{folder if job.tokenizer else 'made-up words'}, {backend.get_vocab_size():,} entries"
+    read = f"{size(held)} of text, {count(tokens)} tokens, {held / max(tokens, 1):.2f} bytes a token"
+    result = Result("tokenize", f"{what}; {read}", figures, asdict(job), where, notes=machine.notes(where))
+    written.finish(job, result)
+    return 0
+
+
+def _write(file: Path, num_bytes: int) -> str:
+    """Write made-up documents, and return the file's name."""
+    words = synthetic.words()
+    with open(file, "w", encoding="utf-8") as opened:
+        while opened.tell() < num_bytes:
+            opened.write(json.dumps({"text": " ".join(islice(words, _WORDS))}) + "\n")
+    return str(file)
+
+
+def _texts(job: BenchTokenizeJob, named: list[str]) -> list[str]:
+    """Read the documents into memory; of conversations what is said."""
+    found = list(_said(job, named))
+    if not any(found):
+        raise DataError(f"{', '.join(named)}: there is no text", "name files with text")
+    return found
+
+
+def _said(job: BenchTokenizeJob, named: list[str]) -> Iterator[str]:
+    data = replace(job.data, train=named)
+    for name in named:
+        source = sources.parse(name)
+        for document in sources.documents(source, data):
+            if document.text is None and document.messages is None:
+                raise ConfigError(f"{document.place} holds no text", "name files with text or conversations")
+            yield document.text or "\n".join(str(one.get("content") or "") for one in document.messages or [])

@@ -1,0 +1,168 @@
+"""A real training as a child, measured by the rows that it logs, and ended when it has been measured.
+
+The child is the command itself under its own settings; what differs is told in `changed`. A logged row stands for the
+steps since the one before: between rows the host does not wait for the device, so a row a measurement is exact.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from anabatic.config import load
+from anabatic.config.shared import Evaluate, Save
+from anabatic.core import child, jsonl, log
+from anabatic.core.errors import AnabaticError, ConfigError, Failure
+from anabatic.core.paths import RunFolder, write_atomic
+
+LONG = 10_000
+"""Steps of a training that names none: what depends on its length (torch.compile, the schedule) is as in a real one."""
+_LOOK = 0.1
+_LAST = 5
+"""Lines of the log that are shown when the training ends without an error of ours."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some steps in a row.
+
+    Attributes:
+        seconds: of one step; tokens: of one step, over all ranks.
+        row: as logged: mfu, memory_bytes, data_wait and more.
+    """
+
+    seconds: float
+    tokens: float
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training said of itself.
+
+    Attributes:
+        start_up: seconds from the start of its process to the end of its first step.
+        device: the event of its device: name, type, dtype, world_size; plan: sizes that it has settled on.
+    """
+
+    windows: list[Window]
+    start_up: float
+    device: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+
+def changed(job: Any, out: Path, steps: int, total: int) -> Any:
+    """Return the job with nothing but steps: no held-out data, no saving between, a row every `steps`."""
+    data = replace(job.data, valid=[], valid_fraction=0.0)
+    longest = max(total, job.schedule.max_steps or LONG)
+    return replace(
+        job, out=str(out), data=data, eval=Evaluate(), save=Save(resume="never"),
+        schedule=replace(job.schedule, max_steps=longest),
+        optim=replace(job.optim, on_bad_step="skip" if job.optim.on_bad_step == "rewind" else job.optim.on_bad_step),
+        log=replace(job.log, every=steps, sinks=[], samples=0, rows=False),
+    )  # fmt: skip
+
+
+def train(name: str, job: Any, folder: Path, steps: int, windows: int) -> Trained:
+    """Train until so many windows of `steps` steps are logged, then end the training; nothing of it is kept but
+    `training.log`.
+
+    Raises:
+        ConfigError, Failure: the training ended before, with what it said.
+    """
+    run = RunFolder(folder / "run")
+    folder.mkdir(parents=True, exist_ok=True)
+    said = folder / "training.log"
+    write_atomic(folder / "training.yaml", load.dump(changed(job, run.root, steps, steps * windows)))
+    words = [*child.PROGRAM, *name.split(), "-c", str(folder / "training.yaml")]
+    rows = jsonl.Follower(run.metrics)
+    try:
+        with open(said, "wb") as output, _started(words, output) as process:
+            begun = time.time()
+            found: list[dict[str, Any]] = []
+            while len(found) < windows + (steps > 1):  # the first step has a row of its own
+                ended = process.poll()
+                found += [row for row in rows.read()[1] if row.get("kind") == "train"]
+                if ended is not None and len(found) < windows + (steps > 1):
+                    raise _why(ended, said)
+                time.sleep(_LOOK)
+        events = {row["event"]: row for row in jsonl.read(run.events)}
+        return Trained(
+            list(_windows(found, steps))[:windows], found[0]["time"] - begun, events.get("device", {}),
+            events.get("model", {}).get("plan", {}),
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(run.root, ignore_errors=True)
+
+
+def _windows(rows: list[dict[str, Any]], steps: int) -> Iterator[Window]:
+    """Turn rows into windows; the row of the first step alone is left out."""
+    before = {"step": 0, "tokens": 0}
+    for row in rows:
+        made = row["step"] - before["step"]
+        tokens = (row["tokens"] - before["tokens"]) / made
+        before = row
+        if row["step"] == 1 and steps > 1:
+            continue
+        if not row["tokens_per_s"]:
+            raise Failure(f"no token was trained in the steps up to {row['step']}", "look at training.log")
+        yield Window(tokens / row["tokens_per_s"], tokens, row)
+
+
+@contextmanager
+def _started(words: list[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program; when the block is left, it and all that it has started are gone."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=child.environment(), start_new_session=True,
+        preexec_fn=child.tie_to_parent,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        kill(process.pid)
+        process.wait()
+        signal.signal(signal.SIGTERM, before)
+
+
+def kill(pid: int) -> None:
+    """Kill a process and its descendants, the ancestors first: none is left to start another."""
+    try:
+        top = psutil.Process(pid)
+        family = [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for one in family:
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            log.debug(f"{one.pid} had ended")
+    psutil.wait_procs(family[1:], timeout=10)
+
+
+def _why(code: int, said: Path) -> AnabaticError:
+    """Return the training's own error."""
+    lines = [line.strip() for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
+    if not told:
+        return Failure(
+            f"the training ended with exit code {code}: {' / '.join(lines[-_LAST:]) or 'it said nothing'}",
+            f"its output is in {said}",
+        )
+    kind = ConfigError if code == child.MISTAKE else Failure
+    return kind(told[-1], hints[-1] if hints else f"its output is in {said}")

@@ -1,0 +1,146 @@
+"""The CORE bundle, fetched once: from its author's address or a mirror, compared with its checksum, unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+from anabatic.core import log
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.paths import alone, cache_root, cannot_write, folder_atomic, require_space
+from anabatic.core.text import size
+
+URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
+"""Address in nanochat (scripts/base_eval.py)."""
+SHA256 = "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
+"""Of the file behind it in 2026, as several projects that pin it have recorded independently."""
+MIRROR = "ANABATIC_CORE_URL"
+OTHER = "ANABATIC_CORE_SHA256"
+FILES = "files.json"
+"""Path of every unpacked file -> its checksum."""
+_BLOCK = 1 << 20
+_TIMEOUT = 60.0
+"""Seconds without a byte."""
+_ELSEWHERE = f"set {MIRROR} to the address of a copy, or give the unpacked folder with --tasks-from FOLDER"
+
+
+def fetch() -> Path:
+    """Return the folder of the bundle, fetched if need be; a download that broke off goes on where it was.
+
+    Raises:
+        ConfigError: the checksum in ANABATIC_CORE_SHA256 is none, or HF_HUB_OFFLINE is set.
+        DataError: the address does not answer, or gives another file.
+        Failure: the cache cannot be written.
+    """
+    wanted = (os.environ.get(OTHER) or SHA256).lower()
+    if len(wanted) != 64 or set(wanted) - set("0123456789abcdef"):
+        raise ConfigError(f"{OTHER} is {wanted!r}", "a SHA-256 has 64 hexadecimal digits: sha256sum FILE")
+    root = cache_root() / "core" / wanted[:16]
+    bundle = root / "eval_bundle"
+    if (bundle / "core.yaml").is_file():
+        return bundle
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"):
+        raise ConfigError(
+            "the CORE bundle is not in the cache, and HF_HUB_OFFLINE is set", f"unset it, or {_ELSEWHERE}"
+        )
+    url = os.environ.get(MIRROR) or URL
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{MIRROR} is {url!r}", "give an address that begins with http:// or https://")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with alone(root, "download of the CORE bundle"):
+            part = root / "eval_bundle.zip.part"
+            _download(url, part)
+            _compare(part, wanted, url)
+            _unpack(part, bundle, url)
+            part.unlink()
+    except OSError as error:
+        raise cannot_write(root, error, "choose another place with ANABATIC_CACHE") from error
+    return bundle
+
+
+def _download(url: str, part: Path) -> None:
+    there = part.stat().st_size if part.exists() else 0
+    log.info(f"the CORE bundle: from {url}" + (f", going on behind {size(there)}" if there else ""))
+    try:
+        request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            left = int(answer.headers.get("Content-Length") or 0)
+            require_space(part, 5 * left, "choose another place with ANABATIC_CACHE")
+            got = _write(answer, part, append=answer.status == http.HTTPStatus.PARTIAL_CONTENT)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # all of it is here already: the checksum tells
+        raise DataError(f"{url} answers {error.code}", _ELSEWHERE) from error
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
+        raise DataError(
+            f"{url}: the download broke off: {error}", f"start again, it goes on; or {_ELSEWHERE}"
+        ) from error
+    if got < left:
+        what = f"{url}: the download broke off: {got:,} of {left:,} bytes came"
+        raise DataError(what, f"start again, it goes on; or {_ELSEWHERE}")
+
+
+def _write(answer: http.client.HTTPResponse, part: Path, append: bool) -> int:
+    got = 0
+    with open(part, "ab" if append else "wb") as file:
+        while block := answer.read(_BLOCK):
+            file.write(block)
+            got += len(block)
+    return got
+
+
+def _compare(part: Path, wanted: str, url: str) -> None:
+    found = _sha256(part)
+    if found != wanted:
+        part.unlink()
+        raise DataError(
+            f"{url} gives a file with the checksum {found[:12]}..., and it should have {wanted[:12]}...",
+            f"start again; if it is the bundle that you want, set {OTHER}={found}; or {_ELSEWHERE}",
+        )
+
+
+def _unpack(part: Path, bundle: Path, url: str) -> None:
+    """Unpack the files below `eval_bundle/`, and remember their checksums."""
+    try:
+        with zipfile.ZipFile(part) as archive, folder_atomic(bundle) as folder:
+            sums = {}
+            for member in archive.infolist():
+                inner = member.filename.partition("eval_bundle/")
+                if member.is_dir() or inner[0] or not inner[2]:
+                    continue
+                path = folder / inner[2]
+                if ".." in path.parts:  # a path from outside becomes a path here
+                    raise DataError(f"{url} holds the path {member.filename!r}", "do not use this bundle")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(member) as source, open(path, "wb") as file:
+                    while block := source.read(_BLOCK):
+                        file.write(block)
+                sums[inner[2]] = _sha256(path)
+            if "core.yaml" not in sums:
+                raise DataError(f"{url} holds no eval_bundle/core.yaml", _ELSEWHERE)
+            (folder / FILES).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise DataError(f"{url} is no zip file that can be read: {error}", _ELSEWHERE) from error
+
+
+def checksums(bundle: Path) -> dict[str, str]:
+    """Return the checksums that were remembered when a bundle was unpacked; none of a folder that the user made."""
+    path = bundle / FILES
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
