@@ -148,36 +148,18 @@ class Api:
         used = {"prompt_tokens": total, "total_tokens": total}
         return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": used})
 
-<<<<<<< HEAD
     async def classify(self, asked: ClassifyRequest, http: Request) -> Response:
-        """Say which class trajectories are of."""
-        classifier = self._catalogue.classifier(asked.model)
-        texts = asked.inputs()
-        if len(texts) > 2048:
-            raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
-        rows = await self._by_passes(classifier.predict_by_passes(texts), http)
-||||||| ecfb9c1
-    async def classify(self, asked: ClassifyRequest) -> Response:
-        """Say which class trajectories are of."""
-        classifier = self._catalogue.classifier(asked.model)
-        texts = [utf8(text) for text in asked.inputs()]
-        if len(texts) > 2048:
-            raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
-        rows = await self._ask(lambda: classifier.predict_batch(texts))
-=======
-    async def classify(self, asked: ClassifyRequest) -> Response:
         """Say which class trajectories are of, or how good a reward model finds conversations."""
         judges = asked.messages is not None
         classifier = self._catalogue.classifier(asked.model, judges)
-        inputs: Sequence[Any] = asked.conversations() if judges else [utf8(text) for text in asked.inputs()]
+        inputs: Sequence[Any] = asked.conversations() if judges else asked.inputs()
         if len(inputs) > 2048:
             raise ApiError(400, f"{len(inputs)} inputs; at most 2048 at once", "messages" if judges else "input")
         if isinstance(classifier, Scorer):
             tokens = await asyncio.to_thread(self._catalogue.judged, classifier, inputs)
-            rows = [{"score": score} for score in await self._ask(lambda: classifier.scores(tokens))]
+            rows = await self._by_passes(classifier.scores_by_passes(tokens), http)
         else:
-            rows = await self._ask(lambda: classifier.predict_batch(inputs))
->>>>>>> next
+            rows = await self._by_passes(classifier.predict_by_passes(inputs), http)
         return JSONResponse({"object": "list", "data": [{"index": at, **row} for at, row in enumerate(rows)]})
 
     async def tokenize(self, asked: TokenizeRequest) -> Response:

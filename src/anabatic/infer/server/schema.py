@@ -299,27 +299,21 @@ class EmbeddingRequest(Strict):
         return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
-Conversation = Annotated[list[Message], Field(min_length=1)]
+Conversation = Some[Message]
 
 
 class ClassifyRequest(Strict):
     """`POST /v1/classify`: trajectories as words, for a classifier; conversations, for a reward model."""
 
     model: Text | None = None
-<<<<<<< HEAD
-    input: Text | Some[Text]
-||||||| ecfb9c1
-    input: Text | Annotated[list[Text], Field(min_length=1)]
-=======
-    input: Text | Annotated[list[Text], Field(min_length=1)] | None = None
-    messages: Conversation | Annotated[list[Conversation], Field(min_length=1)] | None = None
+    input: Text | Some[Text] | None = None
+    messages: Conversation | Some[Conversation] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> ClassifyRequest:
         if (self.input is None) == (self.messages is None):
             raise ValueError("give either input or messages")
         return self
->>>>>>> next
 
     def inputs(self) -> list[str]:
         """Return the texts one by one."""
