@@ -26,9 +26,9 @@ OPEN = "…"
 PAGES = {
     "en": (
         "# Errors",
-        "What `error:` and `hint:` can say, room by room as in [Architecture](../concepts/architecture.md). `…` stands for\n"
-        "what is known only when it happens. The exit code is the kind's. Errors of other programs (CANN, HCCL, torch_npu,\n"
-        "the driver): [Explaining errors](../guides/explain.md).",
+        "What `error:` and `hint:` can say, room by room as in [Architecture](../concepts/architecture.md).\n"
+        "`…` stands for what is known only when it happens. The exit code is the kind's. Errors of other\n"
+        "programs (CANN, HCCL, torch_npu, the driver): [Explaining errors](../guides/explain.md).",
         "| error | hint |",
         "Exit code",
     ),
@@ -88,7 +88,9 @@ def page(code: str) -> str:
     kinds = ", ".join(f"`{name}`: {kind.exit_code}" for name, kind in sorted(KINDS.items()))
     lines += [f"{exit_code}: {kinds}.", ""]
     for room in sorted(path for path in CODE.iterdir() if path.is_dir()):
-        found = sorted({row for path in room.rglob("*.py") for row in rows(path)}, key=lambda row: row.message.lower())
+        found = sorted(
+            {row for path in room.rglob("*.py") for row in rows(path)}, key=lambda row: (row.message.lower(), row)
+        )
         if found:
             lines += [f"## {room.name}", "", head, "|---|---|"]
             lines += [f"| {_cell(row.message)} | {_cell(row.hint)} |" for row in found]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anabatic.config.shared import require
+from anabatic.core.errors import ConfigError
 
 Kind = Literal["choices", "cloze", "completion", "perplexity", "generate"]
 Metric = Literal["acc", "acc_norm", "acc_bytes", "acc_tokens", "exact", "perplexity", "bits_per_byte"]
@@ -20,6 +22,8 @@ METRICS: dict[Kind, tuple[Metric, ...]] = {
     "generate": ("exact",),
 }
 """What each kind measures; the first is the one that counts unless `metric` names another."""
+TEXT_METRICS: tuple[Metric, ...] = ("bits_per_byte", "perplexity")
+"""Those that are no shares of items."""
 
 
 @dataclass(kw_only=True)
@@ -78,11 +82,22 @@ class EvalTask:
 
     def __post_init__(self) -> None:
         where = self.name or "the task"
+        require(where.isprintable(), f"name is {where!r}", "use letters in one line")
         sources = [name for name in ("files", "hub", "task") if getattr(self.data, name)]
         require(
             len(sources) == 1,
             f"data of {where} names {' and '.join(sources) or 'no rows'}",
             "give one of data.files, data.hub, data.task",
+        )
+        for name in ("keep", "group_by", "shots_same"):
+            value = getattr(self, name)
+            same = f'{name} of {where} is "{value}" for every row'
+            require(not value or "{" in value, same, f'write "{{{{ {value} }}}}" for what comes of a row')
+        apart = self.examples_data
+        require(
+            apart is None or apart is self.shots_data or bool(self.data.hub),
+            f"shots_data of {where} names a part of a data set, and data.files or data.task have none",
+            "give shots_data: {files: [...]}, or leave it out: examples are other rows then",
         )
         for name in _NEEDS[self.kind]:
             require(
@@ -99,8 +114,38 @@ class EvalTask:
         require(
             self.chance is None or 0 <= self.chance < 1, f"chance is {self.chance}", "use a share from 0 to below 1"
         )
-        require(not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one")
+        require(
+            not (self.shots and self.kind == "perplexity"), f"shots is {self.shots}, and whole texts have no examples",
+            "leave shots out",
+        )  # fmt: skip
+        require(
+            not self.chat or self.kind in _IN_CHATS,
+            f"chat is true, and a task of the kind {self.kind} is not asked in conversations",
+            f"use the kind {' or '.join(_IN_CHATS)}",
+        )
+        longest = self.max_new_tokens
+        require(longest is None or longest >= 1, f"max_new_tokens is {longest}", "use 1 or more, or leave it out")
+        require(all(self.stop), "a text of stop is empty", "leave it out")
+        if self.kind == "generate":
+            self._require_judge(where)
+
+    def _require_judge(self, where: str) -> None:
         require(not (self.check == "python" and not self.program), "program is not given", "check: python runs one")
+        require(not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern {self.pattern!r}: {error}", "give a regular expression of Python") from error
+        require(
+            self.answer not in ("", None) or self.check not in _BY_ANSWER,
+            f"answer of {where} is not given, and check: {self.check} compares with it",
+            'give one, answer: "{{ column }}"',
+        )
+        require(
+            self.check != "generated" or bool(self.data.task),
+            f"check is generated, and the rows of {where} are not",
+            "check: generated goes with data: {task: NAME}",
+        )
 
     @property
     def examples_data(self) -> TaskData | None:
@@ -118,6 +163,8 @@ class EvalTask:
         return self.metric or METRICS[self.kind][0]
 
 
+_IN_CHATS: tuple[Kind, ...] = ("choices", "generate")
+_BY_ANSWER: tuple[Check, ...] = ("equal", "number", "contains", "generated")
 _NEEDS: dict[Kind, tuple[str, ...]] = {
     "choices": ("prompt", "choices", "answer"),
     "cloze": ("contexts", "continuation", "answer"),

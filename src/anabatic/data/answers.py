@@ -8,6 +8,8 @@ from decimal import Decimal, InvalidOperation
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 _MARK = "####"
+_DIGITS = 1000
+"""Of the longest number that is read: `1e999999999` would be written out as a text of a gigabyte."""
 _LETTER = re.compile(r"(?<![A-Za-z])\(?([A-Z])(?:[).:]|(?![A-Za-z']))")
 _BOXED = "\\boxed{"
 
@@ -52,7 +54,7 @@ def canonical(text: str) -> str | None:
         value = Decimal(text.replace(",", "").replace("$", "").strip())
     except InvalidOperation:
         return None
-    if not value.is_finite():
+    if not value.is_finite() or abs(value.adjusted()) > _DIGITS:
         return None
     shown = format(value, "f")
     shown = shown.rstrip("0").rstrip(".") if "." in shown else shown

@@ -20,6 +20,7 @@ from anabatic.data.tables import no_key_twice
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
 _HINT = "mend the row, or pass over such rows with --on-bad-row skip"
+_ASKING = ("prompt", "query", "question", "instruction", "text")
 _LABELS = ("response", "output", "completion", "answer", "label")
 
 
@@ -103,11 +104,14 @@ def _of(row: Any, name: str, columns: Columns) -> Asked:
     if not isinstance(row, dict):
         raise BadRow(f"the row is {kind_of(row)}, not an object")
     row = renamed(row, columns)
-    label = next((row[key] for key in _LABELS if isinstance(row.get(key), str)), None)
+    label = next((label for key in _LABELS if (label := _label(row.get(key))) is not None), None)
     asked = question(row)
     if asked is None:
         text = row.get("text")
         if not isinstance(text, str) or not text:
+            empty = next((key for key in _ASKING if row.get(key) == ""), None)
+            if empty:
+                raise BadRow(f'column "{empty}" is empty: nothing is asked')
             raise BadRow(
                 f"nothing is asked: no messages, conversations, prompt, query, question, instruction or text;"
                 f" the row has {listed(row)}"
@@ -119,3 +123,10 @@ def _of(row: Any, name: str, columns: Columns) -> Asked:
     if not turns or turns[-1]["role"] in ("system", "developer"):
         raise BadRow("no user's turn comes before the answer")
     return Asked(name, turns, str(turns[-1]["content"]), asked.tools, label, row)
+
+
+def _label(value: Any) -> str | None:
+    """Return a text, or a number as one."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) else None

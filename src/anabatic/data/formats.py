@@ -233,7 +233,7 @@ def _turn(turn: Any, index: int) -> Message:
     if not isinstance(content, str):
         raise BadRow(f"message {index}: content is {kind_of(content)}, not text or parts of text")
     for key, item in clean.items():
-        _all_encodable(item, f"{key} of message {index}")
+        all_encodable(item, f"{key} of message {index}")
     return clean
 
 
@@ -272,7 +272,7 @@ def _unspelt(value: Any) -> Any:
         return value
 
 
-def _all_encodable(value: Any, where: str) -> None:
+def all_encodable(value: Any, where: str) -> None:
     """Make sure that no text at any depth has a lone surrogate.
 
     Raises:
@@ -283,10 +283,10 @@ def _all_encodable(value: Any, where: str) -> None:
     elif isinstance(value, dict):
         for key, item in value.items():
             encodable(key, where)
-            _all_encodable(item, where)
+            all_encodable(item, where)
     elif isinstance(value, list):
         for item in value:
-            _all_encodable(item, where)
+            all_encodable(item, where)
 
 
 def _from_value(turn: dict[str, Any], index: int) -> dict[str, Any]:
@@ -356,7 +356,7 @@ def _tools(row: Row) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRow('"tools" is not a list of function descriptions')
-    _all_encodable(tools, '"tools"')
+    all_encodable(tools, '"tools"')
     return tools
 
 

@@ -161,6 +161,6 @@ def followed(reply: str, names: Sequence[str], settings: Sequence[Settings]) -> 
             raise DataError(f'there is no instruction "{name}"', f"known are {', '.join(VERIFY)}")
         try:
             found.append(bool(reply.strip()) and VERIFY[name](reply, given or {}))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(f"{name} lacks a setting, or has a wrong one: {error}", "mend the row") from error
     return found

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from anabatic.core.errors import DataError
 from anabatic.data.document import Problem
-from anabatic.data.formats import kind_of
+from anabatic.data.formats import BadRow, all_encodable, kind_of
 from anabatic.data.parquet import parquet_items
 from anabatic.data.readers import jsonl_items
 from anabatic.data.tables import csv_items, json_items
@@ -26,6 +26,10 @@ class RawRow(NamedTuple):
 def _row(row: Any, _: str, place: str) -> RawRow | Problem:
     if not isinstance(row, dict):
         return Problem(f"{place}: the row is {kind_of(row)}, not an object", _HINT)
+    try:
+        all_encodable(row, "a text")
+    except BadRow as error:
+        return Problem(f"{place}: {error}", _HINT)
     return RawRow(row, place)
 
 
@@ -64,7 +68,7 @@ def read(path: Path) -> Iterator[RawRow]:
     try:
         for item in _READ[ending](path, path.name, _row):
             if isinstance(item, Problem):
-                item.fail()
+                raise DataError(item.message, _HINT)
             found += 1
             yield item
     except OSError as error:

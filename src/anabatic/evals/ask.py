@@ -20,7 +20,7 @@ from anabatic.data.tokenizer import chat_prompt
 from anabatic.evals import records
 from anabatic.evals.encode import encode, prefix_token
 from anabatic.evals.items import Item, items, require_chat
-from anabatic.evals.judge import judge
+from anabatic.evals.judge import judge, require_judged
 from anabatic.evals.known import Planned
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.locate import locate
@@ -119,11 +119,14 @@ def prepare(planned: Planned, how: How) -> Prepared:
         DataError: its rows are missing, damaged or too few.
     """
     task, limit = planned.task, planned.limit or how.limit
-    shots = task.shots if how.shots is None else how.shots
+    shots = task.shots if how.shots is None or task.kind == "perplexity" else how.shots
     rows = _rows(task, task.data, planned.beside, how, limit)
     apart = task.examples_data
     examples = None if apart is None or not shots else _rows(task, apart, planned.beside, how, None)
-    return Prepared(task, items(task, rows, examples, shots=shots, limit=limit, seed=how.seed), shots)
+    made = items(task, rows, examples, shots=shots, limit=limit, seed=how.seed)
+    for item in made if task.kind == "generate" else ():
+        require_judged(task, item)
+    return Prepared(task, made, shots)
 
 
 def _rows(task: EvalTask, data: TaskData, beside: Path | None, how: How, limit: int | None) -> list[RawRow]:
@@ -136,16 +139,34 @@ def _rows(task: EvalTask, data: TaskData, beside: Path | None, how: How, limit: 
     ]
 
 
-def ask(prepared: Prepared, asked: Asked, how: How, store: Store) -> Result:
-    """Ask a task and return what came of it.
+def require_askable(task: EvalTask, asked: Asked, how: How) -> None:
+    """Make sure, before anything is asked, that a task can be.
 
     Raises:
         ConfigError: the tokenizer has no chat template and the task needs one.
-        DataError: a question cannot be put into tokens, or leaves no room for a reply.
+        DataError: a reply leaves no room for a question.
+    """
+    require_chat(task, asked.tokenizer)
+    longest = _longest(task, how)
+    if task.kind == "generate" and asked.max_len <= longest:
+        raise DataError(
+            f"{task.name}: a reply of {longest} tokens leaves no room for a question, the context has {asked.max_len}",
+            "ask for shorter replies with --max-new-tokens",
+        )
+
+
+def _longest(task: EvalTask, how: How) -> int:
+    return how.max_new_tokens or task.max_new_tokens or REPLY
+
+
+def ask(prepared: Prepared, asked: Asked, how: How, store: Store) -> Result:
+    """Ask a task, which `require_askable` has passed, and return what came of it.
+
+    Raises:
+        DataError: a question cannot be put into tokens.
         Failure: the model is broken.
     """
     task, asked_items, shots = prepared
-    require_chat(task, asked.tokenizer)
     started = time.monotonic()
     way = {"generate": _replies, "perplexity": _whole_texts}.get(task.kind, _likelihoods)
     made = way(task, asked_items, asked, how, store)
@@ -216,15 +237,10 @@ def _keep(
 
 
 def _replies(task: EvalTask, asked_items: list[Item], asked: Asked, how: How, store: Store) -> _Made:
-    longest = how.max_new_tokens or task.max_new_tokens or REPLY
+    longest = _longest(task, how)
     sampling = Sampling(temperature=0.0, max_new_tokens=longest, stop=task.stop)
     prompts, cut = [], 0
     room = asked.max_len - longest
-    if room < 1:
-        raise DataError(
-            f"{task.name}: a reply of {longest} tokens leaves no room for a question, the context has {asked.max_len}",
-            "ask for shorter replies with --max-new-tokens",
-        )
     for item in asked_items:
         ids = _prompt(asked.tokenizer, item)
         cut += len(ids) > room

@@ -6,8 +6,10 @@ echoes a prompt with its log-probabilities (vLLM does; many others do not).
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,10 @@ from anabatic.evals.trees import Text
 TIMEOUT = 600.0
 """Seconds until an answer."""
 KEY = "OPENAI_API_KEY"
+WAITS = (1.0, 4.0, 16.0)
+"""Seconds before a question is asked again: one lost answer of thousands must not cost them all."""
+_PASSING = (408, 409, 425, 429, 500, 502, 503, 504)
+"""HTTP codes of what may be over in a moment."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -76,32 +82,35 @@ class Endpoint:
 
     def _said(self, prompt: list[int], sampling: Sampling) -> str:
         asked = {"prompt": prompt, "max_tokens": sampling.max_new_tokens, "temperature": 0}
-        return str(self._complete({**asked, **({"stop": sampling.stop} if sampling.stop else {})})["text"])
+        told = self._complete({**asked, **({"stop": sampling.stop} if sampling.stop else {})})
+        if not isinstance(told.get("text"), str):
+            raise Failure(f"{self._url} answers without a text: {str(told)[:200]}", "is it an endpoint?")
+        return str(told["text"])
 
     def _likelihood(self, text: Text) -> Likelihood:
-        refusal = ConfigError(
-            f"{self._url} tells no log-probabilities of a prompt (`echo` with `logprobs` of /v1/completions)",
+        # One new token, which is left out: not every server takes 0.
+        asked = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        try:
+            told = self._complete({"prompt": np.asarray(text.tokens).tolist(), **asked}).get("logprobs") or {}
+        except _Refused as error:
+            raise self._refusal(str(error)) from error
+        size = len(text.tokens)
+        places = slice(size - text.scored, size)
+        try:
+            logprobs = [float(one) for one in told["token_logprobs"][places]]
+            tops = [max(one.values()) for one in told["top_logprobs"][places]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._refusal("the answer has none") from error
+        if not len(logprobs) == len(tops) == text.scored:
+            raise self._refusal("the answer has fewer than the prompt has tokens")
+        greedy = all(one >= top for one, top in zip(logprobs, tops, strict=True))
+        return Likelihood(sum(logprobs), greedy, text.scored)
+
+    def _refusal(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"{self._url} tells no log-probabilities of a prompt (`echo` with `logprobs` of /v1/completions): {why}",
             "ask it generative tasks only, or load the model here",
         )
-        try:
-            # One new token, which is left out: not every server takes 0.
-            asked = {
-                "prompt": np.asarray(text.tokens).tolist(),
-                "max_tokens": 1,
-                "temperature": 0,
-                "echo": True,
-                "logprobs": 1,
-            }
-            told = self._complete(asked).get("logprobs") or {}
-        except _Refused as error:
-            raise refusal from error
-        logprobs, tops = told.get("token_logprobs") or [], told.get("top_logprobs") or []
-        size = len(text.tokens)
-        if len(logprobs) < size or len(tops) < size:
-            raise refusal
-        places = range(size - text.scored, size)
-        greedy = all(logprobs[at] >= max(tops[at].values()) for at in places)
-        return Likelihood(sum(logprobs[at] for at in places), greedy, text.scored)
 
     def _complete(self, asked: dict[str, Any]) -> dict[str, Any]:
         told = self._send("/v1/completions", {"model": self.name, **asked})
@@ -115,6 +124,18 @@ class Endpoint:
         return self._send(path, None)
 
     def _send(self, path: str, body: dict[str, Any] | None) -> Any:
+        """Ask, and again after a while where what went wrong may pass; whether somebody is there is asked once."""
+        for wait in WAITS if body is not None else ():
+            try:
+                return self._once(path, body)
+            except _Passing:
+                time.sleep(wait)
+        try:
+            return self._once(path, body)
+        except _Passing as passing:
+            raise passing.failure from passing
+
+    def _once(self, path: str, body: dict[str, Any] | None) -> Any:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
@@ -128,9 +149,19 @@ class Endpoint:
             if error.code in (400, 404, 422) and body is not None and body.get("echo"):
                 raise _Refused(said) from error
             hint = f"set {KEY}" if error.code in (401, 403) else "look at the log of the server"
-            raise Failure(f"{self._url}{path} answers {error.code}: {said}", hint) from error
-        except (OSError, ValueError) as error:
-            raise Failure(f"{self._url}{path} does not answer: {error}", "look whether the server runs") from error
+            failure = Failure(f"{self._url}{path} answers {error.code}: {said}", hint)
+            raise (_Passing(failure) if error.code in _PASSING else failure) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            said = f"{self._url}{path} does not answer: {error or type(error).__name__}"
+            raise _Passing(Failure(said, "look whether the server runs")) from error
+
+
+class _Passing(Exception):
+    """What may be over in a moment; `failure` is what is said when it is not."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 class _Refused(Exception):

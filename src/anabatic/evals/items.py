@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -88,7 +88,7 @@ def items(
         ConfigError: a template is broken.
         DataError: a row lacks something, or there are fewer rows than examples asked for.
     """
-    _check_templates(task)
+    _check_templates(task, rows[0].columns if rows else ())
     kept = [row for row in rows if not task.keep or template.value(task.keep, row, f"keep of {task.name}")]
     if not kept:
         raise DataError(f"{task.name}: none of {len(rows):,} rows is kept", f'look at its `keep`: "{task.keep}"')
@@ -102,14 +102,14 @@ def items(
     return [_item(task, kept[at], at, examples.of(at)) for at in chosen]
 
 
-def _check_templates(task: EvalTask) -> None:
-    for name in ("prompt", "continuation", "description", "keep", "group_by", "shots_same", "program", "system"):
+def _check_templates(task: EvalTask, columns: Container[str]) -> None:
+    for name in ("description", "program", "system"):
         template.check(getattr(task, name), f"{name} of {task.name}")
-    for name in ("choices", "contexts", "answer"):
+    for name in ("prompt", "continuation", "keep", "group_by", "shots_same", "choices", "contexts", "answer"):
         given = getattr(task, name)
         for one in given if isinstance(given, list) else [given]:
             if isinstance(one, str):
-                template.check(one, f"{name} of {task.name}")
+                template.check(one, f"{name} of {task.name}", () if isinstance(given, list) else columns)
 
 
 class _Examples:
@@ -135,7 +135,7 @@ class _Examples:
         if not self._shots:
             return []
         key = self._key(self._rows[at])
-        pool = [other for other in self._pool[key] if not (self._own and other == at)]
+        pool = [other for other in self._pool[key] if not self._is_itself(other, at)]
         if len(pool) < self._shots:
             alike = f" with {self._task.shots_same} as in {self._rows[at].place}" if key else ""
             raise DataError(
@@ -144,6 +144,12 @@ class _Examples:
                 f"ask for fewer with --shots {len(pool)}, or give more rows",
             )
         return [self._solved(one) for one in self._drawn(pool, at)]
+
+    def _is_itself(self, other: int, at: int) -> bool:
+        """Tell whether an example would be the question: also where both are drawn from the same file."""
+        if self._own:
+            return other == at
+        return self._source[other] == self._rows[at]
 
     def _drawn(self, pool: list[int], at: int) -> list[int]:
         draw = self._task.shots_draw
@@ -215,8 +221,11 @@ def _texts(task: EvalTask, row: RawRow, name: str) -> list[str]:
     if not isinstance(given, (list, tuple)) or len(given) < 2:
         raise DataError(
             f"{row.place}: {what} is {given!r:.60}, not a list of two or more",
-            'write a list, or a column that holds one: "{{ column }}"',
+            'write a list of templates, or a column that holds one: "{{ column }}"; a text is parted by "{{'
+            " column.split(';') }}\"",
         )
+    if inner := [one for one in given if isinstance(one, (list, tuple, dict))]:
+        raise DataError(f"{row.place}: {what} holds {inner[0]!r:.60}, which is no text", "write one template for each")
     texts = [str(one) for one in given]
     if empty := [at for at, one in enumerate(texts, start=1) if not one]:
         raise DataError(f"{row.place}: number {empty[0]} in {what} is empty", "mend the row")
@@ -228,7 +237,7 @@ def _gold(task: EvalTask, row: RawRow, texts: list[str]) -> int:
     what = f"answer of {task.name}"
     given = template.value(task.answer, row, what)
     found = -1
-    if isinstance(given, int):
+    if isinstance(given, int) or (isinstance(given, float) and given.is_integer()):  # of floats: a column with gaps
         found = int(given)
     elif isinstance(given, str):
         said = given.strip()

@@ -40,10 +40,34 @@ def is_right(task: EvalTask, item: Item, reply: str) -> bool:
     return answers.is_right(reply, item.answer, task.extract, task.check, task.pattern)
 
 
+def require_judged(task: EvalTask, item: Item) -> None:
+    """Make sure, before a model is asked, that replies to an item can be judged.
+
+    Raises:
+        DataError: its row lacks what the check needs.
+    """
+    if task.check in answers.CHECK:
+        answer = wanted(task, item)
+        if not answers.normalised(answer):
+            said = f"answer of {task.name} is {answer!r:.60}, nothing but blanks and marks"
+            raise DataError(f"{item.place}: {said}", "mend the row, or leave it out with `keep`")
+        if task.check == "number" and answers.canonical(answer) is None:
+            raise DataError(
+                f"{item.place}: answer of {task.name} is {answer!r:.60}, and check: number compares numbers",
+                "mend the row, or use check: equal",
+            )
+    if task.check == "python":
+        program_of(task, item, "")
+    if task.check == "instructions":
+        _follows(item, "a")
+
+
 def _follows(item: Item, reply: str) -> bool:
     """A reply follows every instruction of its row."""
     try:
         names, settings = item.row["instruction_id_list"], item.row["kwargs"]
+        if not isinstance(names, list) or not isinstance(settings, list):
+            raise DataError("instruction_id_list and kwargs are not lists", "mend the row")
         return all(instructions.followed(reply, names, settings))
     except KeyError as error:
         raise DataError(f"{item.place}: the row has no {error}", "rows have instruction_id_list and kwargs") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config import check, load, yaml_file
-from anabatic.config.task import EvalTask, TaskData, TaskGroup
+from anabatic.config.task import TEXT_METRICS, EvalTask, TaskData, TaskGroup
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 from anabatic.data import tasks as generators
@@ -83,7 +83,24 @@ def plan(specs: Sequence[str], folder: Path | None = None) -> Plan:
             tasks |= {one.name: Planned(one, bundle, limit) for one in inner}
         else:
             _add(name, None, limit, tasks, groups, ())
+    for group in groups.values():
+        _require_alike(group, [tasks[one].task for one in group.tasks])
     return Plan(list(tasks.values()), list(groups.values()))
+
+
+def _require_alike(group: TaskGroup, inner: Sequence[EvalTask]) -> None:
+    """A figure for all is one of shares, or of one and the same measure."""
+    counts = sorted({one.counts for one in inner})
+    texts = [metric for metric in counts if metric in TEXT_METRICS]
+    if group.aggregate == "centred" and texts:
+        raise ConfigError(
+            f"the group {group.name} is centred, and holds tasks that measure {texts[0]}: that has no chance",
+            "write aggregate: none",
+        )
+    if group.aggregate == "mean" and texts and len(counts) > 1:
+        raise ConfigError(
+            f"the group {group.name} is a mean of {', '.join(counts)}, which is no figure", "write aggregate: none"
+        )
 
 
 def _add(
@@ -93,6 +110,10 @@ def _add(
     """Add a task, or those of a group; return the names of the tasks."""
     if name in above:
         raise ConfigError(f"the group {name} holds itself: {' > '.join((*above, name))}", "take it out")
+    if name == core.NAME:
+        raise ConfigError(
+            f"the group {above[-1]} holds {name}, which has a figure of its own", f"ask both: --tasks {above[0]},{name}"
+        )
     found, folder = read(name, beside)
     if isinstance(found, EvalTask):
         other = tasks.get(found.name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabatic.config.task import TaskGroup
+from anabatic.config.task import TEXT_METRICS, TaskGroup
 from anabatic.core.text import duration
 from anabatic.evals.ask import Result
 from anabatic.evals.records import Record
@@ -20,9 +20,8 @@ _METHODS = {
 }
 _TEMPLATE = (
     "prompt", "choices", "contexts", "continuation", "answer", "between", "description", "shots_draw", "chat",
-    "keep", "system", "stop", "extract", "check",
+    "keep", "system", "shots_between", "shots_same", "stop", "extract", "pattern", "check", "program",
 )  # fmt: skip
-_SHARES = ("acc", "acc_norm", "acc_bytes", "acc_tokens", "exact")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def as_json(results: Sequence[Result], sums: Sequence[Total], show: int) -> dict
 def _task_json(result: Result, show: int) -> dict[str, Any]:
     task = result.task
     made: dict[str, Any] = {"kind": task.kind, "metric": task.counts}
-    if task.counts in _SHARES:
+    if task.counts not in TEXT_METRICS:
         made |= {"accuracy": result.figure.value, "chance": result.chance, "centred": result.centred}
     made |= {"n": len(result.records), "shots": result.shots}
     made["metrics"] = {name: _figure_json(figure) for name, figure in result.figures.items()}
@@ -81,7 +80,11 @@ def template_of(result: Result) -> dict[str, Any]:
     """Return what of a task decides how it is asked."""
     task = result.task
     if task.kind != "generate":
-        return {name: value for name in _TEMPLATE[:-3] if (value := getattr(task, name)) not in ("", None, [], False)}
+        return {
+            name: value
+            for name in _TEMPLATE[: _TEMPLATE.index("stop")]
+            if (value := getattr(task, name)) not in ("", None, [], False)
+        }
     return {name: value for name in _TEMPLATE if (value := getattr(task, name)) not in ("", None, [], False)}
 
 
@@ -96,14 +99,14 @@ def _example(record: Record) -> dict[str, Any]:
 def _number(metric: str, value: float) -> str:
     if value != value or math.isinf(value):
         return "-"
-    return f"{value:.1%}" if metric in _SHARES else f"{value:.4g}"
+    return f"{value:.1%}" if metric not in TEXT_METRICS else f"{value:.4g}"
 
 
 def _rows(results: Sequence[Result], sums: Sequence[Total]) -> list[list[str]]:
     rows = [["task", "metric", "value", "95 %", "chance", "items", "shots"]]
     for one in results:
         metric, figure = one.task.counts, one.figure
-        chance = _number(metric, one.chance) if metric in _SHARES else "-"
+        chance = _number(metric, one.chance) if metric not in TEXT_METRICS else "-"
         interval = f"{_number(metric, figure.low)} to {_number(metric, figure.high)}"
         rows.append(
             [one.task.name, metric, _number(metric, figure.value), interval, chance, f"{len(one.records):,}"]

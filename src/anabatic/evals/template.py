@@ -1,10 +1,11 @@
-"""Templates of tasks: jinja2 in a sandbox, the row's columns as variables; what they cannot render is named by file
-and row."""
+"""Templates of tasks: jinja2 in a sandbox, the row's columns as variables, and `row` for all of them; what they cannot
+render is named by file and row."""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Container
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError
@@ -14,6 +15,11 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.raw_rows import RawRow
 from anabatic.data.rows import listed
 
+_CANNOT = (
+    TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError,
+    re.error,
+)  # fmt: skip
+"""What a template that was compiled may raise with a row."""
 _ONE_EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
 
@@ -45,12 +51,20 @@ def _compiled(text: str, as_value: bool) -> Any:
     return environment().from_string(text)
 
 
-def check(text: str, what: str) -> None:
+def check(text: str, what: str, columns: Container[str] = ()) -> None:
     """Compile a template.
 
+    Args:
+        columns: names that the rows have.
+
     Raises:
-        ConfigError: it is no jinja2 template.
+        ConfigError: it is no jinja2 template, or the bare name of a column.
     """
+    if text and text in columns:
+        raise ConfigError(
+            f'{what} is the word "{text}" for every row, and the rows have such a column',
+            f'write "{{{{ {text} }}}}" for what stands in it',
+        )
     try:
         _compiled(text, False)
     except TemplateSyntaxError as error:
@@ -68,7 +82,7 @@ def text(template: str, row: RawRow, what: str) -> str:
 
 def value(template: Any, row: RawRow, what: str) -> Any:
     """Return the value of `{{ expression }}` as it is (a list, a number); of other templates the text; of lists the
-    same for each entry; of what is no text itself.
+    same for each entry; what is no text is returned as it is.
 
     Raises:
         DataError: as `text`.
@@ -81,7 +95,8 @@ def value(template: Any, row: RawRow, what: str) -> Any:
 def _filled(template: str, row: RawRow, what: str, as_value: bool) -> Any:
     try:
         compiled = _compiled(template, as_value)
-        made = compiled.render(row.columns) if hasattr(compiled, "render") else compiled(**row.columns)
+        known = {"row": row.columns, **row.columns}
+        made = compiled.render(known) if hasattr(compiled, "render") else compiled(known)
         if isinstance(made, StrictUndefined):
             str(made)  # raises, with the name
         return made
@@ -90,7 +105,7 @@ def _filled(template: str, row: RawRow, what: str, as_value: bool) -> Any:
             f"{row.place}: {what}: {error.message}; the row has {listed(row.columns)}",
             "mend the row, or the template of the task",
         ) from error
-    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except _CANNOT as error:
         raise DataError(
             f"{row.place}: {what} cannot be made of this row: {type(error).__name__}: {error}",
             "mend the row, or the template of the task",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,8 +94,9 @@ class Scorer:
             for at, value in zip(chosen, values, strict=True):
                 found[at] = value
             yield
-        if any(value != value for value in found):
-            raise Failure("the reward model's number is nan", "the weights are broken, or --device.dtype is too narrow")
+        if broken := [value for value in found if not math.isfinite(value)]:
+            what = f"the reward model's number is {broken[0]}"
+            raise Failure(what, "the weights are broken, or --device.dtype is too narrow")
 
 
 def is_reward_model(path: str | Path) -> bool:
@@ -114,14 +116,17 @@ def _load(folder: Path, shares: Sequence[stack.Share]) -> PreTrainedModel:
     changes: dict[str, Any] = {} if base == folder else {"num_labels": 1}  # an adapter brings the head with it
     try:
         with _silent():
-            model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-                base, local_files_only=True, **changes
+            model: PreTrainedModel
+            model, told = AutoModelForSequenceClassification.from_pretrained(
+                base, local_files_only=True, output_loading_info=True, **changes
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(f"{folder}: {error}", "is it the folder of a sequence classifier?") from error
     if model.config.num_labels != 1:
         raise ConfigError(f"{folder} has {model.config.num_labels} labels", "a reward model has one")
     if base == folder:
+        if missing := sorted(told["missing_keys"]):
+            raise DataError(f"{folder}: weights are missing: {', '.join(missing[:3])}", "copy the folder again")
         return model
     if "score" not in (adapter_config.read_config(folder).get("modules_to_save") or []):
         raise DataError(f"{folder} brings no score head: modules_to_save lacks it", "copy the folder again")

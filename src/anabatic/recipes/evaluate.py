@@ -17,7 +17,7 @@ from anabatic.data import tokenizer as tokenizers
 from anabatic.data.loader import ValidPass, valid_batches
 from anabatic.device.device import pick
 from anabatic.evals import known, results
-from anabatic.evals.ask import Asked, How, Prepared, Result, ask, prepare
+from anabatic.evals.ask import Asked, How, Prepared, Result, ask, prepare, require_askable
 from anabatic.evals.dealt import Dealt
 from anabatic.evals.endpoint import Endpoint
 from anabatic.evals.known import Plan
@@ -138,6 +138,8 @@ def _data_sets(job: EvalJob) -> Path | None:
 def _ask_all(prepared: list[Prepared], asked: Asked, how: How, store: Store) -> list[Result]:
     found = []
     try:
+        for each in prepared:
+            require_askable(each.task, asked, how)
         for each in prepared:
             one = ask(each, asked, how, store)
             again = f", {one.known:,} answers known from before" if one.known else ""

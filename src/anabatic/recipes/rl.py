@@ -88,6 +88,7 @@ def run(job: RlJob) -> int:
                 return Rounds(
                     job, asked.train, asked.prompts, rewards, algorithm,
                     functools.partial(engines, asked.train, stopping), world, micro_steps, pad_id, state,
+                    stopping,
                 )  # fmt: skip
 
             training = Training(

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from anabatic.core import child
+from anabatic.core import child, log
 from anabatic.core.errors import ConfigError
-from anabatic.core.text import did_you_mean
+from anabatic.core.text import did_you_mean, size
 
 _START = 60.0
 """Seconds that a file may take to be loaded: it may import much."""
+_SHOWN = 1 << 16
+"""Bytes of what a call prints that are shown; what is beyond is counted."""
 
 
 class Fault(Exception):
@@ -36,6 +40,7 @@ class UserFile:
         self._path, self._timeout = path, timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
+        self._printed = 0
 
     def require(self, function: str) -> None:
         """Make sure that the file can be loaded and has the function.
@@ -74,7 +79,8 @@ class UserFile:
         self.close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "anabatic.rl.reward_program", str(self._path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child.environment(), start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child.environment(),
+            start_new_session=True,
         )  # fmt: skip
         names: list[str] = self._answer(_START)
         return names
@@ -86,32 +92,59 @@ class UserFile:
         return answer["value"]
 
     def _line(self, timeout: float) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
-        end = time.monotonic() + timeout
+        """Return the next line of answers; show what is printed meanwhile."""
+        assert self._process is not None and self._process.stdout is not None and self._process.stderr is not None
+        out, printed, end = self._process.stdout, self._process.stderr, time.monotonic() + timeout
+        self._printed = 0
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(out, selectors.EVENT_READ)
+            selector.register(printed, selectors.EVENT_READ)
             while b"\n" not in self._rest:
-                if not selector.select(max(0.0, end - time.monotonic())):
+                left = end - time.monotonic()
+                ready = [key.fileobj for key, _ in selector.select(max(0.0, left))]
+                if printed in ready and not self._show(os.read(printed.fileno(), 1 << 16)):
+                    selector.unregister(printed)
+                if out in ready:
+                    self._take(os.read(out.fileno(), 1 << 16))
+                elif left <= 0:
                     self.close()
                     raise Fault(f"no answer within {timeout:g} s")
-                read = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not read:
-                    code = self._process.wait()
-                    self.close()
-                    raise Fault(f"its process ended with code {code}")
-                self._rest += read
+        if self._printed > _SHOWN:
+            log.warn(f"{self._path.name} printed {size(self._printed)} in one call; {size(_SHOWN)} are shown")
         line, self._rest = self._rest.split(b"\n", 1)
         return line
 
-    def close(self) -> None:
-        """End the process."""
+    def _take(self, read: bytes) -> None:
+        if not read:
+            assert self._process is not None
+            with suppress(subprocess.TimeoutExpired):  # it closes its files before it ends
+                self._process.wait(1)
+            raise Fault(f"its process ended with code {self.close()}")
+        self._rest += read
+
+    def _show(self, read: bytes) -> bytes:
+        """Pass on what was printed, as long as it is no flood."""
+        sys.stderr.write(read[: max(0, _SHOWN - self._printed)].decode("utf-8", "replace"))
+        self._printed += len(read)
+        return read
+
+    def close(self) -> int | None:
+        """End the process with all that it has started in its group; return its exit code."""
         process, self._process, self._rest = self._process, None, b""
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
+        if process is None:
+            return None
+        with suppress(ProcessLookupError):  # nobody of the group is left
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream is not None
+            if stream is process.stderr:  # what it said last
+                os.set_blocking(stream.fileno(), False)
+                with suppress(BlockingIOError):
+                    self._show(os.read(stream.fileno(), _SHOWN))
+            with suppress(BrokenPipeError):  # a call that it has not read
                 stream.close()
+        return code
 
     def __enter__(self) -> UserFile:
         return self

@@ -17,7 +17,7 @@ class RewardModel:
 
     Raises:
         DataError: the folder is missing or damaged.
-        ConfigError: its model has several labels, or its tokenizer no chat template.
+        ConfigError: its model is another one, or has several labels, or its tokenizer no chat template.
     """
 
     def __init__(self, folder: Path, device: Device) -> None:

@@ -15,25 +15,42 @@ from typing import Any
 
 from anabatic.core import child
 
+_LONGEST = 1 << 20
+"""Letters of a text that a function may return."""
+_TOLD = 500
+"""Letters of an error that are told: each answer keeps its own."""
+
 
 def main(file: str) -> None:
     """Serve until the input ends, or the training does."""
     child.die_with_parent()
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the user's code prints is no answer of ours
+    calls, out = _apart()
+    served = os.getpid()
     try:
         module = _load(file)
     except BaseException as error:
         _write(out, {"error": _where(error)})
         return
     _write(out, {"value": [name for name in vars(module) if callable(vars(module)[name])]})
-    for line in sys.stdin:
+    for line in calls:
         name, arguments = json.loads(line)
         try:
             answer = {"value": _plain(getattr(module, name)(*arguments))}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             answer = {"error": _where(error)}
+        if os.getpid() != served:  # a copy that the function has forked must not answer, too
+            os._exit(0)
         _write(out, answer)
+
+
+def _apart() -> tuple[Any, Any]:
+    """Return the streams of calls and answers; what the user's code reads is empty, what it prints is no answer."""
+    calls, out = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return calls, out
 
 
 def _load(file: str) -> Any:
@@ -48,16 +65,22 @@ def _load(file: str) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return what JSON can hold: numbers of other libraries become Python's."""
+    if isinstance(value, str) and len(value) > _LONGEST:
+        raise ValueError(f"a text of {len(value):,} letters was returned, {_LONGEST:,} at most are taken")
     if value is None or isinstance(value, str):
         return value
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{type(value).__name__} was returned, no number and no text: {value!r:.60}") from error
 
 
 def _where(error: BaseException) -> str:
     """Return kind, text and line of what a user's code has raised."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" (line {frames[-1].lineno} of {os.path.basename(frames[-1].filename)})" if frames else ""
-    return f"{type(error).__name__}: {error}{at}"
+    said = str(error)
+    return f"{type(error).__name__}: {said[:_TOLD]}{'...' if len(said) > _TOLD else ''}{at}"
 
 
 def _write(out: Any, answer: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any
 
 from anabatic.core.errors import ConfigError, DataError, Failure
+from anabatic.core.heart import HEART
 from anabatic.core.text import did_you_mean
-from anabatic.data import tasks
+from anabatic.data import answers, tasks
 from anabatic.data.document import Message
 from anabatic.data.questions import Question
 from anabatic.rl.judge import Fault, UserFile
@@ -43,27 +44,17 @@ def same(expected: str, said: str) -> bool:
     last one, else everything. Numbers are compared as numbers, other texts without regard to case and blanks.
     """
     wanted = final(expected)
-    number = _number(wanted)
+    number = answers.canonical(wanted)
     if number is None:
         return wanted.casefold().split() == final(said).casefold().split()
-    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", final(said))
-    return bool(found) and _number(found[-1]) == number
+    return answers.number(said) == number
 
 
 def final(text: str) -> str:
     """Return the part of a text that holds the answer."""
     if "####" in text:
         return text.rpartition("####")[2].strip()
-    boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
-    return boxed[-1].strip() if boxed else text.strip()
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text.replace(",", "").removeprefix("$").rstrip("."))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    return next(iter(answers.boxed(text)), text).strip()
 
 
 def formed(rollout: Rollout, question: Question, pattern: re.Pattern[str]) -> float:
@@ -81,7 +72,7 @@ def of_file(rollout: Rollout, question: Question, file: UserFile, function: str)
     """What a user's function returns for `(text, row)`."""
     value = file.call(function, rollout.text, about(rollout, question))
     if not isinstance(value, float) or not math.isfinite(value):
-        raise Fault(f"{function} returned {value!r}, not a finite number")
+        raise Fault(f"{function} returned {value!r:.100}, not a finite number")
     return value
 
 
@@ -174,7 +165,8 @@ class Rewards:
         file.require(_TURN)
 
         def say(question: Question, messages: list[Message]) -> str | None:
-            said = file.call(_TURN, messages, question.row)
+            told = {**question.row, "question": question.text, "answer": question.answer}
+            said = file.call(_TURN, messages, told)
             if said is not None and not isinstance(said, str):
                 raise Fault(f"{_TURN} returned {said!r}, neither a text nor None")
             return said
@@ -188,16 +180,25 @@ class Rewards:
             DataError: the reward is `answer`, and a row has none.
         """
         if any(reward.score is answered for reward in self.rewards):
-            without = next((question for question in questions if question.answer is None), None)
+            without = next((question for question in questions if not (question.answer or "").strip()), None)
             if without is not None:
                 raise DataError(
                     f"{without.id}: the row has no answer, and the reward is `answer`",
                     "give rows an answer, or name another reward",
                 )
 
-    def judge(self, rollouts: Sequence[Rollout], questions: Sequence[Question]) -> None:
-        """Set scores, faults and rewards of the rollouts; a reward that fails counts 0."""
+    def judge(
+        self, rollouts: Sequence[Rollout], questions: Sequence[Question], stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Set scores, faults and rewards of the rollouts; a reward that fails counts 0.
+
+        Args:
+            stopping: asked before every answer; where it is True, False is returned and the rest not judged.
+        """
         for rollout in rollouts:
+            if stopping():
+                return False
+            HEART.beat()  # rewards may take longer than a launcher waits for a sign of life
             for reward in self.rewards:
                 try:
                     score = reward.score(rollout, questions[rollout.question])
@@ -205,13 +206,18 @@ class Rewards:
                     rollout.faults[reward.name], score = str(fault), 0.0
                 rollout.scores[reward.name] = score
                 rollout.reward += reward.weight * score
+        return True
 
     def require_some(self, rollouts: Sequence[Rollout]) -> None:
-        """Make sure that no reward has failed for every answer.
+        """Make sure that no reward has failed for every answer, nor `turn` for every one that was not cut off.
 
         Raises:
             Failure: one has.
         """
+        ended = [rollout for rollout in rollouts if not rollout.truncated]
+        spoken = [rollout.faults[_TURN] for rollout in ended if _TURN in rollout.faults]
+        if len(spoken) == len(ended) > len(rollouts) // 2:
+            raise Failure(f"{_TURN} failed for all {len(spoken)} answers: {spoken[0]}", "mend the function")
         for reward in self.rewards:
             faults = [rollout.faults[reward.name] for rollout in rollouts if reward.name in rollout.faults]
             if len(faults) == len(rollouts) > 0:

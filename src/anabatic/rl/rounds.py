@@ -27,6 +27,11 @@ from anabatic.rl.rollout import Ask, Generator, Rollout
 Engines = Callable[[], Generator]
 """Makes a generator with an engine, whose cache lives as long as it does."""
 _TOLD = 3
+_IDLE = {
+    "truncated": "all answers were cut off at their limit (sampling.max_new_tokens, batch.seq_len; mask_truncated)",
+    "flat_groups": "all answers to a question got the same reward, for every question",
+}
+"""Shares that are 1 in a round of which nothing can be learned."""
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Rounds:
         micro_steps: micro-batches of a rank for an update.
         pad_id: a token that is never read.
         state: of the batch before.
+        stopping: whether somebody wishes to stop.
     """
 
     job: RlJob
@@ -54,9 +60,11 @@ class Rounds:
     micro_steps: int
     pad_id: int
     state: dict[str, Any]
+    stopping: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self._queue: deque[Batch] = deque()
+        self._said: set[str] = set()
         self.go_to(self.state)
 
     @property
@@ -73,7 +81,7 @@ class Rounds:
         return self
 
     def __next__(self) -> Batch | None:
-        """Return the next micro-batch; None: a signal came while answers were drawn."""
+        """Return the next micro-batch; None: a signal came while answers were drawn or judged."""
         if not self._queue:
             held, told = self.state["held"], self.state["told"]
             if not held:
@@ -91,7 +99,8 @@ class Rounds:
         if mine is None:
             return None
         drawn = time.perf_counter()
-        self.rewards.judge(mine, self.questions)
+        if not self.rewards.judge(mine, self.questions, self.stopping):
+            return None
         judged = time.perf_counter()
         shares = all_gather_text(json.dumps([vars(one) for one in mine]), self.world)
         every = sorted((Rollout(**one) for share in shares for one in json.loads(share)), key=lambda one: one.number)
@@ -108,8 +117,16 @@ class Rounds:
             "reward_s": round(judged - drawn, 4),
             "rollout_tokens_per_s": sum(one.length for one in every) / max(drawn - start, 1e-9),
         }
-        _warn(every)
+        warn(every)
+        self._say_idle(told)
         return [vars(one) for one in every], told
+
+    def _say_idle(self, told: dict[str, Any]) -> None:
+        """Say, once, why a round teaches nothing."""
+        idle = [share for share in _IDLE if told[share] == 1 and (self.job.mask_truncated or share != "truncated")]
+        if idle and idle[0] not in self._said:
+            self._said.add(idle[0])
+            log.warn(f"{_IDLE[idle[0]]}: this step teaches nothing")
 
     def _asks(self, number: int) -> list[Ask]:
         """This rank's share: whole groups, their first answers first."""
@@ -207,11 +224,13 @@ def summary(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def _warn(rollouts: Sequence[Rollout]) -> None:
-    """Show faults, each text once."""
+def warn(rollouts: Sequence[Rollout]) -> None:
+    """Show faults, each text once: those of rewards, and of `turn`, which ends the conversation there."""
     told: dict[str, int] = {}
     for one in rollouts:
         for name, what in one.faults.items():
             told[f"{name}: {what}"] = told.get(f"{name}: {what}", 0) + 1
     for what, count in list(told.items())[:_TOLD]:
-        log.warn(f"the reward failed for {count} of {len(rollouts)} answers and counts 0 there: {what}")
+        name = what.partition(":")[0]
+        then = "and counts 0 there" if name in rollouts[0].scores else "and ends the conversation there"
+        log.warn(f"{name} failed for {count} of {len(rollouts)} answers, {then}:{what.removeprefix(name)[1:]}")

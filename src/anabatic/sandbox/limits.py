@@ -84,7 +84,7 @@ class Outcome:
         """Say in a few words how it ended."""
         last = self.stderr.strip().splitlines()[-1:]
         words: dict[str, Any] = {
-            "ok": "ended well",
+            "ok": "ended well" if self.finished else "left before its last line",
             "error": last[0] if last else f"exit code {self.code}",
             "timeout": f"not done after {limits.seconds:g} s, or {limits.cpu_seconds} s of processor time",
             "memory": f"more than {limits.memory_mib} MiB of memory",

@@ -211,7 +211,7 @@ class _Clock:
             )
         rate = drained.tokens / span
         row = {
-            "loss": drained.loss,
+            "loss": drained.loss if drained.targets else None,
             **drained.means,
             "lr": job.peak_lr * scale,
             **({} if job.peak_matrix_lr is None else {"matrix_lr": job.peak_matrix_lr * scale}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -12,6 +13,7 @@ from anabatic.config.chat import Sampling
 from anabatic.config.evaluate import EvalJob
 from anabatic.config.shared import Device as DeviceConfig
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.evals import endpoint
 from anabatic.evals.endpoint import Endpoint
 from anabatic.evals.trees import Text
 from anabatic.recipes import evaluate
@@ -25,6 +27,7 @@ def server():
 
     class Handler(BaseHTTPRequestHandler):
         echoes = True
+        fails: ClassVar[list[str]] = []
 
         def log_message(self, *_):
             pass
@@ -42,6 +45,16 @@ def server():
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert asked["model"] == "wind" and asked["temperature"] == 0
+            match self.fails.pop() if self.fails else "":
+                case "busy":
+                    return self._say(503, {})
+                case "torn":
+                    self.send_response(200)
+                    self.send_header("Content-Length", "99")
+                    self.end_headers()
+                    return self.wfile.write(b"{")
+                case "odd":
+                    return self._say(200, {"choices": [{"text": None, "logprobs": {"token_logprobs": [None] * 9}}]})
             if asked.get("echo"):
                 if not self.echoes:
                     return self._say(400, {"error": {"message": "echo with logprobs is not supported"}})
@@ -84,6 +97,24 @@ def test_an_endpoint_without_echo_is_refused_for_choices_alone(server, run_folde
     with pytest.raises(ConfigError, match="tells no log-probabilities") as caught:
         list(asked.score([Text([1, 2], 1)], "scoring"))
     assert "generative tasks only" in caught.value.hint
+
+
+def test_what_passes_is_asked_again(server, monkeypatch):
+    monkeypatch.setattr(endpoint, "WAITS", (0.0, 0.0))
+    asked = Endpoint(server[0], None, 100, 1)
+    server[1].fails = ["torn", "busy"]
+    assert list(asked.reply([[1, 2]], Sampling(), "asking")) == [{0: "2 tokens None"}]
+    server[1].fails = ["busy"] * 3
+    with pytest.raises(Failure, match="/v1/completions answers 503"):
+        list(asked.reply([[1, 2]], Sampling(), "asking"))
+    server[1].fails = ["torn"] * 3
+    with pytest.raises(Failure, match="does not answer: IncompleteRead"):
+        list(asked.reply([[1, 2]], Sampling(), "asking"))
+    server[1].fails = ["odd", "odd"]
+    with pytest.raises(Failure, match="answers without a text"):
+        list(asked.reply([[1, 2]], Sampling(), "asking"))
+    with pytest.raises(ConfigError, match="tells no log-probabilities of a prompt .*: the answer has none"):
+        list(asked.score([Text([1, 2], 1)], "scoring"))
 
 
 def test_nobody_there():

@@ -10,7 +10,7 @@ import pytest
 from anabatic.config.evaluate import EvalJob
 from anabatic.config.shared import Data
 from anabatic.config.shared import Device as DeviceConfig
-from anabatic.core.errors import ConfigError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.data import tasks
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.tokenizer import chat_prompt
@@ -133,7 +133,7 @@ def test_all_means_each_and_later_sources_win():
     }
 
 
-def test_a_tokenizer_without_template_is_refused(run_folder, tmp_path):
+def test_what_a_model_cannot_be_asked_is_refused(run_folder, tmp_path, caplog):
     import shutil
 
     shutil.copytree(run_folder / "final_model", tmp_path / "model")
@@ -141,5 +141,13 @@ def test_a_tokenizer_without_template_is_refused(run_folder, tmp_path):
         (tmp_path / "model" / name).unlink(missing_ok=True)
     config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
-    with pytest.raises(ConfigError, match="no chat template"):
-        evaluate.run(EvalJob(model=str(tmp_path / "model"), tasks=["task:all"], device=CPU))
+    whole = "kind: perplexity\nprompt: '{{ t }}'\ndata: {files: [t.csv]}\n"
+    (tmp_path / "whole.yaml").write_text(whole)
+    (tmp_path / "t.csv").write_text("t\na b\n")
+    tasks = [str(tmp_path / "whole.yaml"), "task:all"]
+    with caplog.at_level(logging.INFO, logger="anabatic"), pytest.raises(ConfigError, match="no chat template"):
+        evaluate.run(EvalJob(model=str(tmp_path / "model"), tasks=tasks, device=CPU))
+    assert "whole:" not in caplog.text  # what cannot be asked is said before anything is
+    (tmp_path / "long.yaml").write_text(whole.replace("perplexity", "generate") + "answer: x\nmax_new_tokens: 256\n")
+    with pytest.raises(DataError, match="a reply of 256 tokens leaves no room for a question, the context has 256"):
+        evaluate.run(EvalJob(model=str(tmp_path / "model"), tasks=[str(tmp_path / "long.yaml")], device=CPU))

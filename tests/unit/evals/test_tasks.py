@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,7 @@ from unit.evals.plain import slow as plain
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
 ROW = {"towns": ["a", "b"], "right": 0, "land": "x"}
+REPLY = {"kind": "generate", "choices": None, "answer": None}
 TOWNS = ["Oslo", "Rome", "Paris", "Kairo"]
 LANDS = ["Norway", "Italy", "France", "Egypt"]
 
@@ -184,11 +186,26 @@ def test_the_same_rows_from_every_format(tmp_path):
         ([{**ROW, "right": 2}], {}, "answer of capitals is 2, and there are 2 choices"),
         ([{**ROW, "right": "c d"}], {}, "answer of capitals is 'c d'"),
         ([ROW], {"shots": 3}, "3 examples before a question, and has 0 rows"),
+        ([{**ROW, "right": 0.5}], {}, "answer of capitals is 0.5"),
+        ([{**ROW, "right": math.nan}], {}, "answer of capitals is nan"),
+        ([{**ROW, "towns": ["a", ["b"]]}], {}, r"choices of capitals holds \['b'\], which is no text"),
+        ([ROW] * 3, {"shots": 3, "shots_data": TaskData(files=["capitals.jsonl"])}, "and has 2 rows for them"),
         ([ROW], {"keep": "{{ false }}"}, "none of 1 rows is kept"),
         ([{**ROW, "land": 3}], {"prompt": "{{ land.upper() }}"}, "line 1: prompt of capitals"),
         ([ROW], {"prompt": "{{ land"}, "prompt of capitals is no template"),
         ([{"land": "x"}], {"prompt": "{{ land.__class__ }}"}, "line 1: prompt of capitals"),
         ([[1]], {}, "line 1: the row is"),
+        ([ROW], {"answer": "right"}, 'answer of capitals is the word "right" for every row'),
+        ([ROW], {"prompt": "{{ land | regex_replace('(') }}"}, "line 1: prompt of capitals cannot be made"),
+        ([ROW], {"prompt": "{{ 'a' * 10 ** 12 }}"}, "line 1: prompt of capitals cannot be made"),
+        ([{**ROW, "land": "\ud83d"}], {}, "line 1: a text has a lone surrogate"),
+        ([{**ROW, "land": ""}], {**REPLY, "answer": "{{ land }}"}, "is '', nothing but blanks and marks"),
+        ([ROW], {**REPLY, "answer": "{{ land }}", "check": "number"}, "is 'x', and check: number compares numbers"),
+        ([ROW], {**REPLY, "check": "python", "program": "{{ wanted }}"}, "program of capitals: 'wanted' is undefined"),
+        ([ROW], {**REPLY, "check": "instructions"}, "the row has no 'instruction_id_list'"),
+        ([{"instruction_id_list": 3, "kwargs": []}], {**REPLY, "check": "instructions", "prompt": "x"}, "not lists"),
+        ([{"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{}]}],
+         {**REPLY, "check": "instructions", "prompt": "x"}, "lacks a setting"),
     ],
 )  # fmt: skip
 def test_bad_rows(tmp_path, rows, more, message):
@@ -196,6 +213,42 @@ def test_bad_rows(tmp_path, rows, more, message):
     write(tmp_path / "capitals.jsonl", rows)
     with pytest.raises((DataError, ConfigError), match=message):
         prepare(planned, How())
+
+
+def test_a_column_of_any_name_is_read_from_row(tmp_path):
+    planned = capitals(
+        tmp_path, prompt="{{ row['The land'] }}", choices="{{ ['a', 'b', row['The land']] }}", answer="{{ row.self }}"
+    )
+    write(tmp_path / "capitals.jsonl", [{"The land": "Norway", "self": 1.0}])
+    (item,) = prepare(planned, How()).items
+    assert item.question == "Norway" and item.labels == ["a", "b", "Norway"] and item.gold == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: generate\nprompt: x\n", "answer of mine is not given, and check: equal compares with it"),
+        ("kind: generate\nprompt: x\nanswer: x\nextract: regex\npattern: '(('\n", r"pattern '\(\(': missing"),
+        ("kind: generate\nprompt: x\nanswer: x\ncheck: generated\n", "the rows of mine are not"),
+        ("kind: generate\nprompt: x\nanswer: x\nmax_new_tokens: 0\n", "max_new_tokens is 0"),
+        ("kind: generate\nprompt: x\nanswer: x\nstop: ['']\n", "a text of stop is empty"),
+        ("kind: perplexity\nprompt: x\nshots: 2\n", "whole texts have no examples"),
+        ("kind: completion\nprompt: x\ncontinuation: y\nchat: true\n", "not asked in conversations"),
+        ("kind: perplexity\nprompt: x\nname: |\n  a\n  b\n", "use letters in one line"),
+        ("prompt: x\nchoices: [a, b]\nanswer: 0\nkeep: right == 1\n", 'keep of mine is "right == 1" for every row'),
+        ("prompt: x\nchoices: [a, b]\nanswer: 0\nshots_data: {split: train}\n", "data.files or data.task have none"),
+        ("tasks: [core]\n", "holds core, which has a figure of its own"),
+        ("tasks: [whole.yaml, 'task:spelling']\n", "is a mean of bits_per_byte, exact, which is no figure"),
+        ("tasks: [whole.yaml]\naggregate: centred\n", "measure bits_per_byte: that has no chance"),
+    ],
+)
+def test_bad_task_files(tmp_path, text, message):
+    data = "" if text.startswith("tasks") else "data: {files: [rows.jsonl]}\n"
+    (tmp_path / "mine.yaml").write_text(data + text)
+    (tmp_path / "whole.yaml").write_text("kind: perplexity\nprompt: x\ndata: {files: [rows.jsonl]}\n")
+    with pytest.raises(ConfigError) as caught:
+        known.plan([str(tmp_path / "mine.yaml")])
+    assert re.search(message, f"{caught.value} {caught.value.hint}")
 
 
 def test_a_torn_file_is_named_with_its_line(tmp_path):

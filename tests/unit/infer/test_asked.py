@@ -64,6 +64,7 @@ def _written(folder, content):
         (b"[1]", "the row is a list"),
         (b'{"other": 1}', 'nothing is asked.*the row has "other"'),
         (b'{"query": 5}', "is a number"),
+        (b'{"question": "", "answer": "x"}', 'column "question" is empty: nothing is asked'),
         (b'{"messages": []}', "nothing is asked|is empty"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "no user's turn"),
         (b'{"messages": [{"role": "usr", "content": "a"}]}', "user"),

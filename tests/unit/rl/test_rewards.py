@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +43,35 @@ def slow(text, row):
     return 1.0
 def dies(text, row):
     os._exit(3)
+def leaves(text, row):
+    sys.exit(4)
+def reads(text, row):
+    return float(len(sys.stdin.read()))
+def forks(text, row):
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return 1.0 if child else 9.0
+def children(text, row):
+    import subprocess
+    child = subprocess.Popen(["sleep", "300"])
+    open("child.pid", "w").write(str(child.pid))
+    time.sleep(60)
+def prints(text, row):
+    for _ in range(200):
+        print("x" * 9999)
+    return 1.0
+def never_quiet(text, row):
+    while True:
+        print("x" * 9999)
+def says(text, row):
+    return "1.0"
+def much(text, row):
+    return "x" * 10 ** 7
+def shouts(text, row):
+    raise ValueError("x" * 10 ** 7)
 def turn(messages, row):
-    return "again" if len(messages) < 3 else None
+    return row["answer"] if len(messages) < 3 else None
 """
 
 
@@ -84,6 +113,11 @@ def file(tmp_path: Path) -> Path:
         ("4", "first 4, then 5", False),
         ("4", "", False),
         (r"\boxed{x^2}", r"so \boxed{X^2}", True),
+        (r"\boxed{\frac{1}{2}}", r"so \boxed{\frac{1}{2}}.", True),
+        ("#### 72", "#### 72\nThat was easier than 9.", True),
+        ("0.5", "it is .5", True),
+        ("-5", "-$5", True),
+        ("5", "-$5", False),
         ("Paris", " paris ", True),
         ("Paris", "it is Paris", False),
         ("#### -3", "-3", True),
@@ -110,11 +144,13 @@ def test_a_generated_task_has_its_own_rule() -> None:
 
 def test_rows_without_an_answer_are_named() -> None:
     with rewards("answer") as judges, pytest.raises(DataError, match="file.jsonl:1: the row has no answer"):
-        judges.require([question(None)])
+        judges.require([question("4"), question(None)])
+    with rewards("answer") as judges, pytest.raises(DataError, match="file.jsonl:1: the row has no answer"):
+        judges.require([question(" ")])
 
 
 def test_faults_are_counted_and_shown(file: Path) -> None:
-    specs = [f"{file}:{name}" for name in ("length", "raises", "nan", "none", "slow", "dies")]
+    specs = [f"{file}:{name}" for name in ("length", "raises", "nan", "none", "slow", "dies", "leaves")]
     with rewards(*specs, timeout=0.5) as judges:
         bad, good = rollout("slow"), rollout("good")
         judges.judge([bad, good], [question(bonus=1)])
@@ -124,14 +160,43 @@ def test_faults_are_counted_and_shown(file: Path) -> None:
     assert bad.faults["slow"] == "no answer within 0.5 s" and "slow" not in good.faults
     assert "not a finite number" in bad.faults["nan"] and "not a finite number" in bad.faults["none"]
     assert bad.faults["dies"] == "its process ended with code 3" and bad.reward == 5.0
+    assert bad.faults["leaves"].startswith("SystemExit: 4")
 
 
 def test_turns_come_from_the_file(file: Path) -> None:
     with rewards(f"{file}:length") as judges:
         turn = judges.turn()
-        assert turn(question(), question().messages) == "again" and turn(question(), [{}, {}, {}]) is None
+        assert turn(question(), question().messages) == "4" and turn(question(), [{}, {}, {}]) is None
     with rewards("answer") as judges, pytest.raises(ConfigError, match="nobody says"):
         judges.turn()
+
+
+def test_a_function_that_reads_forks_or_prints_is_answered_once(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with UserFile(file, 10) as mine:
+        mine.require("reads")
+        assert [mine.call(name, "", {}) for name in ("reads", "forks", "prints", "reads")] == [0.0, 1.0, 1.0, 0.0]
+    assert 0 < capfd.readouterr().err.count("x") <= 1 << 16
+
+
+def test_what_is_long_is_told_short(file: Path) -> None:
+    with rewards(*(f"{file}:{name}" for name in ("says", "much", "shouts"))) as judges:
+        one = rollout("a")
+        judges.judge([one], [question()])
+    assert one.faults["says"] == "says returned '1.0', not a finite number"
+    assert "10,000,000 letters" in one.faults["much"] and one.faults["shouts"].startswith("ValueError: xxx")
+    assert max(map(len, one.faults.values())) < 700
+
+
+def test_a_call_that_is_given_up_leaves_nobody(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with UserFile(file, 0.5) as mine:
+        for name in ("children", "never_quiet"):
+            with pytest.raises(Fault, match="no answer within"):
+                mine.call(name, "", {})
+    status = Path(f"/proc/{(tmp_path / 'child.pid').read_text()}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 def test_a_process_does_not_outlive_its_call(file: Path) -> None:
@@ -210,7 +275,18 @@ def test_a_reward_model(tmp_path: Path) -> None:
     ids = tokenizer.apply_chat_template([*question().messages, *one.turns], tokenize=True, return_dict=False)
     expected = model(torch.tensor([ids])).logits[0, 0].item()
     assert RewardModel(tmp_path, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
+    run = tmp_path / "run"
+    shutil.copytree(tmp_path, run / "best_model", ignore=lambda *_: ["run"])
+    assert RewardModel(run, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
+    torch.nn.init.constant_(model.score.weight, torch.inf)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(Fault, match="number is"):
+        RewardModel(tmp_path, device).score(one, question())
     config.num_labels = 2
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has 2 labels"):
         RewardModel(tmp_path, device)
+    settings = json.loads((run / "best_model" / "config.json").read_text())
+    (run / "best_model" / "config.json").write_text(json.dumps({**settings, "architectures": ["Qwen2ForCausalLM"]}))
+    with pytest.raises(ConfigError, match="no sequence classifier: its config.json says Qwen2ForCausalLM"):
+        RewardModel(run, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -16,7 +17,11 @@ from anabatic.config.rl import Held, RlJob
 from anabatic.config.shared import Data, Optim, Save
 from anabatic.core.child import PREEMPTED
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, Failure
+from anabatic.data.questions import Question
 from anabatic.recipes.rl import run
+from anabatic.rl.judge import Fault
+from anabatic.rl.rewards import Rewards
+from anabatic.rl.rollout import Rollout
 from unit.rl.conftest import Make
 
 TIMES = ("time", "rollout_s", "reward_s", "rollout_tokens_per_s", "tokens_per_s", "mfu", "eta_s", "data_wait")
@@ -117,7 +122,7 @@ def test_bad_input(make: Make, tmp_path: Path, given: dict[str, Any], error: typ
 def test_a_reward_that_always_fails_ends_the_run(make: Make, tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text("def bad(text, row):\n    raise ValueError(len(text) * 0)\n")
-    with pytest.raises(Failure, match="the reward bad failed for all 4 answers: ValueError: 0 .line 2 of bad.py"):
+    with pytest.raises(Failure, match="the reward bad failed for all 16 answers: ValueError: 0 .line 2 of bad.py"):
         run(make(rewards=[f"{file}:bad"], eval=Held(rows=4)))
 
 
@@ -126,3 +131,47 @@ def test_a_batch_with_nothing_to_learn(make: Make) -> None:
     job = make(steps=2, algorithm="dr_grpo", mask_truncated=False, rewards=["length"], num_samples=2)
     assert run(job) == 0
     assert all(row["loss"] == 0 and row["grad_norm"] == 0 for row in rows(job) if row["flat_groups"] == 1)
+
+
+def test_a_signal_between_two_calls_of_a_reward_ends_the_judging(make: Make, chat_model: Path) -> None:
+    """Each call may take as long as its time allows: hundreds of answers must not hold up the end."""
+    said = iter([False, False, True])
+    some = [Rollout(0, number, [1, 2], 1, [1], [0.0], "a") for number in range(4)]
+    asked = Question("q:1", [{"role": "user", "content": "a?"}])
+    with Rewards([f"{chat_model.parent / 'mine.py'}:vowels"], pattern="", timeout=5.0, room=8) as judges:
+        assert not judges.judge(some, [asked], lambda: next(said))
+        assert [len(one.scores) for one in some] == [1, 1, 0, 0] and judges.judge(some, [asked])
+
+
+def test_a_step_that_teaches_nothing_is_told_once(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "same.py"
+    file.write_text("def same(text, row):\n    return 1.0\n")
+    with caplog.at_level(logging.WARNING, logger="anabatic"):
+        assert run(make(steps=2, rewards=[f"{file}:same"], mask_truncated=False)) == 0
+    assert caplog.text.count("got the same reward, for every question: this step teaches nothing") == 1
+
+
+def test_answers_that_are_all_cut_off_teach_nothing_and_break_nothing(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make(steps=2)
+    job.sampling.max_new_tokens = 1
+    with caplog.at_level(logging.INFO, logger="anabatic"):
+        assert run(job) == 0
+    assert caplog.text.count("all answers were cut off at their limit") == 1 and "| loss" not in caplog.text
+    assert [(row["targets"], row["loss"]) for row in rows(job)] == [(0, None)] * 2
+    before = load_file(Path(job.model) / "model.safetensors")
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(job).items())
+
+
+def test_a_turn_that_always_fails_ends_the_run(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "talk.py"
+    file.write_text("def good(text, row):\n    return len(text)\n\ndef turn(messages, row):\n    return [1]\n")
+    some = [Rollout(0, number, [1, 2], 1, [1], [0.0], "a", faults={"turn": "no"}) for number in range(3)]
+    with Rewards([f"{file}:good"], pattern="", timeout=5.0, room=8) as judges:
+        with pytest.raises(Fault, match="list was returned, no number and no text"):
+            judges.turn()(Question("q:1", [{"role": "user", "content": "a?"}]), [])
+        judges.require_some([*some, Rollout(0, 3, [1], 1)])
+        with pytest.raises(Failure, match="turn failed for all 3 answers: no"):
+            judges.require_some([*some, Rollout(0, 3, [1], 1, truncated=True)])
+        judges.require_some([some[0], *(Rollout(0, 3, [1], 1, truncated=True) for _ in range(2))])

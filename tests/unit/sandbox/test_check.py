@@ -50,6 +50,8 @@ def test_passes_only_what_is_right(box: Sandbox, completion: str, passed: bool, 
     with Sandbox(slow) as patient:
         done = check_program(patient, PROMPT + completion, TEST, "square")
     assert (done.passed, done.status) == (passed, status)
+    if status == "ok":
+        assert done.told(box.limits) == ("ended well" if passed else "left before its last line")
 
 
 def test_entry_point_is_a_name(box: Sandbox) -> None:
