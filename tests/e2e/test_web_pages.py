@@ -188,6 +188,23 @@ def test_text_of_a_model_never_becomes_html(page):
     assert len(page.get_log("browser")) == 1
 
 
+def test_what_repeats_itself_without_end_is_still_shown(page):
+    for text in ("> " * 6000 + "deep", "\n".join("  " * depth + "- x" for depth in range(1000))):
+        markdown(page, text)
+        assert page.execute_script("return document.querySelectorAll('blockquote, ul').length") < 100
+    assert not page.get_log("browser")
+
+
+def test_whoever_leaves_the_page_has_stopped_the_answer(page):
+    find(page, "#settings-open").click()
+    find(page, "#max_tokens").send_keys("1500", Keys.TAB)
+    find(page, "#say").send_keys("go on", Keys.ENTER)
+    until(lambda: texts(page, "article.theirs .body")[0])
+    page.refresh()
+    until(lambda: "stopped" in texts(page, "article.theirs .tools")[0])
+    assert texts(page, "article.theirs .bad") == []
+
+
 def test_what_others_left_in_the_storage_does_not_break_the_page(page):
     for talks in ("{", '{"a": 1}', '[null, {"turns": 1}, {"turns": [{"role": "system", "content": 2}]}]'):
         page.execute_script("localStorage.setItem('anabatic.talks', arguments[0])", talks)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 from anabatic.config.sandbox import Sandbox
 from anabatic.config.shared import Device, require
+from anabatic.core.errors import ConfigError
 
 
 @dataclass(kw_only=True)
@@ -50,6 +52,10 @@ class Sampling:
         require(all(self.choices), "a text of choices is empty", "leave it out")
         forms = [name for name in ("choices", "json_schema", "regex") if getattr(self, name)]
         require(len(forms) <= 1, f"{' and '.join(forms)} are given", "give one form of the answer")
+        try:
+            json.loads(self.json_schema or "null")
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"json_schema is no JSON: {error}", 'give a schema such as {"type": "object"}') from error
 
 
 @dataclass(kw_only=True)

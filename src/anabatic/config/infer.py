@@ -73,6 +73,8 @@ class InferJob:
         both = bool(self.model) != bool(self.ckpt_dir)
         require(both, "give either model or ckpt_dir", "anabatic infer -m FOLDER rows.jsonl -o answers.jsonl")
         require(
-            bool(self.inputs), "inputs is empty", "name files: anabatic infer -m FOLDER rows.jsonl -o answers.jsonl"
+            bool(self.inputs),
+            "inputs is empty",
+            "name files, before options that take several words: anabatic infer rows.jsonl -m FOLDER -o answers.jsonl",
         )
         require(bool(self.out.strip()), "out is not given", "give -o answers.jsonl")

@@ -17,7 +17,7 @@ class Limits:
     body_mib: float = 4.0
     """Largest body of a request."""
     body_seconds: float = 30.0
-    """Longest time for a body to arrive."""
+    """Longest time for the head of a request to arrive, and as long again for its body."""
     new_tokens: int = 4096
     """Longest answer that may be asked for."""
     answers: int = 16

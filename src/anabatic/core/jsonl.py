@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def finite(value: Any) -> Any:
     return value
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _ends_with_newline(path: Path) -> bool:
     with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
@@ -74,8 +80,8 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file; a line torn by a crash is passed over."""
-    if not path.exists():
+    """Yield the objects of a JSON-lines file; a line torn by a crash is passed over, and so is what is no file."""
+    if not path.is_file():
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -108,21 +114,24 @@ class Follower:
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return whether what was read before is void, and the new objects.
 
-        A line that is still being written waits for its end; of one that has none within 4 MiB nothing is kept.
+        A line that is still being written waits for its end; of one that has none within 4 MiB nothing is kept. What is
+        no file, such as a pipe whose reader would wait, has nothing.
 
         Raises:
             OSError: the file is there and cannot be read.
         """
         anew = False
         try:
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=_at_once) as file:
                 status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    return False, []
                 if status.st_ino != self._inode or status.st_size < self.offset:  # a run that resumed rewrites its rows
                     anew, self._inode, self._rest, self._lost, self.unread = True, status.st_ino, b"", False, 0
                     self.offset = 0 if self._tail is None else max(0, status.st_size - self._tail)
                 file.seek(self.offset)
                 new = file.read(self._most)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return False, []
         self.offset += len(new)
         self.behind = max(0, status.st_size - self.offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,29 @@ class TrajectoryClassifier:
         named = sure >= abstain
         return Answer(best if named else None, self.classes[best] if named else ABSTAIN, sure, probabilities.tolist())
 
-    @torch.inference_mode()
+    def predict_by_passes(self, texts: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the same, rows in their order at the end and none before; between two forward passes others can use
+        the device.
+
+        Raises:
+            DataError: as for `predict_batch`.
+        """
+        samples = self._samples(texts, None)
+        found = np.empty((len(samples), len(self.classes)))
+        for _ in self._passes(samples, found):
+            yield []
+        yield [self.answer(row).as_json() for row in found]
+
     def probabilities(self, texts: Sequence[str], features: np.ndarray | None = None) -> np.ndarray:
         """Return the probabilities of each of `texts`, fp64 `[n, C]`. Arguments and errors as for `predict_batch`."""
         samples = self._samples(texts, features)
         found = np.empty((len(samples), len(self.classes)))
+        for _ in self._passes(samples, found):
+            pass
+        return found if features is None else self._with_trees(found, samples)
+
+    def _passes(self, samples: list[Sample], found: np.ndarray) -> Iterator[None]:
+        """Fill the rows of `found`, some with each forward pass."""
         # Segments of like length lie in one batch: attention then pads nothing, and short ones need not wait.
         order = sorted(range(len(samples)), key=lambda number: -samples[number].length)
         start = 0
@@ -129,7 +147,7 @@ class TrajectoryClassifier:
             numbers = order[start:stop]
             found[numbers] = self._ask([samples[number] for number in numbers])
             start = stop
-        return found if features is None else self._with_trees(found, samples)
+            yield
 
     def with_vessels(
         self, found: np.ndarray, features: np.ndarray, vessels: Sequence[str], starts: Sequence[int | None]
@@ -155,6 +173,7 @@ class TrajectoryClassifier:
         told = self._trees.probabilities(np.stack([sample.features for sample in samples]))  # type: ignore[misc]
         return forest.mixed(found, told, self.description.trees_share)
 
+    @torch.inference_mode()
     def _ask(self, samples: list[Sample]) -> np.ndarray:
         size = sum(sample.length for sample in samples)
         batch = flatten_classes(samples, size, 0, self.description.seq_len)

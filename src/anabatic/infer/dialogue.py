@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from anabatic.core.errors import DataError
+from anabatic.core.errors import DataError, UserError
 from anabatic.data.tokenizer import chat_prompt
 from anabatic.infer.engine import Engine, Request
 from anabatic.infer.sampling import Sampling
@@ -69,6 +69,7 @@ class Dialogue:
 
         Raises:
             DataError: `text` alone is too long; nothing is remembered then.
+            ConfigError: the form of the answer cannot be used; nothing is remembered then.
         """
         return self._said(text, list(self.messages))
 
@@ -77,7 +78,7 @@ class Dialogue:
         self.messages[:] = [*earlier, {"role": "user", "content": text}]
         try:
             request = self.engine.request(self._fit(text), self._next_sampling(), name=self._name())
-        except DataError:
+        except UserError:
             self.messages[:] = before
             raise
         self.request = request

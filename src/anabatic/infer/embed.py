@@ -10,26 +10,29 @@ from transformers import PreTrainedModel
 from anabatic.data.batch import Batch
 from anabatic.models import forward, lora_many
 
-_TOKENS = 8192
+_TOKENS = 2048
 """Tokens of a forward pass; a longer text is read alone."""
 
 
-def embed(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the mean of the last hidden states of each row of tokens, of length 1, fp32 `[n, H]`.
+def embed(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[list[list[float]]]:
+    """Yield the mean of the last hidden states of each row of tokens, of length 1, fp32 `[n, H]`; n rows of a forward
+    pass at a time, so that others can use the model in between.
 
     Raises:
         DataError: the model mixes tokens in its own way.
     """
-    found: list[list[float]] = []
+    for some in _packs(rows):
+        yield _means(model, _batch(some))
+
+
+@torch.inference_mode()
+def _means(model: PreTrainedModel, batch: Batch) -> list[list[float]]:
     lora_many.use(model, [])
-    with torch.inference_mode():
-        for some in _packs(rows):
-            batch = _batch(some)
-            states = forward.hidden_states(model, forward.pack(batch, model.device)).float()
-            borders = batch.cu_seqlens
-            means = [states[start:end].mean(0) for start, end in zip(borders, borders[1:], strict=False)]
-            found += torch.nn.functional.normalize(torch.stack(means), dim=-1).tolist()
-    return found
+    states = forward.hidden_states(model, forward.pack(batch, model.device)).float()
+    borders = batch.cu_seqlens
+    means = [states[start:end].mean(0) for start, end in zip(borders, borders[1:], strict=False)]
+    normal: list[list[float]] = torch.nn.functional.normalize(torch.stack(means), dim=-1).tolist()
+    return normal
 
 
 def _packs(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:

@@ -15,6 +15,8 @@ from anabatic.config.chat import Sampling
 from anabatic.core.errors import ConfigError
 from anabatic.infer.request import Form
 
+_BLANKS = r"[ \n\r\t]{0,12}"
+"""Between the parts of JSON: a small model would else write blanks until its answer is cut."""
 EXTRA = "pip install 'anabatic[constrain]'"
 
 
@@ -41,8 +43,15 @@ def of(sampling: Sampling, tokenizer: Any, entries: int, stop_ids: frozenset[int
     matcher = llguidance.LLMatcher(known, _grammar(llguidance, sampling))
     if matcher.is_error():
         name = next(name for name in ("choices", "json_schema", "regex") if getattr(sampling, name))
-        raise ConfigError(f"{name} cannot be used: {matcher.get_error().splitlines()[0]}", "simplify it")
+        raise ConfigError(f"{name} cannot be used: {_first(matcher.get_error())}", "simplify it")
     return _Matched(matcher, known, entries, stop_ids)
+
+
+def _first(error: str) -> str:
+    """Return the first line of an error; of an expression, which is shown in the lines below, also what is wrong."""
+    first, *more = error.splitlines()
+    wrong = next((line for line in more if line.startswith("error: ")), "")
+    return f"{first.removesuffix(':')}: {wrong.removeprefix('error: ')}" if wrong else first.removesuffix(":")
 
 
 def _grammar(library: Any, sampling: Sampling) -> str:
@@ -52,11 +61,10 @@ def _grammar(library: Any, sampling: Sampling) -> str:
         return str(matcher.grammar_from_lark(f"start: {alternatives}"))
     if sampling.regex:
         return str(matcher.grammar_from_regex(sampling.regex))
-    try:
-        schema = json.loads(sampling.json_schema or "")
-    except ValueError as error:
-        raise ConfigError(f"json_schema is no JSON: {error}", 'give a schema such as {"type": "object"}') from error
-    return str(matcher.grammar_from_json_schema(schema))
+    schema = json.loads(sampling.json_schema or "")
+    schema = {} if schema is True else schema
+    options = {"defaults": {"whitespace_pattern": _BLANKS}} if isinstance(schema, dict) else {}
+    return str(matcher.grammar_from_json_schema(schema, **options))
 
 
 class _Matched:

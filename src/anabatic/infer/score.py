@@ -57,7 +57,6 @@ class Scorer:
             raise DataError(what, "leave earlier turns out")
         return ids
 
-    @torch.inference_mode()
     def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Return the number of each conversation, given as tokens; conversations of like length are read together.
 
@@ -65,20 +64,39 @@ class Scorer:
             Failure: one is no number.
         """
         found = [0.0] * len(rows)
+        for _ in self._passes(rows, found):
+            pass
+        return found
+
+    def scores_by_passes(self, rows: Sequence[Sequence[int]]) -> Iterator[list[dict[str, float]]]:
+        """Yield the same as rows in their order at the end, and none before; between two forward passes others can use
+        the device.
+
+        Raises:
+            Failure: one is no number.
+        """
+        found = [0.0] * len(rows)
+        for _ in self._passes(rows, found):
+            yield []
+        yield [{"score": score} for score in found]
+
+    def _passes(self, rows: Sequence[Sequence[int]], found: list[float]) -> Iterator[None]:
+        """Fill `found`, some of it with each forward pass."""
         for chosen in _batches([len(row) for row in rows], self._model.config.pad_token_id is not None):
             batch = [rows[at] for at in chosen]
             longest = max(map(len, batch))
             pad = self._model.config.pad_token_id or 0
             ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in batch])
             seen = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in batch])
-            with self._device.autocast():
+            with torch.inference_mode(), self._device.autocast():
                 out: Any = self._model(ids.to(self._device.torch), attention_mask=seen.to(self._device.torch))
-            for at, value in zip(chosen, out.logits[:, 0].float().tolist(), strict=True):
+                values = out.logits[:, 0].float().tolist()
+            for at, value in zip(chosen, values, strict=True):
                 found[at] = value
+            yield
         if broken := [value for value in found if not math.isfinite(value)]:
             what = f"the reward model's number is {broken[0]}"
             raise Failure(what, "the weights are broken, or --device.dtype is too narrow")
-        return found
 
 
 def is_reward_model(path: str | Path) -> bool:

@@ -315,6 +315,19 @@ def is_classifier(folder: Path) -> bool:
     return (folder / DESCRIPTION).is_file()
 
 
+def require_writer(folder: Path) -> None:
+    """Refuse a classifier where a model has to write text.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if is_classifier(folder):
+        raise ConfigError(
+            f"{folder} is a classifier: it writes no text",
+            "ask it with `anabatic classify predict`, or serve it with --classifier NAME=FOLDER",
+        )
+
+
 def read_description(folder: Path) -> Description:
     """Return what a classifier says of itself.
 

@@ -182,8 +182,9 @@ def _held(lock: Path) -> bool:
 
 def _finished(summary: Path) -> bool:
     try:
-        return json.loads(summary.read_text(encoding="utf-8")).get("finished") is True
-    except (OSError, ValueError, AttributeError):
+        text = summary.read_text(encoding="utf-8") if summary.is_file() else "{}"
+        return json.loads(text).get("finished") is True
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 

@@ -20,6 +20,7 @@ from anabatic.device.device import pick
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.infer.tool import python_tool, shown
+from anabatic.models import classifier
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 from anabatic.recipes import chat_commands, chat_input
@@ -40,6 +41,7 @@ def run(job: ChatJob) -> None:
     chat_input.tolerate_any_text()
     device = pick(job.device)
     folder = resolve(job.model)
+    classifier.require_writer(folder)
     shares = below(job.adapter, folder)
     tokenizer = tokenizers.load(tokenizer_folder(folder, shares))
     require_fit(load_config(folder), tokenizer, folder)
@@ -89,6 +91,10 @@ class Chat:
                     raise
                 sys.stdout.flush()
                 log.info(error.render())
+            except KeyboardInterrupt:  # behind an answer that was already stopped
+                if not sys.stdin.isatty():
+                    raise
+                log.info(chat_input.LEAVES)
             if self.over:
                 return
 

@@ -79,6 +79,8 @@ def _save(chat: Chat, name: str) -> None:
     if path.exists():
         raise ConfigError(f"{path} exists and is left as it is", "choose another name")
     messages = chat.dialogue.transcript()
+    if not messages:
+        raise ConfigError("there is nothing to write yet", "say something first")
     write_atomic(path, json.dumps({"messages": messages}, ensure_ascii=False) + "\n", "choose another file")
     log.info(f"wrote {len(messages)} messages to {path}")
 
@@ -100,6 +102,8 @@ def read(path: Path) -> list[dict[str, str]]:
     """
     try:
         length = path.stat().st_size
+        if not path.is_file():  # such as /dev/zero, which has no end
+            raise DataError(f"{path} is no file", "give a file that /save has written")
         if length > LARGEST_FILE:
             raise DataError(f"{path} has {size(length)}; at most {size(LARGEST_FILE)} are read", "give a conversation")
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

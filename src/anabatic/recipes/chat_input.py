@@ -19,6 +19,7 @@ BLOCK = '"""'
 """A line of this alone begins and ends a message of several lines."""
 LONGEST_HISTORY = 1000
 PROMPT, MORE = "> ", "... "
+LEAVES = "(Ctrl-D or /exit leaves)"
 
 
 def lines(history: bool, words: Sequence[str]) -> Iterator[str]:
@@ -100,7 +101,7 @@ def _terminal(message: Message, history: bool, words: Sequence[str]) -> Iterator
             except KeyboardInterrupt:
                 message.forget()
                 sys.stdout.write("\n")
-                log.info("(Ctrl-D or /exit leaves)")
+                log.info(LEAVES)
             except EOFError:
                 sys.stdout.write("\n")
                 return

@@ -24,6 +24,7 @@ from anabatic.evals.progress import Bar
 from anabatic.infer.dialogue import continuation
 from anabatic.infer.engine import Engine, Request
 from anabatic.infer.plan import engine_of
+from anabatic.models import classifier
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 from anabatic.parallel import world
 from anabatic.recipes.infer_files import Part, merge
@@ -99,6 +100,7 @@ def _engine(job: InferJob, ranks: int) -> Engine:
         folder = Path(job.ckpt_dir)
     else:
         folder = resolve(job.model)
+        classifier.require_writer(folder)
         shares = below(job.adapter, folder)
         tokens = tokenizer_folder(folder, shares)
         require_fit(load_config(folder), tokenizers.load(tokens), folder)

@@ -6,6 +6,7 @@ was answered is not asked again.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import time
@@ -38,7 +39,8 @@ class Part:
                 stale.unlink(missing_ok=True)
         elif out.exists():
             raise ConfigError(f"{out} is there already", "choose another -o, or start over with --resume never")
-        others = [one.name for one in out.parent.glob(f"{out.name}.part-*") if f"-of-{ranks}" not in one.name]
+        parts = [one.name for one in out.parent.glob(f"{glob.escape(out.name)}.part-*")]
+        others = [name for name in parts if not name.removesuffix(".done").endswith(f"-of-{ranks}")]
         if others and resume == "auto":
             raise ConfigError(
                 f"{others[0]} was begun by another number of processes than {ranks}", f"use as many; or {_START_OVER}"
@@ -104,12 +106,23 @@ def _known(path: Path) -> tuple[dict[str, Any], int] | None:
             if not line.endswith(b"\n"):
                 break
             if job is None:
-                job = json.loads(line)["job"]
+                job = _begun(path, line)
             else:
                 lines += 1
             whole += len(line)
         file.truncate(whole)
     return None if job is None else (job, lines)
+
+
+def _begun(path: Path, line: bytes) -> dict[str, Any]:
+    """Return what the first line of a part says that it was begun with."""
+    try:
+        job = json.loads(line)["job"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        job = None
+    if not isinstance(job, dict):
+        raise ConfigError(f"{path} is no part of answers, and stands where one is written", _START_OVER)
+    return job
 
 
 def merge(out: Path, ranks: int, beat: Callable[[], None]) -> tuple[int, list[str]]:

@@ -22,11 +22,13 @@ from anabatic.infer.score import Scorer, is_reward_model
 from anabatic.infer.server.served import Catalogue, Served
 from anabatic.infer.server.worker import Worker
 from anabatic.infer.web.runs import Runs
+from anabatic.models import classifier
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 
 EXTRA = "pip install 'anabatic[serve]'"
 KEYS = "ANABATIC_API_KEYS"
+_BACKLOG = 2048
 UNREAD_SECONDS = 60.0
 """A client that takes nothing of its answer for so long is cut off."""
 
@@ -42,6 +44,7 @@ def run(job: ServeJob) -> int:
         import uvicorn
 
         from anabatic.infer.server.app import make_app
+        from anabatic.infer.server.patience import patient
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}, which is not installed", EXTRA) from error
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "one process serves: leave it out")
@@ -58,6 +61,7 @@ def run(job: ServeJob) -> int:
             access_log=False,
             server_header=False,
             timeout_keep_alive=30,
+            http=patient(job.limits.body_seconds),
             timeout_graceful_shutdown=int(job.limits.shutdown_seconds),
         )
         host, port = listening.getsockname()[:2]
@@ -87,7 +91,7 @@ def _raised_again() -> Iterator[None]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take the address before the models are read, which may take minutes."""
+    """Take the address before the models are read, which may take minutes: who asks meanwhile waits."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,9 +99,11 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_SECONDS))
     try:
         listening.bind((host, port))
-    except OSError as error:
+        listening.listen(_BACKLOG)  # two that are only bound would both have the address
+    except (OSError, ValueError, TypeError) as error:  # the latter two: no host can be called so
         listening.close()
-        raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror}", "give another --port") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{host}:{port} cannot be listened at: {why}", "give another --host or --port") from error
     return listening
 
 
@@ -144,6 +150,7 @@ def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Se
     """Read a model, and the adapters beside it."""
     name, folder = _named(one)
     root = resolve(folder)
+    classifier.require_writer(root)
     shares = below([], root)
     tokens = tokenizer_folder(root, shares)
     tokenizer = tokenizers.load(tokens)

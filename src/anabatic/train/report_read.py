@@ -85,7 +85,8 @@ def read_run(folder: Path, name: str, rows: Rows | None = None) -> Run:
     run.summary = _json(paths.summary, run.notes)
     run.evaluation = _json(folder / "eval.json", run.notes)
     run.chat = list(jsonl.read(folder / "chat.jsonl"))
-    written = [path for path in (paths.config, folder / "stage.yaml") if path.exists()]
+    # A link may lead to any file of whoever serves the runs, and text of any kind is shown.
+    written = [path for path in (paths.config, folder / "stage.yaml") if path.is_file() and not path.is_symlink()]
     run.config = written[0].read_text(encoding="utf-8", errors="replace") if written else ""
     run.seconds = number(run.summary.get("seconds"))
     times = [time for event in run.events if (time := number(event.get("time"))) is not None]
@@ -174,11 +175,11 @@ def _draws(step: int, row: dict[str, Any]) -> Draws | None:
 
 
 def _json(path: Path, notes: list[str]) -> dict[str, Any]:
-    if not path.exists():
+    if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         notes.append(f"{path.name} is left out, it is not JSON: {error}")
         return {}
     if not isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -172,7 +173,9 @@ def test_json_of_a_schema(formed):
         "required": ["name", "age"],
         "additionalProperties": False,
     }
+    assert formed(json_schema="true")
     for one in formed(json_schema=json.dumps(schema)):
+        assert not re.search(r"[ \n\r\t]{25}", one.text)  # 12 behind a part, 12 before the next
         if one.finish_reason == "stop":
             value = json.loads(one.text)
             assert set(value) == {"name", "age"}

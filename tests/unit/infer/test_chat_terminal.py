@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -162,6 +163,7 @@ def test_settings_of_the_talk():
         ("top_p 1 2", "needs one value, 2 are given"),
         ("top_p", "needs one value, 0 are given"),
         ("stop 'a", "No closing quotation"),
+        ("json_schema {", "json_schema is no JSON"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
             chat_commands.changed(SHORT, wrong)
@@ -180,16 +182,28 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("about", [*WRONG, "missing", "a folder"])
+@pytest.mark.parametrize("about", [*WRONG, "missing", "a folder", "/dev/zero"])
 def test_a_file_that_is_no_conversation_changes_nothing(talk, tmp_path, about):
     talk.answer("one")
     before = list(talk.dialogue.messages)
-    path = tmp_path if about == "a folder" else tmp_path / "talk"
+    path = {"a folder": tmp_path, "/dev/zero": Path(about)}.get(about, tmp_path / "talk")
     if about in WRONG:
         content = WRONG[about]
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError):
         chat_commands.obey(talk, f"/load {path}")
+    assert talk.dialogue.messages == before
+
+
+def test_what_cannot_be_answered_is_not_remembered(talk, tmp_path):
+    with pytest.raises(ConfigError, match="nothing to write"):
+        chat_commands.obey(talk, f"/save {tmp_path}/talk")
+    talk.answer("one")
+    before = list(talk.dialogue.messages)
+    chat_commands.obey(talk, "/params regex (")
+    for line in ("two", "three"):
+        with pytest.raises(ConfigError):  # the form is wrong, or the library that reads it is not there
+            talk.answer(line)
     assert talk.dialogue.messages == before
 
 

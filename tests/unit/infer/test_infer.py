@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -131,3 +132,26 @@ def test_a_cache_that_does_not_fit_says_so(folder, tmp_path):
         run(job(folder, rows, tmp_path / "a.jsonl", batching=Batching(cache_gib=1e6)))
     with pytest.raises(DataError, match="the cache has room for"):
         run(job(folder, rows, tmp_path / "b.jsonl", batching=Batching(cache_gib=1e-6)))
+
+
+def test_a_part_of_other_processes_or_that_is_none_is_not_gone_on_with(folder, tmp_path):
+    rows, out = rows_file(tmp_path), tmp_path / "a[1].jsonl"
+    other = tmp_path / "a[1].jsonl.part-0-of-16"  # whose name also holds -of-1
+    other.write_text('{"job": {}}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="was begun by another number of processes than 1"):
+        run(job(folder, rows, out))
+    other.unlink()
+    for words in ("my notes\n", "[1]\n", '{"job": 1}\n', "[" * 100_000 + "\n"):
+        part = tmp_path / "a[1].jsonl.part-0-of-1"
+        part.write_text(words, encoding="utf-8")
+        with pytest.raises(ConfigError, match="is no part of answers"):
+            run(job(folder, rows, out))
+        assert part.read_text(encoding="utf-8") == words
+
+
+def test_a_classifier_is_not_asked_to_write(folder, tmp_path):
+    named = tmp_path / "classifier"
+    shutil.copytree(folder, named)
+    (named / "classifier.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is a classifier"):
+        run(job(named, rows_file(tmp_path), tmp_path / "a.jsonl"))

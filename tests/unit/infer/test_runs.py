@@ -126,3 +126,25 @@ def test_a_folder_that_goes_away_is_no_longer_listed(tmp_path):
     (tmp_path / "a").rmdir()
     found._scanned = float("-inf")
     assert found.listing() == {"runs": [], "left_out": 0}
+
+
+def test_pipes_links_and_folders_in_the_place_of_files(tmp_path):
+    root, secret = tmp_path / "runs", tmp_path / "secret"
+    secret.write_text("root:x:0:0\n", encoding="utf-8")
+    write_training_run(root / "a", steps=5)
+    for name in ("metrics.jsonl", "config.yaml", "summary.json", "eval.json", "chat.jsonl"):
+        (root / "a" / name).unlink(missing_ok=True)
+        os.mkfifo(root / "a" / name)
+    write_training_run(root / "b", steps=5)
+    (root / "b" / "config.yaml").unlink(missing_ok=True)
+    os.symlink(secret, root / "b" / "config.yaml")
+    (root / "b" / "rank-1.log").mkdir()
+    (root / "b" / "summary.json").write_text("[" * 100_000, encoding="utf-8")
+    (root / "c").mkdir()
+    (root / "c" / "metrics.jsonl").touch()
+    found = Runs(root)
+    for row in found.listing()["runs"]:
+        told = (found.curves(row["id"]), found.about(row["id"]), found.report(row["id"]))
+        assert told[0]["share"] == 1.0, row["name"]  # or the page would ask for the rest for ever
+        assert "root:x" not in str(told)
+    assert {row["name"] for row in found.listing()["runs"]} == {"a", "b", "c"}

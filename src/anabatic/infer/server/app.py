@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -16,7 +17,6 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from anabatic import __version__
 from anabatic.core.errors import AnabaticError
-from anabatic.core.text import utf8
 from anabatic.infer.dialogue import continuation
 from anabatic.infer.embed import embed
 from anabatic.infer.score import Scorer
@@ -92,13 +92,13 @@ class Api:
 
     async def models(self) -> Response:
         """List what is served."""
-        rows = [served.as_json() for served in self._catalogue.models]
-        rows += [{"id": name, "object": "model", "owned_by": "anabatic"} for name in self._catalogue.classifiers]
-        return JSONResponse({"object": "list", "data": rows})
+        return JSONResponse(
+            {"object": "list", "data": [self._catalogue.describe(name) for name in self._catalogue.names]}
+        )
 
     async def model(self, name: str) -> Response:
         """Describe one model."""
-        return JSONResponse(self._catalogue.model(name).as_json())
+        return JSONResponse(self._catalogue.describe(name))
 
     async def chat(self, asked: ChatRequest, http: Request) -> Response:
         """Answer a conversation."""
@@ -132,7 +132,7 @@ class Api:
         flow = Flow(self._worker, self._metrics, served, shape, requests, asked.n, usage, limits.seconds)
         return flow.stream() if asked.stream else await flow.answer(http)
 
-    async def embeddings(self, asked: EmbeddingRequest) -> Response:
+    async def embeddings(self, asked: EmbeddingRequest, http: Request) -> Response:
         """Turn texts into vectors: the mean of a model's last hidden states, of length 1."""
         served = self._catalogue.model(asked.model)
         texts = asked.inputs()
@@ -141,25 +141,25 @@ class Api:
         tokens = await asyncio.to_thread(lambda: [_tokens(served, text) for text in texts])
         if served.adapter is not None:
             raise ApiError(400, f"{served.name} is an adapter: embeddings are those of a model", "model")
-        rows = await self._ask(lambda: embed(served.model, tokens))
+        rows = await self._by_passes(embed(served.model, tokens), http)
         pack = _base64 if asked.encoding_format == "base64" else list
         data = [{"object": "embedding", "index": at, "embedding": pack(row)} for at, row in enumerate(rows)]
         total = sum(map(len, tokens))
         used = {"prompt_tokens": total, "total_tokens": total}
         return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": used})
 
-    async def classify(self, asked: ClassifyRequest) -> Response:
+    async def classify(self, asked: ClassifyRequest, http: Request) -> Response:
         """Say which class trajectories are of, or how good a reward model finds conversations."""
         judges = asked.messages is not None
         classifier = self._catalogue.classifier(asked.model, judges)
-        inputs: Sequence[Any] = asked.conversations() if judges else [utf8(text) for text in asked.inputs()]
+        inputs: Sequence[Any] = asked.conversations() if judges else asked.inputs()
         if len(inputs) > 2048:
             raise ApiError(400, f"{len(inputs)} inputs; at most 2048 at once", "messages" if judges else "input")
         if isinstance(classifier, Scorer):
             tokens = await asyncio.to_thread(self._catalogue.judged, classifier, inputs)
-            rows = [{"score": score} for score in await self._ask(lambda: classifier.scores(tokens))]
+            rows = await self._by_passes(classifier.scores_by_passes(tokens), http)
         else:
-            rows = await self._ask(lambda: classifier.predict_batch(inputs))
+            rows = await self._by_passes(classifier.predict_by_passes(inputs), http)
         return JSONResponse({"object": "list", "data": [{"index": at, **row} for at, row in enumerate(rows)]})
 
     async def tokenize(self, asked: TokenizeRequest) -> Response:
@@ -169,17 +169,30 @@ class Api:
         def count() -> list[int]:
             if asked.messages is not None:
                 return self._catalogue.conversation(served, asked.messages, None)
-            return list(served.engine.tokenizer(utf8(asked.prompt or ""), add_special_tokens=False)["input_ids"])
+            return list(served.engine.tokenizer(asked.prompt or "", add_special_tokens=False)["input_ids"])
 
         tokens = await asyncio.to_thread(count)
         return JSONResponse({"count": len(tokens), "max_model_len": served.engine.max_len, "tokens": tokens})
 
-    async def _ask(self, function: Any) -> Any:
-        """Run a forward pass in the thread of the engines."""
-        try:
-            return await asyncio.wrap_future(self._worker.ask(function))
-        except AnabaticError as error:
-            raise from_ours(error) from error
+    async def _by_passes(self, passes: Iterator[list[Any]], http: Request) -> list[Any]:
+        """Return the rows of many forward passes, each of them in the thread of the engines between two of their steps.
+
+        Raises:
+            ApiError: the input is wrong, or it took too long.
+        """
+        seconds, rows = self._catalogue.limits.seconds, []
+        end = time.monotonic() + seconds
+        while not await http.is_disconnected():
+            if time.monotonic() > end:
+                raise ApiError(504, f"the answer took more than {seconds:g} s", None, "timeout")
+            try:
+                some = await asyncio.wrap_future(self._worker.ask(lambda: next(passes, None)))
+            except AnabaticError as error:
+                raise from_ours(error) from error
+            if some is None:
+                break
+            rows += some
+        return rows
 
 
 def _text(served: Served, prompt: str | list[int]) -> str:
@@ -187,7 +200,7 @@ def _text(served: Served, prompt: str | list[int]) -> str:
 
 
 def _tokens(served: Served, text: str | list[int]) -> list[int]:
-    ids = continuation(served.engine.tokenizer, utf8(text)) if isinstance(text, str) else text
+    ids = continuation(served.engine.tokenizer, text) if isinstance(text, str) else text
     if len(ids) > served.engine.max_len:
         raise ApiError(400, f"an input has {len(ids)} tokens; at most {served.engine.max_len} fit", "input")
     if not ids:
@@ -226,7 +239,11 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        what = {404: f"there is nothing at {request.url.path[:200]}", 405: f"{request.method} is not done here"}
+        what = {
+            400: "the body cannot be read as JSON: it is no UTF-8, it is compressed, or it is nested too deeply",
+            404: f"there is nothing at {request.url.path[:200]}",
+            405: f"{request.method[:20]} is not done here",
+        }
         made = ApiError(error.status_code, what.get(error.status_code, str(error.detail))).response()
         made.headers.update(error.headers or {})
         return made

@@ -5,6 +5,7 @@ Source: platform.openai.com/docs/guides/error-codes and the error objects of ope
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +13,8 @@ from starlette.responses import JSONResponse
 
 from anabatic.core.errors import AnabaticError
 
+_LONGEST = 200
+"""Of what a client has written, in a message."""
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -22,11 +25,13 @@ class ApiError(Exception):
         status: of HTTP; 4xx: the request is wrong, 5xx: we are.
         param: the field that is wrong.
         code: a word for programs.
+        closes: nothing more may come over this connection.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
+        self.closes = False
 
     def body(self) -> dict[str, Any]:
         """Return the object that clients get."""
@@ -36,7 +41,8 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """Return the whole response."""
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}
-        return JSONResponse(self.body(), self.status, headers=headers.get(self.status))
+        closing = {"Connection": "close"} if self.closes else {}
+        return JSONResponse(self.body(), self.status, headers=headers.get(self.status, {}) | closing)
 
 
 def from_ours(error: AnabaticError, status: int = 400, param: str | None = None) -> ApiError:
@@ -46,12 +52,42 @@ def from_ours(error: AnabaticError, status: int = 400, param: str | None = None)
 
 def from_validation(error: RequestValidationError) -> ApiError:
     """Return the first thing that is wrong with a body."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    first = _nearest(error.errors())
+    param = ".".join(str(part) for part in _place(first))[:_LONGEST] or None
+    message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    if tuple(first["loc"]) == ("body",) and first["type"] != "value_error":
+        return ApiError(400, "the body is no JSON object, or is not sent with Content-Type: application/json")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown field {'.'.join(place)}", ".".join(place), "unknown_parameter")
-    param = ".".join(place) or None
-    message = str(first["msg"]).removeprefix("Value error, ")
+        return ApiError(400, f"unknown field {param}", param, "unknown_parameter")
     return ApiError(400, f"{param}: {message}" if param else message, param)
+
+
+def _nearest(errors: Sequence[Any]) -> Any:
+    """Return the first error; of a field that has several forms, that of the form which fits best."""
+    first = errors[0]
+    *field, form = first["loc"]
+    if not _is_form(form):
+        return first
+    others = [one for one in errors if list(one["loc"][: len(field)]) == field]
+
+    def fits(one: Any) -> tuple[bool, int, int]:
+        last = one["loc"][-1]
+        return not one["type"].endswith("_type"), len(one["loc"]), last if isinstance(last, int) else 0
+
+    return max(others, key=fits)
+
+
+def _place(error: Any) -> list[int | str]:
+    """Return where an error is, as the client has written it."""
+    if error["loc"][0] == "path":
+        return list(error["loc"][1:])
+    *above, last = error["loc"]
+    known = [part for part in above if not _is_form(part)]
+    return (known if _is_form(last) and error["type"] != "extra_forbidden" else [*known, last])[1:]
+
+
+def _is_form(part: int | str) -> bool:
+    """True for what pydantic calls one of several forms of a field, which is no name of a client's."""
+    return isinstance(part, str) and ("[" in part or part == "NamedTool")

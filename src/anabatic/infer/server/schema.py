@@ -7,19 +7,46 @@ Fields that change an answer and that we do not know how to honour are refused, 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections import Counter
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-Text = Annotated[str, StringConstraints(strict=True)]
+from anabatic.core.text import utf8
+
+MOST_FIELDS = 100
+"""Of an object whose fields are looked at one by one."""
+
+Text = Annotated[str, StringConstraints(strict=True), AfterValidator(utf8)]
+"""Lone surrogates, which JSON can write and UTF-8 cannot, become question marks."""
 Whole = Annotated[int, Field(strict=True)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Off = Annotated[Flag, BeforeValidator(lambda given: False if given is None else given, Flag | None)]
+"""false where it is null, as some clients write what they leave open."""
+Count = Annotated[Whole, Field(ge=1, le=128)]
+One = Annotated[Count, BeforeValidator(lambda given: 1 if given is None else given, Count | None)]
+"""1 where it is null."""
+
+Row = TypeVar("Row")
+Rows = Annotated[list[Row], Field(fail_fast=True)]
+Some = Annotated[list[Row], Field(min_length=1, fail_fast=True)]
+"""Lists are read up to the first row that is wrong."""
+
+
+def _short(given: Any) -> Any:
+    """Refuse an object of very many fields before all that is wrong with them is listed, which takes seconds."""
+    if isinstance(given, dict) and len(given) > MOST_FIELDS:
+        raise ValueError(f"an object has {len(given)} fields; at most {MOST_FIELDS} are read")
+    return given
 
 
 class Strict(BaseModel):
     """Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+    _few = model_validator(mode="before")(_short)
 
 
 class TextPart(Strict):
@@ -53,14 +80,13 @@ class ToolCall(BaseModel):
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": known}}
 
 
-class Message(BaseModel):
+class Message(Strict):
     """A turn of a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Rows[TextPart] | None = None
     name: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Rows[ToolCall] | None = None
     tool_call_id: Text | None = None
     refusal: Text | None = None
 
@@ -82,7 +108,7 @@ class Function(BaseModel):
     name: Annotated[Text, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class Tool(Strict):
@@ -110,7 +136,7 @@ class JsonSchema(BaseModel):
 
     name: Text = "answer"
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
-    strict: bool | None = None
+    strict: Flag | None = None
     description: Text | None = None
 
 
@@ -130,8 +156,8 @@ class ResponseFormat(Strict):
 class StreamOptions(Strict):
     """How an answer is streamed."""
 
-    include_usage: bool = False
-    include_obfuscation: bool | None = None
+    include_usage: Off = False
+    include_obfuscation: Flag | None = None
 
 
 class Generation(Strict):
@@ -146,17 +172,17 @@ class Generation(Strict):
     """vLLM's."""
     repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
     """vLLM's."""
-    n: Annotated[Whole, Field(ge=1, le=128)] = 1
+    n: One = 1
     seed: Annotated[Whole, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Text | list[Text] | None = None
-    stream: bool = False
+    stop: Text | Rows[Text] | None = None
+    stream: Off = False
     stream_options: StreamOptions | None = None
-    structured_outputs: dict[Literal["choice", "regex", "json"], Any] | None = None
+    structured_outputs: Annotated[dict[Literal["choice", "regex", "json"], Any], BeforeValidator(_short)] | None = None
     """vLLM's: the answer is one of some texts, matches an expression, or is JSON of a schema."""
     presence_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
     """Both only 0: use repetition_penalty."""
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0), BeforeValidator(_short)] | None = None
     """Only empty: no bias is applied."""
     user: Text | None = None
     """Not used."""
@@ -177,17 +203,17 @@ class Generation(Strict):
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Some[Message]
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    logprobs: bool | None = None
+    logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[Rows[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
+    parallel_tool_calls: Flag | None = None
+    metadata: Annotated[dict[Text, Text], Field(max_length=16), BeforeValidator(_short)] | None = None
+    store: Flag | None = None
     service_tier: Text | None = None
     """The last three are not used."""
 
@@ -206,9 +232,9 @@ class ChatRequest(Generation):
     @model_validator(mode="after")
     def _tools(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools or ()]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"two tools are called {twice}")
+        name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+        if count > 1:
+            raise ValueError(f"two tools are called {name}")
         if self.forced() and not names:
             raise ValueError("tool_choice asks for a call, and tools are not given")
         if self.forced() and (
@@ -226,16 +252,16 @@ class ChatRequest(Generation):
         return self
 
 
-Ids = Annotated[list[Whole], Field(min_length=1)]
+Ids = Some[Whole]
 
 
 class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    prompt: Text | Some[Text] | Ids | Some[Ids]
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
-    echo: bool = False
+    echo: Off = False
     best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
     """Only 1."""
     suffix: Annotated[Text, StringConstraints(max_length=0)] | None = None
@@ -261,7 +287,7 @@ class EmbeddingRequest(Strict):
     """`POST /v1/embeddings`."""
 
     model: Text | None = None
-    input: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    input: Text | Some[Text] | Ids | Some[Ids]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: None = None
     """As many as the model has."""
@@ -273,15 +299,15 @@ class EmbeddingRequest(Strict):
         return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
-Conversation = Annotated[list[Message], Field(min_length=1)]
+Conversation = Some[Message]
 
 
 class ClassifyRequest(Strict):
     """`POST /v1/classify`: trajectories as words, for a classifier; conversations, for a reward model."""
 
     model: Text | None = None
-    input: Text | Annotated[list[Text], Field(min_length=1)] | None = None
-    messages: Conversation | Annotated[list[Conversation], Field(min_length=1)] | None = None
+    input: Text | Some[Text] | None = None
+    messages: Conversation | Some[Conversation] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> ClassifyRequest:
@@ -310,7 +336,7 @@ class TokenizeRequest(Strict):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Some[Message] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

@@ -79,8 +79,12 @@ class Served:
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of `/v1/models`."""
-        base = {"id": self.name, "object": "model", "created": self.created, "owned_by": "anabatic"}
+        base = _model(self.name, self.created)
         return base | {"max_model_len": self.engine.max_len, "root": self.name if self.adapter is None else None}
+
+
+def _model(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "anabatic"}
 
 
 @dataclass
@@ -99,11 +103,30 @@ class Catalogue:
     sampling: Sampling
     limits: Limits
     cut: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def engines(self) -> list[Engine]:
         """Each engine once."""
         return list(dict.fromkeys(served.engine for served in self.models))
+
+    @property
+    def names(self) -> list[str]:
+        """What is served, in the order in which it is listed."""
+        return [*(served.name for served in self.models), *self.classifiers]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return the object of `/v1/models/NAME`.
+
+        Raises:
+            ApiError: 404, nothing of this name is served.
+        """
+        if name in self.classifiers:
+            return _model(name, self.created)
+        found = next((served for served in self.models if served.name == name), None)
+        if found is None:
+            raise self._missing(name, self.names)
+        return found.as_json()
 
     def model(self, name: str | None) -> Served:
         """Return the model of a name.
@@ -185,7 +208,7 @@ class Catalogue:
         tokenizer = served.engine.tokenizer
         prompts = []
         for prompt in asked.prompts():
-            ids = continuation(tokenizer, utf8(prompt)) if isinstance(prompt, str) else prompt
+            ids = continuation(tokenizer, prompt) if isinstance(prompt, str) else prompt
             served.require_tokens(ids, "prompt")
             prompts.append(ids)
         sampling = replace(self._sampling(asked, asked.tokens()), top_logprobs=asked.logprobs or 0)
@@ -235,7 +258,7 @@ class Catalogue:
 
     def _formed(self, sampling: Sampling, kind: str, value: Any, param: str = "structured_outputs") -> Sampling:
         """Return a sampling whose answers have a form."""
-
+        value = _clean(value)
         try:
             if kind == "choice":
                 if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
@@ -275,14 +298,13 @@ class Catalogue:
         return made
 
 
-def _clean(value: dict[str, Any]) -> dict[str, Any]:
+def _clean(value: Any) -> Any:
     """Lone surrogates, which JSON can write and no tokenizer reads, become question marks.
 
     Raises:
         ApiError: 400, it is nested more deeply than Python follows.
     """
     try:
-        cleaned: dict[str, Any] = json.loads(utf8(json.dumps(value, ensure_ascii=False)))
+        return json.loads(utf8(json.dumps(value, ensure_ascii=False)))
     except RecursionError as error:
         raise ApiError(400, _DEEP) from error
-    return cleaned

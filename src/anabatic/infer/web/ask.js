@@ -62,8 +62,8 @@ const ask = async (turns, signal, onText) => {
     }
   } catch (error) {
     if (error.name === "AbortError") return { ...out, end: "stopped" };
-    throw error.told ? error : new Error(word("offline"));
+    throw error.told ? error : new Error(word("torn"));
   }
-  if (!whole) throw new Error(word("offline"));
+  if (!whole) throw new Error(word("torn"));
   return out;
 };

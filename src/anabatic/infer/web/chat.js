@@ -4,9 +4,11 @@ const NARROW = matchMedia("(max-width: 46rem)");
 let talk = null;
 let running = null; // AbortController of the answer that is being written
 
+const hint = () => { $("say").placeholder = word(NARROW.matches ? "sayShort" : "sayHint"); };
+
 const speak = () => {
   translate();
-  $("say").placeholder = word(NARROW.matches ? "sayShort" : "sayHint");
+  hint();
   showTalks();
   showTurns();
 };
@@ -38,15 +40,20 @@ const turnNode = (turn, at) => {
   const written = running && !turn.how && at === talk.turns.length - 1;
   if (!mine && !written && at === talk.turns.length - 1) tools.append(button(turn.error ? "retry" : "again", () => answer(at)));
   tools.append(node("span", { class: "fine how" }, turn.how ? howItWent(turn.how) : ""));
+  if (!mine && !turn.content && turn.how) body.append(node("p", { class: "fine" }, word("wordless")));
   if (turn.error) body.append(node("p", { class: "bad" }, turn.error));
   return node("article", { class: mine ? "mine" : "theirs", "aria-label": mine ? word("you") : turn.model || word("model") },
     node("h2", {}, mine ? word("you") : turn.model || word("model")), body, tools);
 };
 
-const rateOf = ({ tokens, seconds, first }) => (tokens > 1 && seconds > first ? ((tokens - 1) / (seconds - first)).toFixed(1) : "–");
+// What came at once has no speed.
+const lengthOf = ({ tokens, seconds, first }) => [
+  word("tokens", tokens),
+  ...(tokens > 1 && seconds - first > 0.005 ? [word("speed", ((tokens - 1) / (seconds - first)).toFixed(1))] : []),
+];
 
 const howItWent = (how) => {
-  const parts = how.tokens ? [word("speed", how.tokens, rateOf(how), how.first.toFixed(2))] : [];
+  const parts = how.tokens ? [...lengthOf(how), word("first", how.first.toFixed(2))] : [];
   if (how.end === "length") parts.push(word("cut"));
   if (how.end === "stopped") parts.push(word("stopped"));
   return parts.join(" · ");
@@ -100,11 +107,13 @@ const answer = async (at) => {
   showTurns();
   let now = null;
   let drawn = 0;
+  // Whoever leaves the page stops the answer; what the browser then says of the connection is no error.
+  own.leave = () => { const { text, ...how } = now ?? {}; turn.how = { ...how, end: "stopped" }; own.left = true; };
   const draw = () => {
     drawn = 0;
     follow((shown) => {
       redraw(shown.querySelector(".body"), markdown(turn.content));
-      shown.querySelector(".how").textContent = word("writing", now.tokens, rateOf(now));
+      shown.querySelector(".how").textContent = lengthOf(now).join(" · ");
     });
   };
   const follow = (change) => {
@@ -118,8 +127,8 @@ const answer = async (at) => {
     delete turn.how.text;
     if (running === own) say(word("done"));
   } catch (error) {
-    turn.error = error.message;
-    if (running === own) say(error.message, true);
+    if (!own.left) turn.error = error.message;
+    if (running === own) say("");
   }
   cancelAnimationFrame(drawn);
   if (running === own) { running = null; busy(false); }
@@ -189,8 +198,8 @@ const begin = () => {
     send(text);
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !event.isComposing) { running?.abort(); fold(); } });
-  NARROW.addEventListener("change", speak);
-  addEventListener("pagehide", () => { if (running) keep(); });
+  NARROW.addEventListener("change", hint);
+  addEventListener("pagehide", () => { if (running) { running.leave(); keep(); running.abort(); } });
   addEventListener("storage", (event) => {
     if (event.key !== `${KEY}talks`) return;
     talk = store.follow(talk, Boolean(running));

@@ -8,9 +8,9 @@ Object.assign(WORDS.en, {
   sayHint: "Ask something. Enter sends, Shift+Enter begins a line, Esc stops.",
   send: "Send", stop: "Stop", edit: "Edit", again: "Again", remove: "Forget", save: "Send", cancel: "Cancel",
   you: "You", untitled: "New conversation", empty: "What shall we talk about?",
-  speed: (tokens, rate, first) => `${tokens} tokens · ${rate} tokens/s · first after ${first} s`,
-  writing: (tokens, rate) => `${tokens} tokens · ${rate} tokens/s`,
+  tokens: (count) => (count === 1 ? "1 token" : `${count} tokens`), speed: (rate) => `${rate} tokens/s`, first: (seconds) => `first after ${seconds} s`,
   cut: "cut at the longest length", stopped: "stopped", retry: "Try again",
+  torn: "The answer broke off: the connection or the server has ended.", wordless: "No text came.",
   full: "This browser's storage is full: the oldest conversations were forgotten.", noModels: "no model",
   adapter: (name) => `${name} (adapter)`, answering: "Answering", done: "Answered",
 });
@@ -23,9 +23,9 @@ Object.assign(WORDS.zh, {
   sayHint: "请输入问题。Enter 发送，Shift+Enter 换行，Esc 停止。",
   send: "发送", stop: "停止", edit: "编辑", again: "重新回答", remove: "删除", save: "发送", cancel: "取消",
   you: "您", untitled: "新对话", empty: "想聊些什么？",
-  speed: (tokens, rate, first) => `${tokens} 个词元 · 每秒 ${rate} 个 · 首个用时 ${first} 秒`,
-  writing: (tokens, rate) => `${tokens} 个词元 · 每秒 ${rate} 个`,
+  tokens: (count) => `${count} 个词元`, speed: (rate) => `每秒 ${rate} 个`, first: (seconds) => `首个用时 ${seconds} 秒`,
   cut: "已达最大长度", stopped: "已停止", retry: "重试",
+  torn: "回答中断：连接或服务器已结束。", wordless: "没有返回文字。",
   full: "浏览器存储已满：最早的对话已删除。", noModels: "没有模型",
   adapter: (name) => `${name}（适配器）`, answering: "正在回答", done: "回答完毕",
 });

@@ -7,7 +7,7 @@ const span = (seconds) => {
 
 const bytes = (value) => {
   for (const [unit, size] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
-    if (Math.abs(value) >= size) return `${+(value / size).toFixed(1)} ${unit}`;
+    if (Math.abs(value) >= size * 0.9999) return `${+(value / size).toFixed(1)} ${unit}`;
   }
   return `${Math.round(value)} B`;
 };

@@ -63,7 +63,7 @@ const table = (rows) => {
 
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 
-const list = (rows) => {
+const list = (rows, depth) => {
   const indent = ITEM.exec(rows[0])[1].length;
   const ordered = /\d/.test(ITEM.exec(rows[0])[2]);
   const items = [];
@@ -74,13 +74,16 @@ const list = (rows) => {
   }
   const start = ordered ? parseInt(ITEM.exec(rows[0])[2], 10) : 1;
   return node(ordered ? "ol" : "ul", ordered && start !== 1 ? { start } : {}, ...items.map((one) => {
-    const inner = one.length === 1 ? inline(one[0]) : markdown(one.join("\n"));
+    const inner = one.length === 1 ? inline(one[0]) : markdown(one.join("\n"), depth + 1);
     return node("li", {}, ...inner);
   }));
 };
 
+// Lists and quotations in one another; what lies deeper is plain text. A model that repeats itself writes thousands.
+const DEEPEST = 16;
+
 // Returns the nodes of a text; a fence that is still open is code already.
-const markdown = (text) => {
+const markdown = (text, depth = 0) => {
   const rows = text.replaceAll("\r\n", "\n").split("\n");
   const out = [];
   let at = 0;
@@ -98,13 +101,13 @@ const markdown = (text) => {
       out.push(codeBlock(inside.map((one) => one.slice(Math.min(indent, one.length - one.trimStart().length))).join("\n"), fence[2]));
     } else if (heading) { at += 1; out.push(node(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]))); }
     else if (/^\s*([-*_])(\s*\1){2,}\s*$/.test(row)) { at += 1; out.push(node("hr")); }
-    else if (/^\s*>/.test(row)) {
+    else if (depth < DEEPEST && /^\s*>/.test(row)) {
       const inside = take((one) => /^\s*>/.test(one)).map((one) => one.replace(/^\s*>\s?/, ""));
-      out.push(node("blockquote", {}, ...markdown(inside.join("\n"))));
+      out.push(node("blockquote", {}, ...markdown(inside.join("\n"), depth + 1)));
     } else if (row.includes("|") && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/.test(rows[at + 1] ?? "") && (rows[at + 1] ?? "").includes("-")) {
       out.push(table(take((one, n) => n < 2 || (one.includes("|") && one.trim()))));
-    } else if (ITEM.test(row)) {
-      out.push(list(take((one, n) => n === 0 || ITEM.test(one) || /^\s{2,}\S/.test(one))));
+    } else if (depth < DEEPEST && ITEM.test(row)) {
+      out.push(list(take((one, n) => n === 0 || ITEM.test(one) || /^\s{2,}\S/.test(one)), depth));
     } else {
       const inside = take((one, n) => n === 0 || (one.trim() && !/^\s*(`{3,}|~{3,}|#{1,6}\s|>)/.test(one) && !ITEM.test(one)));
       out.push(node("p", {}, ...lines(inside.join("\n"))));

@@ -8,6 +8,7 @@ const svg = (name, attributes = {}, ...children) => {
 };
 
 const short = (value) => {
+  if (Math.abs(value) >= 1e15) return String(Number(value.toPrecision(3)).toExponential());
   for (const [unit, size] of [["T", 1e12], ["B", 1e9], ["M", 1e6], ["K", 1e3]]) {
     if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)}${unit}`;
   }

@@ -81,7 +81,7 @@ class _Followed:
     @property
     def share(self) -> float:
         """Of the file that was read, 0 to 1."""
-        return self._file.offset / max(1, self._file.offset + self._file.behind)
+        return self._file.offset / (self._file.offset + self._file.behind) if self._file.behind else 1.0
 
 
 class Runs:

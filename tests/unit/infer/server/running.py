@@ -16,6 +16,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from anabatic.config.chat import Sampling  # noqa: E402 - after the skips
 from anabatic.config.serve import Limits  # noqa: E402
 from anabatic.infer.server.app import make_app  # noqa: E402
+from anabatic.infer.server.patience import patient  # noqa: E402
 from anabatic.infer.server.served import Catalogue, Served  # noqa: E402
 from anabatic.infer.server.worker import Worker  # noqa: E402
 
@@ -43,8 +44,9 @@ def serving(catalogue, keys=(), cors=(), runs=None):
     worker = Worker(catalogue.engines)
     worker.start()
     config = uvicorn.Config(
-        make_app(catalogue, worker, keys, cors, runs), port=0, log_level="warning", timeout_graceful_shutdown=2
-    )
+        make_app(catalogue, worker, keys, cors, runs), port=0, log_level="warning", timeout_graceful_shutdown=2,
+        http=patient(catalogue.limits.body_seconds),
+    )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -12,6 +12,7 @@ from unit.infer.server.running import KEY, catalogue_of, serving
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 WRONG = {
     "no model of that name": ({"model": "onne", "messages": USER}, 404, 'Did you mean "one"?'),
@@ -21,6 +22,17 @@ WRONG = {
     "unknown field": ({"messages": USER, "temprature": 1}, 400, "unknown field temprature"),
     "text as number": ({"messages": USER, "max_tokens": "many"}, 400, "max_tokens"),
     "true as number": ({"messages": USER, "max_tokens": True}, 400, "max_tokens"),
+    "true as temperature": ({"messages": USER, "temperature": True}, 400, "temperature"),
+    "text as temperature": ({"messages": USER, "temperature": "0.5"}, 400, "temperature"),
+    "text as flag": ({"messages": USER, "stream": "yes"}, 400, "stream"),
+    "a field of a long name": ({"messages": USER, "k" * 9999: 1}, 400, "unknown field kkk"),
+    "very many fields": ({"messages": USER} | {f"field{at}": 1 for at in range(200)}, 400, "201 fields"),
+    "very many rows of metadata": ({"messages": USER, "metadata": {f"{at}": 1 for at in range(200)}}, 400, "200"),
+    "the second of two texts": ({"messages": USER, "stop": ["a", 1]}, 400, "stop.1: Input should be a valid string"),
+    "a part of another kind": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0.type: ",
+    ),
+    "one tool twice": ({"messages": USER, "tools": [TOOL] * 2}, 400, "two tools are called f"),
     "more tokens than allowed": ({"messages": USER, "max_tokens": 65}, 400, "at most 64"),
     "more answers than allowed": ({"messages": USER, "n": 9}, 400, "at most 8"),
     "temperature": ({"messages": USER, "temperature": -1}, 400, "temperature"),
@@ -42,7 +54,20 @@ def test_wrong_requests_say_what_is_wrong(server, name):
     error = answer.json()["error"]
     assert answer.status_code == status
     assert words in error["message"]
+    assert len(error["message"]) < 400
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_what_is_null_is_left_open(server):
+    body = {"messages": USER, "max_tokens": 2, "n": None, "stream": None, "stop": None, "stream_options": None}
+    assert len(server.post(CHAT, body).json()["choices"]) == 1
+    assert server.post("/v1/completions", {"prompt": "a", "echo": None, "max_tokens": 2}).status_code == 200
+
+
+def test_a_body_that_is_not_called_json(server):
+    with server.client() as client:
+        answer = client.post(CHAT, content=json.dumps({"messages": USER}))
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +85,59 @@ def test_half_characters_and_special_words_are_only_text(server):
         with server.client() as client:
             sent = json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 2})
             assert client.post(CHAT, content=sent, headers={"Content-Type": "application/json"}).status_code == 200
+
+
+def test_half_characters_in_what_comes_back_and_in_forms(server):
+    bodies = [("/v1/completions", {"prompt": "\ud800", "echo": True, "max_tokens": 2, "stream": stream})
+              for stream in (True, False)]  # fmt: skip
+    forms = [{"choice": ["\ud800", "b"]}, {"regex": "\ud800+"}, {"json": {"const": "\ud800"}}]
+    bodies += [(CHAT, {"messages": USER, "max_tokens": 2, "structured_outputs": form}) for form in forms]
+    bodies += [(CHAT, {"messages": USER, "\ud800": 1}), (CHAT, {"messages": USER, "model": "\ud800"})]
+    for path, body in bodies:
+        with server.client() as client:
+            answer = client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+        assert answer.status_code in (200, 400, 404), (body, answer.text)
+
+
+def test_what_is_listed_is_described(server):
+    with server.client() as client:
+        for row in client.get("/v1/models").json()["data"]:
+            assert client.get(f"/v1/models/{row['id']}").json() == row
+
+
+def test_head_is_get_without_a_body(server):
+    with server.client() as client:
+        for path in ("/", "/health", "/metrics", "/v1/models"):
+            answer = client.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+        assert client.head(CHAT).status_code == 405
+
+
+def said(server, *texts):
+    """What the server says to bytes, sent one after the other's answer has begun, up to the end of the connection."""
+    host, port = server.url.removeprefix("http://").split(":")
+    heard = b""
+    with socket.create_connection((host, int(port)), timeout=120) as client:
+        for text in texts:
+            client.sendall(text)
+            heard += client.recv(65536) if text is not texts[-1] else b""
+        while part := client.recv(65536):
+            heard += part
+    return heard
+
+
+def test_a_body_with_two_lengths_ends_the_connection(server):
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    heard = said(server, head.encode() + b"0\r\n\r\nGET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert heard.startswith(b"HTTP/1.1 400")
+    assert heard.count(b"HTTP/1.1") == 1
+
+
+def test_connections_that_do_not_ask_are_closed(engine_parts):
+    whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with serving(catalogue_of(engine_parts, body_seconds=0.2)) as running:
+        assert said(running, b"GET /hea") == said(running, b"") == b""
+        assert said(running, whole, b"GET /hea").count(b"HTTP/1.1") == 1
 
 
 def test_paths_and_methods(server):
