@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -57,6 +58,8 @@ class Warm:
         self.args, self._server = list(words), server
         self.returncode: int | None = None
         self._files = [os.memfd_create("output"), os.memfd_create("error")]
+        for number in self._files:  # ranks write at once, and the kernel guards no offset of such a file
+            fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_APPEND)
         self._texts: list[str] = []
         given = {"words": self.args, "variables": dict(variables), "folder": str(folder)}
         self.pid: int = server.ask(given, self._files)

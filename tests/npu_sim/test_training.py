@@ -78,7 +78,7 @@ def test_our_own_pretraining(sim: Sim) -> None:
             "12",
         ]
         words += ["--device.type", device, "--device.dtype", "fp32", "--log.every", "1"]
-        words += ["--log.device-every", "0.1"]
+        words += ["--log.device-every", "0.01"]
         done = sim.command(*words)
         assert done.returncode == 0, done.stderr[-2000:]
         rows = [json.loads(line) for line in (sim.folder / device / "metrics.jsonl").read_text().splitlines()]

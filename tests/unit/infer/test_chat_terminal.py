@@ -89,6 +89,7 @@ def test_a_conversation_at_a_terminal(talker, tokenizer, tmp_path):
         here.type("/params max_new_tokens 4000\n", "max_new_tokens  4000")
         here.type("long\n", "abcabcabcabcabcabc")
         here.type("\x03", ", stopped)")
+        here.until("> ")
         here.type("never said\x03", "(Ctrl-D or /exit leaves)")
         here.type("/he\t\n", "write the conversation")
         talk = tmp_path / "talk.jsonl"

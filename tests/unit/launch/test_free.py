@@ -15,6 +15,7 @@ from anabatic.device.table import DEVICES
 from anabatic.launch import cores, free, seats
 from anabatic.monitor import source_smi
 from anabatic.monitor.snapshot import Device, Process, Snapshot
+from anabatic.plan import here
 from anabatic.sim import smi_layout
 from anabatic.sim.smi_layout import Process as Row
 from anabatic.sim.smi_layout import Reading
@@ -150,7 +151,7 @@ class Gpus:
 
 
 def test_gpus_go_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(here.metadata, "version", lambda name: "2.13.0")
     found = free.choose("auto", 1, {}, lambda: (Gpus(), []))
     assert found is not None and found.variables == {"CUDA_VISIBLE_DEVICES": "GPU-1f"}
     assert found.line == "GPU 1 of 2: nothing runs there; 0 is in use"

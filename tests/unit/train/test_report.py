@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
+import os
 import re
 import subprocess
 from html.parser import HTMLParser
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from anabatic.config.pipeline import PipelineJob, Stage
+from anabatic.core.errors import Failure
 from anabatic.testing.runs import EVALUATION, HOSTILE, START, write_jsonl, write_pipeline, write_training_run
 from anabatic.train import report_machine
 from anabatic.train.report import write_pipeline_report, write_run_report
@@ -275,13 +278,17 @@ def test_a_long_text_is_cut(tmp_path: Path) -> None:
     assert "x … (1,000 characters more)" in Page(write_run_report(tmp_path)).text
 
 
-def test_an_older_report_survives_a_failure(tmp_path: Path) -> None:
+def test_an_older_report_survives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run_report(tmp_path).write_text("old")
-    (tmp_path / "config.yaml").mkdir()
-    with pytest.raises(OSError):
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(Failure, match="no space left"):
         write_run_report(tmp_path)
     assert (tmp_path / "report.html").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "report.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_names_of_processors() -> None:
