@@ -22,7 +22,8 @@ class ClassifyEvalJob:
     classes: list[str] = field(default_factory=list)
     """Names of the classes in the order of the probabilities; default: the model's, or as the files name them."""
     baseline: list[str] = field(default_factory=list)
-    """Training data for the trees beside the model: only the model's training vessels in it are used."""
+    """Training data for the trees beside the model: only the model's training vessels in it are used, and only the
+    numbers that the model reads (all of them where it reads none)."""
     seen: Literal["refuse", "skip", "mark"] = "refuse"
     """Vessels that the model was trained or chosen on: stop, leave them out, or score them apart."""
     regions: dict[str, str] = field(default_factory=dict)

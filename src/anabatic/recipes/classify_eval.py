@@ -18,10 +18,13 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.infer.classify import TrajectoryClassifier
+from anabatic.models.classifier import read_description
+from anabatic.models.hf import resolve
 from anabatic.recipes import classify_data, classify_predict
 from anabatic.trajectory import baseline, evaluate, figures, predictions, report
 from anabatic.trajectory import split as splits
 from anabatic.trajectory.evaluate import Measured
+from anabatic.trajectory.features import GROUPS, NAMES
 from anabatic.trajectory.predictions import Predictions
 from anabatic.trajectory.segment import Segment, read_segments
 from anabatic.trajectory.split import Split
@@ -144,8 +147,10 @@ def _baselines(
     found = {"majority class": evaluate.measure(_instead(rows, shares), job.bootstrap, job.seed)}
     if job.baseline:
         test = [one for one in segments if one.vessel in scored and one.label is not None]
-        log.info(f"trees: {len(train):,} rows train, {len(test):,} test")
-        told = baseline.trees(train, test, len(rows.classes), job.seed)
+        names = read_description(resolve(job.model)).features if job.model else ()
+        groups = ", ".join(dict.fromkeys(GROUPS[name] for name in names or NAMES))
+        log.info(f"boosted trees: {len(train):,} rows train, {len(test):,} test; on {groups}")
+        told = baseline.trees(train, test, len(rows.classes), job.seed, names)
         found["boosted trees"] = evaluate.measure(_of(test, told, rows.classes), job.bootstrap, job.seed)
     return found
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from anabatic.core.errors import DataError
 from anabatic.models import forest
+from anabatic.trajectory.features import NAMES
 from anabatic.trajectory.segment import Segment
 
 ROUNDS = 250
@@ -21,10 +22,15 @@ def majority(train: NDArray[np.int64], rows: int, classes: int) -> NDArray[np.fl
     return np.repeat(shares[None], rows, axis=0)
 
 
-def trees(train: Sequence[Segment], test: Sequence[Segment], classes: int, seed: int = 0) -> NDArray[np.float64]:
+def trees(
+    train: Sequence[Segment], test: Sequence[Segment], classes: int, seed: int = 0, names: Sequence[str] = ()
+) -> NDArray[np.float64]:
     """Fit gradient-boosted trees on the numbers of `train` and return probabilities of `test`, `len(test) x classes`.
 
     Missing numbers are taken as they are. Every vessel weighs the same, however many segments it has.
+
+    Args:
+        names: of the numbers that may be used; default: all.
 
     Raises:
         ConfigError: scikit-learn is missing.
@@ -38,7 +44,9 @@ def trees(train: Sequence[Segment], test: Sequence[Segment], classes: int, seed:
     if len(set(truth.tolist())) < 2:
         raise DataError(f"{len(labelled)} rows of fewer than two classes train the baseline", "give more vessels")
     weights = forest.even([row.vessel for row in labelled])
-    return forest.fit(numbers(labelled), truth, weights, classes, ROUNDS, seed).probabilities(numbers(test))
+    columns = [NAMES.index(name) for name in names or NAMES]
+    fitted = forest.fit(numbers(labelled)[:, columns], truth, weights, classes, ROUNDS, seed)
+    return fitted.probabilities(numbers(test)[:, columns])
 
 
 def numbers(rows: Sequence[Segment]) -> NDArray[np.float32]:

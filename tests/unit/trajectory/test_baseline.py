@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -11,12 +12,17 @@ from anabatic.config.classify_eval import ClassifyEvalJob
 from anabatic.core.errors import DataError
 from anabatic.recipes import classify_eval
 from anabatic.trajectory import baseline
-from anabatic.trajectory.features import NAMES
+from anabatic.trajectory.features import GROUPS, NAMES
 from anabatic.trajectory.segment import Segment
 
 
 def segment(vessel, label, number):
     return Segment("", label, vessel, "rows.jsonl", None, 3, (float(number),) * len(NAMES), 1)
+
+
+def swapped(one):
+    """Its numbers with those of the location turned round."""
+    return tuple(1 - value if GROUPS[name] == "location" else value for name, value in zip(NAMES, one.features, strict=True))
 
 
 def test_the_most_frequent_class_wins_always():
@@ -29,6 +35,11 @@ def test_trees_learn_from_other_vessels_alone():
     train = [segment(f"t{at}", at % 2, at % 2) for at in range(120)]
     test = [segment("a", None, 0), segment("b", None, 1)]
     assert baseline.trees(train, test, classes=3).argmax(1).tolist() == [0, 1]
+    place = [name for name in NAMES if GROUPS[name] == "location"]
+    misled = [dataclasses.replace(one, features=swapped(one)) for one in test]  # the place says the other class
+    assert baseline.trees(train, misled, 3, names=place).argmax(1).tolist() == [1, 0]
+    motion = [name for name in NAMES if GROUPS[name] == "motion"]
+    assert baseline.trees(train, misled, 3, names=motion).argmax(1).tolist() == [0, 1]
     with pytest.raises(DataError, match="1 vessels both train and test"):
         baseline.trees(train, [*test, train[0]], classes=3)
     with pytest.raises(DataError, match="fewer than two classes"):
