@@ -22,7 +22,9 @@ def segment(vessel, label, number):
 
 def swapped(one):
     """Its numbers with those of the location turned round."""
-    return tuple(1 - value if GROUPS[name] == "location" else value for name, value in zip(NAMES, one.features, strict=True))
+    return tuple(
+        1 - value if GROUPS[name] == "location" else value for name, value in zip(NAMES, one.features, strict=True)
+    )
 
 
 def test_the_most_frequent_class_wins_always():
