@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,35 +60,35 @@ def test_a_loader_with_workers_and_pinned_memory(sim: Sim) -> None:
     assert printed == "[6.0, 22.0, 17.0]"
 
 
-def test_our_own_pretraining(sim: Sim) -> None:
+def _pretrained(sim: Sim, device: str, steps: int) -> list[dict[str, Any]]:
+    """Return the rows of a small pretraining's metrics."""
     here = Path(__file__).parent
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(here.glob("*.py")))
     (sim.folder / "text.txt").write_text(text, encoding="utf-8")
-    losses = {}
     tokens = ["anabatic", "tokenizer", "train", "--data.train", "text.txt", "--vocab-size", "400", "--out", "tokenizer"]
-    assert sim.command(*tokens).returncode == 0
-    for device in ("cpu", "npu"):
-        words = ["anabatic", "pretrain", "--tokenizer", "tokenizer", "--data.train", "text.txt", "--out", device]
-        words += ["--model.depth", "2", "--model.width", "64", "--model.head-dim", "32", "--batch.seq-len", "64"]
-        words += [
-            "--batch.micro-batch-tokens",
-            "256",
-            "--batch.global-batch-tokens",
-            "256",
-            "--schedule.max-steps",
-            "12",
-        ]
-        words += ["--device.type", device, "--device.dtype", "fp32", "--log.every", "1"]
-        words += ["--log.device-every", "0.01"]
-        done = sim.command(*words)
-        assert done.returncode == 0, done.stderr[-2000:]
-        rows = [json.loads(line) for line in (sim.folder / device / "metrics.jsonl").read_text().splitlines()]
-        losses[device] = [row["loss"] for row in rows if "loss" in row and "lr" in row]
-        summary = json.loads((sim.folder / device / "summary.json").read_text())
-        watched = [row for row in rows if "device_util_pct_mean" in row and row["energy_wh_per_mtoken"] > 0]
-        assert bool(watched) == ("energy_wh_per_mtoken" in summary) == (device == "npu")
-    assert len(losses["cpu"]) == 12
-    assert losses["npu"] == pytest.approx(losses["cpu"], rel=2e-5)
+    if not (sim.folder / "tokenizer").exists():
+        assert sim.command(*tokens).returncode == 0
+    words = ["anabatic", "pretrain", "--tokenizer", "tokenizer", "--data.train", "text.txt", "--out", device]
+    words += ["--model.depth", "2", "--model.width", "64", "--model.head-dim", "32", "--batch.seq-len", "64"]
+    words += ["--batch.micro-batch-tokens", "256", "--batch.global-batch-tokens", "256"]
+    words += ["--schedule.max-steps", str(steps), "--device.type", device, "--device.dtype", "fp32"]
+    done = sim.command(*words, "--log.every", "1", "--log.device-every", "0.01")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in (sim.folder / device / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_our_own_pretraining(sim: Sim) -> None:
+    cpu, npu = ([row["loss"] for row in _pretrained(sim, device, 12) if "lr" in row] for device in ("cpu", "npu"))
+    assert len(cpu) == 12
+    assert npu == pytest.approx(cpu, rel=2e-5)
+    # A reading may end after the last row of so short a run, but a processor is never read.
+    assert "energy_wh_per_mtoken" not in json.loads((sim.folder / "cpu" / "summary.json").read_text())
+
+
+def test_the_device_is_watched_while_it_trains(sim: Sim) -> None:
+    watched = [row for row in _pretrained(sim, "npu", 200) if "device_util_pct_mean" in row]
+    assert watched and all(row["energy_wh_per_mtoken"] > 0 for row in watched)
+    assert json.loads((sim.folder / "npu" / "summary.json").read_text())["energy_wh_per_mtoken"] > 0
 
 
 def test_overflow_is_seen_without_infinities(sim: Sim) -> None:
