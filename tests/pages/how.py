@@ -1,0 +1,109 @@
+"""What becomes of each command of the pages: it runs, it is only read, or it stands in a table with a reason."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from anabatic.config import commands
+
+ALL = os.environ.get("ANABATIC_TEST_DOCS") == "all"
+"""Also what costs more than a moment."""
+TRAIN = (
+    "--batch.seq-len 64 --batch.micro-batch-tokens 256 --batch.global-batch-tokens 512 --schedule.max-steps 2 "
+    "--log.every 1 --device.threads 1"
+)
+CHAT = "--sampling.max-new-tokens 4"
+SIZES = {
+    **dict.fromkeys(("pretrain", "sft", "dpo", "reward", "classify pretrain", "classify train"), TRAIN),
+    "rl": "--sampling.max-new-tokens 4 --schedule.max-steps 1 --device-batch-size 4 --log.every 1 --device.threads 1",
+    "chat": CHAT,
+    "infer": CHAT,
+    "eval": "--limit 2 --max-new-tokens 4",
+    "bench train": "--steps 1 --repeats 1 --warm-up 0",
+    "bench scaling": "--steps 1 --repeats 1 --warm-up 0",
+    "bench infer": "--repeats 1 --warm-up 0",
+    "bench collective": "--repeats 1 --warm-up 0",
+    "bench tokenize": "--repeats 1 --warm-up 0",
+    "bench io": "--repeats 1 --warm-up 0",
+    "bench compare": "--repeats 1 --warm-up 0",
+    "monitor": "--once",
+}
+"""Command -> options that make it short; those that the page gives itself are left as they are there."""
+
+
+@dataclass(frozen=True)
+class How:
+    """What becomes of commands that match a pattern from their beginning."""
+
+    pattern: str
+    way: str
+    """run: in a process, with stand-ins; shell: as it stands, by bash; serve: until the page's next request is answered;
+    read: its words, settings and files are checked; elsewhere: another test runs it; no: for the reason."""
+    why: str = ""
+    costly: bool = False
+    """With ANABATIC_TEST_DOCS=all alone; read otherwise."""
+    code: int = 0
+    """Exit code that is right here."""
+    here: tuple[tuple[str, str], ...] = ()
+    """What this machine is asked instead: (words of the page, words)."""
+
+
+NO_MACHINES = "the other machine is not there; tests/e2e/test_nodes.py starts several"
+TWO = tuple((f"--{name} {count}", f"--{name} 2") for name in ("npus", "nproc", "device.nproc") for count in (4, 8))
+HOW = (
+    # --- other programs
+    How("pip install", "no", "installing changes this machine and asks an index"),
+    How("(npu-smi|docker|kubectl|ray start|git clone) ?", "no", "needs a driver, a daemon, a cluster or the network"),
+    How("source /usr/local/Ascend|python3 -m venv|source .venv", "no", "sets a machine up; CI's is set up by make"),
+    How(".venv/bin/pre-commit", "no", "changes the checkout's hooks"),
+    How("make ", "elsewhere", "tests/house/test_commands.py: the targets exist; CI runs them"),
+    How("python benchmarks/", "elsewhere", "tests/house/test_benchmarks.py: its options"),
+    How("export ", "run"),
+    How("curl ", "curl"),
+    How("tar ", "shell"),
+    How('eval "\\$\\(anabatic env', "shell"),
+    # --- other machines, and what lasts
+    How("anabatic launch ray", "read", "needs a cluster of Ray; tests/unit/launch/test_on_ray.py"),
+    How("anabatic launch k8s .*--submit", "read", "needs a cluster of Kubernetes"),
+    How("anabatic launch (k8s|slurm)", "run"),
+    How("anabatic launch --hosts", "read", "needs machines with sshd; tests/unit/launch/test_sshd.py"),
+    How("anabatic launch .*--nnodes", "read", NO_MACHINES),
+    How("anabatic launch --check -- sft -c recipes/qwen32b", "read", NO_MACHINES),
+    How("anabatic launch", "run", costly=True, here=TWO),
+    How("anabatic run recipes/(demo|rl_demo|speedrun)", "read", "minutes; tests/e2e/test_speedrun.py, and CI's demo"),
+    How("anabatic serve", "serve"),
+    How("anabatic sim", "sim", costly=True),
+    How("anabatic eval .*--endpoint", "read", "needs a server at node1; tests/unit/evals/test_endpoint.py"),
+    How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/models/test_hub.py"),
+    How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),
+    # --- what is right with another exit code
+    How("anabatic doctor", "run", code=-1),
+    How("anabatic explain$", "run", code=1),
+    How("anabatic", "run", here=TWO),
+)
+"""The first one that matches counts."""
+
+
+def how(text: str) -> How:
+    """Return the row of a command."""
+    return next(row for row in HOW if re.match(row.pattern, text))
+
+
+def sized(words: list[str]) -> list[str]:
+    """Add the options that make a command short, also those of the command behind `--`."""
+    if "--" in words:
+        at = words.index("--")
+        return [*sized(words[:at]), "--", *sized(words[at + 1 :])]
+    names = [*commands.COMMANDS, *SIZES]
+    name = max((name for name in names if words[: len(name.split())] == name.split()), key=len, default="")
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    more = SIZES.get(name, "").split()
+    added: list[str] = []
+    while more:
+        option = more.pop(0)
+        values = [more.pop(0)] if more and not more[0].startswith("--") else []
+        if option not in given:
+            added += [option, *values]
+    return [*words, *added]

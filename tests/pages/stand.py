@@ -1,0 +1,141 @@
+"""Stand-ins for what the commands of the pages work on: tiny models, runs and files under the names that they type."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import command, warm
+from house import tree
+from pages import rows
+
+LENGTH = 1024
+"""Tokens that the models read at most: a conversation with tools, in a vocabulary of few words, has hundreds."""
+MODELS = (
+    "models/base", "models/qwen", "models/Qwen2.5-7B-Instruct", "models/other", "MODEL", "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-14B", "Qwen/Qwen1.5-7B-Chat",
+)  # fmt: skip
+"""A tiny Qwen2 stands for each."""
+COPIES = {
+    "runs/mine/base": ("runs/mine/mid", "runs/base", "runs/demo/base"),
+    "runs/mine/sft": ("runs/demo/sft", "runs/qwen"),
+    "runs/lora": ("runs/style", "runs/facts", "runs/legal", "runs/law", "runs/mine/lora", "output"),
+    "runs/mine/tokenizer": ("runs/tokenizer",),
+    "runs/vessel": ("runs/vessels",),
+}
+"""Run -> further names of it."""
+SIZES = {
+    "batch.seq-len": "64",
+    "batch.micro-batch-tokens": "128",
+    "batch.global-batch-tokens": "256",
+    "schedule.max-steps": "2",
+    "log.every": "1",
+    "device.threads": "1",
+}
+"""Of a training that lasts a moment."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(words: Sequence[str], folder: Path, variables: dict[str, str], cache: Path) -> command.Running:
+    """Start `anabatic WORDS` in a folder."""
+    outer = {**os.environ, "ANABATIC_CACHE": str(cache), "GOMP_SPINCOUNT": "1000", **variables}
+    started = warm.plain().start(["anabatic", *words], outer, folder)
+    if started is None:
+        raise AssertionError(f"these variables need a process of their own: {sorted(variables)}")
+    return started
+
+
+def end(process: command.Running) -> Told:
+    """Wait for a command."""
+    result = command.end(process, None)
+    return Told(result.code, result.out, result.err)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A folder with everything, made once; each page works in a copy."""
+
+    folder: Path
+    cache: Path
+
+    def copy(self, to: Path) -> Path:
+        """Return a folder of its own for a page."""
+        shutil.copytree(self.folder, to, symlinks=True)
+        return to
+
+    def make(self) -> None:
+        """Write the files, then train."""
+        rows.make(self.folder)
+        (self.folder / "recipes").symlink_to(tree.ROOT / "recipes")
+        (self.folder / "benchmarks").symlink_to(tree.ROOT / "benchmarks")
+        mine = "runs/mine"
+        self.anabatic("tokenizer", "train", "--data.train", "corpus", "--vocab-size", "320", "--out", f"{mine}/tokenizer")
+        self.models()
+        longer = {"batch.seq-len": str(LENGTH), "batch.micro-batch-tokens": "1024", "batch.global-batch-tokens": "2048"}
+        tokenizer = ["--tokenizer", f"{mine}/tokenizer", "--model.depth", "2", "--model.width", "64"]
+        self.train("pretrain", f"{mine}/base", "corpus", *tokenizer, sizes=longer)
+        self.train("sft", f"{mine}/sft", "chats.jsonl", "--model", f"{mine}/base", sizes=longer)
+        self.train("sft", "runs/lora", "chats.jsonl", "--model", "models/base", "--tuner", "lora", sizes=longer)
+        self.train("reward", "runs/judge", "pairs.jsonl", "--model", f"{mine}/sft")
+        self.anabatic("classify", "words", "ais.csv", "-o", "words.jsonl")
+        for name in ("train_dataset_demo.jsonl", "test_data.jsonl"):
+            shutil.copy(self.folder / "words.jsonl", self.folder / name)
+        self.train("classify pretrain", "runs/vessel-words", "words.jsonl", "--depth", "1")
+        self.train("classify train", "runs/vessel", "words.jsonl", "--model.path", "runs/vessel-words")
+        self.anabatic("classify", "predict", "others.csv", "-m", "runs/vessel", "-o", "predictions.jsonl")
+        for path in sorted(self.folder.glob(f"{mine}/sft/*")):  # `runs/mine` is itself a run on some pages
+            here = self.folder / mine / path.name
+            shutil.copytree(path, here) if path.is_dir() else shutil.copy(path, here)
+        for name, others in COPIES.items():
+            for other in others:
+                shutil.copytree(self.folder / name, self.folder / other, dirs_exist_ok=True)
+        for name, number in (("runs/lora", 200), ("output", 100)):
+            (self.folder / name / "checkpoint-2").rename(self.folder / name / f"checkpoint-{number}")
+        self.tasks()
+
+    def models(self) -> None:
+        """Save one tiny Qwen2 under every name."""
+        from anabatic.data import tokenizer
+        from anabatic.models.hf import save_model
+        from anabatic.testing.tiny import tiny_qwen2
+
+        vocabulary = tokenizer.load(self.folder / "runs/mine/tokenizer")
+        model = tiny_qwen2(max_position_embeddings=LENGTH, vocab_size=len(vocabulary))
+        for name in MODELS:
+            save_model(model, self.folder / name, vocabulary)
+
+    def tasks(self) -> None:
+        """Write data sets and the CORE bundle with questions of our own, in the formats of the public ones."""
+        from unit.evals.test_known import ROWS
+
+        for name, (row, *_) in ROWS.items():
+            rows.jsonl(self.folder / "datasets" / f"{name}.jsonl", lambda _, row=row: row, 4)
+        bundle = self.folder / "eval_bundle"
+        rows.jsonl(bundle / "eval_data/last.jsonl", lambda n: {"context": "one two three", "continuation": f"four {n}"}, 3)
+        entry = "icl_tasks:\n- {label: last, dataset_uri: last.jsonl, num_fewshot: [0], icl_task_type: language_modeling}\n"
+        rows.write(bundle / "core.yaml", entry)
+        rows.write(bundle / "eval_meta_data.csv", "Eval Task,Task Category,Random baseline\nlast,x,0\n")
+        (self.folder / "arc_easy.jsonl").write_text(json.dumps(ROWS["arc_easy"][0]) + "\n")
+
+    def train(self, name: str, out: str, data: str, *words: str, sizes: dict[str, str] | None = None) -> None:
+        """Run a short training."""
+        given = {**SIZES, **(sizes or {})}
+        options = [word for key, value in given.items() for word in (f"--{key}", value)]
+        self.anabatic(*name.split(), "--data.train", data, "--out", out, *words, *options)
+
+    def anabatic(self, *words: str) -> None:
+        """Run a command that must succeed."""
+        told = end(run(words, self.folder, {}, self.cache))
+        assert told.code == 0, f"{words}\n{told.out}\n{told.err}"

@@ -1,0 +1,181 @@
+"""Typing the commands of a page one after the other, in a folder with stand-ins."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anabatic.cli import app, launch_words
+from anabatic.config import commands, load
+from anabatic.testing.spawn import free_port
+from e2e import command
+from house import tree
+from pages import blocks, stand
+from pages.how import ALL, How, how, sized
+
+PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m anabatic "$@"\n'
+PORT = "8000"
+"""Where the pages' servers listen."""
+
+
+@dataclass
+class Visit:
+    """A reader of one page: the folder, what was exported, the server that runs."""
+
+    folder: Path
+    cache: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    server: command.Running | None = None
+    port: int = 0
+    said: dict[str, stand.Told] = field(default_factory=dict)
+    """Command -> what it printed."""
+
+    def type(self, one: blocks.Command) -> None:
+        """Do with a command what the table says.
+
+        Raises:
+            AssertionError: it does not work.
+        """
+        row = how(one.text)
+        way = "read" if row.costly and not ALL else row.way
+        if way not in ("no", "elsewhere"):
+            getattr(self, f"_{way}")(one.text, row)
+
+    def leave(self) -> None:
+        """End the server, as a reader does with Ctrl-C."""
+        if self.server is not None:
+            self.server.send_signal(signal.SIGINT)
+            told = command.end(self.server, None)
+            assert told.code in (0, 130), told.err
+            self.server = None
+
+    def _run(self, text: str, row: How) -> None:
+        if text.startswith("export "):
+            self.variables.update(word.split("=", 1) for word in shlex.split(text)[1:])
+            return
+        for theirs, ours in row.here:
+            text = re.sub(rf"{re.escape(theirs)}\b", ours, text)
+        words = self._words(text)
+        for option in ("--out", "-o"):  # what stands there would be continued
+            if option in words:
+                self._remove(self.folder / words[words.index(option) + 1])
+        told = stand.end(stand.run(sized(words), self.folder, self.variables, self.cache))
+        self.said[text] = told
+        assert told.code == row.code or row.code < 0, f"exit code {told.code}\n{told.out}\n{told.err}"
+
+    def _remove(self, path: Path) -> None:
+        assert path.resolve().is_relative_to(self.folder.resolve()), path
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+
+    def _words(self, text: str) -> list[str]:
+        """Return the words behind `anabatic`; globs are opened, variables in front are kept."""
+        words = shlex.split(text)
+        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            self.variables[name] = value
+        assert words[0] == "anabatic", f"{words[0]} is not a program the pages use"
+        words = words[1 : words.index(">") if ">" in words else None]
+        return [name for word in words for name in self._named(word)]
+
+    def _named(self, word: str) -> list[str]:
+        if re.fullmatch(r"[\w/.-]*\*[\w/.*-]*", word):
+            return sorted(path.relative_to(self.folder).as_posix() for path in self.folder.glob(word))
+        return [word]
+
+    def _read(self, text: str, row: How) -> None:
+        """Words, options, values, recipes: everything up to the work itself."""
+        words = self._words(text)
+        border = words.index("--") if "--" in words else len(words)
+        _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
+        inner = words[border + 1 :]
+        if inner[:1] == ["anabatic"]:
+            self._read(shlex.join(inner), row)
+        elif inner and words[0] in ("launch", "plan", "bench") and words[:2] != ["bench", "compare"]:
+            os.chdir(self.folder)
+            launch_words.training_job(inner)
+        self._settings(words[:border], bound.arguments)
+
+    def _settings(self, words: list[str], given: dict[str, object]) -> None:
+        from anabatic.cli import job
+
+        names = [name for name in commands.COMMANDS if words[: len(name.split())] == name.split()]
+        if not names:
+            return
+        if names == ["run"]:
+            told = stand.end(stand.run([*words, "--dry-run"], self.folder, self.variables, self.cache))
+            assert told.code == 0, told.err
+            return
+        row = commands.get(max(names, key=len))
+        files = given.pop("config", None) or []
+        given.pop(job.DRY_RUN, None)
+        if bare := given.pop(row.words.upper(), ()):
+            given[row.words] = job._worded(row.job_class(), row.words, bare, given.get(row.words))  # type: ignore[arg-type]
+        os.chdir(self.folder)
+        load.load(row.name, files, job.tree(given))  # type: ignore[arg-type]
+
+    def _shell(self, text: str, row: How) -> None:
+        programs = self.folder / "bin"
+        if not programs.exists():
+            programs.mkdir()
+            (programs / "anabatic").write_text(PROGRAM)
+            (programs / "anabatic").chmod(0o755)
+        self._program(["bash", "-ec", text], {"PATH": f"{programs}:{os.environ['PATH']}"})
+
+    def _curl(self, text: str, row: How) -> None:
+        if self.server is None:
+            self._serve("anabatic serve runs/demo/sft", row)  # the page began it elsewhere
+        asked = text.replace(f":{PORT}", f":{self.port}").replace("curl ", "curl -sS --fail-with-body ")
+        self._program(["bash", "-ec", asked], {})
+
+    def _program(self, line: Sequence[str], variables: dict[str, str]) -> None:
+        outer = {**os.environ, "ANABATIC_CACHE": str(self.cache), **variables}
+        done = subprocess.run(line, cwd=self.folder, env=outer, capture_output=True, text=True, timeout=300)
+        self.said[line[-1]] = stand.Told(done.returncode, done.stdout, done.stderr)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _serve(self, text: str, row: How) -> None:
+        self.leave()
+        self.port = free_port()
+        words = [*self._words(text), "--port", str(self.port)]
+        self.server = stand.run(words, self.folder, self.variables, self.cache)
+        address = f"http://127.0.0.1:{self.port}/health"
+        command.wait_for(self.server, lambda: _answers(address))
+
+    def _sim(self, text: str, row: How) -> None:
+        assert ALL
+        time.sleep(0)
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def pages() -> list[Path]:
+    """Return the pages with commands."""
+    return [page for page in blocks.ENGLISH if lines(page)]
+
+
+def lines(page: Path) -> list[blocks.Command]:
+    """Return the commands of a page."""
+    return [one for block in blocks.blocks(page) if block.language == "bash" for one in blocks.commands(block)]
+
+
+def title(page: Path) -> str:
+    """Return how a page is named in a test."""
+    return tree.name(page).removeprefix("docs/en/").removesuffix(".md")
