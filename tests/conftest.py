@@ -94,7 +94,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(("tests/npu_sim", "tests/unit/sim")):
                 return "sim"
-            return "e2e" if nodeid.startswith("tests/e2e") else nodeid.split("::")[0]
+            families = [name for name in ("e2e", "pages") if nodeid.startswith(f"tests/{name}")]
+            return families[0] if families else nodeid.split("::")[0]
 
     return Groups(config, log)
 

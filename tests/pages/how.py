@@ -10,10 +10,8 @@ from anabatic.config import commands
 
 ALL = os.environ.get("ANABATIC_TEST_DOCS") == "all"
 """Also what costs more than a moment."""
-TRAIN = (
-    "--batch.seq-len 64 --batch.micro-batch-tokens 256 --batch.global-batch-tokens 512 --schedule.max-steps 2 "
-    "--log.every 1 --device.threads 1"
-)
+TRAIN = "--schedule.max-steps 2 --log.every 1 --device.threads 1"
+SEQ, MICRO, GLOBAL = (f"--batch.{name}" for name in ("seq-len", "micro-batch-tokens", "global-batch-tokens"))
 CHAT = "--sampling.max-new-tokens 4"
 SIZES = {
     **dict.fromkeys(("pretrain", "sft", "dpo", "reward", "classify pretrain", "classify train"), TRAIN),
@@ -39,15 +37,16 @@ class How:
 
     pattern: str
     way: str
-    """run: in a process, with stand-ins; shell: as it stands, by bash; serve: until the page's next request is answered;
-    read: its words, settings and files are checked; elsewhere: another test runs it; no: for the reason."""
+    """The method of `Visit` that does it; elsewhere: another test does; no: nothing does, for the reason."""
     why: str = ""
     costly: bool = False
     """With ANABATIC_TEST_DOCS=all alone; read otherwise."""
-    code: int = 0
-    """Exit code that is right here."""
+    codes: tuple[int, ...] = (0,)
+    """Exit codes that are right here."""
     here: tuple[tuple[str, str], ...] = ()
     """What this machine is asked instead: (words of the page, words)."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Set for it."""
 
 
 NO_MACHINES = "the other machine is not there; tests/e2e/test_nodes.py starts several"
@@ -55,11 +54,11 @@ TWO = tuple((f"--{name} {count}", f"--{name} 2") for name in ("npus", "nproc", "
 HOW = (
     # --- other programs
     How("pip install", "no", "installing changes this machine and asks an index"),
-    How("(npu-smi|docker|kubectl|ray start|git clone) ?", "no", "needs a driver, a daemon, a cluster or the network"),
+    How("(npu-smi|docker|kubectl|ray start|git clone)\\b", "no", "needs a driver, a daemon, a cluster or the network"),
     How("source /usr/local/Ascend|python3 -m venv|source .venv", "no", "sets a machine up; CI's is set up by make"),
     How(".venv/bin/pre-commit", "no", "changes the checkout's hooks"),
     How("make ", "elsewhere", "tests/house/test_commands.py: the targets exist; CI runs them"),
-    How("python benchmarks/", "elsewhere", "tests/house/test_benchmarks.py: its options"),
+    How("python benchmarks/", "program", "takes minutes: its options are looked up"),
     How("export ", "run"),
     How("curl ", "curl"),
     How("tar ", "shell"),
@@ -71,17 +70,26 @@ HOW = (
     How("anabatic launch --hosts", "read", "needs machines with sshd; tests/unit/launch/test_sshd.py"),
     How("anabatic launch .*--nnodes", "read", NO_MACHINES),
     How("anabatic launch --check -- sft -c recipes/qwen32b", "read", NO_MACHINES),
-    How("anabatic launch", "run", costly=True, here=TWO),
-    How("anabatic run recipes/(demo|rl_demo|speedrun)", "read", "minutes; tests/e2e/test_speedrun.py, and CI's demo"),
-    How("anabatic serve", "serve"),
-    How("anabatic sim", "sim", costly=True),
+    How("anabatic run recipes/(demo|rl_demo|speedrun|vessel)", "dry", "minutes; tests/e2e/test_speedrun.py, CI's demo"),
     How("anabatic eval .*--endpoint", "read", "needs a server at node1; tests/unit/evals/test_endpoint.py"),
     How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/models/test_hub.py"),
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),
-    # --- what is right with another exit code
-    How("anabatic doctor", "run", code=-1),
-    How("anabatic explain$", "run", code=1),
-    How("anabatic", "run", here=TWO),
+    How("anabatic bench compare", "run", costly=True),
+    # --- what goes on until it is told to end
+    How("anabatic serve", "serve"),
+    How("anabatic monitor --prom", "metrics"),
+    # --- simulated devices
+    How("anabatic sim .*npu-smi|anabatic sim .*monitor", "sim"),
+    How("anabatic sim", "sim", costly=True),
+    # --- several processes, each with its own torch; several measurements
+    How("anabatic .*--(npus|nproc|device.nproc) .*--dry-run|anabatic plan", "plan"),
+    How("anabatic .*--dry-run", "plan"),
+    How("anabatic (launch|.*--(npus|nproc|device.nproc) [1-9])", "run", costly=True, here=TWO),
+    # --- what this machine answers otherwise
+    How("anabatic doctor", "run", "1 where something is broken", codes=(0, 1)),
+    How("anabatic explain$", "run", variables=(("ASCEND_PROCESS_LOG_PATH", "plog"),)),
+    How("anabatic monitor .*--device 0,1", "run", here=(("--device 0,1", "--device 0"),)),
+    How("anabatic", "run"),
 )
 """The first one that matches counts."""
 
@@ -98,8 +106,10 @@ def sized(words: list[str]) -> list[str]:
         return [*sized(words[:at]), "--", *sized(words[at + 1 :])]
     names = [*commands.COMMANDS, *SIZES]
     name = max((name for name in names if words[: len(name.split())] == name.split()), key=len, default="")
-    given = {word.partition("=")[0].replace("_", "-") for word in words}
     more = SIZES.get(name, "").split()
+    given = dict(zip((word.replace("_", "-") for word in words), [*words[1:], ""], strict=True))
+    if more[:2] == TRAIN.split()[:2]:
+        more += batch(given)
     added: list[str] = []
     while more:
         option = more.pop(0)
@@ -107,3 +117,10 @@ def sized(words: list[str]) -> list[str]:
         if option not in given:
             added += [option, *values]
     return [*words, *added]
+
+
+def batch(given: dict[str, str]) -> list[str]:
+    """Return small batches that fit to what the page gives: two micro-batches, of at least one whole row."""
+    length = int(given.get(SEQ, 64))
+    micro = int(given.get(MICRO, max(256, length)))
+    return [SEQ, str(length), MICRO, str(micro), GLOBAL, str(2 * micro)]

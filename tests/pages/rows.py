@@ -30,6 +30,7 @@ Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
 print("speed: 12.5")
 """
 LOG = "[ERROR] RuntimeError: NPU function error: AclrtSynchronizeDeviceWithTimeout, error code is 507015\n"
+TIMEOUT = "[ERROR] EI0002: The wait execution of the Notify register times out. HCCL_EXEC_TIMEOUT\n"
 ZERO3 = {
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
     "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": True},
@@ -46,6 +47,10 @@ num_train_epochs: 1.0
 SWIFT = "NPROC_PER_NODE=4 swift sft --model models/base --dataset rows.jsonl --tuner_type lora --output_dir output\n"
 NODES = "torchrun --nnodes 2 --nproc_per_node 8 train.py --deepspeed ds_config_zero3.json --num_train_epochs 1\n"
 NANOCHAT = "python -m scripts.tok_train --max-chars=1000\npython -m scripts.base_train -- --depth=4\n"
+PROGRAM = {
+    "task_id": "one/0", "prompt": "def one():\n", "canonical_solution": "    return 1\n", "entry_point": "one",
+    "test": "def check(candidate):\n    assert candidate() == 1\n",
+}  # fmt: skip
 TRACK = "mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type"
 
 
@@ -99,12 +104,12 @@ def write(path: Path, content: str) -> None:
 
 def tracks(path: Path, ids: Iterable[int], points: int = 60, classes: tuple[str, str] = ("Cargo", "Tanker")) -> None:
     """Write an AIS table: vessels of two classes, fast and slow, half of them off California."""
-    lines = [
-        f"{367000000 + one},{1_577_836_800 + 60 * step},{33 + 0.1 * one + step * 0.002},{(-121.0, -94.5)[one % 4 // 2]},"
-        f"{(14, 7)[one % 2]},0,1,{classes[one % 2]}"
-        for one in ids
-        for step in range(points)
-    ]
+    lines = []
+    for one in ids:
+        west, knots = (-121.0, -94.5)[one % 4 // 2], (14, 7)[one % 2]
+        for step in range(points):
+            north, seconds = 33 + 0.1 * one + step * 0.002, 1_577_836_800 + 60 * step
+            lines.append(f"{367000000 + one},{seconds},{north},{west},{knots},0,1,{classes[one % 2]}")
     write(path, "\n".join([TRACK, *lines]) + "\n")
 
 
@@ -112,7 +117,8 @@ def source_tracks(folder: Path) -> None:
     """Write files of one vessel each, as PGeogre/traj_token has them."""
     for number in range(4):
         lines = [
-            f"2021-09-17 06:{step:02d}:00,{31 + step * 0.002:.4f},121.5,{7 + number},0,{number % 2}" for step in range(50)
+            f"2021-09-17 06:{step:02d}:00,{31 + step * 0.002:.4f},121.5,{7 + number},0,{number % 2}"
+            for step in range(50)
         ]
         write(folder / f"{number}.csv", "date,lat,lon,sog,cog,class\n" + "\n".join(lines) + "\n")
 
@@ -153,6 +159,7 @@ def scripts(folder: Path) -> None:
     write(folder / "peer.py", PEER)
     write(folder / "tests/test_one.py", "def test_one():\n    import torch_npu\n")
     write(folder / "train.log", LOG)
+    write(folder / "plog/plog-1.log", LOG)
     (folder / "rank-0.log.gz").write_bytes(gzip.compress(LOG.encode()))
     write(folder / "ds_config_zero3.json", json.dumps(ZERO3))
     write(folder / "qwen_lora_sft.yaml", FACTORY)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabatic.config.task import EvalTask
 from e2e import command, warm
 from house import tree
 from pages import rows
@@ -17,7 +17,8 @@ LENGTH = 1024
 """Tokens that the models read at most: a conversation with tools, in a vocabulary of few words, has hundreds."""
 MODELS = (
     "models/base", "models/qwen", "models/Qwen2.5-7B-Instruct", "models/other", "MODEL", "Qwen/Qwen2.5-0.5B",
-    "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-14B", "Qwen/Qwen1.5-7B-Chat",
+    "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-14B",
+    "Qwen/Qwen1.5-7B-Chat",
 )  # fmt: skip
 """A tiny Qwen2 stands for each."""
 COPIES = {
@@ -70,6 +71,13 @@ class Stand:
     folder: Path
     cache: Path
 
+    @property
+    def paper(self) -> Path:
+        """A folder without models, for plans of published ones."""
+        folder = self.folder.with_name("paper")
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def copy(self, to: Path) -> Path:
         """Return a folder of its own for a page."""
         shutil.copytree(self.folder, to, symlinks=True)
@@ -81,7 +89,9 @@ class Stand:
         (self.folder / "recipes").symlink_to(tree.ROOT / "recipes")
         (self.folder / "benchmarks").symlink_to(tree.ROOT / "benchmarks")
         mine = "runs/mine"
-        self.anabatic("tokenizer", "train", "--data.train", "corpus", "--vocab-size", "320", "--out", f"{mine}/tokenizer")
+        self.anabatic(
+            "tokenizer", "train", "--data.train", "corpus", "--vocab-size", "320", "--out", f"{mine}/tokenizer"
+        )
         self.models()
         longer = {"batch.seq-len": str(LENGTH), "batch.micro-batch-tokens": "1024", "batch.global-batch-tokens": "2048"}
         tokenizer = ["--tokenizer", f"{mine}/tokenizer", "--model.depth", "2", "--model.width", "64"]
@@ -98,6 +108,8 @@ class Stand:
         for path in sorted(self.folder.glob(f"{mine}/sft/*")):  # `runs/mine` is itself a run on some pages
             here = self.folder / mine / path.name
             shutil.copytree(path, here) if path.is_dir() else shutil.copy(path, here)
+        rows.write(self.folder / mine / "rank-1.log", rows.LOG * 3)
+        rows.write(self.folder / mine / "rank-0.log", rows.TIMEOUT)
         for name, others in COPIES.items():
             for other in others:
                 shutil.copytree(self.folder / name, self.folder / other, dirs_exist_ok=True)
@@ -118,16 +130,25 @@ class Stand:
 
     def tasks(self) -> None:
         """Write data sets and the CORE bundle with questions of our own, in the formats of the public ones."""
+        from anabatic.evals import known
         from unit.evals.test_known import ROWS
 
         for name, (row, *_) in ROWS.items():
-            rows.jsonl(self.folder / "datasets" / f"{name}.jsonl", lambda _, row=row: row, 4)
+            task, _ = known.read(name)
+            assert isinstance(task, EvalTask)
+            for split in {task.data.split, "train", "dev"}:
+                place = self.folder / "datasets" / task.data.hub / task.data.config
+                rows.jsonl(place / f"{split}.jsonl", lambda _, row=row: row, 4)
+        rows.jsonl(self.folder / "datasets/HumanEval.jsonl", lambda _: rows.PROGRAM, 3)
         bundle = self.folder / "eval_bundle"
-        rows.jsonl(bundle / "eval_data/last.jsonl", lambda n: {"context": "one two three", "continuation": f"four {n}"}, 3)
-        entry = "icl_tasks:\n- {label: last, dataset_uri: last.jsonl, num_fewshot: [0], icl_task_type: language_modeling}\n"
+        rows.jsonl(
+            bundle / "eval_data/last.jsonl", lambda n: {"context": "one two three", "continuation": f"four {n}"}, 3
+        )
+        entry = (
+            "icl_tasks:\n- {label: last, dataset_uri: last.jsonl, num_fewshot: [0], icl_task_type: language_modeling}\n"
+        )
         rows.write(bundle / "core.yaml", entry)
         rows.write(bundle / "eval_meta_data.csv", "Eval Task,Task Category,Random baseline\nlast,x,0\n")
-        (self.folder / "arc_easy.jsonl").write_text(json.dumps(ROWS["arc_easy"][0]) + "\n")
 
     def train(self, name: str, out: str, data: str, *words: str, sizes: dict[str, str] | None = None) -> None:
         """Run a short training."""

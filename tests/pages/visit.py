@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -9,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,8 @@ from pathlib import Path
 
 from anabatic.cli import app, launch_words
 from anabatic.config import commands, load
+from anabatic.core import paths
+from anabatic.core.errors import AnabaticError
 from anabatic.testing.spawn import free_port
 from e2e import command
 from house import tree
@@ -24,6 +26,7 @@ from pages import blocks, stand
 from pages.how import ALL, How, how, sized
 
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m anabatic "$@"\n'
+CACHE = paths.cache_root()  # before a test gets a cache of its own
 PORT = "8000"
 """Where the pages' servers listen."""
 
@@ -47,9 +50,20 @@ class Visit:
             AssertionError: it does not work.
         """
         row = how(one.text)
-        way = "read" if row.costly and not ALL else row.way
-        if way not in ("no", "elsewhere"):
-            getattr(self, f"_{way}")(one.text, row)
+        ways = {
+            "run": self._run,
+            "dry": self._dry,
+            "plan": self._plan,
+            "read": self._read,
+            "shell": self._shell,
+            "curl": self._curl,
+            "program": self._has_options,
+            "serve": self._serve,
+            "metrics": self._metrics,
+            "sim": self._sim,
+        }
+        if row.way in ways:
+            (self._read if row.costly and not ALL else ways[row.way])(one.text, row)
 
     def leave(self) -> None:
         """End the server, as a reader does with Ctrl-C."""
@@ -60,6 +74,7 @@ class Visit:
             self.server = None
 
     def _run(self, text: str, row: How) -> None:
+        """In a process, with a training of two steps."""
         if text.startswith("export "):
             self.variables.update(word.split("=", 1) for word in shlex.split(text)[1:])
             return
@@ -69,9 +84,28 @@ class Visit:
         for option in ("--out", "-o"):  # what stands there would be continued
             if option in words:
                 self._remove(self.folder / words[words.index(option) + 1])
-        told = stand.end(stand.run(sized(words), self.folder, self.variables, self.cache))
+        self._told(text, sized(words), row)
+
+    def _told(self, text: str, words: Sequence[str], row: How) -> None:
+        told = stand.end(stand.run(words, self.folder, {**self.variables, **dict(row.variables)}, self.cache))
         self.said[text] = told
-        assert told.code == row.code or row.code < 0, f"exit code {told.code}\n{told.out}\n{told.err}"
+        assert told.code in row.codes, f"exit code {told.code}\n{told.out}\n{told.err}"
+        if ">" in shlex.split(text):
+            (self.folder / shlex.split(text)[-1]).write_text(told.out, encoding="utf-8")
+
+    def _dry(self, text: str, row: How) -> None:
+        """Every stage is checked, none is begun."""
+        words = self._words(text)
+        self._told(text, [*words, *(["--dry-run"] if "--dry-run" not in words else [])], row)
+
+    def _plan(self, text: str, row: How) -> None:
+        """On paper, where no folder stands for a published model."""
+        models, aside = self.folder / "Qwen", self.folder / "aside"
+        models.rename(aside)
+        try:
+            self._told(text, self._words(text), row)
+        finally:
+            aside.rename(models)
 
     def _remove(self, path: Path) -> None:
         assert path.resolve().is_relative_to(self.folder.resolve()), path
@@ -113,25 +147,26 @@ class Visit:
         names = [name for name in commands.COMMANDS if words[: len(name.split())] == name.split()]
         if not names:
             return
-        if names == ["run"]:
-            told = stand.end(stand.run([*words, "--dry-run"], self.folder, self.variables, self.cache))
-            assert told.code == 0, told.err
-            return
         row = commands.get(max(names, key=len))
         files = given.pop("config", None) or []
         given.pop(job.DRY_RUN, None)
         if bare := given.pop(row.words.upper(), ()):
-            given[row.words] = job._worded(row.job_class(), row.words, bare, given.get(row.words))  # type: ignore[arg-type]
+            given[row.words] = job._worded(row.job_class(), row.words, bare, given.get(row.words))
         os.chdir(self.folder)
-        load.load(row.name, files, job.tree(given))  # type: ignore[arg-type]
+        load.load(row.name, files, job.tree(given))
 
     def _shell(self, text: str, row: How) -> None:
+        """As it stands, by bash."""
+        self._program(["bash", "-ec", text], {"PATH": f"{self._programs()}:{os.environ['PATH']}"})
+
+    def _programs(self) -> Path:
+        """Return a folder in which `anabatic` is a program."""
         programs = self.folder / "bin"
         if not programs.exists():
             programs.mkdir()
             (programs / "anabatic").write_text(PROGRAM)
             (programs / "anabatic").chmod(0o755)
-        self._program(["bash", "-ec", text], {"PATH": f"{programs}:{os.environ['PATH']}"})
+        return programs
 
     def _curl(self, text: str, row: How) -> None:
         if self.server is None:
@@ -153,9 +188,50 @@ class Visit:
         address = f"http://127.0.0.1:{self.port}/health"
         command.wait_for(self.server, lambda: _answers(address))
 
+    def _metrics(self, text: str, row: How) -> None:
+        """An exporter: it is asked once."""
+        self.leave()
+        words = self._words(text)
+        self.port = free_port()
+        at = words.index("--prom") + 1
+        words[at] = words[at].rpartition(":")[0] + f":{self.port}"
+        self.server = stand.run(words, self.folder, self.variables, self.cache)
+        command.wait_for(self.server, lambda: _answers(f"http://127.0.0.1:{self.port}/metrics"))
+        self.leave()
+
+    def _has_options(self, text: str, row: How) -> None:
+        """A program of `benchmarks/`: its options are in its source."""
+        _, file, *words = shlex.split(text)
+        source = (tree.ROOT / file).read_text(encoding="utf-8") + (tree.ROOT / "benchmarks/paired.py").read_text(
+            "utf-8"
+        )
+        missing = [word for word in words if word.startswith("--") and f'"{word}"' not in source]
+        assert not missing, f"{file} has no {missing}"
+
     def _sim(self, text: str, row: How) -> None:
-        assert ALL
-        time.sleep(0)
+        """On simulated devices, where the wheel can be had."""
+        if not simulator():
+            self._read(text, row)
+            return
+        path = f"{Path(sys.executable).parent}:{self._programs()}:{os.environ['PATH']}"
+        self._program(["bash", "-ec", text], {"PATH": path, "ANABATIC_CACHE": str(CACHE)})
+
+
+@functools.cache
+def simulator() -> bool:
+    """True where simulated devices can be had; they are built if need be."""
+    from anabatic.sim import build
+
+    own = os.environ.get("ANABATIC_CACHE", "")
+    os.environ["ANABATIC_CACHE"] = str(CACHE)
+    try:
+        build.ready()
+    except AnabaticError as error:
+        print(f"no simulated NPU here: {error}")
+        return False
+    finally:
+        os.environ["ANABATIC_CACHE"] = own
+    return True
 
 
 def _answers(address: str) -> bool:

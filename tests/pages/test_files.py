@@ -1,0 +1,122 @@
+"""The YAML and JSON of the pages, in both languages, read by the code that reads them when a user writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anabatic.config import load
+from anabatic.data.document import Columns, Document
+from anabatic.data.raw_rows import read as raw_rows
+from anabatic.data.rows import to_document
+from anabatic.doctor import knowledge
+from anabatic.evals import known
+from anabatic.evals.items import items
+from anabatic.recipes import stages
+from pages import blocks
+from pages.stand import Stand
+
+PAGES = [page for one in blocks.ENGLISH for page in (one, blocks.chinese(one)) if page is not None]
+BLOCKS = [one for page in PAGES for one in blocks.blocks(page)]
+
+
+def fine_tuning(file: Path) -> None:
+    """A recipe of `sft`."""
+    assert load.load("sft", [file]).out
+
+
+def curriculum(file: Path) -> None:
+    """A part of a recipe; the page says that its stages are the defaults."""
+    given, default = (
+        load.load("sft", files, {"model": "models/base", "data": {"train": ["rows.json"]}}) for files in ([file], [])
+    )
+    assert given.curriculum.use and given.curriculum.stages == default.curriculum.stages
+
+
+def pipeline(file: Path) -> None:
+    """A recipe of `run`."""
+    job = load.load("run", [file])
+    assert [stage.name for stage in stages.plan(job, {"corpus": "data/books"})] == list(job.stages)
+
+
+def knowledge_entries(file: Path) -> None:
+    """Entries for `explain`, which take a code of ours."""
+    assert knowledge.load((file,)).by_code["EI0006"].id == "our-proxy"
+
+
+def task(file: Path) -> None:
+    """A task of `eval`: rows become questions."""
+    for planned in known.plan([str(file)]).tasks:
+        rows = list(raw_rows(Path(planned.task.data.files[0])))
+        shots = planned.task.shots
+        made = items(planned.task, rows, None, shots=shots, limit=None, seed=0)
+        assert len(made) == len(rows)
+
+
+def group(file: Path) -> None:
+    """A group of tasks."""
+    plan = known.plan([str(file)])
+    assert len(plan.tasks) == 3 and len(plan.groups) == 1
+
+
+YAML: dict[tuple[str, int], Callable[[Path], None]] = {
+    ("guides/explain.md", 0): knowledge_entries,
+    ("guides/fine-tuning.md", 0): curriculum,
+    ("guides/kubernetes.md", 0): fine_tuning,
+    ("guides/migration.md", 0): fine_tuning,
+    ("guides/pipelines.md", 0): pipeline,
+    ("guides/tasks.md", 0): task,
+    ("guides/tasks.md", 1): task,
+    ("guides/tasks.md", 2): group,
+}
+"""Page and number of the block -> who reads it."""
+
+
+def place(block: blocks.Block) -> tuple[str, int]:
+    return "/".join(block.page.parts[-2:]), block.number
+
+
+@pytest.mark.parametrize("block", [one for one in BLOCKS if one.language == "yaml"], ids=lambda one: one.name)
+def test_yaml(block: blocks.Block, stand: Stand) -> None:
+    os.chdir(stand.folder)
+    file = Path("shown.yaml")
+    file.write_text(block.text, encoding="utf-8")
+    YAML[place(block)](file)
+
+
+def row(text: str) -> None:
+    """A row of training data."""
+    read = to_document(json.loads(text), "row", "row 1", Columns())
+    assert isinstance(read, Document) and read.messages and read.messages[-1]["role"] == "assistant"
+
+
+def answer(text: str) -> None:
+    """A row that `infer` writes: all its columns, and no others."""
+    from anabatic.recipes import infer_files
+
+    source = Path(infer_files.__file__).parent
+    written = (source / "infer.py").read_text("utf-8") + Path(infer_files.__file__).read_text("utf-8")
+    assert all(f'"{key}"' in written for key in json.loads(text))
+
+
+def asked(text: str) -> None:
+    """The body of a request; the page's curl sends it (pages/test_commands.py)."""
+    assert json.loads(text)["messages"]
+
+
+JSON = {
+    ("guides/chat.md", 0): row,
+    ("guides/data.md", 0): row,
+    ("guides/dpo.md", 0): asked,
+    ("guides/inference.md", 0): answer,
+}
+"""Page and number of the block -> who reads it."""
+
+
+@pytest.mark.parametrize("block", [one for one in BLOCKS if one.language == "json"], ids=lambda one: one.name)
+def test_json(block: blocks.Block) -> None:
+    JSON[place(block)](block.text)
