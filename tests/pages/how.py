@@ -74,7 +74,10 @@ HOW = (
     How("anabatic eval .*--endpoint", "read", "needs a server at node1; tests/unit/evals/test_endpoint.py"),
     How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/models/test_hub.py"),
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),
-    How("anabatic bench compare", "run", costly=True),
+    How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
+    How("anabatic eval .*#500", "run", costly=True, here=(("#500", "#4"),)),
+    How("anabatic bench io", "run", here=(("/data/bench-io", "runs/bench-io"),)),
+    How("anabatic bench (compare|train|infer)", "run", costly=True, here=TWO),
     # --- what goes on until it is told to end
     How("anabatic serve", "serve"),
     How("anabatic monitor --prom", "metrics"),

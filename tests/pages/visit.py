@@ -114,11 +114,11 @@ class Visit:
         path.unlink(missing_ok=True)
 
     def _words(self, text: str) -> list[str]:
-        """Return the words behind `anabatic`; globs are opened, variables in front are kept."""
+        """Return the words behind `anabatic`; globs are opened, variables in front are for commands that are only read."""
         words = shlex.split(text)
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            name, _, value = words.pop(0).partition("=")
-            self.variables[name] = value
+            assert how(text).way == "read", f"{words[0]} is lost"
+            words.pop(0)
         assert words[0] == "anabatic", f"{words[0]} is not a program the pages use"
         words = words[1 : words.index(">") if ">" in words else None]
         return [name for word in words for name in self._named(word)]
@@ -138,7 +138,8 @@ class Visit:
             self._read(shlex.join(inner), row)
         elif inner and words[0] in ("launch", "plan", "bench") and words[:2] != ["bench", "compare"]:
             os.chdir(self.folder)
-            launch_words.training_job(inner)
+            made_up = words[0] == "bench" and "--length" in words  # rows that take the place of data
+            launch_words.training_job([*inner, *(["--data.train", "stdlib:"] if made_up else [])])
         self._settings(words[:border], bound.arguments)
 
     def _settings(self, words: list[str], given: dict[str, object]) -> None:
@@ -176,7 +177,7 @@ class Visit:
 
     def _program(self, line: Sequence[str], variables: dict[str, str]) -> None:
         outer = {**os.environ, "ANABATIC_CACHE": str(self.cache), **variables}
-        done = subprocess.run(line, cwd=self.folder, env=outer, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(line, cwd=self.folder, env=outer, capture_output=True, text=True, timeout=900)
         self.said[line[-1]] = stand.Told(done.returncode, done.stdout, done.stderr)
         assert done.returncode == 0, done.stdout + done.stderr
 
