@@ -15,6 +15,7 @@ SEQ, MICRO, GLOBAL = (f"--batch.{name}" for name in ("seq-len", "micro-batch-tok
 CHAT = "--sampling.max-new-tokens 4"
 SIZES = {
     **dict.fromkeys(("pretrain", "sft", "dpo", "reward", "classify pretrain", "classify train"), TRAIN),
+    "pretrain": f"{TRAIN} --model.width 64",
     "rl": "--sampling.max-new-tokens 4 --schedule.max-steps 1 --device-batch-size 4 --log.every 1 --device.threads 1",
     "chat": CHAT,
     "infer": CHAT,
@@ -85,12 +86,15 @@ HOW = (
     How("anabatic sim .*npu-smi|anabatic sim .*monitor", "sim"),
     How("anabatic sim", "sim", costly=True),
     # --- several processes, each with its own torch; several measurements
+    How("anabatic plan --sweep", "plan", "1: not as it is typed; the table says what fits", codes=(0, 1)),
     How("anabatic .*--(npus|nproc|device.nproc) .*--dry-run|anabatic plan", "plan"),
     How("anabatic .*--dry-run", "plan"),
     How("anabatic (launch|.*--(npus|nproc|device.nproc) [1-9])", "run", costly=True, here=TWO),
     # --- what this machine answers otherwise
     How("anabatic doctor", "run", "1 where something is broken", codes=(0, 1)),
     How("anabatic explain$", "run", variables=(("ASCEND_PROCESS_LOG_PATH", "plog"),)),
+    How("anabatic pretrain .* task:all", "run", here=(("task:all", "task:all#200"),)),
+    How("anabatic tokenizer train", "run", here=(("16384", "320"), ("32768", "320"))),
     How("anabatic monitor .*--device 0,1", "run", here=(("--device 0,1", "--device 0"),)),
     How("anabatic", "run"),
 )
@@ -110,6 +114,8 @@ def sized(words: list[str]) -> list[str]:
     names = [*commands.COMMANDS, *SIZES]
     name = max((name for name in names if words[: len(name.split())] == name.split()), key=len, default="")
     more = SIZES.get(name, "").split()
+    if "--model.path" in words and "--model.width" in more:
+        more = TRAIN.split()
     given = dict(zip((word.replace("_", "-") for word in words), [*words[1:], ""], strict=True))
     if more[:2] == TRAIN.split()[:2]:
         more += batch(given)

@@ -60,6 +60,11 @@ def text(number: int) -> str:
     return " ".join(WORDS[at:] + WORDS[:at]) + "."
 
 
+def document(number: int) -> dict[str, Any]:
+    """Return a text of four sentences."""
+    return {"text": " ".join(map(text, range(number, number + 4)))}
+
+
 def pair(number: int) -> dict[str, Any]:
     return {"query": f"Which way {number}?", "response": text(number)}
 
@@ -126,7 +131,7 @@ def source_tracks(folder: Path) -> None:
 def make(folder: Path) -> None:
     """Write every file that needs no model; blocks that a page shows as files are those files."""
     for name in ("corpus/a.jsonl", "texts/a.jsonl", "data/books/a.jsonl", "corpus.jsonl"):
-        jsonl(folder / name, lambda number: {"text": " ".join(map(text, range(number, number + 4)))}, 120)
+        jsonl(folder / name, document, 120)
     for name in ("unseen.txt", "more.txt"):
         write(folder / name, "".join(text(number) + "\n" for number in range(8)))
     for name in ("chats.jsonl", "data/chats.jsonl", "facts.jsonl"):

@@ -20,7 +20,7 @@ MODELS = (
     "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-14B",
     "Qwen/Qwen1.5-7B-Chat",
 )  # fmt: skip
-"""A tiny Qwen2 stands for each."""
+"""The base model stands for each."""
 COPIES = {
     "runs/mine/base": ("runs/mine/mid", "runs/base", "runs/demo/base"),
     "runs/mine/sft": ("runs/demo/sft", "runs/qwen"),
@@ -92,10 +92,11 @@ class Stand:
         self.anabatic(
             "tokenizer", "train", "--data.train", "corpus", "--vocab-size", "320", "--out", f"{mine}/tokenizer"
         )
-        self.models()
         longer = {"batch.seq-len": str(LENGTH), "batch.micro-batch-tokens": "1024", "batch.global-batch-tokens": "2048"}
         tokenizer = ["--tokenizer", f"{mine}/tokenizer", "--model.depth", "2", "--model.width", "64"]
         self.train("pretrain", f"{mine}/base", "corpus", *tokenizer, sizes=longer)
+        for name in MODELS:
+            shutil.copytree(self.folder / mine / "base/final_model", self.folder / name)
         self.train("sft", f"{mine}/sft", "chats.jsonl", "--model", f"{mine}/base", sizes=longer)
         self.train("sft", "runs/lora", "chats.jsonl", "--model", "models/base", "--tuner", "lora", sizes=longer)
         self.train("reward", "runs/judge", "pairs.jsonl", "--model", f"{mine}/sft")
@@ -116,17 +117,6 @@ class Stand:
         for name, number in (("runs/lora", 200), ("output", 100)):
             (self.folder / name / "checkpoint-2").rename(self.folder / name / f"checkpoint-{number}")
         self.tasks()
-
-    def models(self) -> None:
-        """Save one tiny Qwen2 under every name."""
-        from anabatic.data import tokenizer
-        from anabatic.models.hf import save_model
-        from anabatic.testing.tiny import tiny_qwen2
-
-        vocabulary = tokenizer.load(self.folder / "runs/mine/tokenizer")
-        model = tiny_qwen2(max_position_embeddings=LENGTH, vocab_size=len(vocabulary))
-        for name in MODELS:
-            save_model(model, self.folder / name, vocabulary)
 
     def tasks(self) -> None:
         """Write data sets and the CORE bundle with questions of our own, in the formats of the public ones."""

@@ -67,11 +67,11 @@ class Visit:
 
     def leave(self) -> None:
         """End the server, as a reader does with Ctrl-C."""
-        if self.server is not None:
-            self.server.send_signal(signal.SIGINT)
-            told = command.end(self.server, None)
+        server, self.server = self.server, None
+        if server is not None:
+            server.send_signal(signal.SIGINT)
+            told = command.end(server, None)
             assert told.code in (0, 130), told.err
-            self.server = None
 
     def _run(self, text: str, row: How) -> None:
         """In a process, with a training of two steps."""
@@ -214,7 +214,7 @@ class Visit:
         if not simulator():
             self._read(text, row)
             return
-        path = f"{Path(sys.executable).parent}:{self._programs()}:{os.environ['PATH']}"
+        path = f"{self._programs()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._program(["bash", "-ec", text], {"PATH": path, "ANABATIC_CACHE": str(CACHE)})
 
 
