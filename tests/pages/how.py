@@ -86,13 +86,14 @@ HOW = (
     How("anabatic sim .*npu-smi|anabatic sim .*monitor", "sim"),
     How("anabatic sim", "sim", costly=True),
     # --- several processes, each with its own torch; several measurements
-    How("anabatic plan --sweep", "plan", "1: not as it is typed; the table says what fits", codes=(0, 1)),
+    How("anabatic plan (--sweep|--chip 910B4)", "plan", "1: not as it is typed; it says what fits", codes=(0, 1)),
     How("anabatic .*--(npus|nproc|device.nproc) .*--dry-run|anabatic plan", "plan"),
     How("anabatic .*--dry-run", "plan"),
     How("anabatic (launch|.*--(npus|nproc|device.nproc) [1-9])", "run", costly=True, here=TWO),
     # --- what this machine answers otherwise
     How("anabatic doctor", "run", "1 where something is broken", codes=(0, 1)),
     How("anabatic explain$", "run", variables=(("ASCEND_PROCESS_LOG_PATH", "plog"),)),
+    How("anabatic classify words ais.csv --tracks.classes", "run", here=(("ais.csv", "named.csv"),)),
     How("anabatic pretrain .* task:all", "run", here=(("task:all", "task:all#200"),)),
     How("anabatic tokenizer train", "run", here=(("16384", "320"), ("32768", "320"))),
     How("anabatic monitor .*--device 0,1", "run", here=(("--device 0,1", "--device 0"),)),

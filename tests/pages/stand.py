@@ -13,7 +13,7 @@ from e2e import command, warm
 from house import tree
 from pages import rows
 
-LENGTH = 1024
+LENGTH = 2048
 """Tokens that the models read at most: a conversation with tools, in a vocabulary of few words, has hundreds."""
 MODELS = (
     "models/base", "models/qwen", "models/Qwen2.5-7B-Instruct", "models/other", "MODEL", "Qwen/Qwen2.5-0.5B",
@@ -92,7 +92,7 @@ class Stand:
         self.anabatic(
             "tokenizer", "train", "--data.train", "corpus", "--vocab-size", "320", "--out", f"{mine}/tokenizer"
         )
-        longer = {"batch.seq-len": str(LENGTH), "batch.micro-batch-tokens": "1024", "batch.global-batch-tokens": "2048"}
+        longer = {"batch.seq-len": str(LENGTH), "batch.micro-batch-tokens": str(LENGTH), "batch.global-batch-tokens": str(LENGTH)}
         tokenizer = ["--tokenizer", f"{mine}/tokenizer", "--model.depth", "2", "--model.width", "64"]
         self.train("pretrain", f"{mine}/base", "corpus", *tokenizer, sizes=longer)
         for name in MODELS:

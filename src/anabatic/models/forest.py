@@ -180,6 +180,9 @@ def fit(
         early_stopping=False,
         random_state=seed,
     )
+    # scikit-learn 1.9 fails on a column without any value (`_find_binning_thresholds`); none can be split either way
+    known = ~np.isnan(numbers[weights != 0]).all(axis=0)
+    numbers = np.where(known, numbers, np.zeros_like(numbers))
     model.fit(numbers, labels, sample_weight=weights)
     found = _export(model, there, classes)
     probe = numbers[:: max(1, len(numbers) // 200)]

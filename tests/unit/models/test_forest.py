@@ -49,6 +49,17 @@ def test_a_class_without_rows_is_never_said():
     assert found.sum(1) == pytest.approx(np.ones(len(numbers)))
 
 
+def test_a_number_that_no_row_knows_is_never_asked():
+    """A table without headings has such numbers; a value that comes later changes nothing."""
+    numbers, labels = rows(2)
+    numbers[:, 3] = np.nan
+    made = forest.fit(numbers, labels, np.ones(len(labels)), 2, rounds=6)
+    asked = numbers.copy()
+    asked[:, 3] = 7.0
+    assert (made.feature != 3).all()
+    assert (made.probabilities(asked) == made.probabilities(numbers)).all()
+
+
 def test_weights_decide_what_a_row_counts():
     numbers, labels = rows(2)
     doubled = forest.fit(np.vstack([numbers, numbers[labels == 1]]), np.append(labels, labels[labels == 1]),
