@@ -52,6 +52,7 @@ class How:
 
 NO_MACHINES = "the other machine is not there; tests/e2e/test_nodes.py starts several"
 TWO = tuple((f"--{name} {count}", f"--{name} 2") for name in ("npus", "nproc", "device.nproc") for count in (4, 8))
+FEW = (("trees 250", "trees 3"), ("trees 120", "trees 3"))
 HOW = (
     # --- other programs
     How("pip install", "no", "installing changes this machine and asks an index"),
@@ -77,8 +78,8 @@ HOW = (
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),
     How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
     How("anabatic eval .*#500", "run", costly=True, here=(("#500", "#4"),)),
-    How("anabatic bench io", "run", here=(("/data/bench-io", "runs/bench-io"),)),
-    How("anabatic bench (compare|train|infer)", "run", costly=True, here=TWO),
+    How("anabatic bench io", "run", costly=True, here=(("/data/bench-io", "runs/bench-io"),)),
+    How("anabatic bench (compare|train|infer|tokenize)", "run", costly=True, here=TWO),
     # --- what goes on until it is told to end
     How("anabatic serve", "serve"),
     How("anabatic monitor --prom", "metrics"),
@@ -91,9 +92,10 @@ HOW = (
     How("anabatic .*--dry-run", "plan"),
     How("anabatic (launch|.*--(npus|nproc|device.nproc) [1-9])", "run", costly=True, here=TWO),
     # --- what this machine answers otherwise
-    How("anabatic doctor", "run", "1 where something is broken", codes=(0, 1)),
+    How("anabatic doctor", "run", "1 where something is broken, 2 a warning under --strict", codes=(0, 1, 2)),
     How("anabatic explain$", "run", variables=(("ASCEND_PROCESS_LOG_PATH", "plog"),)),
     How("anabatic classify words ais.csv --tracks.classes", "run", here=(("ais.csv", "named.csv"),)),
+    How("anabatic classify train .*--head.trees", "run", here=FEW),
     How("anabatic pretrain .* task:all", "run", here=(("task:all", "task:all#200"),)),
     How("anabatic tokenizer train", "run", here=(("16384", "320"), ("32768", "320"))),
     How("anabatic monitor .*--device 0,1", "run", here=(("--device 0,1", "--device 0"),)),

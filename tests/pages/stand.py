@@ -64,6 +64,14 @@ def end(process: command.Running) -> Told:
     return Told(result.code, result.out, result.err)
 
 
+def _place(source: str, target: str) -> None:
+    """Weights are written anew or not at all, so that pages may share them; the rest is copied."""
+    if source.endswith((".safetensors", ".distcp")):
+        os.link(source, target)
+    else:
+        shutil.copy(source, target)
+
+
 @dataclass(frozen=True)
 class Stand:
     """A folder with everything, made once; each page works in a copy."""
@@ -80,7 +88,7 @@ class Stand:
 
     def copy(self, to: Path) -> Path:
         """Return a folder of its own for a page."""
-        shutil.copytree(self.folder, to, symlinks=True)
+        shutil.copytree(self.folder, to, symlinks=True, copy_function=_place)
         return to
 
     def make(self) -> None:
@@ -92,7 +100,11 @@ class Stand:
         self.anabatic(
             "tokenizer", "train", "--data.train", "corpus", "--vocab-size", "320", "--out", f"{mine}/tokenizer"
         )
-        longer = {"batch.seq-len": str(LENGTH), "batch.micro-batch-tokens": str(LENGTH), "batch.global-batch-tokens": str(LENGTH)}
+        longer = {
+            "batch.seq-len": str(LENGTH),
+            "batch.micro-batch-tokens": str(LENGTH),
+            "batch.global-batch-tokens": str(LENGTH),
+        }
         tokenizer = ["--tokenizer", f"{mine}/tokenizer", "--model.depth", "2", "--model.width", "64"]
         self.train("pretrain", f"{mine}/base", "corpus", *tokenizer, sizes=longer)
         for name in MODELS:
