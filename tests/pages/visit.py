@@ -129,7 +129,7 @@ class Visit:
         path.unlink(missing_ok=True)
 
     def _words(self, text: str) -> list[str]:
-        """Return the words behind `anabatic`; globs are opened, variables in front are for commands that are only read."""
+        """Return the words behind `anabatic`; globs are opened. Variables in front are for what is only read."""
         words = shlex.split(text)
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
             assert how(text).way == "read", f"{words[0]} is lost"
