@@ -132,6 +132,8 @@ def rooms(spec: dict[str, Any]) -> list[dict[str, Any]]:
     for row, layer in enumerate(layers):
         names = re.split(r" [:|] ", layer)
         width = (70 - (len(names) - 1)) / len(names)
+        if missing := [name for name in names if name not in spec["notes"]]:
+            raise SystemExit(f"error: no note on the room {missing[0]} in {SOURCE.name}: add it under rooms.notes")
         for column, name in enumerate(names):
             at = [1 + column * (width + 1), 1 + row * 5, width, 4.2]
             notes = {code: f"{name}\n{spec['notes'][name][code]}" for code in LANGUAGES}
