@@ -37,8 +37,7 @@ reference: setup ## write docs/*/reference/*.md, the tables of recipes and the p
 	$(BIN)/python scripts/gen_errors.py
 	$(BIN)/python scripts/gen_diagrams.py
 
-docs: ## build the documentation in both languages into docs/site/
-	@scripts/setup.sh dev docs
+docs: setup ## build the documentation in both languages into docs/site/ (Python 3.11 or newer)
 	$(BIN)/zensical build --clean -f docs/zensical.en.toml
 	$(BIN)/zensical build --clean -f docs/zensical.zh.toml
 	@cp docs/index.html docs/site/index.html

@@ -17,7 +17,7 @@ import pytest
 from e2e.browser import NEEDED, started
 from house import tree
 
-pytest.importorskip("zensical", reason="zensical is not installed (pip install -e '.[docs]')")
+pytest.importorskip("zensical", reason="zensical is not installed (it needs Python 3.11)")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
