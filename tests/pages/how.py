@@ -77,7 +77,7 @@ HOW = (
     How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/models/test_hub.py"),
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),
     How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
-    How("anabatic eval .*#500", "run", costly=True, here=(("#500", "#4"),)),
+    How("anabatic eval .*task:all#", "run", costly=True, here=(("#500", "#4"), ("#200", "#4"))),
     How("anabatic bench io", "run", costly=True, here=(("/data/bench-io", "runs/bench-io"),)),
     How("anabatic bench (compare|train|infer|tokenize)", "run", costly=True, here=TWO),
     # --- what goes on until it is told to end

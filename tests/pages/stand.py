@@ -23,8 +23,8 @@ MODELS = (
 """The base model stands for each."""
 COPIES = {
     "runs/mine/base": ("runs/mine/mid", "runs/base", "runs/demo/base"),
-    "runs/mine/sft": ("runs/demo/sft", "runs/qwen"),
-    "runs/lora": ("runs/style", "runs/facts", "runs/legal", "runs/law", "runs/mine/lora", "output"),
+    "runs/mine/sft": ("runs/demo/sft", "runs/sft"),
+    "runs/lora": ("runs/qwen", "runs/style", "runs/facts", "runs/legal", "runs/law", "runs/mine/lora", "output"),
     "runs/mine/tokenizer": ("runs/tokenizer",),
     "runs/vessel": ("runs/vessels",),
 }
