@@ -79,7 +79,14 @@ HOW = (
     How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
     How("anabatic eval .*task:all#", "run", costly=True, here=(("#500", "#4"), ("#200", "#4"))),
     How("anabatic bench io", "run", costly=True, here=(("/data/bench-io", "runs/bench-io"),)),
+    How("anabatic bench scaling", "run", costly=True, here=(("1,2,4,8", "1,2"),)),
     How("anabatic bench (compare|train|infer|tokenize)", "run", costly=True, here=TWO),
+    How(
+        "anabatic eval .* --tasks core --npus",
+        "run",
+        costly=True,
+        here=(*TWO, ("core", "core --tasks-from eval_bundle")),
+    ),
     # --- what goes on until it is told to end
     How("anabatic serve", "serve"),
     How("anabatic monitor --prom", "metrics"),

@@ -27,7 +27,7 @@ PEER = """import sys
 from pathlib import Path
 assert Path(sys.argv[1]).is_file()
 Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
-print("speed: 12.5")
+print("12.5 tok/s")
 """
 LOG = "[ERROR] RuntimeError: NPU function error: AclrtSynchronizeDeviceWithTimeout, error code is 507015\n"
 TIMEOUT = "[ERROR] EI0002: The wait execution of the Notify register times out. HCCL_EXEC_TIMEOUT\n"

@@ -28,7 +28,9 @@ from anabatic.core.errors import ConfigError, Failure
 OURS, PEER = "ours", "peer"
 _LAST = 3
 """Lines that are shown of a command that has failed."""
-_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?)(?:\s?([KMBT])\b)?")
+_THOUSANDS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+"""As `core.text.count` shortens them."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def turn(name: str, words: Sequence[str], folder: Path, pattern: re.Pattern[str]
 
 
 def figure_of(name: str, text: str, pattern: re.Pattern[str] | None, said: Path) -> float | None:
-    """Return the last figure in what a command has printed; None where none is asked for.
+    """Return the last figure in what a command has printed, `12.3K` as 12,300; None where none is asked for.
 
     Raises:
         Failure: there is none, or it is no number above 0.
@@ -158,7 +160,7 @@ def figure_of(name: str, text: str, pattern: re.Pattern[str] | None, said: Path)
         what = "printed nothing" if not text.strip() else f"printed nothing that fits {pattern.pattern!r}"
         raise Failure(f"{name} {what}", f"its output is in {said}")
     number = _NUMBER.search(found[-1])
-    value = float(number.group().replace(",", "")) if number else 0.0
+    value = float(number[1].replace(",", "")) * _THOUSANDS.get(number[2], 1.0) if number else 0.0
     if value <= 0:
         raise Failure(f"{name} printed {found[-1]!r}, no number above 0", f"its output is in {said}")
     return value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from anabatic.bench import compare
 from anabatic.cli.app import main
 
 
@@ -93,6 +95,24 @@ def test_two_programs_take_turns(
     walls = [figures[f"wall time, {side}"]["values"] for side in ("peer", "ours")]
     assert ratio == [pytest.approx(a / b) for a, b in zip(*walls, strict=True)]
     assert all(value > 0 for one in figures.values() for value in one["values"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("950", 950),
+        ("12.3K", 12_300),
+        ("1,234.5", 1234.5),
+        ("4.0M", 4e6),
+        ("1.2 B", 1.2e9),
+        ("2e3", 2000),
+        ("7Kelvin", 7),
+    ],
+)
+def test_a_shortened_number_counts_whole(text: str, value: float) -> None:
+    """A log of ours says 12.3K tok/s."""
+    said = f"step 1/2 | loss 5.7 | 1.0K tok/s\nstep 2/2 | loss 5.6 | {text} tok/s\n"
+    assert compare.figure_of("ours", said, re.compile(r"([\w.,]+(?: B)?) tok/s"), Path("log")) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
