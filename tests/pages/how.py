@@ -52,6 +52,7 @@ class How:
 
 NO_MACHINES = "the other machine is not there; tests/e2e/test_nodes.py starts several"
 TWO = tuple((f"--{name} {count}", f"--{name} 2") for name in ("npus", "nproc", "device.nproc") for count in (4, 8))
+NANO = (*TWO, ("depth 12", "depth 2"), ("seq-len 2048", "seq-len 64"), ("32768", "256"), ("262144", "512"))
 FEW = (("trees 250", "trees 3"), ("trees 120", "trees 3"))
 HOW = (
     # --- other programs
@@ -79,6 +80,9 @@ HOW = (
     How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
     How("anabatic eval .*task:all#", "run", costly=True, here=(("#500", "#4"), ("#200", "#4"))),
     How("anabatic bench io", "run", costly=True, here=(("/data/bench-io", "runs/bench-io"),)),
+    How("anabatic classify train -c recipes/vessel-8npu", "read", "other words; tests/npu_sim/test_recipes.py runs it"),
+    How("anabatic pretrain .*--model.depth 12", "run", costly=True, here=NANO),
+    How("anabatic sft .*--out output", "run", costly=True, here=(*TWO, ("--out output", "--out runs/output"))),
     How("anabatic bench scaling", "run", costly=True, here=(("1,2,4,8", "1,2"),)),
     How("anabatic bench (compare|train|infer|tokenize)", "run", costly=True, here=TWO),
     How(

@@ -43,6 +43,14 @@ def alike(text: str) -> list[str]:
     return [word for before, word in zip(["", *words], words, strict=False) if before not in NAMES]
 
 
+def written(words: list[str]) -> list[str]:
+    """Return where a command writes: what it says, else the default of a training."""
+    said = [words[words.index(option) + 1] for option in ("--out", "-o") if option in words]
+    names = [name for name in commands.COMMANDS if words[: len(name.split())] == name.split()]
+    row = commands.get(max(names, key=len)) if names else None
+    return said or ([load.defaults(row.job_class())["out"]] if row and row.trains and "-c" not in words else [])
+
+
 @dataclass
 class Visit:
     """A reader of one page: the folder, what was exported, the server that runs."""
@@ -96,9 +104,8 @@ class Visit:
         for theirs, ours in row.here:
             text = re.sub(rf"{re.escape(theirs)}\b", ours, text)
         words = self._words(text)
-        for option in ("--out", "-o"):  # what stands there would be continued
-            if option in words:
-                self._remove(self.folder / words[words.index(option) + 1])
+        for place in written(words):  # what stands there would be continued
+            self._remove(self.folder / place)
         self._told(text, sized(words), row)
 
     def _told(self, text: str, words: Sequence[str], row: How) -> None:
