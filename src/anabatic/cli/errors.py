@@ -119,6 +119,10 @@ def _to_log_files(trace: str) -> None:
             handler.handle(logging.LogRecord(log.LOGGER.name, logging.ERROR, "", 0, trace, None, None))
 
 
+_STARTERS = ("anabatic sim", "anabatic launch", "anabatic plan") + tuple(
+    f"anabatic bench {kind}" for kind in ("train", "scaling", "compare")
+)
+"""Commands that are given another one behind --."""
 _SAID = ("true", "false", "yes", "no", "on", "off")
 """What people type behind a switch."""
 
@@ -129,7 +133,7 @@ def usage(error: CycloptsError, app: App) -> ConfigError:
     hint = f"see `{words} --help`"
     if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in _SAID:
         hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
-    if words in ("anabatic sim", "anabatic launch"):
+    if words in _STARTERS:
         hint = f"the command to run and its options stand after --; {hint}"
     for kind, describe in _USAGE:
         if isinstance(error, kind):

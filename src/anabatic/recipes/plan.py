@@ -88,10 +88,12 @@ def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
     row = table.row_of(chip)
     half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
     base = setup.of(job, shape, ranks, row, half, job.batch.seq_len, 1)
+    setup.require_possible(base)
     micro, step = _sizes(job, base, assumed)
     if micro is None:
         choice = fit.largest(base, step, chip)
-        assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, the largest that fits")
+        told = "the largest that fits" if choice.fits else "the smallest"
+        assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, {told}")
     else:
         choice = fit.judge(replace(base, micro_tokens=micro, micro_steps=max(1, step // (micro * ranks))), chip)
     steps = _steps(job, shape, tokens, choice.clock.tokens)
