@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,8 @@ os.environ.update(
     MKL_NUM_THREADS="1",
     NO_COLOR="1",
 )
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

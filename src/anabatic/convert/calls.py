@@ -84,8 +84,16 @@ def find(text: str, peer: str) -> Found:
         if call is not None:
             found.calls.append(call)
         else:
-            found.others.append(simple.words[0])
+            found.others.append(_named(simple.words, peer))
     return found
+
+
+def _named(words: tuple[str, ...] | list[str], peer: str) -> str:
+    """Return what a command is called: the module behind python, the word behind a program that is known."""
+    program, rest = _program(list(words))
+    firsts = {name.split()[0] for row in tables.load(peer).tables["commands"] for name in row.theirs if " " in name}
+    named = f"{program} {rest[0]}" if program in firsts and rest and not rest[0].startswith("-") else program
+    return named or words[0]
 
 
 def owner(word: str, text: str) -> str:
