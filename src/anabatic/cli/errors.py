@@ -21,9 +21,11 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
+from anabatic.config import check, commands
 from anabatic.core import log, paths
 from anabatic.core.child import EXPLAIN, REPORTS
 from anabatic.core.errors import TRACEBACK, AnabaticError, ConfigError, Failure
+from anabatic.core.paths import RunFolder
 from anabatic.core.text import did_you_mean
 
 INTERRUPTED = 130
@@ -166,9 +168,20 @@ def _missing(error: MissingArgumentError) -> str:
 
 def _unused(error: UnusedCliTokensError) -> str:
     words = list(error.unused_tokens or ())
-    recipe = next((word for word in words if word.endswith((".yaml", ".yml"))), None)
-    guess = f" Did you mean -c {recipe}?" if recipe else ""
+    option = next((f"{name} {word}" for word in words if (name := _option_of(word, error))), None)
+    guess = f" Did you mean {option}?" if option else ""
     return f"{' '.join(words)} does not belong to an option.{guess}"
+
+
+def _option_of(word: str, error: UnusedCliTokensError) -> str:
+    """Return the option that a word without one may be for; empty where none is likely."""
+    name = " ".join(error.command_chain or ())
+    known = {key for key, _ in check.leaves(commands.get(name).job_class())} if name in commands.COMMANDS else set()
+    if word.endswith((".yaml", ".yml")):
+        return "-c"
+    if (Path(word) / "config.json").is_file() or RunFolder(Path(word)).final_model.is_dir():
+        return "--model" if "model" in known else ""
+    return "--data" if "data.train" in known and Path(word).exists() else ""
 
 
 def _repeated(error: RepeatArgumentError) -> str:

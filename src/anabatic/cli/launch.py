@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic import __version__
 from anabatic.cli import launch_hosts
 from anabatic.cli.launch_words import given, machines, number, positive, training_job, whole
 from anabatic.config import load
@@ -22,6 +23,7 @@ app = App(
     name="launch",
     help="Run a training command in several processes, on one machine or many, and keep it alive.",
     usage=_USAGE,
+    version=__version__,
     default_parameter=None,
 )
 app.command("anabatic.cli.launch_k8s:k8s", name="k8s", help="Write a Volcano Job or PyTorchJob, or submit it.")

@@ -8,11 +8,18 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic import __version__
 from anabatic.config import check
 from anabatic.core.errors import ConfigError
 
 _USAGE = "Usage: anabatic sim [OPTIONS] -- COMMAND [ARGS...]\n       anabatic sim status|clean"
-app = App(name="sim", help="Run any command on simulated NPUs, or look at them.", usage=_USAGE, default_parameter=None)
+app = App(
+    name="sim",
+    help="Run any command on simulated NPUs, or look at them.",
+    usage=_USAGE,
+    version=__version__,
+    default_parameter=None,
+)
 _Word = Annotated[str | None, Parameter(negative=())]
 
 

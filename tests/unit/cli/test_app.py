@@ -53,6 +53,9 @@ def recipe(tmp_path: Path) -> str:
         ("sft -c GOOD --data.train", "--data.train needs a value"),
         ("sft -c", "-c needs a value"),
         ("sft GOOD", "Did you mean -c "),
+        ("sft .", "Did you mean --data .?"),
+        ("chat GOOD", "Did you mean -c "),
+        ("export A B", "model is given 2 times: A, B"),
         ("sft -c GOOD --optim.lrr 1", 'unknown option "--optim.lrr". Did you mean "--optim.lr"?'),
         ("sft -c GOOD --max-steps 1", 'unknown option "--max-steps". Did you mean --schedule.max-steps?'),
         ("sft -c MISSING", "does not exist"),
@@ -86,11 +89,13 @@ def test_mistakes_are_one_error_and_one_hint(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        ("export A B", "hint: give one; the folder to write follows --out"),
+        ("plan sft --model M", "hint: the command to run and its options stand after --; see `anabatic plan --help`"),
         ("sim --npus 2 stat -x", "hint: the command to run and its options stand after --; see `anabatic sim --help`"),
         ("sim --npus 2 stat", "hint: anabatic sim --npus 2 -- stat"),
     ],
 )
-def test_a_command_of_sim_stands_after_two_dashes(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hints_say_where_a_word_belongs(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*words.split()) == 2
     assert hint in capsys.readouterr().err.splitlines()
 
@@ -101,8 +106,9 @@ def test_debug_adds_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Traceback" in err and "\nerror: " in err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--version") == 0
+@pytest.mark.parametrize("words", ["", "bench train", "launch slurm", "sim status", "checkpoint list", "config show"])
+def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words.split(), "--version") == 0
     assert capsys.readouterr().out.strip() == __version__
 
 
