@@ -137,6 +137,7 @@ def turn(name: str, words: Sequence[str], folder: Path, pattern: re.Pattern[str]
             raise ConfigError(f"{name} cannot be started: {error.strerror}", f"try it alone: {typed[0]}") from error
         late = threading.Event()
         clock = threading.Timer(limit, _end, (process.pid, late))
+        clock.daemon = True
         clock.start()
         try:
             _, status, used = os.wait4(process.pid, 0)

@@ -72,6 +72,7 @@ def build() -> App:
         version_flags=["--version", "-V"],
         result_action="return_value",
         default_parameter=None,
+        suppress_keyboard_interrupt=False,  # it would end the process without a word; `errors.guard` says one
     )
     for name, path, group in _LAZY:
         app.command(path, name=name, help=commands.get(name).help, group=group)

@@ -215,6 +215,16 @@ def test_what_is_raised_becomes_a_line_and_a_code(
     assert err.startswith(text) and "Traceback" not in err
 
 
+def test_an_interruption_reaches_the_guard() -> None:
+    def waits() -> None:
+        raise KeyboardInterrupt
+
+    program = app.build()
+    program.command(waits, name="waits")
+    with pytest.raises(KeyboardInterrupt):
+        program(["waits"], exit_on_error=False, print_error=False)
+
+
 def test_a_failure_that_is_known_ends_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     os.environ["LC_ALL"] = "C"
     error = ValueError("wrapped")
