@@ -58,5 +58,7 @@ def _pairs(given: list[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f'--set is "{text}", expected NAME=VALUE', "for example --set corpus=data/books")
+        if name in pairs:
+            raise ConfigError(f"--set {name} is given twice: {pairs[name]} and {value}", "give one")
         pairs[name] = value
     return pairs

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from anabatic import __version__
-from anabatic.cli import app, errors, job
+from anabatic.cli import app, errors, examples, job
+from anabatic.config import check, commands
 from anabatic.config.check import Text
 from anabatic.core.errors import DataError
 
@@ -110,6 +111,16 @@ def test_debug_adds_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*words.split(), "--version") == 0
     assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("name", examples.EXAMPLES)
+def test_examples_of_the_help_are_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(f"{name} {examples.EXAMPLES[name]}")
+    _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
+    if name in commands.COMMANDS and name != "run":
+        check.section(job.tree(dict(bound.kwargs)), commands.get(name).job_class(), check.Flags())
+    assert call(*name.split(), "--help") == 0
+    assert f"For example: anabatic {name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["tokenizer"], ["tokenizer", "--help"], ["run", "--help"]])
