@@ -15,7 +15,9 @@ from anabatic.config import check, commands, load
 from anabatic.config.bench import BenchCompare, BenchScaling, BenchTrain
 from anabatic.core.errors import ConfigError
 
-app = App(name="bench", help="Measure this machine: training, answers, tokens, collectives, files.", version=__version__)
+app = App(
+    name="bench", help="Measure this machine: training, answers, tokens, collectives, files.", version=__version__
+)
 
 
 def train(*command: str, **given: Any) -> int:

@@ -32,6 +32,9 @@ EXAMPLES = {
     "env": "--explain",
     "explain": "runs/mine",
     "launch": "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc 8 -- sft -c recipe.yaml",
+    "launch slurm": "--nnodes 2 --nproc 8 --submit -- sft -c recipe.yaml",
+    "launch k8s": "--image my/anabatic --nnodes 2 --nproc 8 -- sft -c recipe.yaml",
+    "launch ray": "--nnodes 2 --nproc 8 -- sft -c recipe.yaml",
     "plan": "--chip 910B3 --npus 8 --nodes 2 -- sft -c recipe.yaml",
     "bench train": "-- sft -c recipe.yaml",
     "bench infer": "--model runs/mine --requests 32",
@@ -44,6 +47,8 @@ EXAMPLES = {
     "checkpoint verify": "runs/mine",
     "checkpoint export": "runs/mine --out model",
     "sim": "--npus 8 --chip 910B3 -- torchrun --nproc_per_node 8 train.py",
+    "sim status": "",
+    "sim clean": "",
     "monitor": "--run runs/mine",
     "config show": "sft",
     "config check": "recipe.yaml",
@@ -61,4 +66,6 @@ def epilogue(tokens: Sequence[str]) -> str:
     name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in EXAMPLES), "")
     if not name:
         return GENERAL
-    return f"For example: `anabatic {name} {EXAMPLES[name]}`\n\nAdd `--debug` for the traceback of an error."
+    return (
+        f"For example: `anabatic {f'{name} {EXAMPLES[name]}'.strip()}`\n\nAdd `--debug` for the traceback of an error."
+    )

@@ -205,7 +205,7 @@ def _section(
 
 
 def _default_text(value: Any) -> Any:
-    if value is None or value in ("", []):
+    if value is None or value in ("", [], {}):
         return False
     return lambda _: str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -20,7 +20,7 @@ def run(
     start: Annotated[str | None, Parameter(name="--from", negative=())] = None,
     only: _Words = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:
     """Run the stages of a pipeline in order; a stage that is done and unchanged is skipped.
 

@@ -29,7 +29,7 @@ def run(
     npus: Annotated[str, Parameter(name=("--npus", "-n"), negative=())] = "1",
     chip: Annotated[str, Parameter(negative=())] = "910B3",
     hbm: _Word = None,
-    fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
     report: Annotated[Path | None, Parameter(negative=())] = None,
     trace: Annotated[Path | None, Parameter(negative=())] = None,
 ) -> int:
@@ -71,7 +71,7 @@ def status() -> None:
 
 
 @app.command
-def clean(*, builds: Annotated[bool, Parameter(negative=())] = False) -> None:
+def clean(*, builds: Annotated[bool, Parameter(negative=(), show_default=False)] = False) -> None:
     """Remove what simulations left behind.
 
     Parameters

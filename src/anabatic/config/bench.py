@@ -158,7 +158,11 @@ class BenchCollectiveJob(BenchJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         good = bool(self.mib) and all(0 < size <= 2**16 for size in self.mib)
-        require(good, f"mib is {', '.join(f'{size:g}' for size in self.mib) or 'empty'}", "use sizes up to 65536, such as 1 16 256")
+        require(
+            good,
+            f"mib is {', '.join(f'{size:g}' for size in self.mib) or 'empty'}",
+            "use sizes up to 65536, such as 1 16 256",
+        )
 
 
 @dataclass(kw_only=True)

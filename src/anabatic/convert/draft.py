@@ -16,7 +16,16 @@ from anabatic.core.text import did_you_mean
 
 _NOTHING = ("", "false", "none", "null", "0", "no", "[]", "{}")
 _YES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
-_WORDS = {"yes": "true", "on": "true", "y": "true", "t": "true", "no": "false", "off": "false", "n": "false", "f": "false"}
+_WORDS = {
+    "yes": "true",
+    "on": "true",
+    "y": "true",
+    "t": "true",
+    "no": "false",
+    "off": "false",
+    "n": "false",
+    "f": "false",
+}
 """What transformers' argument parser and YAML take for true and false, beside these."""
 
 

@@ -12,7 +12,7 @@ def utf8(text: str) -> str:
 
 
 def printable(text: str, most: int = 200) -> str:
-    """Return text for one line of a terminal: blanks joined, `?` for what is not printable, its end where it is long."""
+    """Return text as one line of a terminal: blanks joined, `?` for what is not printable; the end of a long one."""
     line = "".join(letter if letter.isprintable() and letter != "\ufffd" else "?" for letter in " ".join(text.split()))
     return line if len(line) <= most else f"...{line[-most:]}"
 

@@ -195,7 +195,11 @@ def require_possible(setup: Setup) -> None:
         ConfigError: tensor ranks cannot share the heads, the segments are too long, or packed weights would be trained.
     """
     s, parts = setup.shape, setup.tensor
-    sizes = {"attention heads": s.heads, "key/value heads": s.kv_heads, "inner neurons": s.mlp[0].outputs if s.mlp else 0}
+    sizes = {
+        "attention heads": s.heads,
+        "key/value heads": s.kv_heads,
+        "inner neurons": s.mlp[0].outputs if s.mlp else 0,
+    }
     if any(size % parts for size in sizes.values()):
         told = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
         most = math.gcd(*sizes.values())

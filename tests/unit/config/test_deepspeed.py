@@ -115,7 +115,11 @@ def test_hints_say_what_is_expected(tmp_path: Path) -> None:
 
 def test_every_key_is_accounted_for() -> None:
     content = {
-        "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu", "ratio": 0.3}, "sub_group_size": "auto"},
+        "zero_optimization": {
+            "stage": 0,
+            "offload_optimizer": {"device": "cpu", "ratio": 0.3},
+            "sub_group_size": "auto",
+        },
         "fp16": {"enabled": "auto", "loss_scale_window": 1000},
         "optimizer": {"params": {"lr": "auto"}},
         "scheduler": "auto",

@@ -74,7 +74,10 @@ def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
         (["--npus", "4", *SFT, "--parallel.tensor", "3"], "does not divide 4 devices"),
         (["--npus", "8", *SFT, "--parallel.tensor", "8"], "use 1 or 2 or 4"),
         (["--npus", "1000", "--nodes", "1001", *SFT], "more than 1,000,000"),
-        (["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "x", "--quantize", "nf4"], "the model itself is trained"),
+        (
+            ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "x", "--quantize", "nf4"],
+            "the model itself is trained",
+        ),
         (["--npus", "2", *SFT, "--quantize", "nf4", "--parallel.strategy", "zero3"], "zero3 divides it"),
         (["--", "chat", "-m", "x"], "chat is not a command that trains"),
         (["--", "anabatic", "sft"], "leave `anabatic` out"),

@@ -76,7 +76,10 @@ def test_the_dial_gives_the_model_that_pretrain_builds() -> None:
         (json.dumps({**SIZES, "num_hidden_layers": 0}), "num_hidden_layers is 0"),
         (json.dumps({**SIZES, "vocab_size": True}), "vocab_size is True"),
         (json.dumps({**SIZES, "kv_lora_rank": 512}), "blocks of another kind (kv_lora_rank)"),
-        (json.dumps({**SIZES, "num_key_value_heads": 3}), "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+        (
+            json.dumps({**SIZES, "num_key_value_heads": 3}),
+            "num_attention_heads 4 is no multiple of num_key_value_heads 3",
+        ),
         (json.dumps({**SIZES, "head_dim": None, "hidden_size": 34}), "hidden_size 34 is no multiple of num_attention"),
         (json.dumps({**SIZES, "hidden_size": 10**30}), "not a whole number from 1 to 1,000,000,000"),
         pytest.param("[" * 100_000, "cannot be read", id="deep"),
