@@ -154,13 +154,13 @@ def measured_peak_flops(dtype: torch.dtype = torch.float32, seconds: float = 0.1
         start, before = time.perf_counter(), time.process_time()
         torch.mm(a, b, out=out)
         times.append((time.perf_counter() - start, time.process_time() - before))
-    return 2 * 1024**3 / _undisturbed(times)
+    return 2 * 1024**3 / _undisturbed(times, torch.get_num_threads())
 
 
-def _undisturbed(times: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds that a call takes when nothing else runs, of (seconds on the clock, of all threads together)
-    of several."""
-    threads = max(1, math.ceil(max(computed / clock for clock, computed in times) - 0.1))
+def _undisturbed(times: Sequence[tuple[float, float]], most: int) -> float:
+    """Return the seconds that a call of at most `most` threads takes when nothing else runs, of (seconds on the clock,
+    of all threads together) of several."""
+    threads = min(most, max(1, math.ceil(max(computed / clock for clock, computed in times) - 0.1)))
     return min(min(clock for clock, _ in times), min(computed for _, computed in times) / threads)
 
 

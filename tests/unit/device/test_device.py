@@ -94,7 +94,8 @@ def test_peak_of_a_cpu_is_measured() -> None:
     ],
 )
 def test_the_peak_of_a_busy_machine_is_that_of_an_idle_one(times: list[tuple[float, float]], alone: float) -> None:
-    assert devices._undisturbed(times) == pytest.approx(alone)
+    assert devices._undisturbed(times, 2) == pytest.approx(alone)
+    assert devices._undisturbed([(1.0, 1.5)], 1) == 1.0
 
 
 def test_compile_is_explained() -> None:
