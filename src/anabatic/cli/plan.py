@@ -11,8 +11,6 @@ from anabatic.core.errors import ConfigError
 
 _Word = Annotated[str | None, Parameter(negative=(), show_default=False)]
 _Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
-_MOST = 1_000_000
-"""Devices; what is known of networks ends long before."""
 
 
 def plan(
@@ -49,9 +47,6 @@ def plan(
     from anabatic.recipes import plan as story
 
     devices = positive("npus", npus) if npus is not None else job.device.nproc
-    machines = positive("nodes", nodes)
-    if devices * machines > _MOST:
-        raise ConfigError(f"{devices:,} devices x {machines:,} machines is more than {_MOST:,}", "plan a smaller job")
     total = positive("tokens", tokens) if tokens is not None else None
-    place = story.place_of(job, chip, devices, machines)
+    place = story.place_of(job, chip, devices, positive("nodes", nodes))
     return story.run(job, place, total, json, sweep)

@@ -46,6 +46,17 @@ def test_what_does_not_fit_is_said_by_the_exit_code(capsys: pytest.CaptureFixtur
     assert "zero3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("npus", "micro", "told"), [("8", "2048", False), ("3", "2048", True), ("64", "2048", True), ("1", "3000", True)]
+)
+def test_a_step_that_cannot_be_divided_is_named(
+    npus: str, micro: str, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--batch.global-batch-tokens", "32768", "--batch.micro-batch-tokens", micro]
+    run(["plan", "--npus", npus, *SFT, *sizes])
+    assert ("batch.global_batch_tokens 32768 is no multiple of" in capsys.readouterr().out) == told
+
+
 def test_segments_longer_than_the_model_was_made_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"model_type": "qwen2", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "head_dim": 8}
     sizes |= {"num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 512}
