@@ -27,6 +27,8 @@ from anabatic.core.errors import ConfigError
         ("swift", "swift sft\n--model M", "line 2 begins with --model", "without a blank behind"),
         ("swift", "swift sft \\ --model M", '" --model" begins with a blank', "take the blank away"),
         ("swift", "swift sft \u2013\u2013model M", "long dash", "write --model"),
+        ("swift", "swift sft --model \u201cQwen/Qwen2.5-7B\u201d", "quotation mark of print", "in its place"),
+        ("swift", "swift sft --model M --system \u201cYou are kind\u201d", "\u201cYou begins with", "in its place"),
         ("swift", "swift sft nope.yaml", "nope.yaml does not exist", ""),
         ("deepspeed", "zero9", "zero9 does not exist", ""),
         ("swift", "swift sft --model", "--model has no value", "behind the option"),
