@@ -55,7 +55,7 @@ COMPARE = ["compare", "--plot", "off", "--repeats", "2", "--warm-up", "0"]
         (["io", "--batch-tokens", "10"], "--batch-tokens is 10"),
         ([*COMPARE, "--ours", "anabatic --version"], "which command?"),
         ([*COMPARE, "--", "true"], "ours is not given"),
-        ([*COMPARE, "--ours", "--version", "--limit", "0", "--", "true"], "limit is 0"),
+        ([*COMPARE, "--ours", "anabatic --version", "--limit", "0", "--", "true"], "limit is 0"),
         ([*COMPARE, "--ours", "'torn", "--", "true"], "close the quotation marks"),
         ([*COMPARE, "--ours", "anabatic --version", "--figure", "(", "--", "true"], "is no regular expression"),
         ([*COMPARE, "--ours", "anabatic --version", "--figure", "x", "--", "true"], "has 0 groups"),
