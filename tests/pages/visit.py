@@ -32,7 +32,7 @@ PORT = "8000"
 
 
 RUN: set[frozenset[str]] = set()
-"""Commands of this session: what differs from one of them in names alone is read, unless ANABATIC_TEST_DOCS=all."""
+"""Commands that have run here: what differs from one of them in names alone is read, unless ANABATIC_TEST_DOCS=all."""
 NAMES = {"--model", "-m", "--model.path", "--tokenizer", "--data", "--data.train", "--data.valid", "--out", "-o", "-p"}
 """Options whose values are names and texts of the example."""
 
