@@ -102,7 +102,7 @@ class Visit:
             self.variables.update(word.split("=", 1) for word in shlex.split(text)[1:])
             return
         for theirs, ours in row.here:
-            text = re.sub(rf"{re.escape(theirs)}\b", ours, text)
+            text = re.sub(rf"{theirs}\b", ours, text)
         words = self._words(text)
         for place in written(words):  # what stands there would be continued
             self._remove(self.folder / place)
