@@ -7,12 +7,16 @@ beside the computation is added.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anabatic.plan.cost import Rates, Unit, collective_ns, operator_ns
-from anabatic.plan.memory import BUCKET, LEAST_ROWS, stream_width, width
+from anabatic.plan.memory import BUCKET, LEAST_ROWS, gradient_bytes, stream_width, width
 from anabatic.plan.setup import Setup
+
+DDP_BUCKET = 25 * 2**20
+"""Bytes of gradients that DDP adds at once (torch.nn.parallel.DistributedDataParallel, bucket_cap_mb)."""
 
 
 @dataclass(frozen=True)
@@ -125,20 +129,43 @@ def _update(setup: Setup, rates: Rates) -> tuple[float, int]:
 
 
 def _traffic(setup: Setup, rates: Rates, forward: float, factor: float) -> tuple[float, float]:
-    """Return seconds of collectives of a step, and those that no computation hides."""
+    """Return seconds of collectives of a step, and those that no computation hides.
+
+    Nothing hides the first weights that are gathered and the last gradients that are added.
+    """
     s, w = setup.shape, width(setup)
     total = exposed = 0.0
     if setup.tensor > 1:  # two sums a block forward, two backward, waited for
         one = collective_ns(rates, "all_reduce", w * setup.micro_tokens * s.hidden, setup.tensor) / 1e9
         total = exposed = 4 * s.layers * one * setup.micro_steps
-    if setup.strategy == "ddp":
-        sums = collective_ns(rates, "all_reduce", 4.0 * setup.trained, setup.ranks) / 1e9
-        return total + sums, exposed + max(0.0, sums - forward * (factor - 1))
-    if not setup.sharded:
+    if setup.ranks == 1:
         return total, exposed
-    everything = w * float(setup.params + (setup.trained if setup.tuner == "lora" else 0))
-    gather = collective_ns(rates, "all_gather", everything, setup.ranks) / 1e9
-    scatter = collective_ns(rates, "reduce_scatter", 4.0 * setup.trained, setup.ranks) / 1e9
-    again = 2 if setup.strategy == "zero3" else 1
-    seconds = setup.micro_steps * (again * gather + scatter)
-    return total + seconds, exposed + max(0.0, seconds - setup.micro_steps * forward * factor)
+    own = replace(rates, server=max(1, rates.server // setup.tensor))  # tensor ranks are neighbours (parallel/world.py)
+    if setup.strategy == "ddp":
+        size = gradient_bytes(setup) * setup.trained
+        buckets = max(1, math.ceil(size / DDP_BUCKET))
+        one = collective_ns(own, "all_reduce", size / buckets, setup.ranks) / 1e9
+        beside = forward * (factor - 1) if setup.tensor == 1 else 0.0  # with tensor ranks after the backward pass
+        return total + buckets * one, exposed + max(one, buckets * one - beside)
+    block, first = _sharded(setup, own)
+    passes = setup.micro_steps
+    seconds = passes * (s.layers * block + first)
+    return total + seconds, exposed + max(passes * first, seconds - passes * forward * factor)
+
+
+def _sharded(setup: Setup, rates: Rates) -> tuple[float, float]:
+    """Return the seconds that a block's weights and gradients travel in a forward and backward pass, and those of what
+    lies outside the blocks: each is gathered and added by itself (`parallel/shard.py`), sums in fp32."""
+    s, w = setup.shape, width(setup)
+    adapters = setup.adapter_block if setup.tuner == "lora" else 0
+    blocks_trained = s.layers if setup.tuner == "lora" else setup.trained_blocks
+    inside = setup.trained / blocks_trained if setup.tuner != "full" else float(setup.block)
+    outside = max(0.0, setup.trained - inside * blocks_trained)
+    gathers = 2 if setup.strategy == "zero3" else 1
+
+    def travel(weights: float, gradients: float) -> float:
+        gather = gathers * collective_ns(rates, "all_gather", w * weights, setup.ranks)
+        return (gather + collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.ranks) * (gradients > 0)) / 1e9
+
+    block = travel(setup.block + adapters, inside * blocks_trained / s.layers)
+    return block, travel(s.outside, outside)

@@ -73,14 +73,14 @@ def test_the_theory_of_dividing() -> None:
 
 def test_what_is_proposed_fits_and_comes_in_order() -> None:
     setup = Setup(SHAPE, ranks=8, strategy="ddp", micro_tokens=2048)
-    found = fit.alternatives(setup, 8 * 16_384, CHIP)
+    found = fit.fastest(fit.fitting(setup, 8 * 16_384, CHIP))
     assert found and all(one.fits for one in found)
     speeds = [one.tokens_per_s for one in found]
     assert speeds == sorted(speeds, reverse=True)
     for one in found:
         assert one.setup.micro_tokens * one.setup.micro_steps * 8 == 8 * 16_384
     assert not any(one.setup.strategy == "ddp" for one in found)  # 7 B parameters at 16 bytes
-    assert fit.alternatives(Setup(SHAPE, micro_tokens=2048), 2048, CHIP) == []
+    assert fit.fitting(Setup(SHAPE, micro_tokens=2048), 2048, CHIP) == []
 
 
 def test_every_chip_of_the_table_can_be_planned_for() -> None:
