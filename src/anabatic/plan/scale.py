@@ -91,6 +91,8 @@ def told(rows: Sequence[Scaled]) -> str:
     """Return what is held and what grows."""
     tokens = {row.choice.clock.tokens for row in rows}
     settings = way(replace(rows[-1].choice.setup, micro_steps=1)).rpartition(" x ")[0]
+    if len(rows) == 1:
+        return f"{settings}; {max(tokens):,} tokens a step"
     if len(tokens) == 1:
         return f"{settings.rpartition(', ')[0]}; {max(tokens):,} tokens a step for all (strong scaling)"
     each = rows[0].choice.clock.tokens // rows[0].devices

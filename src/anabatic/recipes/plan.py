@@ -95,7 +95,7 @@ def scaled(
         plans.append(plan)
     rows = scale.held(plans)
     if not rows:
-        log.warning(f"the job fits on no number of {place.chip.name} up to {most:,}, in whatever way it is divided")
+        log.warn(f"the job fits on no number of {place.chip.name} up to {most:,}, in whatever way it is divided")
         return 1
     if plot is not None:
         write_atomic(Path(plot), picture.scaling(rows, f"{place.chip.name}, on paper: {scale.told(rows)}"))

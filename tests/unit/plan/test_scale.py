@@ -103,7 +103,7 @@ def test_a_divided_step_and_one_that_grows(tmp_path: Path, capsys: pytest.Captur
     assert len({row["tokens"] / row["devices"] for row in rows}) == 1
     assert len({(row["strategy"], row["recompute"], row["micro_batch_tokens"]) for row in rows}) == 1
     assert all(0.9 < row["efficiency"] < 1.2 for row in rows)  # above 1: the optimizer is divided further
-    assert plan(["--scale", "2", *SFT, "Qwen/Qwen2.5-72B"]) == 1
+    assert plan(["--scale", "1", *SFT, "Qwen/Qwen2.5-72B"]) == 1
     assert "fits on no number of Ascend910B3" in capsys.readouterr().err
 
 
