@@ -43,7 +43,7 @@ docs: ## build the documentation in both languages into docs/site/
 	@echo "open docs/site/en/index.html or docs/site/zh/index.html"
 
 # Parts of others, and those that need another program or data (benchmarks/README.md).
-NOT_ALONE := paired fault_kinds fault_machines serve_latency evals pretrain_nanochat rl vessels vessels_speed
+NOT_ALONE := paired fault_kinds fault_machines serve_latency evals pretrain_nanochat rl vessels vessels_speed plan_tables
 BENCHMARKS := $(filter-out $(NOT_ALONE:%=benchmarks/%.py), $(sort $(wildcard benchmarks/[a-z]*.py)))
 
 bench: setup ## run every benchmark that needs nothing else (minutes each; on a quiet machine)

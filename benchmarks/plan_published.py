@@ -30,7 +30,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import plan_tables
-
 from anabatic.device.table import find_chip
 from anabatic.plan import clock, cost, fit, known
 from anabatic.plan.setup import Setup

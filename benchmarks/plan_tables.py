@@ -1,4 +1,4 @@
-"""Write the tables of docs/*/guides/plan.md, in both languages (part of `plan.py`, `plan_beside.py`, `plan_published.py`).
+"""Write the tables of docs/*/guides/plan.md, in both languages (of `plan.py`, `plan_beside.py`, `plan_published.py`).
 
 A table stands between `<!-- NAME: the command -->` and `<!-- end -->`.
 """

@@ -128,9 +128,9 @@ def lines(rows: Sequence[Scaled]) -> Iterator[str]:
     yield head + f"{'waiting':>8} {'update':>7}  {'the run  ' if rows[-1].run else ''}what decides"
     for row in rows:
         one, run = row.choice, f"{duration(row.run):9}" if row.run else ""
-        update = one.clock.update / one.clock.step
+        shares = f"{row.waiting:8.1%} {one.clock.update / one.clock.step:7.1%}"
         sizes = f"{row.devices:7,} {row.machines:8,} {one.tokens_per_s:12,.0f} {one.clock.tokens:13,}"
-        yield f"{sizes} {row.speed_up:9.2f} {row.efficiency:10.1%} {row.waiting:8.1%} {update:7.1%}  {run}{binding(one)}"
+        yield f"{sizes} {row.speed_up:9.2f} {row.efficiency:10.1%} {shares}  {run}{binding(one)}"
     if any(row.efficiency > 1.005 for row in rows):
         yield ""
         yield "above 100 %: on fewer devices each updates more, links are fewer, or micro-batches smaller"
