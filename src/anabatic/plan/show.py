@@ -97,6 +97,9 @@ def _memory(choice: Choice) -> Iterator[str]:
         if size >= 0.005 * 2**30 / factor:
             bar = "#" * max(1, round(_BAR * size / max(choice.room, choice.needs)))
             yield f"  {name:24}{gib(factor * size):>8}  {bar}"
+        if name == "activations":
+            shown = {kind: of for kind, of in choice.memory.kinds.items() if of >= 0.005 * 2**30 / factor}
+            yield from (f"    {kind:22}{gib(factor * of):>8}" for kind, of in shown.items() if len(shown) > 1)
     yield f"  {'fragments, assumed':24}{gib(factor * FRAGMENTS * choice.memory.total):>8}"
     if choice.buffers:
         yield f"  {'communication buffers':24}{gib(factor * choice.buffers):>8}"
@@ -201,6 +204,7 @@ def described(one: Choice, chip: Chip) -> dict[str, Any]:
         "buffer_bytes": round(one.buffers),
         "moment": one.memory.moment,
         "parts": {name: round(size) for name, size in one.memory.parts.items()},
+        "activations": {name: round(size) for name, size in one.memory.kinds.items()},
         "step_seconds": clock.step,
         "tokens_per_s": one.tokens_per_s,
         "mfu": one.mfu(chip),

@@ -50,6 +50,7 @@ def test_activations_of_a_block_are_those_of_the_operators() -> None:
 def test_parts_are_not_negative_and_saving_saves(setup: Setup) -> None:
     found = memory(setup)
     assert all(size >= 0 for size in found.parts.values()) and found.total > 0
+    assert sum(found.kinds.values()) == pytest.approx(found.parts.get("activations", 0.0))
     assert memory(replace(setup, micro_tokens=2 * setup.micro_tokens)).total >= found.total
     if setup.strategy == "zero3":
         assert memory(replace(setup, ranks=2 * setup.ranks)).total <= found.total
