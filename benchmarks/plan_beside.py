@@ -6,8 +6,8 @@ host, time of a step.
 Every row trains a small Qwen2 with `anabatic sft` for six steps, and asks `anabatic plan` for the same command. On a
 CPU (fp32) the host's memory is the process's own peak (VmHWM of /proc/self/status) beside programs and what would lie
 on a device: a step's peak, or the copy of a checkpoint with what is there between steps. The time is CPU time, of the
-last four steps, over the cores: other programs on the machine do not count. On a simulated NPU (bf16) files compare, and
-the step is the one that the simulator has counted on paper, operator by operator (`anabatic sim --report`).
+last four steps, over the cores: other programs on the machine do not count. On a simulated NPU (bf16) files compare,
+and the step is the one that the simulator has counted on paper, operator by operator (`anabatic sim --report`).
 """
 
 from __future__ import annotations

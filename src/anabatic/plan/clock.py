@@ -15,6 +15,8 @@ from anabatic.plan.cost import Rates, Unit, collective_ns, operator_ns
 from anabatic.plan.memory import BUCKET, LEAST_ROWS, gradient_bytes, stream_width, width
 from anabatic.plan.setup import Setup
 
+FUSED_BYTES, FLAT_BYTES = 28.0, 140.0
+"""That AdamW moves for a number, at once or operator by operator (fifteen of 8 or 12 bytes, `train/adamw.py`)."""
 DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that DDP adds at once (torch.nn.parallel.DistributedDataParallel, bucket_cap_mb)."""
 
@@ -62,7 +64,12 @@ def _forward(setup: Setup) -> Iterator[Op]:
     part = 1 / setup.tensor
     queries, keys = s.heads * s.head_dim * part, s.kv_heads * s.head_dim * part
     for _ in range(s.norms):
-        yield "vector", 0.0, t * s.hidden * (wide + w)
+        yield "vector", 0.0, t * s.hidden * 2 * wide
+        if wide != w:  # what follows takes it in half precision
+            yield "vector", 0.0, t * s.hidden * (wide + w)
+    if setup.half and setup.weights == "fp32" and setup.tuner != "lora" and not setup.sharded:  # weights are cast
+        share = min(1.0, setup.trained_blocks / s.layers)
+        yield from [("vector", 0.0, 6.0 * share * inputs * outputs) for inputs, outputs in map(setup.sides, s.linears)]
     for layer in s.linears:
         yield _matmul(t, *setup.sides(layer), w)
     if setup.tuner == "lora":
@@ -119,13 +126,18 @@ def clock(setup: Setup, rates: Rates) -> Clock:
 
 
 def _update(setup: Setup, rates: Rates) -> tuple[float, int]:
-    """AdamW reads weight, gradient and moments, and writes three of them; flat buckets make twenty operators."""
+    """AdamW reads weight, gradient and moments, and writes three of them; flat buckets make twenty operators.
+
+    Gradients of products in half precision are cast, too, and the norm of all is taken.
+    """
     share = setup.ranks if setup.sharded else 1
     own = setup.trained / share
     if setup.offload:
         return 2 * (4.0 * own) / rates.host_link + 28 * own / 2e10, 20
     buckets = max(1, round(own / BUCKET))
-    return (28 * own * (1 if setup.fused_adamw else 3)) / rates.memory, buckets * (2 if setup.fused_adamw else 20)
+    cast = 6.0 if setup.half and setup.tuner != "lora" else 0.0
+    moved = own * ((FUSED_BYTES if setup.fused_adamw else FLAT_BYTES) + 4.0 + cast)
+    return moved / rates.memory, buckets * (2 if setup.fused_adamw else 20)
 
 
 def _traffic(setup: Setup, rates: Rates, forward: float, factor: float) -> tuple[float, float]:
