@@ -104,7 +104,8 @@ def clock(setup: Setup, rates: Rates) -> Clock:
     block, operators = _seconds(_forward(setup), rates)
     trained = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
     again = {"none": 0.0, "selective": 0.25, "full": 1.0}[setup.recompute]
-    factor = 1 + again + 1 + trained  # forward, again, gradients of what comes in, gradients of weights
+    reached = setup.held_blocks / s.layers  # below the first block that is trained nothing goes back
+    factor = 1 + (again + 1) * reached + trained  # forward, again, gradients of what comes in, gradients of weights
     factor += setup.reference  # it answers first
     learned = t * setup.targets
     rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
@@ -134,10 +135,28 @@ def _update(setup: Setup, rates: Rates) -> tuple[float, int]:
     own = setup.trained / share
     if setup.offload:
         return 2 * (4.0 * own) / rates.host_link + 28 * own / 2e10, 20
+    if setup.muon and setup.tuner != "lora":
+        return _orthogonal(setup, rates)
     buckets = max(1, round(own / BUCKET))
     cast = 6.0 if setup.half and setup.tuner != "lora" else 0.0
     moved = own * ((FUSED_BYTES if setup.fused_adamw else FLAT_BYTES) + 4.0 + cast)
     return moved / rates.memory, buckets * (2 if setup.fused_adamw else 20)
+
+
+def _orthogonal(setup: Setup, rates: Rates) -> tuple[float, int]:
+    """Muon's five iterations of three products over each matrix of the blocks (`train/optim.py`), equal ones in one
+    stack, divided among the ranks; their momentum, the decay and the step move some numbers, too."""
+    seconds, launches = 0.0, 0
+    for rows, columns in map(setup.sides, setup.shape.linears):
+        least, most = sorted((rows, columns))
+        flops = 5 * (4.0 * least * least * most + 2.0 * least**3) * setup.trained_blocks / setup.world
+        moved = 5 * 12.0 * width(setup) * least * most * setup.trained_blocks / setup.world
+        unit: Unit = "cube half" if setup.half else "cube single"
+        seconds += (
+            operator_ns(rates, unit, flops, moved) / 1e9 + 28.0 * rows * columns * setup.trained_blocks / rates.memory
+        )
+        launches += 25
+    return seconds, launches
 
 
 def _traffic(setup: Setup, rates: Rates, forward: float, factor: float) -> tuple[float, float]:

@@ -102,7 +102,7 @@ def test_a_divided_step_and_one_that_grows(tmp_path: Path, capsys: pytest.Captur
     assert "weak scaling" in weak["held"] and rows[0]["devices"] > 1 and rows[-1]["devices"] == 1024
     assert len({row["tokens"] / row["devices"] for row in rows}) == 1
     assert len({(row["strategy"], row["recompute"], row["micro_batch_tokens"]) for row in rows}) == 1
-    assert all(0.9 < row["efficiency"] < 1.2 for row in rows)  # above 1: the optimizer is divided further
+    assert all(0.9 < row["efficiency"] < 1.5 for row in rows)  # above 1: the optimizer is divided further
     assert plan(["--scale", "1", *SFT, "Qwen/Qwen2.5-72B"]) == 1
     assert "fits on no number of Ascend910B3" in capsys.readouterr().err
 
@@ -134,3 +134,19 @@ def test_what_is_refused(words: list[str], why: str, capsys: pytest.CaptureFixtu
     assert plan([*words, *SFT, "Qwen/Qwen2.5-0.5B"]) == 2
     said = capsys.readouterr().err
     assert why in said and "hint: " in said
+
+
+def test_what_the_update_and_frozen_blocks_cost() -> None:
+    """Muon's products counted by hand; below the blocks that are trained nothing goes back."""
+    shape, _ = known.named("Qwen2.5-0.5B")
+    base = {"shape": shape, "micro_tokens": 8192, "seq_len": 512}
+    adam, muon, freeze = (
+        clock.clock(Setup(**base, **more), RATES) for more in ({}, {"muon": True}, {"tuner": "freeze"})
+    )  # type: ignore[arg-type]
+    products = sum(
+        5 * (4.0 * min(one) ** 2 * max(one) + 2.0 * min(one) ** 3)
+        for one in ((layer.inputs, layer.outputs) for layer in shape.linears)
+    )
+    assert muon.update >= shape.layers * products / RATES.half_flops > 0.5 * muon.update
+    assert adam.update == pytest.approx((140 + 4 + 6) * shape.params / RATES.memory)
+    assert freeze.compute < 0.6 * adam.compute
