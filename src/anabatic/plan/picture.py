@@ -74,21 +74,26 @@ def scaling(rows: Sequence[Scaled], title: str) -> str:
     across = svg.Axis("devices", first, last, [(number, f"{number:,}") for number in kept], log=True)
     most = last / first
     up = [(factor, f"{factor:,g}") for factor in (4.0**n for n in range(12)) if factor <= most * 1.01]
-    speed = svg.Panel(across, svg.Axis("speed-up, times", 1.0, most, up, log=True), title, width=470, height=380)
+    speed = svg.Panel(across, svg.Axis("speed-up, times", 1.0, most, up, log=True), title, "", width=470, height=380)
     speed.line([(first, 1.0), (last, most)], "dash")
     speed.line([(row.devices, row.speed_up) for row in rows], "line c0")
-    share = svg.Panel(across, svg.Axis("efficiency, %", 0.0, 105.0, [(n, str(n)) for n in range(0, 101, 20)]),
-                      left=470, width=470, height=380)  # fmt: skip
+    high = 105 * max(1.0, *(row.efficiency for row in rows))
+    percent = svg.Axis("%", 0.0, high, [(value, f"{value:g}") for value in ticks(0.0, high, 6)])
+    share = svg.Panel(across, percent, left=470, width=470, height=380)
     share.line([(first, 100.0), (last, 100.0)], "dash")
-    share.line([(row.devices, 100 * row.efficiency) for row in rows], "line c0")
-    share.line([(row.devices, 100 * row.waiting) for row in rows], "line c1")
     for row in rows:
-        told = f"{row.devices:,}: {row.speed_up:.2f} times, {row.efficiency:.1%}; {row.waiting:.1%} waiting"
+        told = f"{row.devices:,}: {row.speed_up:.2f} times, {row.efficiency:.1%}"
         speed.mark(row.devices, row.speed_up, "circle", "full c0", told)
-        share.mark(row.devices, 100 * row.efficiency, "circle", "full c0", told)
-        share.mark(row.devices, 100 * row.waiting, "square", "full c1", told)
+    shares = {
+        ("circle", "c0", "efficiency"): [row.efficiency for row in rows],
+        ("square", "c1", "of a step: waiting for links"): [row.waiting for row in rows],
+        ("triangle", "c2", "of a step: the update"): [row.updating for row in rows],
+    }
+    for (mark, colour, name), values in shares.items():
+        points = [(row.devices, 100 * value) for row, value in zip(rows, values, strict=True)]
+        share.line(points, f"line {colour}")
+        for devices, value in points:
+            share.mark(devices, value, mark, f"full {colour}", f"{devices:,}: {value:.1f} %, {name}")
     speed.word(last, most, "as many times as devices", "soft halo", "end", (-12, 16))
-    middle = rows[len(rows) // 2]
-    share.word(middle.devices, 100 * middle.efficiency, "efficiency", "halo", "middle", (0, 24))
-    share.word(middle.devices, 100 * middle.waiting, "of a step, waiting for links", "halo", "middle", (0, -12))
-    return svg.document([speed.drawn(), share.drawn()], 950, 380, title)
+    key = svg.legend([(mark, f"full {colour}", name) for mark, colour, name in shares], 560, 160)
+    return svg.document([speed.drawn(), share.drawn(), key], 950, 380, title)

@@ -23,7 +23,7 @@ class Scaled:
 
     Attributes:
         speed_up: tokens a second against the fewest devices; efficiency: that over what the numbers promise.
-        waiting: share of a step in which devices wait for links.
+        waiting, updating: shares of a step in which devices wait for links, and update weights.
         run: seconds of the whole run; 0: not known.
     """
 
@@ -33,6 +33,7 @@ class Scaled:
     speed_up: float
     efficiency: float
     waiting: float
+    updating: float
     run: float
 
 
@@ -66,9 +67,9 @@ def held(plans: Sequence[Plan]) -> list[Scaled]:
         base = found[0] if found else None
         up = choice.tokens_per_s / base.choice.tokens_per_s if base else 1.0
         efficiency = up * base.devices / devices if base else 1.0
-        waiting = choice.clock.exposed / choice.clock.step
+        waiting, updating = (part / choice.clock.step for part in (choice.clock.exposed, choice.clock.update))
         run = plan.steps * choice.clock.step
-        found.append(Scaled(devices, plan.nodes, choice, up, efficiency, waiting, run))
+        found.append(Scaled(devices, plan.nodes, choice, up, efficiency, waiting, updating, run))
     return found
 
 
@@ -111,6 +112,7 @@ def data(rows: Sequence[Scaled], chip: Chip) -> dict[str, Any]:
                 "speed_up": row.speed_up,
                 "efficiency": row.efficiency,
                 "waiting": row.waiting,
+                "updating": row.updating,
                 "run_seconds": row.run or None,
                 "tokens": row.choice.clock.tokens,
                 **described(row.choice, chip),
@@ -128,7 +130,7 @@ def lines(rows: Sequence[Scaled]) -> Iterator[str]:
     yield head + f"{'waiting':>8} {'update':>7}  {'the run  ' if rows[-1].run else ''}what decides"
     for row in rows:
         one, run = row.choice, f"{duration(row.run):9}" if row.run else ""
-        shares = f"{row.waiting:8.1%} {one.clock.update / one.clock.step:7.1%}"
+        shares = f"{row.waiting:8.1%} {row.updating:7.1%}"
         sizes = f"{row.devices:7,} {row.machines:8,} {one.tokens_per_s:12,.0f} {one.clock.tokens:13,}"
         yield f"{sizes} {row.speed_up:9.2f} {row.efficiency:10.1%} {shares}  {run}{binding(one)}"
     if any(row.efficiency > 1.005 for row in rows):

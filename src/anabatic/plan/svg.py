@@ -55,6 +55,7 @@ class Panel:
     x: Axis
     y: Axis
     title: str = ""
+    title_style: str = "title"
     left: float = 0.0
     width: float = 520.0
     height: float = 400.0
@@ -84,7 +85,7 @@ class Panel:
         """Return the panel with its axes."""
         x0, y0 = self.at(self.x.low, self.y.low)
         x1, y1 = self.at(self.x.high, self.y.high)
-        found = [_text(x0, 20, self.title, "title")] if self.title else []
+        found = [_text(x0, 20, self.title, self.title_style)] if self.title else []
         for value, text in self.y.ticks:
             _, up = self.at(self.x.low, value)
             found.append(f'<path class="grid" d="M{x0:.1f} {up:.1f}H{x1:.1f}"/>')

@@ -114,7 +114,11 @@ def test_pictures_are_svg_with_names_and_units(kind: list[str], tmp_path: Path) 
     root = ET.parse(file).getroot()
     assert root.tag == f"{SVG}svg"
     words = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
-    expected = ("devices", "speed-up, times", "efficiency, %") if "--scale" in kind else ("GiB", "tokens/s", "zero3")
+    expected = (
+        ("devices", "speed-up, times", "efficiency", "waiting for links")
+        if "--scale" in kind
+        else ("GiB", "tokens/s", "zero3")
+    )
     assert all(word in words for word in (expected if kind[-1] != "1" else expected[:2]))
     numbers = [float(text.get("x", "nan")) for text in root.iter(f"{SVG}text")]
     assert all(0 <= number <= float(root.get("width", 0)) for number in numbers)
