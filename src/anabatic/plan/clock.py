@@ -73,9 +73,10 @@ def _forward(setup: Setup) -> Iterator[Op]:
     for layer in s.linears:
         yield _matmul(t, *setup.sides(layer), w)
     if setup.tuner == "lora":
-        for layer in setup.adapted:
-            yield _matmul(t, setup.sides(layer)[0], setup.rank, w)
-            yield _matmul(t, setup.rank, setup.sides(layer)[1], w)
+        for inputs, outputs in map(setup.sides, setup.adapted):
+            yield _matmul(t, inputs, setup.rank, w)
+            unit, flops, moved = _matmul(t, setup.rank, outputs, w)
+            yield unit, flops, moved + w * t * outputs  # added to what is there
     if s.experts:
         yield "vector", 0.0, 4 * w * t * s.chosen * s.hidden
         yield _matmul(t * s.chosen, s.hidden, 2 * s.expert_inner, w)
@@ -90,6 +91,14 @@ def _forward(setup: Setup) -> Iterator[Op]:
     yield "vector", 0.0, w * t * 3 * inner
     for _ in range(2):
         yield "vector", 0.0, t * s.hidden * (2 * wide + w)
+
+
+def _adapter_gradients(setup: Setup) -> Iterator[Op]:
+    """Of one block: two products for each adapter, and none for the frozen weight beside it (`models/lora.py`)."""
+    t, w = float(setup.micro_tokens), width(setup)
+    for inputs, outputs in map(setup.sides, setup.adapted if setup.tuner == "lora" else []):
+        yield _matmul(t, inputs, setup.rank, w)
+        yield _matmul(t, setup.rank, outputs, w)
 
 
 def _seconds(ops: Iterator[Op] | list[Op], rates: Rates) -> tuple[float, int]:
@@ -116,8 +125,10 @@ def clock(setup: Setup, rates: Rates) -> Clock:
     heads = 1 + setup.reference / 3
     update, update_count = _update(setup, rates)
     passes = setup.micro_steps
-    compute = passes * (s.layers * block * factor + chunks * head * heads) + update
-    launches = passes * (s.layers * operators * (factor + 0.2) + chunks * head_count * heads) + update_count
+    adapters, adapter_count = _seconds(_adapter_gradients(setup), rates)
+    compute = passes * (s.layers * (block * factor + adapters) + chunks * head * heads) + update
+    counted = s.layers * (operators * (factor + 0.2) + adapter_count)
+    launches = passes * (counted + chunks * head_count * heads) + update_count
     traffic, exposed = _traffic(setup, rates, s.layers * block, factor)
     used = s.multiplying - (0 if setup.words else s.embedding)
     per_token = 2.0 * used * 2 + 2.0 * (used if setup.tuner == "full" else setup.trained)
