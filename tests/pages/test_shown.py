@@ -158,6 +158,7 @@ class Row:
 
 
 PLAN = "plan --chip 910B3 --npus 8 --"
+LONG = "--data rows.jsonl --batch.seq-len 2048 --batch.global-batch-tokens 4194304"
 HOSTS = "node ms"
 ROWS = (
     Row("README.md", 0, repository),
@@ -187,7 +188,8 @@ ROWS = (
     Row("guides/launch-hosts.md", 3, written()),
     Row("guides/monitor.md", 0, headings("ann python anabatic sft recipe.yaml")),
     Row("guides/plan.md", 0, said(f"{PLAN} sft --model Qwen/Qwen2.5-7B-Instruct --data rows.jsonl --tuner lora")),
-    Row("guides/plan.md", 1, written()),
+    Row("guides/plan.md", 1, said(f"plan --scale 4096 --tokens 2000000000 -- sft --model Qwen/Qwen2.5-0.5B {LONG}")),
+    Row("guides/plan.md", 2, written()),
     Row("guides/ray.md", 0, written("Node pid")),
     Row("guides/survival.md", 0, written("rank INFO")),
     Row("guides/vessels.md", 0, files("runs/vessel/best_model", "forest.safetensors", "vessel_forest.safetensors")),

@@ -192,6 +192,9 @@ class Visit:
         return programs
 
     def _curl(self, text: str, row: How) -> None:
+        if shutil.which("curl") is None:
+            print("no curl here")
+            return
         if self.server is None:
             self._serve("anabatic serve runs/demo/sft", row)  # the page began it elsewhere
         asked = text.replace(f":{PORT}", f":{self.port}").replace("curl ", "curl -sS --fail-with-body ")
