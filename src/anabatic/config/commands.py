@@ -70,6 +70,7 @@ _ROWS = (
         "anabatic.recipes.tokenizer:run_train",
         "Train a byte-level BPE tokenizer.",
         makes=("tokenizer.json", "tokenizer_config.json"),
+        short={"data.train": "--data"},
     ),
     Command(
         "tokenizer eval",

@@ -126,7 +126,9 @@ def test_what_is_converted_runs(tmp_path: Path, model: Path, case: str) -> None:
     good(told.run(f"anabatic {name} -c recipe.yaml --out converted{options}" if name != "chat" else
                   f"anabatic {name} -c recipe.yaml", given))  # fmt: skip
     if name != "chat":
-        steps = [row["step"] for row in jsonl.read(told.folder / "converted" / "metrics.jsonl") if row["kind"] == "train"]
+        steps = [
+            row["step"] for row in jsonl.read(told.folder / "converted" / "metrics.jsonl") if row["kind"] == "train"
+        ]
         assert steps == [1, 2, 3]
 
 

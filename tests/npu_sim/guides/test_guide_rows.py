@@ -118,7 +118,7 @@ def setting(stories: Stories, row: Row, text: str) -> None:
     """Commands of the chapter take it with the guide's value."""
     assert text in VALUES[row.chapter], f"no value for {text} in values.py"
     os.chdir(stories.of(row.chapter).folder)  # recipes and files are found from there
-    assert accepted(CHAPTERS[row.chapter], text), f"no command of the chapter takes {text}"
+    assert accepted(CHAPTERS[row.chapter], text)
 
 
 def file(stories: Stories, row: Row, text: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from anabatic.cli import app
 from anabatic.cli import job as jobs
 from anabatic.config import check, commands, load
+from anabatic.core.errors import ConfigError
 from npu_sim.guides.page import Chapter, words_of
 from npu_sim.guides.small import with_option
 
@@ -42,23 +43,40 @@ VALUES = {
 
 
 def accepted(chapter: Chapter, key: str) -> list[str]:
-    """Return the commands of the chapter that take the setting with the guide's value, as typed on their lines."""
+    """Return the commands of the chapter that take the setting with the guide's value, put on their own lines.
+
+    Raises:
+        ConfigError: all that have it refuse the value.
+    """
     value = VALUES[chapter.name][key]
-    found = []
+    found, refused = [], ConfigError(f"no command of {chapter.name} has {key}", "")
     for line in chapter.lines:
         words = words_of(line)
         name = max((one for one in commands.COMMANDS if words[: len(one.split())] == one.split()), key=len, default="")
-        row = commands.COMMANDS.get(name)
-        if row is None or name == "run" or key not in dict(check.leaves(row.job_class())):
+        hints = dict(check.leaves(commands.get(name).job_class())) if name not in ("", "run") else {}
+        if key not in hints or (key == commands.get(name).words and value not in words):
             continue
-        short = [option for option in row.short.get(key, "").split() if option in words]
-        option = (short or ["--" + key.replace("_", "-")])[0]
-        bare = key == row.words
-        job = parse(name, words if bare else with_option(words, option, value))
-        wanted = check.convert(check.Text(value), dict(check.leaves(row.job_class()))[key], check.Flags())
-        assert leaf(job, key) == wanted, (line, key)
+        try:
+            job = parse(name, _given(name, words, key, value, hints[key]))
+        except ConfigError as error:
+            refused = error
+            continue
+        assert leaf(job, key) == check.convert(check.Text(value), hints[key], check.Flags(), (key,)), (line, key)
         found.append(name)
+    if not found:
+        raise refused
     return found
+
+
+def _given(name: str, words: list[str], key: str, value: str, hint: Any) -> list[str]:
+    """Return the words with the setting: bare, by its short name where the line has that, as a switch, or by its own."""
+    row, option = commands.get(name), "--" + key.replace("_", "-")
+    if key == row.words:
+        return words
+    if hint is bool:
+        return [*words, f"{option}={value}"]
+    short = [one for one in row.short.get(key, "").split() if one in words]
+    return with_option(words, (short or [option])[0], value)
 
 
 def parse(name: str, words: list[str]) -> Any:
