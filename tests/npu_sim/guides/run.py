@@ -14,8 +14,8 @@ from npu_sim.conftest import CACHE
 from npu_sim.guides import small
 from npu_sim.guides.page import Chapter, says, words_of
 
-LATER = ("run recipes/", "launch --check --nnodes 2", "sim --npus 8 -- python -m pytest")
-"""Commands of the page that take a minute, or start cold: ANABATIC_TEST_GUIDES=all runs them, the rest runs always."""
+LATER = ("run recipes/", "launch --check --nnodes 2", "sim --npus 8 -- python -m pytest", "bench train")
+"""Commands of the page that take a while, or start cold: ANABATIC_TEST_GUIDES=all runs them, the rest runs always."""
 
 
 @dataclass(frozen=True)

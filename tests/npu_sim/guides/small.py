@@ -32,7 +32,9 @@ SIZES: dict[str, Mapping[str, str]] = {
 """Command -> settings that take the place of the page's, or are added."""
 COUNTS = ("--npus", "--nproc")
 DEVICES = "8" if ALL else "2"
-"""The page's eight devices are two, unless everything is asked for."""
+"""Of the machine: the page's eight are two, unless everything is asked for."""
+SEVERAL = ("launch", "sft", "plan")
+"""Commands that then have both; the others have one, which takes half as long."""
 
 
 def small(words: Sequence[str]) -> list[str]:
@@ -46,7 +48,7 @@ def small(words: Sequence[str]) -> list[str]:
     for option in COUNTS:
         if option in words:
             at = words.index(option) + 1
-            words[at] = str(min(int(words[at]), int(DEVICES)))
+            words[at] = str(min(int(words[at]), int(DEVICES) if ALL or words[0] in SEVERAL else 1))
     for name, value in SIZES.get(command(words), {}).items():
         words = with_option(words, f"--{name}", value)
     return words

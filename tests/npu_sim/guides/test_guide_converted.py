@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,9 @@ pytestmark = pytest.mark.slow
 SWIFT = "swift sft --model_type qwen1half-7b-chat --dataset blossom-math-zh --num_train_epochs 5 --sft_type lora"
 FOUR = f"NPROC_PER_NODE=4 ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 {SWIFT} --output_dir output"
 TORCHRUN = "torchrun --standalone --nproc_per_node=8 -m scripts"
+INFER = "ASCEND_RT_VISIBLE_DEVICES=0 swift infer"
+ONE_NODE = "torchrun --standalone --nnodes=1 --nproc_per_node=8"
+SCRIPT = "deepspeed --num_gpus 8 finetune_npu_deepspeed.py --deepspeed ds_config_zero3.json"
 LORA = "--lora_r 64 --lora_alpha 128 --lora_dropout 0.05 --target_modules q_proj k_proj v_proj o_proj"
 RATES = "--learning_rate 2e-5 --num_epochs 3 --warmup_steps 100 --weight_decay 0.01"
 CURRICULUM = "--use_curriculum True --curriculum_seed 42 --micro_batch_size 2 --cutoff_len 1024"
@@ -31,38 +33,30 @@ STAGES = {
     "rl": f"{TORCHRUN}.chat_rl -- --device_batch_size=4 --examples_per_step=16",
 }
 """Stage -> the command of the guide for NanoChat."""
-CASES: dict[str, tuple[str, str, list[str], bool]] = {
-    "swift, one card": ("swift", "swift", [f"ASCEND_RT_VISIBLE_DEVICES=0 {SWIFT} --output_dir output"], False),
-    "swift, full": ("swift", "swift", [FOUR.replace("lora", "full")], False),
-    "swift, ddp": ("swift", "swift", [FOUR], False),
-    "swift, zero2": ("swift", "swift", [f"{FOUR} --deepspeed default-zero2"], False),
-    "swift, zero3": ("swift", "swift", [f"{FOUR} --deepspeed default-zero3"], True),
-    "swift, model": ("swift", "swift", ["ASCEND_RT_VISIBLE_DEVICES=0 swift infer --model_type qwen1half-7b-chat"], True),
-    "deepspeed, file": ("32b", "deepspeed", ["ds_config_zero3.json"], True),
-    "deepspeed, script": (
-        "32b", "deepspeed",
-        [f"deepspeed --num_gpus 8 finetune.py --deepspeed ds_config_zero3.json {CURRICULUM} {LORA} {RATES}"], False,
-    ),
-    "torchrun": (
-        "trajectory", "deepspeed",
-        ["--command", "classify train", "torchrun --standalone --nnodes=1 --nproc_per_node=8 train_model_npu.py"], False,
-    ),
-    "launcher": (
-        "trajectory", "deepspeed",
-        ["--command", "classify train", "python launch_npu_training.py --npus 8"], False,
-    ),
+CASES: dict[str, tuple[str, str, str, bool]] = {
+    "swift, one card": ("swift", "swift", f"ASCEND_RT_VISIBLE_DEVICES=0 {SWIFT} --output_dir output", False),
+    "swift, full": ("swift", "swift", FOUR.replace("lora", "full"), False),
+    "swift, ddp": ("swift", "swift", FOUR, False),
+    "swift, zero2": ("swift", "swift", f"{FOUR} --deepspeed default-zero2", False),
+    "swift, zero3": ("swift", "swift", f"{FOUR} --deepspeed default-zero3", True),
+    "swift, model": ("swift", "swift", f"{INFER} --model_type qwen1half-7b-chat", True),
+    "swift, adapter": ("swift", "swift", f"{INFER} --ckpt_dir xxx/checkpoint-xxx --load_dataset_config true", False),
+    "deepspeed, file": ("32b", "deepspeed", "ds_config_zero3.json", True),
+    "deepspeed, script": ("32b", "deepspeed", f"{SCRIPT} {CURRICULUM} {LORA} {RATES}", False),
+    "torchrun": ("trajectory", "deepspeed --command 'classify train'", f"{ONE_NODE} train_model_npu.py", False),
+    "launcher": ("trajectory", "deepspeed --command 'classify train'", "python launch_npu_training.py --npus 8", False),
     "nanochat, one card": (
-        "nanochat", "nanochat", ["python -m scripts.base_train --depth=12 --device_batch_size=16"], True
+        "nanochat", "nanochat", "python -m scripts.base_train --depth=12 --device_batch_size=16", True
     ),
 }  # fmt: skip
-"""Case -> chapter that has the files, program, words of `config from-PROGRAM`, and whether it always runs."""
-FILLED: dict[str, Mapping[str, str]] = {
-    "sft": {"data.train": "FILE"},
-    "pretrain": {"data.train": "texts", "tokenizer": "runs/tokenizer"},
-    "classify train": {"data.train": "rows.jsonl", "model.path": "MODEL"},
+"""Case -> chapter that has the files, `config from-...`, what is converted, and whether it always runs."""
+FILLED = {
+    "swift": "--data.train rows.jsonl",
+    "32b": "--data.train rows.json --model MODEL",
+    "nanochat": "--data.train texts --tokenizer runs/tokenizer",
+    "trajectory": "--data.train rows.jsonl --model.path MODEL",
 }
-"""Command -> what a reader fills in."""
-ROWS = {"swift": "rows.jsonl", "32b": "rows.json"}
+"""Chapter -> what a reader fills in for a training."""
 PIPELINE = """
 vars: {text: texts, rows: chats.jsonl, questions: maths.jsonl}
 stages:
@@ -89,47 +83,36 @@ def good(done: Done) -> str:
     return done.out
 
 
-def convert(told: Story, program: str, words: list[str]) -> tuple[str, list[str]]:
+def convert(told: Story, program: str, what: str) -> tuple[str, dict[str, str]]:
     """Convert, keep the recipe as recipe.yaml, and return the command that its first line says, and its variables."""
-    recipe = good(told.run(shlex.join(["anabatic", "config", f"from-{program}", *words])))
+    recipe = good(told.run(f"anabatic config from-{program} {shlex.quote(what)}"))
     (told.folder / "recipe.yaml").write_text(recipe)
     found = re.fullmatch(r"# ((?:\w+=\S+ )*)anabatic (.+) -c FILE", recipe.splitlines()[0])
     assert found is not None, recipe.splitlines()[0]
-    return found[2], found[1].split()
-
-
-def filled(name: str, chapter: str) -> str:
-    """Return the options of what a reader fills in, or has nowhere here."""
-    given = {key: ROWS.get(chapter, "") if value == "FILE" else value for key, value in FILLED.get(name, {}).items()}
-    if chapter == "32b":
-        given["model"] = "MODEL"
-    if name in FILLED:
-        given["device.nproc"] = small.DEVICES if name != "pretrain" else "1"
-    return "".join(f" --{key} {value}" for key, value in given.items())
+    return found[2], dict(told.variable(pair) for pair in found[1].split())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_converted_runs(tmp_path: Path, model: Path, case: str) -> None:
-    chapter, program, words, always = CASES[case]
+    chapter, program, what, always = CASES[case]
     if not (always or small.ALL):
         pytest.skip("ANABATIC_TEST_GUIDES=all runs it")
     told = story(tmp_path, model, chapter)
-    name, variables = convert(told, program, words)
+    name, variables = convert(told, program, what)
     if chapter == "nanochat":
         good(told.run("anabatic tokenizer train --data texts --out runs/tokenizer"))
-    given = dict(pair.split("=", 1) for pair in variables)
-    if "ASCEND_RT_VISIBLE_DEVICES" in given:
-        given = dict([told.variable(f"ASCEND_RT_VISIBLE_DEVICES={given['ASCEND_RT_VISIBLE_DEVICES']}")])
-    options = filled(name, chapter)
-    if "one card" in case and name == "sft":
-        options = options.replace(f"--device.nproc {small.DEVICES}", "--device.nproc 1")
-    good(told.run(f"anabatic {name} -c recipe.yaml --out converted{options}" if name != "chat" else
-                  f"anabatic {name} -c recipe.yaml", given))  # fmt: skip
-    if name != "chat":
-        steps = [
-            row["step"] for row in jsonl.read(told.folder / "converted" / "metrics.jsonl") if row["kind"] == "train"
-        ]
-        assert steps == [1, 2, 3]
+    if name == "chat":
+        good(told.run(f"anabatic {name} -c recipe.yaml", variables))
+        return
+    if name == "infer":  # of what a training here has saved
+        good(told.run("anabatic sft -c recipes/qwen-lora.yaml --model MODEL --data rows.jsonl --out output"))
+        good(told.run("anabatic infer rows.jsonl -c recipe.yaml", variables))
+        return
+    devices = min(int(yaml_file.read(told.folder / "recipe.yaml").tree.get("device", {}).get("nproc", 1)), 2)
+    line = f"anabatic {name} -c recipe.yaml --out converted --npus {devices} {FILLED[chapter]}"
+    good(told.run(line, variables))
+    rows = [row for row in jsonl.read(told.folder / "converted" / "metrics.jsonl") if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [1, 2, 3]
 
 
 @pytest.mark.skipif(not small.ALL, reason="ANABATIC_TEST_GUIDES=all runs it")

@@ -69,7 +69,7 @@ def accepted(chapter: Chapter, key: str) -> list[str]:
 
 
 def _given(name: str, words: list[str], key: str, value: str, hint: Any) -> list[str]:
-    """Return the words with the setting: bare, by its short name where the line has that, as a switch, or by its own."""
+    """Return the words with the setting: as a bare word, a switch, by the short name that the line has, or its own."""
     row, option = commands.get(name), "--" + key.replace("_", "-")
     if key == row.words:
         return words
