@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,12 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e import warm
+from e2e.nodes import two
 from npu_sim.conftest import CACHE
 from npu_sim.guides import small
 from npu_sim.guides.page import Chapter, says, words_of
+from npu_sim.guides.small import with_option
 
 LATER = ("run recipes/", "launch --check --nnodes 2", "sim --npus 8 -- python -m pytest", "bench train")
 """Commands of the page that take a while, or start cold: ANABATIC_TEST_GUIDES=all runs them, the rest runs always."""
+
+LONGEST = 900
+"""Seconds after which a command counts as hung."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class Story:
     def run(self, line: str, variables: Mapping[str, str] | None = None) -> Done:
         """Run one command, made small."""
         words = [sys.executable, "-m", "anabatic", *small.small(words_of(line))]
-        code, out, err = machine(words, self.folder, variables or {})
+        how = two_machines if "--nnodes" in words else machine
+        code, out, err = how(words, self.folder, variables or {})
         return Done(line, code, out, err)
 
     def of(self, asked: str) -> list[str]:
@@ -71,11 +78,37 @@ def machine(words: list[str], folder: Path, variables: Mapping[str, str]) -> tup
     line = [sys.executable, "-m", "anabatic", "sim", "--npus", small.DEVICES, "--", *words]
     if words[3:4] == ["sim"]:
         line = words
-    outer = {**os.environ, "ANABATIC_CACHE": str(CACHE), "HOME": str(folder), **variables}
+    outer = environment(folder, variables)
     if (started := warm.simulated(CACHE).start(line, outer, folder)) is not None:
-        out, err = started.communicate(timeout=800)
+        out, err = started.communicate(timeout=LONGEST)
         return started.wait(), out, err
+    return cold(line, folder, variables)
+
+
+def cold(line: list[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str, str]:
+    """Run a program as a user's shell does."""
     done = subprocess.run(
-        line, env=outer, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=800
-    )
+        line, env=environment(folder, variables), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=LONGEST,
+    )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
+
+
+def environment(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a command; its home is the chapter's folder, where CANN's logs lie."""
+    return {**os.environ, "ANABATIC_CACHE": str(CACHE), "HOME": str(folder), **variables}
+
+
+def two_machines(words: list[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str, str]:
+    """Run a command of `launch` on two machines of two devices each, with their own rank and the first's address."""
+    words = with_option(with_option(words, "--nproc", "2"), "--out", "runs/two-machines")
+    script = ["#!/bin/bash"]
+    with two() as nodes:
+        for number, devices in enumerate(("0,1", "2,3")):
+            here = with_option(with_option(words, "--node-rank", str(number)), "--master-addr", nodes.addresses[0])
+            line = shlex.join(nodes.words(number, here))
+            script.append(f"ASCEND_RT_VISIBLE_DEVICES={devices} {line} & pids[{number}]=$!")
+        script.append('wait "${pids[0]}"; zero=$?; wait "${pids[1]}"; exit $((zero + $?))')
+        (folder / "both.sh").write_text("\n".join(script))
+        line = [sys.executable, "-m", "anabatic", "sim", "--npus", "4", "--", "bash", "both.sh"]
+        return cold(line, folder, variables)

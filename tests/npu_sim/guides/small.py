@@ -37,9 +37,18 @@ SEVERAL = ("launch", "sft", "plan")
 """Commands that then have both; the others have one, which takes half as long."""
 
 
+PIPELINES = {
+    "recipes/speedrun.yaml": ("-c", "recipes/overlays/tiny.yaml", "small.yaml", "--set", "nproc=2"),
+    "recipes/vessel.yaml": ("-c", "small.yaml"),
+}
+"""Pipeline -> what is laid over it; small.yaml is written by world.py."""
+
+
 def small(words: Sequence[str]) -> list[str]:
     """Return a command of the page, made small; what stands behind `--` is made small as well."""
     words = list(words)
+    if words[0] == "run":
+        return [*words, *PIPELINES.get(words[1], ())]
     if "--" in words:
         cut = words.index("--")
         inner = words[cut + 1 :]

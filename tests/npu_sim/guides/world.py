@@ -34,6 +34,18 @@ def test_devices():
     assert torch_npu.npu.is_available()
     print(torch.npu.device_count(), torch.randn(10, device="npu:0").sum().item())
 """
+PIPELINES = {
+    "nanochat": """stages:
+  base: {job: {schedule: {max_steps: 6}, eval: {every: 6}}}
+  mid: {job: {schedule: {max_steps: 4}}}
+  sft: {job: {schedule: {max_steps: 4}}}
+""",
+    "vessel": """stages:
+  pretrain: {job: {schedule: {max_steps: 4}}}
+  train: {job: {head: {trees: 4}, schedule: {max_steps: 4}}}
+""",
+}
+"""Chapter -> what makes its pipeline small."""
 PLOG = "[ERROR] HCCL(17,python):2026-11-01-10:00:00.000.000 [hccl.cc:1] EI0006: Getting socket times out.\n"
 
 
@@ -52,6 +64,7 @@ def home(folder: Path, made: Path, chapter: str) -> Path:
     for name in ("MODEL", "Qwen/Qwen1.5-7B-Chat"):
         (folder / name).symlink_to(made)
     _plog(folder)
+    (folder / "small.yaml").write_text(PIPELINES.get(chapter, ""))
     for name, write in FILES[chapter].items():
         (folder / name).parent.mkdir(exist_ok=True)
         write(folder / name)

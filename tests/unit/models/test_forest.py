@@ -42,6 +42,16 @@ def test_the_copy_is_walked_as_documented(classes):
     assert (made.probabilities(numbers).argmax(1) == labels).mean() > 0.6
 
 
+def test_a_number_that_no_row_knows_splits_none():
+    numbers, labels = rows(2)
+    numbers[:, 3] = np.nan
+    made = forest.fit(numbers, labels, np.ones(len(labels)), 2, rounds=4)
+    assert 3 not in made.feature
+    known = numbers.copy()
+    known[:, 3] = 7.0
+    assert np.array_equal(made.probabilities(numbers), made.probabilities(known))
+
+
 def test_a_class_without_rows_is_never_said():
     numbers, labels = rows(2)
     found = forest.fit(numbers, labels * 3, np.ones(len(labels)), classes=5, rounds=3).probabilities(numbers)
