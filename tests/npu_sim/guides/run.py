@@ -43,9 +43,9 @@ class Story:
     done: dict[str, Done] = field(default_factory=dict)
 
     def tell(self) -> None:
-        """Run the page's commands in their order."""
+        """Run the page's commands in their order; those for two machines last, because not every machine can be two."""
         variables = dict(self.variable(text) for text in self.variables if not text.endswith("=0"))
-        for line in self.chapter.lines:
+        for line in sorted(self.chapter.lines, key=lambda line: "--nnodes" in line):
             words = words_of(line)
             if small.ALL or not " ".join(words).startswith(LATER):
                 self.done[line] = self.run(line, variables)

@@ -122,8 +122,12 @@ def setting(stories: Stories, row: Row, text: str) -> None:
 
 
 def file(stories: Stories, row: Row, text: str) -> None:
-    """A run of the chapter has it."""
-    assert list(stories.of(row.chapter).folder.rglob(text.rstrip("/"))), f"no run has {text}"
+    """A run of the chapter has it, and in a folder lie the configurations that the row names."""
+    found = list(stories.of(row.chapter).folder.rglob(text.rstrip("/")))
+    assert found, f"no run has {text}"
+    if text.endswith("_model"):
+        named = [name for name in SPAN.findall(row.theirs) if name.endswith("_config.json")]
+        assert any(all((folder / name).is_file() for name in named) for folder in found)
 
 
 def variable(stories: Stories, row: Row, text: str) -> None:
