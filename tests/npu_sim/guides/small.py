@@ -16,7 +16,7 @@ SIZES: dict[str, Mapping[str, str]] = {
     "pretrain": {**TRAIN, "model.depth": "2", "eval.tokens": "1000", "data.valid-fraction": "0.2"},
     "sft": {**TRAIN, "data.valid-fraction": "0.1"},
     "rl": {
-        "batch.seq-len": "64", "examples-per-step": "2", "num-samples": "2", "device-batch-size": "2",
+        "batch.seq-len": "64", "examples-per-step": "4", "num-samples": "4", "device-batch-size": "2",
         "sampling.max-new-tokens": "8", "schedule.max-steps": "2", "eval.every": "0", "eval.rows": "1",
         "save.every": "1", "data.valid-fraction": "0.1",
     },

@@ -36,6 +36,7 @@ def test_devices():
 """
 PIPELINES = {
     "nanochat": """stages:
+  tokenizer: {job: {vocab_size: 320}}
   base: {job: {schedule: {max_steps: 6}, eval: {every: 6}}}
   mid: {job: {schedule: {max_steps: 4}}}
   sft: {job: {schedule: {max_steps: 4}}}
