@@ -31,16 +31,17 @@ format: setup ## mend format and lint where ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-reference: setup ## write docs/*/reference/*.md and the tables of recipes anew from the code
+reference: setup ## write docs/*/reference/*.md, the tables of recipes and the pictures anew from the code
 	$(BIN)/python scripts/gen_reference.py
 	$(BIN)/python scripts/gen_recipes.py
 	$(BIN)/python scripts/gen_errors.py
+	$(BIN)/python scripts/gen_diagrams.py
 
-docs: ## build the documentation in both languages into docs/site/
-	@scripts/setup.sh dev docs
+docs: setup ## build the documentation in both languages into docs/site/ (Python 3.11 or newer)
 	$(BIN)/zensical build --clean -f docs/zensical.en.toml
 	$(BIN)/zensical build --clean -f docs/zensical.zh.toml
-	@echo "open docs/site/en/index.html or docs/site/zh/index.html"
+	@cp docs/index.html docs/site/index.html
+	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/site 8000, then http://127.0.0.1:8000/"
 
 # Parts of others, and those that need another program or data (benchmarks/README.md).
 NOT_ALONE := paired fault_kinds fault_machines serve_latency evals pretrain_nanochat rl vessels vessels_speed

@@ -30,7 +30,8 @@ from anabatic.models import forest
 from anabatic.models.forest import Forest
 from anabatic.recipes import classify_predict
 from anabatic.trajectory import evaluate, features, split
-from anabatic.trajectory.segment import Segment, Segments, read_segments
+from anabatic.trajectory.read import read_segments
+from anabatic.trajectory.segment import Segment, Segments
 
 CLI = (sys.executable, "-m", "anabatic")
 MOVING = ("motion", "transponder", "heading")

@@ -34,7 +34,7 @@ from anabatic.device.device import pick
 from anabatic.models import classifier, fuse, hf
 from anabatic.models.build import blank, initialise, shape
 from anabatic.models.classifier import ClassLoss, Description, head_of
-from anabatic.trajectory.segment import read_segments
+from anabatic.trajectory.read import read_segments
 from anabatic.trajectory.words import vocabulary
 from paired import Turns, alternate, table
 

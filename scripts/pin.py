@@ -23,12 +23,12 @@ torch=={TORCH}
 
 
 def requirements() -> list[str]:
-    """Return what pyproject.toml asks for (package, dev, docs), without torch, and what torch asks for."""
+    """Return what pyproject.toml asks for (package, dev), without torch, and what torch asks for."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["dev"], *extras["docs"]]
+    wanted = [*project["dependencies"], *extras["dev"]]
     of_torch = [
         "filelock",
         "typing-extensions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ os.environ.update(
     MKL_NUM_THREADS="1",
     NO_COLOR="1",
 )
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind `&`
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +63,6 @@ def _libraries() -> Iterator[None]:
 def _handlers() -> Iterator[None]:
     """Remove the log handlers and signal handlers that a test installed."""
     import logging
-    import signal
 
     logger = logging.getLogger("anabatic")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate

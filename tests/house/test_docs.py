@@ -24,10 +24,10 @@ def headings(text: str) -> list[int]:
 
 
 def anchor(title: str) -> str:
-    """Return the anchor that a heading gets."""
+    """Return the anchor that a heading gets, on the site (pymdownx.slugs) and on GitHub."""
     if own := re.search(r"\{#([\w-]+)\}", title):
         return own.group(1)
-    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.strip().lower())).strip("-")
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
 
 
 def anchors(page: Path) -> set[str]:
@@ -89,7 +89,13 @@ def test_navigation_lists_every_page(code: str) -> None:
     assert listed == {page.relative_to(DOCS / code).as_posix() for page in (DOCS / code).rglob("*.md")}
 
 
-@pytest.mark.parametrize("name", ["gen_reference", "gen_recipes", "gen_errors"])
+def test_navigation_is_the_same_in_both_languages() -> None:
+    texts = [(DOCS / f"zensical.{code}.toml").read_text(encoding="utf-8") for code in LANGUAGES]
+    english, chinese = (re.findall(r"^ +\]|= \[$|[\w/-]+\.md", text, re.M) for text in texts)
+    assert english == chinese
+
+
+@pytest.mark.parametrize("name", ["gen_reference", "gen_recipes", "gen_errors", "gen_diagrams"])
 def test_generated_pages_are_current(name: str) -> None:
     script = tree.ROOT / "scripts" / f"{name}.py"
     run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)

@@ -19,7 +19,6 @@ _MOST = 50
 _PARTS = ("runtime", "compiler", "opp", "hccl")
 _NEEDED = ("runtime", "compiler")
 """torch_npu looks for these folders (`_cann_package_check` of 2.13.0)."""
-_TBE = "opp/built-in/op_impl/ai_core/tbe"
 TBE_PACKAGES = ("attrs", "numpy", "decorator", "sympy", "cffi", "pyyaml", "pathlib2", "psutil", "protobuf", "scipy",
                 "requests", "absl-py")  # fmt: skip
 """What the operator compiler imports (requirements of the ascendai/cann images)."""

@@ -5,7 +5,9 @@ For training on processors only: what a driver of an accelerator makes of a fork
 calling thread alone, so the server refuses when an import has left threads behind.
 
 The agent holds one end of a pair of sockets, the server the other; on it go lines of JSON: `{"words", "environment"}`
-one way, `{"pid"}` and `{"pid", "code"}` the other. Server and workers end with the agent.
+and `{"reap"}` one way, `{"pid"}` and `{"pid", "code"}` the other. A worker that has ended keeps its number until the
+agent knows of it, because the agent signals the groups of workers whose end it has not heard of. Server and workers end
+with the agent.
 """
 
 from __future__ import annotations
@@ -132,6 +134,8 @@ class Forkserver:
                 self._made.append(told["pid"])
             elif told["pid"] in self._workers:
                 self._workers.pop(told["pid"]).returncode = told["code"]
+                with contextlib.suppress(OSError):  # a server that has gone has left nothing to be reaped
+                    self._line.sendall(json.dumps({"reap": told["pid"]}).encode() + b"\n")
         return True
 
 
@@ -149,12 +153,12 @@ def _serve(modules: str, line: socket.socket) -> None:
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waken, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    rest = b""
+    rest, running = b"", set[int]()
     while True:
         ready, _, _ = select.select([line.fileno(), waker], [], [])
         if waker in ready:
             os.read(waker, 4096)
-            _reap(line)
+            _tell_ends(line, running)
         if line.fileno() not in ready:
             continue
         data = line.recv(65536)
@@ -163,6 +167,9 @@ def _serve(modules: str, line: socket.socket) -> None:
         *requests, rest = (rest + data).split(b"\n")
         for request in requests:
             asked = json.loads(request)
+            if "reap" in asked:
+                os.waitpid(asked["reap"], 0)
+                continue
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -170,16 +177,18 @@ def _serve(modules: str, line: socket.socket) -> None:
                 for one in (line.detach(), waker, waken):
                     os.close(one)
                 _become(asked["words"], asked["environment"])
+            running.add(pid)
             _tell(line, {"pid": pid})
 
 
-def _reap(line: socket.socket) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            _tell(line, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+def _tell_ends(line: socket.socket, running: set[int]) -> None:
+    """Tell which of the running workers have ended, and leave them to be reaped."""
+    for pid in sorted(running):
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None:
+            running.discard(pid)
+            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            _tell(line, {"pid": pid, "code": code})
 
 
 def _tell(line: socket.socket, what: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -166,12 +165,3 @@ def all_gather_rows(mine: Tensor, world: World) -> Tensor:
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
     gather(out, mine.contiguous())
     return out
-
-
-def same_everywhere(value: float, world: World, device: torch.device) -> bool:
-    """True when every rank holds the same number."""
-    if world.size == 1:
-        return True
-    box = torch.tensor([value, -value], dtype=torch.float64, device=device)
-    dist.all_reduce(box, dist.ReduceOp.MAX)
-    return bool(box[0] == -box[1])

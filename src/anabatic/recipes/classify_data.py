@@ -13,7 +13,8 @@ from anabatic.core.paths import write_atomic
 from anabatic.models import classifier, stored
 from anabatic.models.hf import resolve
 from anabatic.trajectory import split as splits
-from anabatic.trajectory.segment import Segment, Segments, read_segments
+from anabatic.trajectory.read import read_segments
+from anabatic.trajectory.segment import Segment, Segments
 from anabatic.trajectory.split import Split
 from anabatic.trajectory.words import WordSpec
 

@@ -26,7 +26,8 @@ from anabatic.trajectory import split as splits
 from anabatic.trajectory.evaluate import Measured
 from anabatic.trajectory.features import GROUPS, NAMES
 from anabatic.trajectory.predictions import Predictions
-from anabatic.trajectory.segment import Segment, read_segments
+from anabatic.trajectory.read import read_segments
+from anabatic.trajectory.segment import Segment
 from anabatic.trajectory.split import Split
 
 

@@ -11,8 +11,8 @@ from anabatic.core.errors import DataError
 from anabatic.core.paths import file_atomic, output_file, write_atomic
 from anabatic.trajectory import map_page, maps
 from anabatic.trajectory.maps import Drawn
+from anabatic.trajectory.read import WORDS, files
 from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.segment import WORDS, files
 from anabatic.trajectory.tracks import open_tracks
 from anabatic.trajectory.word_rows import objects, prediction_rows, read_rows
 

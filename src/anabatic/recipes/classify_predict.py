@@ -20,7 +20,8 @@ from anabatic.recipes import classify_data
 from anabatic.recipes.classify_rows import numbers
 from anabatic.trajectory import metrics
 from anabatic.trajectory import split as splits
-from anabatic.trajectory.segment import Segment, read_segments
+from anabatic.trajectory.read import read_segments
+from anabatic.trajectory.segment import Segment
 from anabatic.trajectory.split import Split
 from anabatic.trajectory.words import WordSpec, points_of, strip_class_words
 

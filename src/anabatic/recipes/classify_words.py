@@ -13,8 +13,9 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import file_atomic, output_file, write_atomic
 from anabatic.core.text import duration
+from anabatic.trajectory.read import POINTS, WORDS, files
 from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.segment import POINTS, WORDS, as_line, files, segments, spec_of
+from anabatic.trajectory.segment import as_line, segments, spec_of
 from anabatic.trajectory.tracks import open_tracks
 from anabatic.trajectory.words import WordSpec
 

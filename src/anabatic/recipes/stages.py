@@ -216,9 +216,9 @@ def require_data(stages: list[Plan]) -> None:
 
 def _require_file(stage: Plan, spec: str) -> None:
     if stage.command.name.startswith("classify "):
-        from anabatic.trajectory import segment  # numpy, which planning does not need otherwise
+        from anabatic.trajectory import read  # numpy, which planning does not need otherwise
 
-        segment.files([spec])
+        read.files([spec])
     else:
         files(parse(spec))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -43,7 +44,9 @@ def test_no_command_line_shows_what_is_handed_on(site: Site) -> None:
 
     def look() -> None:
         until(lambda: site.begun("a"))
-        lines.extend(" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True))
+        for one in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended since, or is not reaped yet
+                lines.append(" ".join(one.cmdline()))
         site.leave("a")
 
     with beside(look):

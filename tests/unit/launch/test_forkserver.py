@@ -13,6 +13,7 @@ import pytest
 
 from anabatic.launch import forkserver
 from anabatic.launch.forkserver import Forkserver
+from unit.launch.stage import until
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,18 @@ def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_
         time.sleep(0.01)
     os.killpg(worker.pid, signal.SIGKILL)  # its own group, as the agent ends it
     assert worker.wait(timeout=240) == -signal.SIGKILL == worker.poll()
+
+
+def test_a_worker_keeps_its_number_until_its_end_is_known(server: Forkserver) -> None:
+    """The agent signals the groups of workers that it takes for running: their numbers must be theirs."""
+    worker = server.fork(["--version"], variables())
+    assert worker is not None
+    process = psutil.Process(worker.pid)
+    until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    time.sleep(0.5)  # a server that reaps by itself has done so by now
+    os.killpg(worker.pid, signal.SIGTERM)
+    assert worker.wait(60) == 0
+    until(lambda: not process.is_running())
 
 
 def test_workers_end_with_their_server(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from anabatic.core.errors import DataError
 from anabatic.trajectory.clean import pieces
 from anabatic.trajectory.gather import Gather
 from anabatic.trajectory.points import POINT, Points
+from anabatic.trajectory.read import read_segments
 from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.segment import cut, read_segments
+from anabatic.trajectory.segment import cut
 from anabatic.trajectory.track import Track
 from anabatic.trajectory.tracks import open_tracks
 

@@ -13,7 +13,7 @@ import pytest
 from anabatic.cli.app import main
 from anabatic.config.reading import Reading
 from anabatic.trajectory import map_page, maps
-from anabatic.trajectory.segment import read_segments
+from anabatic.trajectory.read import read_segments
 from anabatic.trajectory.track import Track
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")

@@ -16,7 +16,8 @@ from anabatic.config.reading import Reading
 from anabatic.core.errors import DataError
 from anabatic.trajectory import split
 from anabatic.trajectory.features import NAMES
-from anabatic.trajectory.segment import Segments, as_line, as_row, files, read_segments
+from anabatic.trajectory.read import files, read_segments
+from anabatic.trajectory.segment import Segments, as_line, as_row
 from anabatic.trajectory.words import SOURCE_CLASSES, WordSpec
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")

@@ -17,7 +17,8 @@ from anabatic.config.reading import Reading
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.trajectory.decode import decode
 from anabatic.trajectory.encode import encode
-from anabatic.trajectory.segment import as_row, read_segments
+from anabatic.trajectory.read import read_segments
+from anabatic.trajectory.segment import as_row
 from anabatic.trajectory.track import Track, metres
 from anabatic.trajectory.words import (
     COURSE_STEP,
