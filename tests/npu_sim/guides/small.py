@@ -38,7 +38,7 @@ SEVERAL = ("launch", "sft", "plan")
 
 
 PIPELINES = {
-    "recipes/speedrun.yaml": ("-c", "recipes/overlays/tiny.yaml", "small.yaml", "--set", "nproc=2"),
+    "recipes/speedrun.yaml": ("-c", "recipes/overlays/tiny.yaml", "-c", "small.yaml", "--set", "nproc=2"),
     "recipes/vessel.yaml": ("-c", "small.yaml"),
 }
 """Pipeline -> what is laid over it; small.yaml is written by world.py."""
