@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,8 @@ os.environ.update(
     MKL_NUM_THREADS="1",
     NO_COLOR="1",
 )
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
+hypothesis.settings.load_profile("untimed")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind `&`
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from anabatic.bench.figures import Figure, Result
 from anabatic.config.bench import BenchCompare
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.text import printable
 
 OURS, PEER = "ours", "peer"
 _LAST = 3
@@ -57,7 +59,7 @@ def run(asked: BenchCompare, peer: Sequence[str]) -> int:
         counts = number >= asked.warm_up
         order = list(sides) if number % 2 == 0 else list(reversed(sides))
         for name in order:
-            made = turn(name, sides[name], folder, pattern)
+            made = turn(name, sides[name], folder, pattern, asked.limit)
             if counts:
                 turns[name].append(made)
         seconds = ", ".join(f"{name} {turns[name][-1].wall:.2f} s" for name in sides) if counts else "warm-up"
@@ -112,11 +114,14 @@ def _sides(asked: BenchCompare, peer: Sequence[str]) -> dict[str, list[str]]:
     return {name: [word.replace("{data}", data) for word in words] for name, words in sides.items()}
 
 
-def turn(name: str, words: Sequence[str], folder: Path, pattern: re.Pattern[str] | None) -> Turn:
+def turn(name: str, words: Sequence[str], folder: Path, pattern: re.Pattern[str] | None, limit: float) -> Turn:
     """Run a command once.
 
+    Args:
+        limit: seconds that it may take.
+
     Raises:
-        Failure: it fails, or does not print the figure.
+        Failure: it fails, does not end, or does not print the figure.
     """
     out, said = folder / f"{name}-out", folder / f"{name}.log"
     shutil.rmtree(out, ignore_errors=True)
@@ -130,19 +135,36 @@ def turn(name: str, words: Sequence[str], folder: Path, pattern: re.Pattern[str]
             )  # fmt: skip
         except OSError as error:
             raise ConfigError(f"{name} cannot be started: {error.strerror}", f"try it alone: {typed[0]}") from error
+        late = threading.Event()
+        clock = threading.Timer(limit, _end, (process.pid, late))
+        clock.daemon = True
+        clock.start()
         try:
             _, status, used = os.wait4(process.pid, 0)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+        finally:
+            clock.cancel()
         wall = time.perf_counter() - begun
         process.returncode = code = os.waitstatus_to_exitcode(status)
     shutil.rmtree(out, ignore_errors=True)
     text = said.read_text(encoding="utf-8", errors="replace")
+    if late.is_set():
+        raise Failure(f"{name} did not end within {limit:g} s", f"its output is in {said}; --limit gives it more time")
     if code:
-        last = " / ".join(line.strip() for line in text.splitlines()[-_LAST:] if line.strip())
+        last = " / ".join(printable(line) for line in text.splitlines()[-_LAST:] if line.strip())
         raise Failure(f"{name} ended with exit code {code}: {last or 'it said nothing'}", f"its output is in {said}")
     return Turn(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0, figure_of(name, text, pattern, said))
+
+
+def _end(pid: int, late: threading.Event) -> None:
+    """End a command that hangs, and what it has started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+        late.set()
+    except ProcessLookupError:
+        log.debug(f"{pid} had ended")
 
 
 def figure_of(name: str, text: str, pattern: re.Pattern[str] | None, said: Path) -> float | None:
@@ -160,7 +182,7 @@ def figure_of(name: str, text: str, pattern: re.Pattern[str] | None, said: Path)
     number = _NUMBER.search(found[-1])
     value = float(number.group().replace(",", "")) if number else 0.0
     if value <= 0:
-        raise Failure(f"{name} printed {found[-1]!r}, no number above 0", f"its output is in {said}")
+        raise Failure(f"{name} printed {found[-1][:80]!r}, no number above 0", f"its output is in {said}")
     return value
 
 

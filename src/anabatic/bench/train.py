@@ -48,6 +48,7 @@ def run(asked: BenchTrain, name: str, job: Any, words: Sequence[str]) -> int:
     found = windows.train(name, job, folder, asked.steps, asked.repeats + asked.warm_up)
     where = machine.facts(load, found.device.get("name", ""), found.device.get("world_size", 1))
     paper, told = planned(name, job, found)
+    told += _beyond(found, asked.warm_up)
     result = Result(
         "train", f"{shlex.join(words)}; {asked.repeats} x {asked.steps} steps", figures(found, asked.warm_up, paper),
         {"command": shlex.join(words), **asdict(asked), "sizes": dict(found.plan)}, where,
@@ -55,6 +56,13 @@ def run(asked: BenchTrain, name: str, job: Any, words: Sequence[str]) -> int:
     )  # fmt: skip
     written.finish(asked, result)
     return 0
+
+
+def _beyond(found: Trained, warm_up: int) -> list[str]:
+    """Say what a share of the peak above all of it means."""
+    shares = [one.row["mfu"] for one in found.windows[warm_up:] if one.row.get("mfu")]
+    told = "MFU above 100 %: the processor's peak is measured at the start, and the machine was busier then"
+    return [told] if shares and max(shares) > 1 else []
 
 
 def prepared(asked: BenchTrain, name: str, job: Any, folder: Path) -> Any:

@@ -25,6 +25,7 @@ from anabatic.config.shared import Evaluate, Save
 from anabatic.core import child, jsonl, log
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.core.text import printable
 
 LONG = 10_000
 """Steps of a training that names none: what depends on its length (torch.compile, the schedule) is as in a real one."""
@@ -166,8 +167,9 @@ def _why(code: int, said: Path) -> AnabaticError:
     told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
     if not told:
+        last = " / ".join(printable(line) for line in lines[-_LAST:])
         return Failure(
-            f"the training ended with exit code {code}: {' / '.join(lines[-_LAST:]) or 'it said nothing'}",
+            f"the training ended with exit code {code}: {last or 'it said nothing'}",
             f"its output is in {said}",
         )
     kind = ConfigError if code == child.MISTAKE else Failure

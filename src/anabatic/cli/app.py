@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Group
 
 from anabatic import __version__
-from anabatic.cli import errors
+from anabatic.cli import errors, examples
 from anabatic.config import commands
 from anabatic.core import affinity, child, log
 from anabatic.core.errors import ConfigError
@@ -59,7 +59,6 @@ _DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
 _CHECKPOINT = "List, verify or export the checkpoints of a run."
 _BENCH = "Measure training, answers, tokens, collectives, files, or another program."
 _ENV = "Print the variables that this machine needs, for eval."
-EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
 
 def build() -> App:
@@ -67,11 +66,12 @@ def build() -> App:
     app = App(
         name="anabatic",
         help="Train language models on Ascend NPUs, NVIDIA GPUs and CPUs.",
-        help_epilogue=EPILOGUE,
+        help_epilogue=examples.GENERAL,
         version=__version__,
         version_flags=["--version", "-V"],
         result_action="return_value",
         default_parameter=None,
+        suppress_keyboard_interrupt=False,  # it would end the process without a word; `errors.guard` says one
     )
     for name, path, group in _LAZY:
         app.command(path, name=name, help=commands.get(name).help, group=group)
@@ -149,6 +149,7 @@ def _open_standard_files() -> None:
 
 def _call(tokens: list[str]) -> int:
     app = build()
+    app.help_epilogue = examples.epilogue(tokens)
     try:
         if tokens[:1] == ["sim"] and "--" not in tokens:
             _no_command_without_border(app, tokens)

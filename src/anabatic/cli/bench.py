@@ -8,13 +8,16 @@ from typing import Any
 
 from cyclopts import App
 
+from anabatic import __version__
 from anabatic.cli import job as jobs
 from anabatic.cli.launch_words import training_job
 from anabatic.config import check, commands, load
 from anabatic.config.bench import BenchCompare, BenchScaling, BenchTrain
 from anabatic.core.errors import ConfigError
 
-app = App(name="bench", help="Measure this machine: training, answers, tokens, collectives, files.")
+app = App(
+    name="bench", help="Measure this machine: training, answers, tokens, collectives, files.", version=__version__
+)
 
 
 def train(*command: str, **given: Any) -> int:

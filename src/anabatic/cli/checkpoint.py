@@ -9,10 +9,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic import __version__
 from anabatic.cli.job import job_command
 from anabatic.config import commands
 
-app = App(name="checkpoint", help="List, verify or export the checkpoints of a run.")
+app = App(name="checkpoint", help="List, verify or export the checkpoints of a run.", version=__version__)
 _Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 BROKEN = 1
 """Exit code when a file is not as it was written."""

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from anabatic import __version__
 from anabatic.core.errors import ConfigError
 
-_Switch = Annotated[bool, Parameter(negative=())]
+_Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
 _Path = Annotated[Path | None, Parameter(negative=())]
 
 

@@ -15,7 +15,7 @@ from anabatic.core.errors import ConfigError
 def env(
     *,
     shell: Annotated[str, Parameter(negative=())] = "bash",
-    explain: Annotated[bool, Parameter(negative=())] = False,
+    explain: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     root: Annotated[Path | None, Parameter(negative=())] = None,
     lang: Annotated[str | None, Parameter(negative=())] = None,
 ) -> None:

@@ -21,9 +21,11 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
+from anabatic.config import check, commands
 from anabatic.core import log, paths
 from anabatic.core.child import EXPLAIN, REPORTS
 from anabatic.core.errors import TRACEBACK, AnabaticError, ConfigError, Failure
+from anabatic.core.paths import RunFolder
 from anabatic.core.text import did_you_mean
 
 INTERRUPTED = 130
@@ -119,6 +121,10 @@ def _to_log_files(trace: str) -> None:
             handler.handle(logging.LogRecord(log.LOGGER.name, logging.ERROR, "", 0, trace, None, None))
 
 
+_STARTERS = ("anabatic sim", "anabatic launch", "anabatic plan") + tuple(
+    f"anabatic bench {kind}" for kind in ("train", "scaling", "compare")
+)
+"""Commands that are given another one behind --."""
 _SAID = ("true", "false", "yes", "no", "on", "off")
 """What people type behind a switch."""
 
@@ -129,7 +135,7 @@ def usage(error: CycloptsError, app: App) -> ConfigError:
     hint = f"see `{words} --help`"
     if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in _SAID:
         hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
-    if words in ("anabatic sim", "anabatic launch"):
+    if words in _STARTERS:
         hint = f"the command to run and its options stand after --; {hint}"
     for kind, describe in _USAGE:
         if isinstance(error, kind):
@@ -162,9 +168,20 @@ def _missing(error: MissingArgumentError) -> str:
 
 def _unused(error: UnusedCliTokensError) -> str:
     words = list(error.unused_tokens or ())
-    recipe = next((word for word in words if word.endswith((".yaml", ".yml"))), None)
-    guess = f" Did you mean -c {recipe}?" if recipe else ""
+    option = next((f"{name} {word}" for word in words if (name := _option_of(word, error))), None)
+    guess = f" Did you mean {option}?" if option else ""
     return f"{' '.join(words)} does not belong to an option.{guess}"
+
+
+def _option_of(word: str, error: UnusedCliTokensError) -> str:
+    """Return the option that a word without one may be for; empty where none is likely."""
+    name = " ".join(error.command_chain or ())
+    known = {key for key, _ in check.leaves(commands.get(name).job_class())} if name in commands.COMMANDS else set()
+    if word.endswith((".yaml", ".yml")):
+        return "-c"
+    if (Path(word) / "config.json").is_file() or RunFolder(Path(word)).final_model.is_dir():
+        return "--model" if "model" in known else ""
+    return "--data" if "data.train" in known and Path(word).exists() else ""
 
 
 def _repeated(error: RepeatArgumentError) -> str:

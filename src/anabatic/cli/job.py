@@ -59,7 +59,9 @@ def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
     if typing.get_origin(check.hints(cls)[name]) is list:
         return [*texts, *(given or [])]
     if given is not None or len(texts) > 1:
-        raise ConfigError(f"{name} is given {len(texts) + (given is not None)} times: {', '.join(texts)}", "give one")
+        has_out = "out" in check.hints(cls)
+        hint = "give one; the folder to write follows --out" if has_out and given is None else "give one"
+        raise ConfigError(f"{name} is given {len(texts) + (given is not None)} times: {', '.join(texts)}", hint)
     return texts[0]
 
 
@@ -203,7 +205,7 @@ def _section(
 
 
 def _default_text(value: Any) -> Any:
-    if value is None or value in ("", []):
+    if value is None or value in ("", [], {}):
         return False
     return lambda _: str(value).lower() if isinstance(value, bool) else str(value)
 

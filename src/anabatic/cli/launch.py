@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic import __version__
 from anabatic.cli import launch_hosts
 from anabatic.cli.launch_words import given, machines, number, positive, training_job, whole
 from anabatic.config import load
@@ -16,12 +17,13 @@ from anabatic.config.launch import Launch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import scheduler
 
-_USAGE = """Usage: anabatic launch [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]
-       anabatic launch slurm|k8s|ray [OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]"""
+_USAGE = """Usage: anabatic launch [OPTIONS] -- COMMAND [ARGS...]
+       anabatic launch slurm|k8s|ray [OPTIONS] -- COMMAND [ARGS...]"""
 app = App(
     name="launch",
     help="Run a training command in several processes, on one machine or many, and keep it alive.",
     usage=_USAGE,
+    version=__version__,
     default_parameter=None,
 )
 app.command("anabatic.cli.launch_k8s:k8s", name="k8s", help="Write a Volcano Job or PyTorchJob, or submit it.")
@@ -45,8 +47,8 @@ def run(
     hosts: Annotated[Path | None, Parameter(negative=())] = None,
     hosts_python: _Word = None,
     hosts_cwd: _Word = None,
-    hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
-    preflight: Annotated[bool, Parameter(name="--check", negative=())] = False,
+    hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
+    preflight: Annotated[bool, Parameter(name="--check", negative=(), show_default=False)] = False,
 ) -> int:
     """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
@@ -134,9 +136,11 @@ def slurm(
     gres: _Word = None,
     grace: Annotated[str, Parameter(negative=())] = "120",
     max_restarts: Annotated[str, Parameter(negative=())] = "3",
-    option: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, allow_leading_hyphen=True)] = (),
-    setup: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
-    submit: Annotated[bool, Parameter(negative=())] = False,
+    option: Annotated[
+        tuple[str, ...], Parameter(negative=(), consume_multiple=False, allow_leading_hyphen=True, show_default=False)
+    ] = (),
+    setup: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
+    submit: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:
     """Print a batch script for Slurm that runs COMMAND on the machines of an allocation, or submit it.
 

@@ -28,7 +28,7 @@ def training_job(words: list[str]) -> tuple[commands.Command, Any]:
     training = [name for name, row in commands.COMMANDS.items() if row.trains]
     fitting = [name for name in training if words[: len(name.split())] == name.split()]
     if not fitting:
-        raise ConfigError(f"{words[0]} is not a command that trains", f"these are: {', '.join(training)}")
+        raise ConfigError(f"{words[0]} is not a command that trains", _instead(words, training))
     row = commands.get(fitting[0])
     _, bound, _ = program.build().parse_args(words, exit_on_error=False, print_error=False)
     files = bound.arguments.pop("config", None) or []
@@ -36,6 +36,15 @@ def training_job(words: list[str]) -> tuple[commands.Command, Any]:
         hint = "for several machines: `anabatic plan --chip 910B3 --npus 8 --nodes 2 -- COMMAND`"
         raise ConfigError("--dry-run is an option of the command alone, and plans for this machine", hint)
     return row, load.load(row.name, files, jobs.tree(dict(bound.arguments)))
+
+
+def _instead(words: list[str], training: list[str]) -> str:
+    """What to type, where the first word is no command."""
+    if words[0] == "anabatic":
+        return "leave `anabatic` out behind --"
+    if words[0].endswith((".yaml", ".yml")):
+        return f"name the command before the recipe: sft -c {words[0]}"
+    return f"these are: {', '.join(training)}"
 
 
 def machines(text: str) -> tuple[int, int]:

@@ -20,7 +20,7 @@ def run(
     start: Annotated[str | None, Parameter(name="--from", negative=())] = None,
     only: _Words = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:
     """Run the stages of a pipeline in order; a stage that is done and unchanged is skipped.
 
@@ -58,5 +58,7 @@ def _pairs(given: list[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f'--set is "{text}", expected NAME=VALUE', "for example --set corpus=data/books")
+        if name in pairs:
+            raise ConfigError(f"--set {name} is given twice: {pairs[name]} and {value}", "give one")
         pairs[name] = value
     return pairs

@@ -8,11 +8,18 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from anabatic import __version__
 from anabatic.config import check
 from anabatic.core.errors import ConfigError
 
 _USAGE = "Usage: anabatic sim [OPTIONS] -- COMMAND [ARGS...]\n       anabatic sim status|clean"
-app = App(name="sim", help="Run any command on simulated NPUs, or look at them.", usage=_USAGE, default_parameter=None)
+app = App(
+    name="sim",
+    help="Run any command on simulated NPUs, or look at them.",
+    usage=_USAGE,
+    version=__version__,
+    default_parameter=None,
+)
 _Word = Annotated[str | None, Parameter(negative=())]
 
 
@@ -22,7 +29,7 @@ def run(
     npus: Annotated[str, Parameter(name=("--npus", "-n"), negative=())] = "1",
     chip: Annotated[str, Parameter(negative=())] = "910B3",
     hbm: _Word = None,
-    fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False)] = (),
+    fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
     report: Annotated[Path | None, Parameter(negative=())] = None,
     trace: Annotated[Path | None, Parameter(negative=())] = None,
 ) -> int:
@@ -64,7 +71,7 @@ def status() -> None:
 
 
 @app.command
-def clean(*, builds: Annotated[bool, Parameter(negative=())] = False) -> None:
+def clean(*, builds: Annotated[bool, Parameter(negative=(), show_default=False)] = False) -> None:
     """Remove what simulations left behind.
 
     Parameters

@@ -89,10 +89,13 @@ class BenchCompare(BenchJob):
     """File or folder that stands for {data} in both commands; {out} is a fresh folder of each turn."""
     figure: str | None = None
     """Regular expression with one group: a rate that both commands print, more is better; the last one counts."""
+    limit: float = 3600.0
+    """Seconds after which a command that has not ended is ended."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.ours.strip()), "ours is not given", 'give --ours "sft -c recipe.yaml --out {out}"')
+        require(0 < self.limit <= 1e6, f"limit is {self.limit:g}", "give seconds, up to 1000000")
 
 
 @dataclass(kw_only=True)
@@ -155,7 +158,11 @@ class BenchCollectiveJob(BenchJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         good = bool(self.mib) and all(0 < size <= 2**16 for size in self.mib)
-        require(good, f"mib is {', '.join(f'{size:g}' for size in self.mib) or 'empty'}", "use sizes such as 1 16 256")
+        require(
+            good,
+            f"mib is {', '.join(f'{size:g}' for size in self.mib) or 'empty'}",
+            "use sizes up to 65536, such as 1 16 256",
+        )
 
 
 @dataclass(kw_only=True)

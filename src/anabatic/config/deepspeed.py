@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,8 @@ _OURS = (
 )
 """How DeepSpeed goes about what is done here in another way (FSDP2 sends block by block and overlaps by itself; models
 are always saved whole); they decide no numbers."""
+_SCALING = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+_MOVING = ("pin_memory", "buffer_count", "buffer_size", "fast_init", "max_in_cpu", "nvme_path", "pipeline_read")
 
 
 @dataclass
@@ -54,11 +57,14 @@ class Translation:
     Attributes:
         settings: dotted name -> value.
         unknown: keys without a counterpart.
+        needless: keys of what is done here in another way, or by itself; auto: keys that leave their value open.
         sequences: rows of a micro-batch, `accumulation`: micro-batches of a step, `batch`: rows of a step; None: open.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    needless: list[str] = field(default_factory=list)
+    auto: list[str] = field(default_factory=list)
     sequences: int | None = None
     accumulation: int | None = None
     batch: int | None = None
@@ -104,10 +110,8 @@ def translate(content: dict[str, Any], source: str) -> Translation:
     made = Translation()
     for key, value in content.items():
         handler = _HANDLERS.get(key)
-        if value == "auto" or key in _OURS:
-            continue
-        if handler is None:
-            made.unknown.append(key)
+        if value == "auto" or handler is None:
+            _open(made, key, value)
             continue
         try:
             handler(made, value)
@@ -119,22 +123,33 @@ def translate(content: dict[str, Any], source: str) -> Translation:
     return made
 
 
+def _open(made: Translation, key: str, value: Any) -> None:
+    """Name a key that sets nothing."""
+    ours, left = key in _OURS, value == "auto" and (key in _HANDLERS or "." in key)
+    (made.needless if ours else made.auto if left else made.unknown).append(key)
+
+
 def _zero(made: Translation, section: dict[str, Any]) -> None:
     stage = int(section.get("stage", 0))
     if stage not in _STRATEGY:
         raise ConfigError(f"zero_optimization.stage is {stage}", "use 0, 1, 2 or 3")
     made.settings["parallel.strategy"] = _STRATEGY[stage]
     for part in ("offload_optimizer", "offload_param"):
-        where = (section.get(part) or {}).get("device", "none")
+        inner = section.get(part) or {}
+        where = inner.get("device", "none")
         if where == "nvme":
             raise ConfigError(f"zero_optimization.{part}.device is nvme", "use cpu; disks are not used as memory here")
         if where == "cpu":
-            made.settings["parallel.offload"] = "cpu"
-    if stage < 2:
-        made.settings.pop("parallel.offload", None)
-    known = {"stage", "offload_optimizer", "offload_param"}
-    names = (f"zero_optimization.{key}" for key in section if key not in known)
-    made.unknown += [name for name in names if name not in _OURS]
+            if stage:
+                made.settings["parallel.offload"] = "cpu"
+            else:
+                made.unknown.append(f"zero_optimization.{part} of stage 0")
+        for key in inner:
+            if key != "device":
+                (made.needless if key in _MOVING else made.unknown).append(f"zero_optimization.{part}.{key}")
+    for key, value in section.items():
+        if key not in ("stage", "offload_optimizer", "offload_param"):
+            _open(made, f"zero_optimization.{key}", value)
 
 
 def _half(name: str) -> Callable[[Translation, dict[str, Any]], None]:
@@ -143,8 +158,13 @@ def _half(name: str) -> Callable[[Translation, dict[str, Any]], None]:
             if made.settings.get("device.dtype", name) != name:
                 raise ConfigError("fp16 and bf16 are both enabled", "enable one of them")
             made.settings["device.dtype"] = name
+        if section.get("enabled") == "auto":
+            made.auto.append(f"{name}.enabled")
         if name == "fp16" and section.get("loss_scale"):
             made.unknown.append("fp16.loss_scale")  # ours is dynamic, always
+        made.needless += [f"{name}.{key}" for key in section if key in _SCALING]
+        rest = (key for key in section if key not in ("enabled", "loss_scale", *_SCALING))
+        made.unknown += [f"{name}.{key}" for key in rest]
 
     return handle
 
@@ -158,11 +178,11 @@ def _optimizer(made: Translation, section: dict[str, Any]) -> None:
     names = {"lr": "optim.lr", "eps": "optim.eps", "weight_decay": "optim.weight_decay"}
     for key, value in section.get("params", {}).items():
         if value == "auto":
-            continue
-        if key == "betas":
-            made.settings["optim.beta1"], made.settings["optim.beta2"] = map(float, value)
+            made.auto.append(f"optimizer.params.{key}")
+        elif key == "betas":
+            made.settings["optim.beta1"], made.settings["optim.beta2"] = map(_number, value)
         elif key in names:
-            made.settings[names[key]] = float(value)
+            made.settings[names[key]] = _number(value)
         elif key not in ("torch_adam", "adam_w_mode"):
             made.unknown.append(f"optimizer.params.{key}")
 
@@ -177,7 +197,14 @@ def _rows(name: str) -> Callable[[Translation, Any], None]:
 
 
 def _clipping(made: Translation, value: Any) -> None:
-    made.settings["optim.max_grad_norm"] = float(value)
+    made.settings["optim.max_grad_norm"] = _number(value)
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("no number")
+    return number
 
 
 _HANDLERS: dict[str, Callable[[Translation, Any], None]] = {

@@ -85,8 +85,11 @@ def require_room(job: TuneJob) -> None:
     Raises:
         ConfigError: they do not.
     """
-    require(bool(job.data.train), "data.train is empty", "give --data.train FILE.jsonl with rows of two answers")
-    require(job.batch.packing, "batch.packing is false, and pairs are always packed", "leave batch.packing out")
+    single = getattr(job, "loss_type", "") == "kto"
+    rows = "an answer and its label, true or false" if single else "two answers"
+    require(bool(job.data.train), "data.train is empty", f"give --data.train FILE.jsonl with rows of {rows}")
+    what = "answers" if single else "pairs"
+    require(job.batch.packing, f"batch.packing is false, and {what} are always packed", "leave batch.packing out")
     for name in ("micro_batch_tokens", "global_batch_tokens"):
         value = getattr(job.batch, name)
         require(

@@ -19,6 +19,8 @@ _STARTERS = frozenset(("srun", "mpirun", "mpiexec", "numactl", "taskset", "timeo
 _STARTED = re.compile(r"python[0-9.]*|torchrun|deepspeed|accelerate|swift|llamafactory-cli|lmf|bash|sh")
 """What is looked for behind the options of those."""
 _OPTION = re.compile(r"--?[A-Za-z]")
+_QUOTES = "\u201c\u201d\u2018\u2019"
+"""Quotation marks of print, which a shell takes for letters."""
 _DASHES = "\u2013\u2014\u2212"
 _MODULES = {
     "torch.distributed.run": "torchrun",
@@ -84,8 +86,16 @@ def find(text: str, peer: str) -> Found:
         if call is not None:
             found.calls.append(call)
         else:
-            found.others.append(simple.words[0])
+            found.others.append(_named(simple.words, peer))
     return found
+
+
+def _named(words: tuple[str, ...] | list[str], peer: str) -> str:
+    """Return what a command is called: the module behind python, the word behind a program that is known."""
+    program, rest = _program(list(words))
+    firsts = {name.split()[0] for row in tables.load(peer).tables["commands"] for name in row.theirs if " " in name}
+    named = f"{program} {rest[0]}" if program in firsts and rest and not rest[0].startswith("-") else program
+    return named or words[0]
 
 
 def owner(word: str, text: str) -> str:
@@ -208,8 +218,18 @@ def _row(program: str, words: list[str], peer: str) -> tuple[tables.Row | None, 
     return None, "", words
 
 
+def _require_quotes(word: str) -> None:
+    """Refuse a word that stands between quotation marks of print: the shell has not taken them away."""
+    text = word.partition("=")[2] if word.startswith("-") else word
+    between = text[-1:] in _QUOTES or not any(mark in text[1:] for mark in _QUOTES)
+    if text[:1] and text[0] in _QUOTES and " " not in text and between:
+        raise ConfigError(f"{text} begins with a quotation mark of print", "write \" or ' in its place")
+
+
 def _options(words: list[str]) -> Iterator[Option]:
     """Yield the options among words as argparse sees them; words before the first one have no name."""
+    for word in words:
+        _require_quotes(word)
     at = 0
     while at < len(words):
         word = words[at]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,17 @@ from anabatic.core.text import did_you_mean
 
 _NOTHING = ("", "false", "none", "null", "0", "no", "[]", "{}")
 _YES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+_WORDS = {
+    "yes": "true",
+    "on": "true",
+    "y": "true",
+    "t": "true",
+    "no": "false",
+    "off": "false",
+    "n": "false",
+    "f": "false",
+}
+"""What transformers' argument parser and YAML take for true and false, beside these."""
 
 
 @dataclass
@@ -110,7 +121,7 @@ def draft(call: Call, command: str) -> Draft:
         if row is None:
             _unknown(made, option, rows)
             continue
-        if _text(option.value) in row.skip or option.value is None:
+        if _word(option.value, row.skip) in row.skip or option.value is None:
             continue
         told.update(row.theirs)
         _apply(made, row, option)
@@ -193,7 +204,7 @@ def _copy(made: Draft, row: tables.Row, option: Option) -> None:
 
 
 def _values(made: Draft, row: tables.Row, option: Option) -> None:
-    text = _text(option.value)
+    text = _word(option.value, (*row.values, *row.near))
     if text in row.near and made.key(row):
         made.set(made.key(row), row.near[text], option.shown)
         made.notes.changed.append(f"{option.shown}: no counterpart; {row.near[text]} is the nearest, and taken")
@@ -251,6 +262,12 @@ def _text(value: Any) -> str:
     return str(value).lower()
 
 
+def _word(value: Any, known: Collection[str]) -> str:
+    """Return a value as a table has it: `yes` and its like are true where the table does not know them."""
+    text = _text(value)
+    return text if text in known else _WORDS.get(text, text)
+
+
 class _Theirs(check.Where):
     """Names a value by what stands in the command or file that is read."""
 
@@ -267,6 +284,8 @@ def fit(value: Any, hint: Any, shown: str) -> Any:
     inner, optional = check.strip_optional(hint)
     if value is None and optional:
         return None
+    if value is True and inner is not bool and not shown.lower().endswith("true"):
+        raise ConfigError(f"{shown} has no value", "write it behind the option")
     kind = typing.get_origin(inner) or inner
     if kind is list:
         values = value if isinstance(value, list) else [value]

@@ -115,6 +115,8 @@ def _of_file(peer: str, path: Path) -> calls.Found:
     text = yaml_file.text(path, "a script, a YAML or a JSON file")
     if path.suffix in (".yaml", ".yml") or (path.suffix == ".json" or text.lstrip().startswith("{")):
         tree = _json(path, text) if text.lstrip().startswith("{") else yaml_file.parse(text, str(path)).tree
+        if not tree:
+            raise ConfigError(f"{path} holds no settings", "give the file that was trained with")
         if peer == "nanochat":
             raise ConfigError(f"{path} holds settings, and nanochat has none in files", "give its script or command")
         if peer == "deepspeed":
@@ -172,7 +174,9 @@ def _add_files(call: Call, folder: Path) -> None:
 
 
 def _command(call: Call) -> str:
-    """Return the command of ours for a call; empty where there is none."""
+    """Return the command of ours for a call; empty where there is none. A kind of training is one of trainings."""
+    if not call.row.command or not commands.get(call.row.command).trains:
+        return call.row.command
     rows = {name: row for row in tables.load(call.peer).rows() if row.fact == "kind" for name in row.theirs}
     for option in call.options:
         row = rows.get(option.name)

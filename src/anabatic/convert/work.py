@@ -8,6 +8,7 @@ from pathlib import Path
 from anabatic.config import commands, deepspeed, load
 from anabatic.convert import named, tables
 from anabatic.convert.draft import Draft, fit
+from anabatic.core.errors import ConfigError
 
 _ROWS = {"dpo": 2, "reward": 2}
 """Sequences of a row: both answers of a pair."""
@@ -103,6 +104,12 @@ def take(made: Draft, said: deepspeed.Translation, shown: str) -> None:
         if value is not None:
             made.facts.setdefault(name, Option(name, value, shown))
     made.notes.lost += [f"{key} in {shown}" for key in said.unknown]
+    for keys, about in (
+        (said.needless, "how it is sent, scaled and saved is decided here"),
+        (said.auto, "auto, so other settings decide, or our defaults"),
+    ):
+        if keys:
+            made.notes.needless.append(f"{', '.join(keys)} in {shown}: {about}")
 
 
 def _kind(made: Draft) -> None:
@@ -138,6 +145,8 @@ def _batch(made: Draft) -> None:
     steps, rows = made.number("accumulation"), made.number("global_rows")
     if rows is None and steps is not None:
         rows = (micro or 1) * steps * processes
+    elif rows is not None and micro is not None and steps is not None:
+        _agree(made, rows, micro, steps)
     if micro is not None:
         made.set("batch.micro_batch_tokens", micro * each, f"{_many(micro, unit)} x {length} tokens")
     if rows is not None and "batch.global_batch_tokens" not in made.settings:
@@ -152,6 +161,17 @@ def _batch(made: Draft) -> None:
             told = "for one process; with more give device.nproc, and as many times the tokens where rows a step follow"
             made.notes.changed.append(f"batch.global_batch_tokens: {told} from the processes")
     _say_tokens(made, length)
+
+
+def _agree(made: Draft, rows: int, micro: int, steps: int) -> None:
+    """Rows of a step, of a micro-batch and micro-batches are given: the number of processes follows."""
+    told = f"{rows} rows a step are {micro} rows x {steps} micro-batches x {rows / (micro * steps):g} processes"
+    if rows % (micro * steps) or ("nproc" in made.facts and rows != micro * steps * world(made)):
+        given = f", not {world(made)}" if "nproc" in made.facts else ""
+        shown = made.facts["global_rows"].shown
+        raise ConfigError(f"{shown}: {told}{given}", "make train_batch_size and the others agree, or leave one out")
+    if "nproc" not in made.facts and rows > micro * steps:
+        made.notes.changed.append(f"{told}: give device.nproc")
 
 
 def _many(count: int, what: str) -> str:

@@ -11,6 +11,12 @@ def utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def printable(text: str, most: int = 200) -> str:
+    """Return text as one line of a terminal: blanks joined, `?` for what is not printable; the end of a long one."""
+    line = "".join(letter if letter.isprintable() and letter != "\ufffd" else "?" for letter in " ".join(text.split()))
+    return line if len(line) <= most else f"...{line[-most:]}"
+
+
 def count(number: float) -> str:
     """Return a short decimal count: `950`, `12.3K`, `4.0M`, `1.2B`."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import os
 import resource
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,25 +139,36 @@ def use_compile(config: DeviceConfig, row: DeviceRow, steps: int) -> tuple[bool,
     return True, f"{steps} steps on {row.type}"
 
 
-def measured_peak_flops(seconds: float = 0.15) -> float:
-    """Return the operations a second of fp32 matrix products on this CPU, measured with 1024 x 1024 matrices."""
+def measured_peak_flops(dtype: torch.dtype = torch.float32, seconds: float = 0.15) -> float:
+    """Return the operations a second of matrix products on this CPU, measured with 1024 x 1024 matrices.
+
+    Divided by the time that its threads have computed, not by the clock: on a busy machine the clock would give a peak
+    that the training itself exceeds once the others have gone. How many threads there are is seen from both times.
+    """
     draw = torch.Generator().manual_seed(0)  # the global numbers are those of the training
-    a, b = (torch.randn(1024, 1024, generator=draw) for _ in range(2))
-    out = torch.empty(1024, 1024)
+    a, b = (torch.randn(1024, 1024, generator=draw).to(dtype) for _ in range(2))
+    out = torch.empty(1024, 1024, dtype=dtype)
     torch.mm(a, b, out=out)
-    best = 0.0
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
+    end, times = time.perf_counter() + seconds, list[tuple[float, float]]()
+    while time.perf_counter() < end or not times:
+        start, before = time.perf_counter(), time.process_time()
         torch.mm(a, b, out=out)
-        best = max(best, 2 * 1024**3 / (time.perf_counter() - start))
-    return best
+        times.append((time.perf_counter() - start, time.process_time() - before))
+    return 2 * 1024**3 / _undisturbed(times, torch.get_num_threads())
+
+
+def _undisturbed(times: Sequence[tuple[float, float]], most: int) -> float:
+    """Return the seconds that a call of at most `most` threads takes when nothing else runs, of (seconds on the clock,
+    of all threads together) of several."""
+    threads = min(most, max(1, math.ceil(max(computed / clock for clock, computed in times) - 0.1)))
+    return min(min(clock for clock, _ in times), min(computed for _, computed in times) / threads)
 
 
 def peak_flops(device: Device) -> tuple[float, str]:
     """Return the peak operations a second that MFU is measured against, and where the figure comes from."""
     if device.type == "cpu":
-        return measured_peak_flops(), "measured: fp32 matrix product of 1024 x 1024"
+        named = str(device.dtype).removeprefix("torch.")
+        return measured_peak_flops(device.dtype), f"measured: {named} matrix product of 1024 x 1024"
     if device.chip is None:
         return 0.0, f"unknown chip {device.name!r}: MFU is not shown"
     # fp32 has no full rate on matrix units; MFU is then a share of the half-precision peak, as is usual.

@@ -43,6 +43,7 @@ class KtoLoss(PreferenceLoss):
     """
 
     names = NAMES
+    unit = "answers"
 
     def pack(self, batch: Batch, device: torch.device) -> PackedAnswers:
         """Move a batch to `device`, ask the reference, and find the reference point with both. Outside of `root`."""

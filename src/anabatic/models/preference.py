@@ -120,10 +120,12 @@ class PreferenceLoss:
 
     Attributes:
         names: of `sums`, what every call adds up; whoever reads it sets it to zero.
+        unit: what it is a mean of.
         reference: None where the loss needs none.
     """
 
     names: Sequence[str] = NAMES
+    unit = "pairs"
 
     def __init__(self, root: Root, device: Device, objective: Objective) -> None:
         self.root, self.device, self.objective = root, device, objective

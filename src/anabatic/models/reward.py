@@ -105,9 +105,11 @@ class RewardLoss:
 
     Attributes:
         names: of `sums`, what every call adds up; whoever reads it sets it to zero.
+        unit: what it is a mean of.
     """
 
     names = NAMES
+    unit = "pairs"
 
     def __init__(self, root: Root, device: Device, objective: RewardObjective) -> None:
         self.root, self.device, self.objective = root, device, objective

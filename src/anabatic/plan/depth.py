@@ -36,7 +36,7 @@ class Plan:
 def _shown(value: float | int | bool) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, int) else f"{value:.3g}"
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def shape(model: ModelConfig, vocab_size: int) -> Plan:

@@ -11,6 +11,7 @@ from typing import Any
 
 from anabatic.config import yaml_file
 from anabatic.config.classify_train import WordsJob
+from anabatic.core import text
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.text import did_you_mean
 from anabatic.plan import depth, shape
@@ -20,6 +21,8 @@ USUAL_VOCABULARY = 32_768
 """Of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
 USUAL_WORDS = 4096
 """Different words of trajectories: an assumption, coarse cells of a coast make some thousands."""
+_MOST_BYTES = 256 << 20
+"""Of a JSON file that is read; tokenizers of large vocabularies have some 30 MiB."""
 _ENDINGS = re.compile(r"-(instruct|chat|base|hf)\b.*$")
 
 
@@ -77,13 +80,17 @@ def _of_folder(folder: Path) -> tuple[Shape, str]:
     file = folder / "config.json"
     if not file.is_file():
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")
-    return shape.read(_json(file), str(file)), str(file)
+    config = _json(file)
+    told = shape.strange(config)
+    return shape.read(config, str(file)), f"{file}; {told}" if told else str(file)
 
 
 def _json(file: Path) -> dict[str, Any]:
     try:
+        if (size := file.stat().st_size) > _MOST_BYTES:
+            raise DataError(f"{file} has {text.size(size)}, too much for a description", "look at the file")
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}", "look at the file") from None
     if not isinstance(found, dict):
         raise DataError(f"{file} holds no JSON object", "look at the file")

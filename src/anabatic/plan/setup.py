@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from anabatic.config.dpo import DpoJob
 from anabatic.config.parallel import Recompute
 from anabatic.config.reward import RewardJob
 from anabatic.config.rl import RlJob
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.plan.shape import ADAPTER, Linear, Shape, folder_of
 
 Strategy = Literal["single", "ddp", "zero2", "zero3"]
@@ -185,6 +186,34 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
         mask=row.kernels == "npu",
         **_task(job),
     )
+
+
+def require_possible(setup: Setup) -> None:
+    """Refuse what a training would refuse when it has read its model.
+
+    Raises:
+        ConfigError: tensor ranks cannot share the heads, the segments are too long, or packed weights would be trained.
+    """
+    s, parts = setup.shape, setup.tensor
+    sizes = {
+        "attention heads": s.heads,
+        "key/value heads": s.kv_heads,
+        "inner neurons": s.mlp[0].outputs if s.mlp else 0,
+    }
+    if any(size % parts for size in sizes.values()):
+        told = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
+        most = math.gcd(*sizes.values())
+        good = " or ".join(str(degree) for degree in range(1, most + 1) if most % degree == 0)
+        raise ConfigError(f"parallel.tensor is {parts}, which does not divide all of {told}", f"use {good}")
+    if 0 < s.positions < setup.seq_len:
+        told = f"batch.seq_len is {setup.seq_len}, the model was made for {s.positions} positions"
+        raise ConfigError(told, f"use --batch.seq-len {s.positions} or less")
+    if setup.quantize != "none" and setup.tuner != "lora":
+        what = f"quantize is {setup.quantize}, and the model itself is trained"
+        raise ConfigError(what, "use --tuner lora, or --quantize none")
+    if setup.quantize != "none" and (setup.sharded or parts > 1):
+        what = f"quantize is {setup.quantize}, and {setup.strategy if setup.sharded else 'parallel.tensor'} divides it"
+        raise ConfigError(what, "packed weights are whole on every device: use ddp, or --quantize none")
 
 
 def _task(job: Any) -> dict[str, Any]:

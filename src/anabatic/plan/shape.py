@@ -26,6 +26,14 @@ _TIED = frozenset({"gemma", "gemma2", "gemma3_text", "gemma3", "cohere", "cohere
 """Families whose embedding is the head unless config.json says otherwise."""
 _OTHER_ATTENTION = ("kv_lora_rank", "linear_num_value_heads", "state_size", "attn_layer_period")
 """Keys of models whose blocks are not (only) attention with queries, keys and values."""
+_PLAIN = frozenset(
+    ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3")
+    + ("gemma3_text", "cohere", "cohere2", "glm", "glm4", "phi3", "olmo2", "granite")
+)
+"""Families whose blocks are as `Shape` has them."""
+_KINDS = "Qwen2, Qwen3, Llama, Mistral, Gemma, GLM or Phi-3"
+_MOST = 10**9
+"""No size of a model is greater."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class Shape:
     expert_inner: int = 0
     shared_inner: int = 0
     """Inner size of the expert that sees every token."""
+    positions: int = 0
+    """Longest segment that the model was made for; 0: not said."""
 
     @property
     def attention(self) -> list[Linear]:
@@ -151,19 +161,23 @@ def read(config: Mapping[str, Any], name: str) -> Shape:
     if strange:
         raise DataError(
             f"{name} describes blocks of another kind ({', '.join(strange)}), whose memory is not known here",
-            "plan a model of the kind of Qwen2, Qwen3, Llama, Mistral, Gemma, GLM or Phi-3",
+            f"plan a model of the kind of {_KINDS}",
         )
     hidden, heads = _size(config, "hidden_size", name), _size(config, "num_attention_heads", name)
     experts = _optional(config, ("num_experts", "num_local_experts", "n_routed_experts"), name)
     own = _optional(config, ("intermediate_size",), name)
     shared = _optional(config, ("shared_expert_intermediate_size",), name)
+    kv_heads = _optional(config, ("num_key_value_heads",), name) or heads
+    head_dim = _optional(config, ("head_dim",), name)
+    _require_multiple(config, name, "num_attention_heads", "num_key_value_heads" if heads % kv_heads else "")
+    _require_multiple(config, name, "hidden_size", "num_attention_heads" if hidden % heads and not head_dim else "")
     return Shape(
         vocab=_size(config, "vocab_size", name),
         hidden=hidden,
         layers=_size(config, "num_hidden_layers", name),
         heads=heads,
-        kv_heads=_optional(config, ("num_key_value_heads",), name) or heads,
-        head_dim=_optional(config, ("head_dim",), name) or hidden // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim or hidden // heads,
         inner=own if experts else _size(config, "intermediate_size", name),
         tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
         qkv_bias=bool(config.get("attention_bias", kind in _ATTENTION_BIAS)),
@@ -174,12 +188,27 @@ def read(config: Mapping[str, Any], name: str) -> Shape:
         chosen=_optional(config, ("num_experts_per_tok",), name) if experts else 0,
         expert_inner=(_optional(config, ("moe_intermediate_size",), name) or own) if experts else 0,
         shared_inner=shared if experts else 0,
+        positions=_optional(config, ("max_position_embeddings",), name),
     )
+
+
+def strange(config: Mapping[str, Any]) -> str:
+    """Return what is to be minded of the family that a config.json names; empty where its blocks are known."""
+    inner = config.get("text_config")
+    kind = (inner if isinstance(inner, Mapping) else config).get("model_type") or config.get("model_type")
+    if kind in _PLAIN:
+        return ""
+    return f"{f'model_type {kind} is not known here' if kind else 'no model_type'}: taken for one like Llama"
+
+
+def _require_multiple(config: Mapping[str, Any], name: str, whole: str, part: str) -> None:
+    if part:
+        raise DataError(f"{name}: {whole} {config[whole]} is no multiple of {part} {config[part]}", "look at the file")
 
 
 def _size(config: Mapping[str, Any], key: str, name: str) -> int:
     if key not in config:
-        raise DataError(f"{name} has no {key}", "give the config.json of a causal language model")
+        raise DataError(f"{name} has no {key}", f"give the config.json of a causal language model like {_KINDS}")
     return _optional(config, (key,), name) or _refuse(config, key, name)
 
 
@@ -189,11 +218,12 @@ def _optional(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> in
         value = config.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
             _refuse(config, key, name)
         return int(value)
     return 0
 
 
 def _refuse(config: Mapping[str, Any], key: str, name: str) -> int:
-    raise DataError(f"{name}: {key} is {config.get(key)!r}, not a positive whole number", "look at the file")
+    shown = repr(config.get(key))[:60]
+    raise DataError(f"{name}: {key} is {shown}, not a whole number from 1 to {_MOST:,}", "look at the file")

@@ -23,6 +23,8 @@ SEGMENTS = 8
 """Of each rank in a step, where the global batch is left open."""
 
 
+MOST = 1_000_000
+"""Devices; what is known of networks ends long before."""
 HERE = "here"
 """In place of a chip's name: this machine's."""
 
@@ -63,6 +65,8 @@ def dry_run(job: Any) -> int:
 
 def place_of(job: Any, chip: str, npus: int, nodes: int) -> Place:
     """Return where a job is planned for: devices of the chip with that name, or of this machine."""
+    if npus * nodes > MOST:
+        raise ConfigError(f"{npus:,} devices x {nodes:,} machines is more than {MOST:,}", "plan a smaller job")
     if chip == HERE:
         found, said = here.chip_of(job.device.type, npus)
         return Place(found, npus, nodes, said)
@@ -88,12 +92,17 @@ def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
     row = table.row_of(chip)
     half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
     base = setup.of(job, shape, ranks, row, half, job.batch.seq_len, 1)
+    setup.require_possible(base)
     micro, step = _sizes(job, base, assumed)
     if micro is None:
         choice = fit.largest(base, step, chip)
-        assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, the largest that fits")
+        told = "the largest that fits" if choice.fits else "the smallest"
+        assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, {told}")
     else:
         choice = fit.judge(replace(base, micro_tokens=micro, micro_steps=max(1, step // (micro * ranks))), chip)
+    if job.batch.global_batch_tokens not in (None, choice.clock.tokens) and not isinstance(job, RlJob):
+        told = f"batch.global_batch_tokens {step} is no multiple of {ranks} ranks x {choice.setup.micro_tokens} tokens"
+        assumed.append(f"a step of {choice.clock.tokens} tokens; {told}, and a training refuses it")
     steps = _steps(job, shape, tokens, choice.clock.tokens)
     fixed = micro if isinstance(job, RlJob) else None
     others = [one for one in fit.alternatives(base, step, chip, fixed) if _answers(job, one)]

@@ -206,7 +206,7 @@ def tune(
         data = corpus(job.data, start.tokenizer_folder, world, job.batch.seq_len, learning, lessons)
         parts = data.tokenised
         if learning.pairs:
-            _require_chats([*parts, *(data.valid or [])])
+            _require_chats([*parts, *(data.valid or [])], learning.labels)
         if world.first:
             sample.say(parts, tokenizer, job.log.samples)
         if not job.batch.packing:
@@ -245,8 +245,10 @@ def tune(
     return code
 
 
-def _require_chats(parts: Sequence[Any]) -> None:
+def _require_chats(parts: Sequence[Any], labels: bool) -> None:
     for part in parts:
+        if not part.is_chat and labels:
+            raise DataError(f"{part.name} is plain text, not answers with labels", "name rows of messages and label")
         if not part.is_chat:
             raise DataError(f"{part.name} is plain text, not pairs of answers", "name rows of chosen and rejected")
 

@@ -98,7 +98,8 @@ def _stop(job: Fit, progress: Progress, saver: Saver) -> bool:
     _save(job, progress, saver)
     saver.wait()
     _tell(job, saver)
-    log.info(f"stopped after step {progress.step}: saved; the same command continues")
+    told = f"after step {progress.step}: saved; the same command continues"
+    log.info(f"stopped {told if progress.step else 'in the first step: the same command begins anew'}")
     job.metrics.event("stop", step=progress.step)
     return False
 

@@ -54,6 +54,7 @@ _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("valid_margin", lambda value: f"margin {value:.4f}"),
     ("tokens", lambda value: f"over {count(value)} tokens"),
     ("pairs", lambda value: f"over {count(value)} pairs"),
+    ("answers", lambda value: f"over {count(value)} answers"),
     ("segments", lambda value: f"over {count(value)} segments"),
     ("questions", lambda value: f"over {count(value)} questions"),
 )

@@ -21,6 +21,8 @@ from anabatic.train import paper
 
 TOKENS_PER_PARAM = 12.0
 """Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
+MOST_PASSES = 40
+"""Over the data: repeated more often, they are worthless (arXiv 2305.16264, figure 1)."""
 FEW_STEPS = 10
 """Fewer updates than this hardly move a model; said where the number follows from the data."""
 REFERENCE_BATCH = 2**19
@@ -232,5 +234,10 @@ def total_steps(plan: Plan, schedule: Schedule, epoch_tokens: int, tokens: float
             why += "; so few teach little: raise schedule.epochs, or lower batch.global_batch_tokens"
     else:
         steps = max(1, round(tokens / global_batch))
+        if (passes := tokens / max(epoch_tokens, 1)) > MOST_PASSES:
+            log.warn(
+                f"{why} are {passes:,.0f} passes over the data; after {MOST_PASSES} they teach next to nothing:"
+                " give more text, a smaller model, or --schedule.epochs 4"
+            )
     plan.values["steps"], plan.reasons["steps"] = steps, why
     return steps

@@ -58,8 +58,8 @@ def validate(
 
 @torch.no_grad()
 def validate_pairs(loss: PreferenceLoss | RewardLoss, batches: ValidPass, world: Group) -> dict[str, Any]:
-    """Return `valid_loss` (mean over the pairs, or over single answers), what `loss.names` says likewise, `pairs`, and
-    `tokens` of their answers."""
+    """Return `valid_loss` (mean over the pairs, or over single answers), what `loss.names` says likewise, `pairs` or
+    `answers`, and `tokens` of their answers."""
     root, device = loss.root, loss.device
     was_training = root.training
     root.eval()
@@ -77,7 +77,7 @@ def validate_pairs(loss: PreferenceLoss | RewardLoss, batches: ValidPass, world:
     loss.sums.zero_()
     root.train(was_training)
     means = {f"valid_{name}": value / max(count, 1) for name, value in zip(loss.names, sums, strict=True)}
-    return {"valid_loss": found / max(count, 1), **means, "pairs": int(count), "tokens": int(tokens)}
+    return {"valid_loss": found / max(count, 1), **means, loss.unit: int(count), "tokens": int(tokens)}
 
 
 @torch.no_grad()

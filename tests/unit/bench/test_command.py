@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.bench import compare
 from anabatic.cli.app import main
+from anabatic.core.errors import Failure
 
 
 def run(words: list[str]) -> int:
@@ -53,6 +55,7 @@ COMPARE = ["compare", "--plot", "off", "--repeats", "2", "--warm-up", "0"]
         (["io", "--batch-tokens", "10"], "--batch-tokens is 10"),
         ([*COMPARE, "--ours", "anabatic --version"], "which command?"),
         ([*COMPARE, "--", "true"], "ours is not given"),
+        ([*COMPARE, "--ours", "anabatic --version", "--limit", "0", "--", "true"], "limit is 0"),
         ([*COMPARE, "--ours", "'torn", "--", "true"], "close the quotation marks"),
         ([*COMPARE, "--ours", "anabatic --version", "--figure", "(", "--", "true"], "is no regular expression"),
         ([*COMPARE, "--ours", "anabatic --version", "--figure", "x", "--", "true"], "has 0 groups"),
@@ -102,6 +105,7 @@ def test_two_programs_take_turns(
         ("pass", "peer printed nothing"),
         ("print('fast')", "peer printed nothing that fits"),
         ("print('0 tok/s')", "no number above 0"),
+        ("import sys; print('\\x1b[31m' + 'x' * 9999); sys.exit(3)", "peer ended with exit code 3: ...xxx"),
     ],
 )
 def test_a_peer_that_fails_is_named(
@@ -112,3 +116,10 @@ def test_a_peer_that_fails_is_named(
     assert run(["bench", *words, "--", sys.executable, "-S", "-c", code]) == 1
     said = capsys.readouterr().err
     assert why in said and "peer.log" in said and not list(tmp_path.rglob("bench.json"))
+    assert "\x1b" not in said and len(said) < 1000
+
+
+def test_a_peer_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"peer did not end within 0\.2 s") as caught:
+        compare.turn("peer", ["sh", "-c", "sleep 100 & wait"], tmp_path, None, 0.2)
+    assert "--limit" in caught.value.hint

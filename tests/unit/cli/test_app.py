@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from anabatic import __version__
-from anabatic.cli import app, errors, job
+from anabatic.cli import app, errors, examples, job
+from anabatic.config import check, commands
 from anabatic.config.check import Text
 from anabatic.core.errors import DataError
 
@@ -53,6 +54,9 @@ def recipe(tmp_path: Path) -> str:
         ("sft -c GOOD --data.train", "--data.train needs a value"),
         ("sft -c", "-c needs a value"),
         ("sft GOOD", "Did you mean -c "),
+        ("sft .", "Did you mean --data .?"),
+        ("chat GOOD", "Did you mean -c "),
+        ("export A B", "model is given 2 times: A, B"),
         ("sft -c GOOD --optim.lrr 1", 'unknown option "--optim.lrr". Did you mean "--optim.lr"?'),
         ("sft -c GOOD --max-steps 1", 'unknown option "--max-steps". Did you mean --schedule.max-steps?'),
         ("sft -c MISSING", "does not exist"),
@@ -86,11 +90,13 @@ def test_mistakes_are_one_error_and_one_hint(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        ("export A B", "hint: give one; the folder to write follows --out"),
+        ("plan sft --model M", "hint: the command to run and its options stand after --; see `anabatic plan --help`"),
         ("sim --npus 2 stat -x", "hint: the command to run and its options stand after --; see `anabatic sim --help`"),
         ("sim --npus 2 stat", "hint: anabatic sim --npus 2 -- stat"),
     ],
 )
-def test_a_command_of_sim_stands_after_two_dashes(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hints_say_where_a_word_belongs(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*words.split()) == 2
     assert hint in capsys.readouterr().err.splitlines()
 
@@ -101,9 +107,20 @@ def test_debug_adds_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Traceback" in err and "\nerror: " in err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--version") == 0
+@pytest.mark.parametrize("words", ["", "bench train", "launch slurm", "sim status", "checkpoint list", "config show"])
+def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words.split(), "--version") == 0
     assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("name", examples.EXAMPLES)
+def test_examples_of_the_help_are_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(f"{name} {examples.EXAMPLES[name]}")
+    _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
+    if name in commands.COMMANDS and name != "run":
+        check.section(job.tree(dict(bound.kwargs)), commands.get(name).job_class(), check.Flags())
+    assert call(*name.split(), "--help") == 0
+    assert f"For example: anabatic {name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["tokenizer"], ["tokenizer", "--help"], ["run", "--help"]])
@@ -207,6 +224,16 @@ def test_what_is_raised_becomes_a_line_and_a_code(
     assert errors.guard(_Broken(error), debug=False) == code
     err = capsys.readouterr().err
     assert err.startswith(text) and "Traceback" not in err
+
+
+def test_an_interruption_reaches_the_guard() -> None:
+    def waits() -> None:
+        raise KeyboardInterrupt
+
+    program = app.build()
+    program.command(waits, name="waits")
+    with pytest.raises(KeyboardInterrupt):
+        program(["waits"], exit_on_error=False, print_error=False)
 
 
 def test_a_failure_that_is_known_ends_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:

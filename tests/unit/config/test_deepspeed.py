@@ -88,6 +88,7 @@ def test_the_recipe_and_the_file_must_agree(tmp_path: Path) -> None:
         ('{"train_micro_batch_size_per_gpu": true}', "train_micro_batch_size_per_gpu is true"),
         ('{"gradient_clipping": "much"}', "gradient_clipping is"),
         ('{"gradient_clipping": -1}', "optim.max_grad_norm is -1"),
+        ('{"gradient_clipping": NaN}', "gradient_clipping is NaN"),
         ('{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}', "= 8"),
         ("{torn", "cannot be read as JSON"),
     ],
@@ -110,6 +111,25 @@ def test_hints_say_what_is_expected(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             deepspeed.apply(job_with(str(file)), 2)
         assert caught.value.hint.startswith(hint)
+
+
+def test_every_key_is_accounted_for() -> None:
+    content = {
+        "zero_optimization": {
+            "stage": 0,
+            "offload_optimizer": {"device": "cpu", "ratio": 0.3},
+            "sub_group_size": "auto",
+        },
+        "fp16": {"enabled": "auto", "loss_scale_window": 1000},
+        "optimizer": {"params": {"lr": "auto"}},
+        "scheduler": "auto",
+        "steps_per_print": 10,
+    }
+    made = deepspeed.translate(content, "ds.json")
+    offload = "zero_optimization.offload_optimizer"
+    assert made.unknown == [f"{offload} of stage 0", f"{offload}.ratio", "scheduler"]
+    assert made.needless == ["zero_optimization.sub_group_size", "fp16.loss_scale_window", "steps_per_print"]
+    assert made.auto == ["fp16.enabled", "optimizer.params.lr"]
 
 
 def test_neither_file_nor_name() -> None:

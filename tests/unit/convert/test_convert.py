@@ -152,6 +152,18 @@ def test_grpo_counts_answers() -> None:
     assert any("prompt.txt: a file there" in note for note in notes)
 
 
+def test_a_chat_with_a_training_file_stays_a_chat(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("model_name_or_path: M\nstage: sft\n")
+    assert job("llamafactory", f"llamafactory-cli chat {tmp_path / 'a.yaml'}")[0] == "chat"
+
+
+@pytest.mark.parametrize("word", ["yes", "True", "on", "no", "off", "False"])
+def test_switches_in_all_their_spellings(word: str) -> None:
+    _, made, notes = job("swift", f"swift sft --model M --dataset d.jsonl --gradient_checkpointing {word}")
+    assert made.recompute == ("full" if word in ("yes", "True", "on") else "none")
+    assert not any("--gradient_checkpointing" in line for line in notes)
+
+
 def test_what_has_no_like_is_told() -> None:
     name, _, notes = job(
         "llamafactory", "llamafactory-cli train stage=ppo dataset=a.json reward_model=R mask_history=1"

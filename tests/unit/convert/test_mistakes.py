@@ -27,8 +27,14 @@ from anabatic.core.errors import ConfigError
         ("swift", "swift sft\n--model M", "line 2 begins with --model", "without a blank behind"),
         ("swift", "swift sft \\ --model M", '" --model" begins with a blank', "take the blank away"),
         ("swift", "swift sft \u2013\u2013model M", "long dash", "write --model"),
+        ("swift", "swift sft --model \u201cQwen/Qwen2.5-7B\u201d", "quotation mark of print", "in its place"),
+        ("swift", "swift sft --model M --system \u201cYou are kind\u201d", "\u201cYou begins with", "in its place"),
         ("swift", "swift sft nope.yaml", "nope.yaml does not exist", ""),
         ("deepspeed", "zero9", "zero9 does not exist", ""),
+        ("swift", "swift sft --model", "--model has no value", "behind the option"),
+        ("swift", "swift sft --model M --learning_rate --dataset D", "--learning_rate has no value", "behind"),
+        ("swift", "swift sweep --model M", "found: swift sweep", "commands: swift sft"),
+        ("nanochat", "python -m scripts.base_tran", "found: scripts.base_tran", "scripts.base_train"),
     ],
 )
 def test_mistakes(
@@ -51,12 +57,32 @@ def test_mistakes(
         ("huge.sh", "#" * 300_000, "too much for a recipe"),
         ("binary.sh", "\0\1", "is not text"),
         ("empty.sh", "\n", "no command of ms-swift"),
+        ("empty.json", "{}", "holds no settings"),
+        ("empty.yaml", "# nothing\n", "holds no settings"),
     ],
 )
 def test_bad_files(name: str, content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=message):
         make.convert("swift", [str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [("", True), ("--num_gpus 4", True), ("--num_gpus 8", False), ("--num_gpus 3", False)],
+)
+def test_rows_of_a_step_and_processes_agree(words: str, fits: bool, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}'
+    )
+    command = f"deepspeed {words} train.py --model_name_or_path M --deepspeed {tmp_path / 'ds.json'}"
+    if fits:
+        made = make.convert("deepspeed", [command])
+        assert "global_batch_tokens: 65536" in made.text
+        assert any("give device.nproc" in line for line in made.reports) is not bool(words)
+        return
+    with pytest.raises(ConfigError, match="32 rows a step are 4 rows x 2 micro-batches x 4 processes, not"):
+        make.convert("deepspeed", [command])
 
 
 def test_folders_and_files_of_others(tmp_path: Path) -> None:

@@ -84,6 +84,20 @@ def test_peak_of_a_cpu_is_measured() -> None:
     assert flops > 1e8 and "measured" in source
 
 
+@pytest.mark.parametrize(
+    ("times", "alone"),
+    [
+        ([(1.0, 2.0), (1.1, 2.0)], 1.0),  # two threads, idle machine
+        ([(1.0, 1.0), (2.0, 1.0)], 1.0),  # one thread, and another program beside it once
+        ([(3.0, 2.0), (1.5, 2.0)], 1.0),  # two threads that always had to wait
+        ([(1.0, 0.99)], 0.99),
+    ],
+)
+def test_the_peak_of_a_busy_machine_is_that_of_an_idle_one(times: list[tuple[float, float]], alone: float) -> None:
+    assert devices._undisturbed(times, 2) == pytest.approx(alone)
+    assert devices._undisturbed([(1.0, 1.5)], 1) == 1.0
+
+
 def test_compile_is_explained() -> None:
     assert devices.use_compile(DeviceConfig(compile="on"), DEVICES["cpu"], 10) == (True, "asked for")
     assert devices.use_compile(DeviceConfig(), DEVICES["npu"], 10_000)[0] is False

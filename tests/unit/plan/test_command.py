@@ -40,9 +40,29 @@ def test_what_does_not_fit_is_said_by_the_exit_code(capsys: pytest.CaptureFixtur
     assert run(["plan", "--json", *words]) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["fits"] and found["others"] == [] and found["binding"].startswith("memory: ")
+    assert found["assumed"][1] == "batch.micro_batch_tokens 1024, the smallest"
     assert sum(found["parts"].values()) == pytest.approx(found["memory_bytes"], rel=1e-9)
     assert run(["plan", "--sweep", "--npus", "8", "--nodes", "2", *words]) == 1  # ddp does not fit there either
     assert "zero3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("npus", "micro", "told"), [("8", "2048", False), ("3", "2048", True), ("64", "2048", True), ("1", "3000", True)]
+)
+def test_a_step_that_cannot_be_divided_is_named(
+    npus: str, micro: str, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--batch.global-batch-tokens", "32768", "--batch.micro-batch-tokens", micro]
+    run(["plan", "--npus", npus, *SFT, *sizes])
+    assert ("batch.global_batch_tokens 32768 is no multiple of" in capsys.readouterr().out) == told
+
+
+def test_segments_longer_than_the_model_was_made_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"model_type": "qwen2", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert run(["plan", "--", "sft", "--model", str(tmp_path), "--data", "rows.jsonl"]) == 2
+    assert "batch.seq_len is 1024, the model was made for 512 positions" in capsys.readouterr().err
 
 
 def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +82,18 @@ def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
         (["--nodes", "-1", *SFT], "--nodes is -1"),
         (["--tokens", "many", *SFT], "tokens"),
         (["--npus", "3", *SFT, "--parallel.tensor", "2"], "parallel.tensor 2 does not divide 3 devices"),
+        (["--npus", "4", *SFT, "--parallel.tensor", "3"], "does not divide 4 devices"),
+        (["--npus", "8", *SFT, "--parallel.tensor", "8"], "use 1 or 2 or 4"),
+        (["--npus", "1000", "--nodes", "1001", *SFT], "more than 1,000,000"),
+        (
+            ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "x", "--quantize", "nf4"],
+            "the model itself is trained",
+        ),
+        (["--npus", "2", *SFT, "--quantize", "nf4", "--parallel.strategy", "zero3"], "zero3 divides it"),
         (["--", "chat", "-m", "x"], "chat is not a command that trains"),
+        (["--", "anabatic", "sft"], "leave `anabatic` out"),
+        (["recipe.yaml"], "sft -c recipe.yaml"),
+        (["sft", "--model", "x"], "stand after --"),
         ([*SFT, "--dry-run"], "--dry-run is an option of the command alone"),
         (["--", "sft", "--model", "nowhere/at-all-9b", "--data", "x"], "nor a model whose sizes are known"),
     ],

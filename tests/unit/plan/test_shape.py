@@ -76,6 +76,13 @@ def test_the_dial_gives_the_model_that_pretrain_builds() -> None:
         (json.dumps({**SIZES, "num_hidden_layers": 0}), "num_hidden_layers is 0"),
         (json.dumps({**SIZES, "vocab_size": True}), "vocab_size is True"),
         (json.dumps({**SIZES, "kv_lora_rank": 512}), "blocks of another kind (kv_lora_rank)"),
+        (
+            json.dumps({**SIZES, "num_key_value_heads": 3}),
+            "num_attention_heads 4 is no multiple of num_key_value_heads 3",
+        ),
+        (json.dumps({**SIZES, "head_dim": None, "hidden_size": 34}), "hidden_size 34 is no multiple of num_attention"),
+        (json.dumps({**SIZES, "hidden_size": 10**30}), "not a whole number from 1 to 1,000,000,000"),
+        pytest.param("[" * 100_000, "cannot be read", id="deep"),
     ],
 )
 def test_a_config_that_is_none_is_refused(text: str, why: str, tmp_path: Path) -> None:
@@ -83,6 +90,23 @@ def test_a_config_that_is_none_is_refused(text: str, why: str, tmp_path: Path) -
     with pytest.raises(DataError) as caught:
         known.named(str(tmp_path))
     assert why in str(caught.value) and caught.value.hint
+
+
+def test_a_config_that_is_no_description_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(257 << 20)
+    with pytest.raises(DataError, match=r"has 257\.0 MiB"):
+        known.named(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("qwen2", ""), ("gpt9", "model_type gpt9 is not known here: taken for one like Llama"), (None, "no model_type")],
+)
+def test_a_family_that_is_not_known_is_named(kind: str | None, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": kind}))
+    found, source = known.named(str(tmp_path))
+    assert found.layers == 3 and (told in source if told else source == str(tmp_path / "config.json"))
 
 
 @settings(max_examples=60, deadline=None)

@@ -64,6 +64,15 @@ def test_few_steps_come_with_advice() -> None:
     assert plan.reasons["steps"] == "10 epochs of 4.1K tokens"
 
 
+@pytest.mark.parametrize(("tokens", "warned"), [(40_000.0, False), (1_850_000.0, True)])
+def test_a_corpus_too_small_for_the_model_is_said(
+    tokens: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "anabatic"):
+        assert planning.total_steps(Plan(), Schedule(), 1000, tokens, "12 tokens each", 1000) == tokens / 1000
+    assert ("12 tokens each are 1,850 passes over the data" in caplog.text) == warned
+
+
 @pytest.mark.parametrize(
     "wrong", [{"beta1": 1.0}, {"beta2": -0.1}, {"momentum": 2.0}, {"eps": -1e-8}, {"weight_decay": -0.1}]
 )
