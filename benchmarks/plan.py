@@ -1,7 +1,7 @@
 """Memory on paper beside memory measured: the peak of the real NPU allocator on simulated NPUs, or of torch's allocator
 on a CPU, setting by setting.
 
-    python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE]
+    python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE] [--docs] [--read FILE]
 
 Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs (bf16), or in one
 process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import plan_tables
 
 MIB = 2**20
 NARROW = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -157,6 +159,17 @@ def measure(file: Path, words: list[str]) -> None:
     file.write_text(str(max(size for at, size in held if any(begun <= at <= ended for begun, ended in steps))))
 
 
+def write_docs(device: str, found: list[dict[str, Any]]) -> None:
+    """Put the table into the guides, in MiB."""
+    rows = []
+    for one in found:
+        measured, planned = one["measured"] / MIB, one["planned"] / MIB
+        npus = next(row.npus for row in ROWS if row.name == one["name"])
+        name = one["name"] if npus == 1 else f"{one['name']}, {npus} NPUs"
+        rows.append([name, f"{measured:.0f}", f"{planned:.0f}", f"{planned / measured - 1:+.1%}", one["moment"]])
+    plan_tables.write(device, ["setting", "measured", "planned", "", "highest at"], rows)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         measure(Path(sys.argv[2]), sys.argv[3:])
@@ -165,10 +178,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts of names, with commas between them")
     parser.add_argument("--device", choices=("npu", "cpu"), default="npu")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--docs", action="store_true", help="write the table into the guides")
+    parser.add_argument("--read", type=Path, help="take the measurements of an earlier --json")
     options = parser.parse_args()
     chosen = [row for row in ROWS if any(part in row.name for part in options.only.split(","))]
     if options.device == "cpu":  # one process, and weights that a CPU trains
         chosen = [row for row in chosen if row.npus == 1 and "bf16" not in row.name]
+    if options.read:
+        write_docs(options.device, json.loads(options.read.read_text()))
+        return
     found = []
     print(f"  {'':28} {'measured':>9} {'planned':>9} {'MiB':>11}   highest at")
     for row in chosen:
@@ -181,6 +199,8 @@ def main() -> None:
     print(f"{len(found)} settings, the largest difference {worst:.1%}")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
+    if options.docs:
+        write_docs(options.device, found)
 
 
 if __name__ == "__main__":

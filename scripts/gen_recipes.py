@@ -35,7 +35,7 @@ def cell(tuner: str, model: str, chip: table.Chip, devices: int) -> str:
         })  # fmt: skip
         shape, _ = known.of_job(job)
         base = setup.of(job, shape, devices, table.row_of(chip), True, job.batch.seq_len, 1)
-        if found := fit.alternatives(base, STEP, chip):
+        if found := fit.fastest(fit.fitting(base, STEP, chip)):
             near = [one for one in found if one.tokens_per_s > (1 - NEAR) * found[0].tokens_per_s]
             return _said(min(near, key=lambda one: _effort(one.setup)).setup, weights)
     return "-"

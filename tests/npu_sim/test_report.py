@@ -128,7 +128,8 @@ def test_both_sides_have_the_same_formulas(sim: Sim) -> None:
     library.sim_operator_ns.restype = library.sim_collective_ns.restype = ctypes.c_double
     d = ctypes.c_double
     operators = [library.sim_operator_ns(unit, d(3e12), d(1e8)) for unit in range(4)]
-    collectives = [library.sim_collective_ns(kind, d(1e8), ranks) for kind in range(10) for ranks in (1, 2, 8, 16, 24)]
+    ranks = (1, 2, 8, 16, 24, 4096)
+    collectives = [library.sim_collective_ns(kind, d(1e8), number) for kind in range(10) for number in ranks]
     print(json.dumps([operators, collectives]))
     """
     for chip in ("910B3", "910C", "310P"):
@@ -136,7 +137,11 @@ def test_both_sides_have_the_same_formulas(sim: Sim) -> None:
         rates = cost.rates(chips.find(chip).row)
         assert operators == pytest.approx([cost.operator_ns(rates, unit, 3e12, 1e8) for unit in cost.UNITS])
         assert collectives == pytest.approx(
-            [cost.collective_ns(rates, kind, 1e8, ranks) for kind in cost.COLLECTIVES for ranks in (1, 2, 8, 16, 24)]
+            [
+                cost.collective_ns(rates, kind, 1e8, ranks)
+                for kind in cost.COLLECTIVES
+                for ranks in (1, 2, 8, 16, 24, 4096)
+            ]
         )
 
 

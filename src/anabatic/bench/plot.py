@@ -6,10 +6,12 @@ A diamond, or a dashed line, is what was planned; not beside simulated devices, 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from anabatic.bench.figures import AXES, PLAIN, UNITS, Figure, Result
+from anabatic.core.axis import ticks
 
 _INK, _GRID, _POINT, _PLAN = "#1f2328", "#d0d7de", "#2f6fb2", "#d9822b"
 
@@ -82,6 +84,12 @@ def _panels(result: Result) -> Iterator[list[Figure]]:
         yield [one for one in shown if _beginning(one) == key]
 
 
+def _whole(high: float) -> list[float]:
+    """Return round numbers of KiB, MiB or GiB up to so many bytes."""
+    unit = 1024.0 ** int(math.log(max(high, 1.0), 1024))
+    return [unit * number for number in ticks(0.0, high / unit, 5)]
+
+
 def _beginning(one: Figure) -> tuple[str, str]:
     return one.name.partition(",")[0], one.unit
 
@@ -97,6 +105,9 @@ def _points(axes: Any, panel: list[Figure], _: str, plans: bool) -> None:
     axes.set_yticks(range(len(panel)), [f"{one.name}{shown}" for one in reversed(panel)])
     axes.set_ylim(-0.6, len(panel) - 0.4)
     axes.set_xlim(left=0)
-    axes.locator_params(axis="x", nbins=6)
+    if unit == "B":
+        axes.set_xticks(_whole(axes.get_xlim()[1]))
+    else:
+        axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: UNITS[unit](value) if value else "0")
     axes.tick_params(labelsize=8)

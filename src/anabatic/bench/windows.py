@@ -30,6 +30,8 @@ from anabatic.core.text import printable
 LONG = 10_000
 """Steps of a training that names none: what depends on its length (torch.compile, the schedule) is as in a real one."""
 _LOOK = 0.1
+_PATIENCE = 10.0
+"""Seconds for killed processes to be gone."""
 _LAST = 5
 """Lines of the log that are shown when the training ends without an error of ours."""
 
@@ -158,7 +160,17 @@ def kill(pid: int) -> None:
             one.kill()
         except psutil.NoSuchProcess:
             log.debug(f"{one.pid} had ended")
-    psutil.wait_procs(family[1:], timeout=10)
+    deadline = time.monotonic() + _PATIENCE
+    while not all(map(_gone, family[1:])) and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+
+
+def _gone(process: psutil.Process) -> bool:
+    """Whether it holds nothing any more: orphans may stay zombies for long, where nobody waits for them."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _why(code: int, said: Path) -> AnabaticError:

@@ -20,6 +20,8 @@ def plan(
     nodes: Annotated[str, Parameter(name=("--nodes", "--nnodes"), negative=())] = "1",
     tokens: _Word = None,
     sweep: _Switch = False,
+    scale: _Word = None,
+    plot: _Word = None,
     json: _Switch = False,
 ) -> int:
     """Say what memory and time COMMAND, one that trains a language model, needs, before it is queued.
@@ -31,13 +33,17 @@ def plan(
     chip
         Of the machine it is for: 910B3, 910B4, 910C, H100; only sizes and speeds are needed, no device. here: this one.
     npus
-        Devices of a machine; default: the command's device.nproc.
+        Devices of a machine; default: the command's device.nproc, with --scale as many as its servers have.
     nodes
         Machines.
     tokens
         Of one pass over the data, where the recipe gives no steps: 20000000
     sweep
         All strategies, recomputations and micro-batches that fit, the fastest first.
+    scale
+        On 1, 2, 4 and more devices, up to so many: speed-up and efficiency on paper.
+    plot
+        SVG file for a picture of it: memory and speed of all that fits, or the scaling.
     json
         One object, bytes and seconds.
     """
@@ -46,7 +52,23 @@ def plan(
     _, job = training_job(list(command))
     from anabatic.recipes import plan as story
 
-    devices = positive("npus", npus) if npus is not None else job.device.nproc
     total = positive("tokens", tokens) if tokens is not None else None
+    file = svg_file(plot) if plot is not None else None
+    if scale is not None:
+        if sweep or nodes != "1" or chip == story.HERE:
+            raise ConfigError(
+                "--scale goes with --chip NAME and --npus alone", "leave out --sweep, --nodes, --chip here"
+            )
+        machine = positive("npus", npus) if npus is not None else story.devices_of_a_server(chip)
+        place = story.place_of(job, chip, machine, 1)
+        return story.scaled(job, place, positive("scale", scale), total, json, file)
+    devices = positive("npus", npus) if npus is not None else job.device.nproc
     place = story.place_of(job, chip, devices, positive("nodes", nodes))
-    return story.run(job, place, total, json, sweep)
+    return story.run(job, place, total, json, sweep, file)
+
+
+def svg_file(text: str) -> str:
+    """Return the name of a picture."""
+    if not text.lower().endswith(".svg"):
+        raise ConfigError(f"--plot is {text!r}", "the picture is an SVG file: --plot plan.svg")
+    return text

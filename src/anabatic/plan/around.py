@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from anabatic.device.table import Chip
+from anabatic.device.table import PROCESSOR, Chip
 from anabatic.plan.memory import gradient_bytes, held
 from anabatic.plan.setup import Setup
 
@@ -14,6 +14,8 @@ PROGRAM = 0.5 * 2**30
 `anabatic sft` on a CPU (docs/dev/LOG.md); drivers take more, which was not measured."""
 DISK = 1e9
 """Bytes a second that a checkpoint is written at: an assumption; local disks may be faster, networks slower."""
+FILE = 4.0 * 2**30
+"""Bytes of weights that the rank which writes a model gathers in the host's memory for a file (`models/stored.py`)."""
 _SMALL_IDS = 1 << 16
 """Vocabularies up to here are stored in two bytes an id, larger ones in four (`data/shards.py`)."""
 
@@ -47,8 +49,11 @@ def around(setup: Setup, job: Any, chip: Chip, npus: int, seconds: float, tokens
     """
     share = npus / setup.world
     checkpoint = setup.tensor * sum(held(setup)[name] for name in ("trained weights", "optimizer"))
-    model = setup.tensor * (4.0 * setup.trained if setup.tuner == "lora" else 2.0 * setup.params)
+    kept = ("trained weights",) if setup.tuner == "lora" else ("trained weights", "frozen weights")
+    model = setup.tensor * sum(held(setup)[name] for name in kept)  # as they are trained, not in half the bytes
     host = {"programs": npus * PROGRAM}
+    if chip.name != PROCESSOR:
+        host["a file of the saved model"] = min(model, FILE)
     if setup.offload:
         host["offloaded weights and optimizer"] = share * setup.tensor * sum(held(setup).values())
         host["offloaded gradients"] = share * setup.tensor * gradient_bytes(setup) * setup.trained

@@ -7,12 +7,18 @@ beside the computation is added.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anabatic.plan.cost import Rates, Unit, collective_ns, operator_ns
-from anabatic.plan.memory import BUCKET, LEAST_ROWS, stream_width, width
+from anabatic.plan.memory import BUCKET, LEAST_ROWS, gradient_bytes, stream_width, width
 from anabatic.plan.setup import Setup
+
+FUSED_BYTES, FLAT_BYTES = 28.0, 140.0
+"""That AdamW moves for a number, at once or operator by operator (fifteen of 8 or 12 bytes, `train/adamw.py`)."""
+DDP_BUCKET = 25 * 2**20
+"""Bytes of gradients that DDP adds at once (torch.nn.parallel.DistributedDataParallel, bucket_cap_mb)."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,19 @@ def _forward(setup: Setup) -> Iterator[Op]:
     part = 1 / setup.tensor
     queries, keys = s.heads * s.head_dim * part, s.kv_heads * s.head_dim * part
     for _ in range(s.norms):
-        yield "vector", 0.0, t * s.hidden * (wide + w)
+        yield "vector", 0.0, t * s.hidden * 2 * wide
+        if wide != w:  # what follows takes it in half precision
+            yield "vector", 0.0, t * s.hidden * (wide + w)
+    if setup.half and setup.weights == "fp32" and setup.tuner != "lora" and not setup.sharded:  # weights are cast
+        share = min(1.0, setup.trained_blocks / s.layers)
+        yield from [("vector", 0.0, 6.0 * share * inputs * outputs) for inputs, outputs in map(setup.sides, s.linears)]
     for layer in s.linears:
         yield _matmul(t, *setup.sides(layer), w)
     if setup.tuner == "lora":
-        for layer in setup.adapted:
-            yield _matmul(t, setup.sides(layer)[0], setup.rank, w)
-            yield _matmul(t, setup.rank, setup.sides(layer)[1], w)
+        for inputs, outputs in map(setup.sides, setup.adapted):
+            yield _matmul(t, inputs, setup.rank, w)
+            unit, flops, moved = _matmul(t, setup.rank, outputs, w)
+            yield unit, flops, moved + w * t * outputs  # added to what is there
     if s.experts:
         yield "vector", 0.0, 4 * w * t * s.chosen * s.hidden
         yield _matmul(t * s.chosen, s.hidden, 2 * s.expert_inner, w)
@@ -81,6 +93,14 @@ def _forward(setup: Setup) -> Iterator[Op]:
         yield "vector", 0.0, t * s.hidden * (2 * wide + w)
 
 
+def _adapter_gradients(setup: Setup) -> Iterator[Op]:
+    """Of one block: two products for each adapter, and none for the frozen weight beside it (`models/lora.py`)."""
+    t, w = float(setup.micro_tokens), width(setup)
+    for inputs, outputs in map(setup.sides, setup.adapted if setup.tuner == "lora" else []):
+        yield _matmul(t, inputs, setup.rank, w)
+        yield _matmul(t, setup.rank, outputs, w)
+
+
 def _seconds(ops: Iterator[Op] | list[Op], rates: Rates) -> tuple[float, int]:
     """Of the device, and how many operators they are."""
     found = list(ops)
@@ -93,7 +113,8 @@ def clock(setup: Setup, rates: Rates) -> Clock:
     block, operators = _seconds(_forward(setup), rates)
     trained = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
     again = {"none": 0.0, "selective": 0.25, "full": 1.0}[setup.recompute]
-    factor = 1 + again + 1 + trained  # forward, again, gradients of what comes in, gradients of weights
+    reached = setup.held_blocks / s.layers  # below the first block that is trained nothing goes back
+    factor = 1 + (again + 1) * reached + trained  # forward, again, gradients of what comes in, gradients of weights
     factor += setup.reference  # it answers first
     learned = t * setup.targets
     rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
@@ -104,8 +125,10 @@ def clock(setup: Setup, rates: Rates) -> Clock:
     heads = 1 + setup.reference / 3
     update, update_count = _update(setup, rates)
     passes = setup.micro_steps
-    compute = passes * (s.layers * block * factor + chunks * head * heads) + update
-    launches = passes * (s.layers * operators * (factor + 0.2) + chunks * head_count * heads) + update_count
+    adapters, adapter_count = _seconds(_adapter_gradients(setup), rates)
+    compute = passes * (s.layers * (block * factor + adapters) + chunks * head * heads) + update
+    counted = s.layers * (operators * (factor + 0.2) + adapter_count)
+    launches = passes * (counted + chunks * head_count * heads) + update_count
     traffic, exposed = _traffic(setup, rates, s.layers * block, factor)
     used = s.multiplying - (0 if setup.words else s.embedding)
     per_token = 2.0 * used * 2 + 2.0 * (used if setup.tuner == "full" else setup.trained)
@@ -115,30 +138,76 @@ def clock(setup: Setup, rates: Rates) -> Clock:
 
 
 def _update(setup: Setup, rates: Rates) -> tuple[float, int]:
-    """AdamW reads weight, gradient and moments, and writes three of them; flat buckets make twenty operators."""
+    """AdamW reads weight, gradient and moments, and writes three of them; flat buckets make twenty operators.
+
+    Gradients of products in half precision are cast, too, and the norm of all is taken.
+    """
     share = setup.ranks if setup.sharded else 1
     own = setup.trained / share
     if setup.offload:
         return 2 * (4.0 * own) / rates.host_link + 28 * own / 2e10, 20
+    if setup.muon and setup.tuner != "lora":
+        return _orthogonal(setup, rates)
     buckets = max(1, round(own / BUCKET))
-    return (28 * own * (1 if setup.fused_adamw else 3)) / rates.memory, buckets * (2 if setup.fused_adamw else 20)
+    cast = 6.0 if setup.half and setup.tuner != "lora" else 0.0
+    moved = own * ((FUSED_BYTES if setup.fused_adamw else FLAT_BYTES) + 4.0 + cast)
+    return moved / rates.memory, buckets * (2 if setup.fused_adamw else 20)
+
+
+def _orthogonal(setup: Setup, rates: Rates) -> tuple[float, int]:
+    """Muon's five iterations of three products over each matrix of the blocks (`train/optim.py`), equal ones in one
+    stack, divided among the ranks; their momentum, the decay and the step move some numbers, too."""
+    seconds, launches = 0.0, 0
+    for rows, columns in map(setup.sides, setup.shape.linears):
+        least, most = sorted((rows, columns))
+        flops = 5 * (4.0 * least * least * most + 2.0 * least**3) * setup.trained_blocks / setup.world
+        moved = 5 * 12.0 * width(setup) * least * most * setup.trained_blocks / setup.world
+        unit: Unit = "cube half" if setup.half else "cube single"
+        seconds += (
+            operator_ns(rates, unit, flops, moved) / 1e9 + 28.0 * rows * columns * setup.trained_blocks / rates.memory
+        )
+        launches += 25
+    return seconds, launches
 
 
 def _traffic(setup: Setup, rates: Rates, forward: float, factor: float) -> tuple[float, float]:
-    """Return seconds of collectives of a step, and those that no computation hides."""
+    """Return seconds of collectives of a step, and those that no computation hides.
+
+    Nothing hides the first weights that are gathered and the last gradients that are added.
+    """
     s, w = setup.shape, width(setup)
     total = exposed = 0.0
     if setup.tensor > 1:  # two sums a block forward, two backward, waited for
         one = collective_ns(rates, "all_reduce", w * setup.micro_tokens * s.hidden, setup.tensor) / 1e9
         total = exposed = 4 * s.layers * one * setup.micro_steps
-    if setup.strategy == "ddp":
-        sums = collective_ns(rates, "all_reduce", 4.0 * setup.trained, setup.ranks) / 1e9
-        return total + sums, exposed + max(0.0, sums - forward * (factor - 1))
-    if not setup.sharded:
+    if setup.ranks == 1:
         return total, exposed
-    everything = w * float(setup.params + (setup.trained if setup.tuner == "lora" else 0))
-    gather = collective_ns(rates, "all_gather", everything, setup.ranks) / 1e9
-    scatter = collective_ns(rates, "reduce_scatter", 4.0 * setup.trained, setup.ranks) / 1e9
-    again = 2 if setup.strategy == "zero3" else 1
-    seconds = setup.micro_steps * (again * gather + scatter)
-    return total + seconds, exposed + max(0.0, seconds - setup.micro_steps * forward * factor)
+    own = replace(rates, server=max(1, rates.server // setup.tensor))  # tensor ranks are neighbours (parallel/world.py)
+    if setup.strategy == "ddp":
+        size = gradient_bytes(setup) * setup.trained
+        buckets = max(1, math.ceil(size / DDP_BUCKET))
+        one = collective_ns(own, "all_reduce", size / buckets, setup.ranks) / 1e9
+        beside = forward * (factor - 1) if setup.tensor == 1 else 0.0  # with tensor ranks after the backward pass
+        return total + buckets * one, exposed + max(one, buckets * one - beside)
+    block, first = _sharded(setup, own)
+    passes = setup.micro_steps
+    seconds = passes * (s.layers * block + first)
+    return total + seconds, exposed + max(passes * first, seconds - passes * forward * factor)
+
+
+def _sharded(setup: Setup, rates: Rates) -> tuple[float, float]:
+    """Return the seconds that a block's weights and gradients travel in a forward and backward pass, and those of what
+    lies outside the blocks: each is gathered and added by itself (`parallel/shard.py`), sums in fp32."""
+    s, w = setup.shape, width(setup)
+    adapters = setup.adapter_block if setup.tuner == "lora" else 0
+    blocks_trained = s.layers if setup.tuner == "lora" else setup.trained_blocks
+    inside = setup.trained / blocks_trained if setup.tuner != "full" else float(setup.block)
+    outside = max(0.0, setup.trained - inside * blocks_trained)
+    gathers = 2 if setup.strategy == "zero3" else 1
+
+    def travel(weights: float, gradients: float) -> float:
+        gather = gathers * collective_ns(rates, "all_gather", w * weights, setup.ranks)
+        return (gather + collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.ranks) * (gradients > 0)) / 1e9
+
+    block = travel(setup.block + adapters, inside * blocks_trained / s.layers)
+    return block, travel(s.outside, outside)

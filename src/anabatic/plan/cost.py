@@ -4,7 +4,9 @@
 An operator takes its launch on the device plus the longer of its arithmetic and its memory traffic (a roofline). A
 collective takes its launch plus what each device must send over what its links carry. Efficiencies and launch costs are
 those of Ascend/msmodeling's device table (`tensor_cast/device.py`): 0.7 of the peak for arithmetic, 0.6 for memory, 0.7
-for links; 2 us for a vector operator, 5 us for one of the cube cores, 10 us for a collective.
+for links; 2 us for a vector operator, 5 us for one of the cube cores, 10 us for a collective. Between servers a
+collective takes as many rounds as the logarithm of their number: HCCL's nonuniform hierarchical ring, its choice for
+many servers (HCCL documentation, HCCL_ALGO).
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def operator_ns(found: Rates, unit: Unit, flops: float, moved: float) -> float:
 
 
 def shape(kind: str, ranks: int) -> tuple[float, int]:
-    """Return the share of the tensor that each of `ranks` sends, and how many exchanges follow one another."""
+    """Return the share of the tensor that each of `ranks` sends, and how many phases follow one another."""
     others = (ranks - 1) / ranks if ranks > 1 else 0.0
     if kind in ("all_reduce", "broadcast", "reduce"):
         return 2 * others, 2  # scatter (and add), then gather
@@ -135,6 +137,7 @@ def collective_ns(found: Rates, kind: str, total: float, ranks: int) -> float:
         link = found.peer if pair else min(found.peers, (inside - 1) * found.peer)
         ns += 1e9 * shape(kind, inside)[0] * total / link
     if servers > 1 and not pair:
-        share, exchanges = shape(kind, servers)
-        ns += exchanges * found.network_ns + 1e9 * share * total / inside / found.network
+        share, phases = shape(kind, servers)
+        rounds = phases * (servers - 1).bit_length()  # the logarithm, rounded up
+        ns += rounds * found.network_ns + 1e9 * share * total / inside / found.network
     return ns

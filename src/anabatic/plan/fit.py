@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from anabatic.config.parallel import Recompute
@@ -133,15 +133,46 @@ def largest(setup: Setup, global_tokens: int, chip: Chip) -> Choice:
     return choice
 
 
-def alternatives(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) -> list[Choice]:
-    """Return every strategy and way of recomputation with its fastest micro-batch that fits, the fastest first.
+def fitting(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) -> list[Choice]:
+    """Return every strategy and way of recomputation with every micro-batch that fits.
 
     Args:
         micro: tokens of the micro-batch, where they are given.
     """
-    return sorted(
-        (one for one in cut(setup, global_tokens, chip, micro) if one.fits), key=lambda one: -one.tokens_per_s
-    )
+    return [one for choices in tried(setup, global_tokens, chip, micro) for one in choices if one.fits]
+
+
+def fastest(choices: Iterable[Choice]) -> list[Choice]:
+    """Return the fastest of each way, the fastest first."""
+    best: dict[tuple[str, bool, str], Choice] = {}
+    for one in choices:
+        key = way_of(one.setup)
+        if key not in best or one.tokens_per_s > best[key].tokens_per_s:
+            best[key] = one
+    return sorted(best.values(), key=lambda one: -one.tokens_per_s)
+
+
+def frontier(choices: Iterable[Choice]) -> list[Choice]:
+    """Return those that no other outruns with as little memory, the least memory first."""
+    found: list[Choice] = []
+    for one in sorted(choices, key=lambda one: (one.needs, -one.tokens_per_s)):
+        if not found or one.tokens_per_s > found[-1].tokens_per_s:
+            found.append(one)
+    return found
+
+
+def way_of(setup: Setup) -> tuple[str, bool, str]:
+    """Return what makes a way; one device alone is what several are under `ddp`."""
+    return ("ddp" if setup.strategy == "single" else setup.strategy), setup.offload, setup.recompute
+
+
+def tried(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) -> list[list[Choice]]:
+    """Return every way with all its micro-batches, the largest first; arguments as of `fitting`."""
+    found = []
+    for base in ways(setup, chip):
+        sizes = micro_batches(base, global_tokens, chip) if micro is None else [_of_size(base, global_tokens, micro)]
+        found.append([judge(one, chip) for one in sizes])
+    return found
 
 
 def cut(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) -> list[Choice]:
@@ -151,9 +182,7 @@ def cut(setup: Setup, global_tokens: int, chip: Chip, micro: int | None = None) 
         micro: tokens of the micro-batch, where they are given.
     """
     found = []
-    for base in ways(setup, chip):
-        sizes = micro_batches(base, global_tokens, chip) if micro is None else [_of_size(base, global_tokens, micro)]
-        choices = [judge(one, chip) for one in sizes]
+    for choices in tried(setup, global_tokens, chip, micro):
         fitting = [one for one in choices if one.fits]
         found.append(max(fitting, key=lambda one: one.tokens_per_s) if fitting else choices[-1])
     return found
@@ -180,7 +209,8 @@ def binding(choice: Choice) -> str:
         part = max(choice.memory.parts, key=lambda name: choice.memory.parts[name])
         return f"memory: {part}, at {choice.memory.moment}"
     parts = {
-        "the chip's arithmetic and memory": choice.clock.compute,
+        "the chip's arithmetic and memory": choice.clock.compute - choice.clock.update,
+        "the update": choice.clock.update,
         "launches from the host": choice.clock.host,
     }
     slowest = max(parts, key=lambda name: parts[name])

@@ -44,10 +44,15 @@ class Activations:
 
 @dataclass
 class Memory:
-    """The peak on a device, in bytes, by part; and the moment at which it comes."""
+    """The peak on a device, in bytes, by part; and the moment at which it comes.
+
+    Attributes:
+        kinds: what the part "activations" is made of.
+    """
 
     moment: str
     parts: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> float:
@@ -107,6 +112,20 @@ def _held(setup: Setup, act: Activations) -> float:
         attention = (w * s.heads * s.head_dim + 64 * s.heads) / setup.tensor
         return float(stream_width(setup) * s.hidden + outputs + attention)
     return act.total
+
+
+def _kinds(setup: Setup, blocks: int, again: bool) -> dict[str, float]:
+    """Bytes that so many blocks keep, by kind.
+
+    Args:
+        again: one of them is in its backward pass, and has been made again where that is asked for.
+    """
+    t, act = setup.micro_tokens, activations(setup)
+    if setup.recompute == "none":
+        kinds = {"norms": act.stream, "attention": act.attention, "MLP": act.mlp, "adapters": act.adapters}
+        return {name: size * t * blocks for name, size in kinds.items()}
+    kept = _held(setup, act) * t
+    return {"kept of each block": kept * blocks} | ({"a block made again": act.total * t - kept} if again else {})
 
 
 def memory(setup: Setup) -> Memory:
@@ -200,7 +219,6 @@ def _gathered(setup: Setup, blocks: float) -> float:
 def _loss(setup: Setup) -> Memory:
     """The end of the forward pass: every block's activations, and the head."""
     s, w, t = setup.shape, width(setup), setup.micro_tokens
-    act = activations(setup)
     learned = t * setup.targets
     rows = min(learned, max(LEAST_ROWS, setup.chunk_bytes // (4 * s.vocab)))
     head_trained = setup.tuner == "full" and setup.words
@@ -212,35 +230,33 @@ def _loss(setup: Setup) -> Memory:
     logits = rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.words  # in fp32, and as their product takes them
     if head_trained and setup.half:  # a chunk's share of the head's gradient, before it is added in fp32
         logits += w * s.embedding
-    return Memory("the loss", {
-        **_shares(setup),
+    kinds = _kinds(setup, setup.held_blocks, again=False) | {"at the head": ends + w * s.hidden * learned}
+    parts = _shares(setup) | {
         "gathered weights": _gathered(setup, 1),
         "gradients": _gradients(setup, 0, head=False) + made,
-        "activations": _held(setup, act) * t * setup.held_blocks + ends + w * s.hidden * learned,
+        "activations": sum(kinds.values()),
         "half-precision copies": _casts(setup, s.layers) + copy,
         "logits": logits,
-    })  # fmt: skip
+    }
+    return Memory("the loss", parts, kinds)
 
 
 def _backward(setup: Setup) -> list[Memory]:
     """The backward pass of the last and of the first block: between them the sum falls or rises steadily."""
-    t = setup.micro_tokens
-    act = activations(setup)
-    held = _held(setup, act) * t
-    again = 0.0 if setup.recompute == "none" else act.total * t - held
     found = []
     for name, below, done in (
         ("the last block's backward pass", setup.held_blocks, 1),
         ("the first block's backward pass", 1, setup.held_blocks),
     ):
-        found.append(Memory(name, {
-            **_shares(setup),
+        kinds = _kinds(setup, below, again=True)
+        parts = _shares(setup) | {
             "gathered weights": _gathered(setup, 2),
             "gradients": _gradients(setup, done, head=setup.tuner == "full"),
-            "activations": held * below + again,
+            "activations": sum(kinds.values()),
             "half-precision copies": _casts(setup, below),
             "backward pass": _working(setup),
-        }))  # fmt: skip
+        }
+        found.append(Memory(name, parts, kinds))
     return found
 
 

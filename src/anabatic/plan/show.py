@@ -8,6 +8,7 @@ from typing import Any
 
 from anabatic.core.text import count, duration
 from anabatic.device.table import Chip
+from anabatic.plan import fit
 from anabatic.plan.around import DISK, Around
 from anabatic.plan.fit import FRAGMENTS, Choice, binding
 from anabatic.plan.setup import Setup
@@ -21,7 +22,7 @@ class Plan:
 
     Attributes:
         source: where the shape is from.
-        choice: the job as it stands; others: what fits, the fastest first.
+        choice: the job as it stands; fitting: all ways and micro-batches that fit.
         steps: of the run; 0: not known without the data.
         assumed: what was not given.
         around: what the run needs beside its devices.
@@ -33,11 +34,16 @@ class Plan:
     npus: int
     nodes: int
     choice: Choice
-    others: list[Choice]
+    fitting: list[Choice]
     steps: int
     assumed: list[str]
     around: Around
     said: str = ""
+
+    @property
+    def others(self) -> list[Choice]:
+        """The fastest micro-batch of each way, the fastest first."""
+        return fit.fastest(self.fitting)
 
 
 def gib(number: float) -> str:
@@ -91,6 +97,9 @@ def _memory(choice: Choice) -> Iterator[str]:
         if size >= 0.005 * 2**30 / factor:
             bar = "#" * max(1, round(_BAR * size / max(choice.room, choice.needs)))
             yield f"  {name:24}{gib(factor * size):>8}  {bar}"
+        if name == "activations":
+            shown = {kind: of for kind, of in choice.memory.kinds.items() if of >= 0.005 * 2**30 / factor}
+            yield from (f"    {kind:22}{gib(factor * of):>8}" for kind, of in shown.items() if len(shown) > 1)
     yield f"  {'fragments, assumed':24}{gib(factor * FRAGMENTS * choice.memory.total):>8}"
     if choice.buffers:
         yield f"  {'communication buffers':24}{gib(factor * choice.buffers):>8}"
@@ -130,7 +139,7 @@ def _beside(plan: Plan) -> Iterator[str]:
 
 
 def _advice(plan: Plan, model: bool) -> Iterator[str]:
-    if not plan.others:
+    if not plan.fitting:
         yield ""
         yield "Nothing that was tried fits: more devices, a chip with more memory, LoRA, or a shorter batch.seq_len."
         return
@@ -145,16 +154,16 @@ def _advice(plan: Plan, model: bool) -> Iterator[str]:
 
 
 def sweep(plan: Plan) -> Iterator[str]:
-    """Every way that fits, the fastest first: the frontier is marked."""
+    """Every way that fits with its fastest micro-batch, and the whole frontier, the fastest first."""
+    best, frontier = plan.others, fit.frontier(plan.fitting)
+    fastest = best[0].tokens_per_s if best else 1.0
     yield f"{'':2}{'tokens/s':>10} {'GiB':>7}  "
-    fastest = plan.others[0].tokens_per_s if plan.others else 1.0
-    least = float("inf")
-    for one in plan.others:
-        mark = "* " if one.needs < least else "  "
-        least = min(least, one.needs)
+    shown = [*best, *(one for one in frontier if one not in best)]
+    for one in sorted(shown, key=lambda one: (-one.tokens_per_s, one.needs)):
         bar = "#" * max(1, round(20 * one.tokens_per_s / fastest))
+        mark = "* " if one in frontier else "  "
         yield f"{mark}{one.tokens_per_s:10,.0f} {gib(one.needs):>7}  {bar:20}  {way(one.setup)}"
-    yield "* no faster one needs less memory"
+    yield "* the frontier: nothing that needs as little memory is faster"
 
 
 def data(plan: Plan) -> dict[str, Any]:
@@ -173,12 +182,14 @@ def data(plan: Plan) -> dict[str, Any]:
         "model_bytes": round(plan.around.model),
         "host_bytes": {name: round(size) for name, size in plan.around.host.items()},
         "disk_bytes": {name: round(size) for name, size in plan.around.disk.items()},
-        **_choice(plan.choice, plan.chip),
-        "others": [_choice(one, plan.chip) for one in plan.others],
+        **described(plan.choice, plan.chip),
+        "others": [described(one, plan.chip) for one in plan.others],
+        "frontier": [described(one, plan.chip) for one in fit.frontier(plan.fitting)],
     }
 
 
-def _choice(one: Choice, chip: Chip) -> dict[str, Any]:
+def described(one: Choice, chip: Chip) -> dict[str, Any]:
+    """A choice for programs: bytes and seconds."""
     setup, clock = one.setup, one.clock
     return {
         "strategy": setup.strategy,
@@ -193,6 +204,7 @@ def _choice(one: Choice, chip: Chip) -> dict[str, Any]:
         "buffer_bytes": round(one.buffers),
         "moment": one.memory.moment,
         "parts": {name: round(size) for name, size in one.memory.parts.items()},
+        "activations": {name: round(size) for name, size in one.memory.kinds.items()},
         "step_seconds": clock.step,
         "tokens_per_s": one.tokens_per_s,
         "mfu": one.mfu(chip),

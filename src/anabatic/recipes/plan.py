@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from anabatic.config import deepspeed
 from anabatic.config.classify_train import WordsJob
 from anabatic.config.rl import RlJob
+from anabatic.core import log
 from anabatic.core.errors import ConfigError
+from anabatic.core.paths import write_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.device import table
 from anabatic.device.table import Chip
-from anabatic.plan import fit, here, known, setup, show
+from anabatic.plan import cost, fit, here, known, picture, scale, setup, show
 from anabatic.plan.around import around
 from anabatic.plan.setup import Setup
 from anabatic.plan.shape import Shape
@@ -40,22 +43,69 @@ class Place:
     """What says so, where the user has not."""
 
 
-def run(job: Any, place: Place, tokens: int | None = None, as_json: bool = False, sweep: bool = False) -> int:
+def run(
+    job: Any,
+    place: Place,
+    tokens: int | None = None,
+    as_json: bool = False,
+    sweep: bool = False,
+    plot: str | None = None,
+) -> int:
     """Print the plan of a resolved job; return 0, or 1 when it does not fit.
 
     Args:
-        tokens: of the whole run, where the recipe gives no steps.
+        tokens: of one pass over the data, where the recipe gives no steps.
+        plot: SVG file for the picture of all that fits.
 
     Raises:
         ConfigError: the sizes cannot be planned.
-    """
+        Failure: the picture cannot be written.
+    """  # fmt: skip
     plan = on_paper(job, place, tokens)
+    if plot is not None:
+        write_atomic(Path(plot), picture.frontier(plan))
     if as_json:
         sys.stdout.write(json.dumps(show.data(plan)) + "\n")
     else:
         found = show.sweep(plan) if sweep else show.lines(plan, model=not isinstance(job.model, str))
         sys.stdout.write("\n".join(found) + "\n")
     return 0 if plan.choice.fits else 1
+
+
+def scaled(
+    job: Any, place: Place, most: int, tokens: int | None = None, as_json: bool = False, plot: str | None = None
+) -> int:
+    """Print what a resolved job gains by more and more devices; return 0, or 1 when it fits on none.
+
+    Where the recipe gives the tokens of a step they are divided (strong scaling), else each device has as many (weak).
+
+    Args:
+        most: devices; place.npus: of a machine.
+        plot: SVG file for the picture.
+
+    Raises:
+        ConfigError: the sizes cannot be planned.
+        Failure: the picture cannot be written.
+    """
+    given = getattr(job.batch, "global_batch_tokens", None)
+    plans = []
+    for count in scale.counts(place.npus, most, job.parallel.tensor):
+        there = replace(place, npus=min(count, place.npus), nodes=max(1, count // place.npus))
+        plan = on_paper(job, there, tokens)
+        if given is not None and plan.choice.clock.tokens > given:
+            break  # less than a row for each
+        plans.append(plan)
+    rows = scale.held(plans)
+    if not rows:
+        log.warn(f"the job fits on no number of {place.chip.name} up to {most:,}, in whatever way it is divided")
+        return 1
+    if plot is not None:
+        write_atomic(Path(plot), picture.scaling(rows, f"{place.chip.name}, on paper: {scale.told(rows)}"))
+    if as_json:
+        sys.stdout.write(json.dumps(scale.data(rows, place.chip)) + "\n")
+    else:
+        sys.stdout.write("\n".join(scale.lines(rows)) + "\n")
+    return 0
 
 
 def dry_run(job: Any) -> int:
@@ -71,6 +121,11 @@ def place_of(job: Any, chip: str, npus: int, nodes: int) -> Place:
         found, said = here.chip_of(job.device.type, npus)
         return Place(found, npus, nodes, said)
     return Place(chip_named(chip), npus, nodes)
+
+
+def devices_of_a_server(chip: str) -> int:
+    """Return how many devices a server of a chip has."""
+    return cost.rates(chip_named(chip)).server
 
 
 def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
@@ -105,9 +160,9 @@ def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
         assumed.append(f"a step of {choice.clock.tokens} tokens; {told}, and a training refuses it")
     steps = _steps(job, shape, tokens, choice.clock.tokens)
     fixed = micro if isinstance(job, RlJob) else None
-    others = [one for one in fit.alternatives(base, step, chip, fixed) if _answers(job, one)]
+    fitting = [one for one in fit.fitting(base, step, chip, fixed) if _answers(job, one)]
     beside = around(choice.setup, job, chip, place.npus, steps * choice.clock.step, tokens)
-    return show.Plan(source, chip, place.npus, place.nodes, choice, others, steps, assumed, beside, place.said)
+    return show.Plan(source, chip, place.npus, place.nodes, choice, fitting, steps, assumed, beside, place.said)
 
 
 def _sizes(job: Any, base: Setup, assumed: list[str]) -> tuple[int | None, int]:

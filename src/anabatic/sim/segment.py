@@ -121,12 +121,16 @@ class Segment(ctypes.Structure):
 
 
 def start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat (proc(5)), 0 when there is no such process: tells a reused pid apart."""
+    """Field 22 of /proc/PID/stat (proc(5)), 0 when there is no such process: tells a reused pid apart.
+
+    One that has ended and was not waited for has given everything back, as a driver sees it: it is none.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    return int(text.rpartition(")")[2].split()[19])
+    fields = text.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def alive(pid: int, started: int) -> bool:

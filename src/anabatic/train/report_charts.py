@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabatic.core.axis import ticks
 from anabatic.core.text import count
 from anabatic.train.report_read import Points
 
@@ -151,18 +152,6 @@ def downsample(points: Points, most: int = MAX_POINTS) -> Points:
             keep.add(next(i for i in part if points[i][1] is None))
         kept.extend(points[i] for i in sorted(keep))
     return kept
-
-
-def ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[float]:
-    """Return round numbers (1, 2, 5 x 10^n) from `low` to `high`, `about` of them."""
-    raw = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    if whole:
-        step = max(1.0, step)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
 
 
 def step_ticks(low: float, high: float) -> list[tuple[float, str]]:

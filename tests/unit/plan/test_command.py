@@ -141,6 +141,8 @@ def test_what_a_run_needs_beside_its_devices(capsys: pytest.CaptureFixture[str])
     found = json.loads(capsys.readouterr().out)
     params = found["parameters"]
     assert found["checkpoint_bytes"] == 12 * params  # fp32 weights and two moments
+    assert found["model_bytes"] == 4 * params  # as they are trained
+    assert found["host_bytes"]["a file of the saved model"] == 4 * 2**30  # of 28 GiB
     assert found["disk_bytes"]["checkpoints, 4 at most"] == 4 * 12 * params
     assert found["host_bytes"]["offloaded weights and optimizer"] == pytest.approx(12 * params / 2, rel=1e-6)
     assert found["host_bytes"]["offloaded gradients"] == pytest.approx(4 * params / 2, rel=1e-6)

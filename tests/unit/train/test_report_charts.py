@@ -9,7 +9,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.train.report_charts import MAX_POINTS, Line, chart, downsample, smooth, ticks
+from anabatic.core.axis import ticks
+from anabatic.train.report_charts import MAX_POINTS, Line, chart, downsample, smooth
 from anabatic.train.report_read import Points
 
 values = st.none() | st.floats(-1e30, 1e30)

@@ -1,6 +1,7 @@
 // Time on paper: a clock for every stream and one for the host, moved by a roofline for operators and by latency and bandwidth
 // for collectives. plan/cost.py has the same formulas in Python, the constants and their sources.
 #include <algorithm>
+#include <bit>
 #include <mutex>
 #include <vector>
 
@@ -54,10 +55,10 @@ double slowness(int physical) {
 
 uint64_t launch() { return static_cast<uint64_t>(sim_segment()->rates.host_ns); }
 
-// The share of the tensor that each device sends, and how many exchanges follow one another.
+// The share of the tensor that each device sends, and how many phases follow one another.
 struct Shape {
   double share;
-  int exchanges;
+  int phases;
 };
 
 Shape shape_of(SimCollective kind, int ranks) {
@@ -97,7 +98,8 @@ extern "C" double sim_collective_ns(enum SimCollective kind, double bytes, int r
   }
   if (servers > 1 && !pair) {
     const Shape across = shape_of(kind, servers);
-    ns += across.exchanges * rates.network_ns + 1e9 * across.share * bytes / inside / rates.network;
+    const int rounds = across.phases * std::bit_width(static_cast<unsigned>(servers - 1));  // the logarithm, rounded up
+    ns += rounds * rates.network_ns + 1e9 * across.share * bytes / inside / rates.network;
   }
   return ns;
 }

@@ -68,8 +68,9 @@ uint64_t start_time(pid_t pid) {
   if (after == nullptr) return 0;
   unsigned long long value = 0;
   // Fields 3 to 21 are skipped, field 22 is the start time (proc(5)).
-  sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &value);
-  return value;
+  char state = 'X';
+  sscanf(after + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &value);
+  return state == 'Z' || state == 'X' ? 0 : value;  // one that was not waited for has given everything back
 }
 
 void free_slot(SimProcess* slot) {

@@ -1,0 +1,67 @@
+"""Write the tables of docs/*/guides/plan.md, in both languages (of `plan.py`, `plan_beside.py`, `plan_published.py`).
+
+A table stands between `<!-- NAME: the command -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+GUIDE = "docs/{}/guides/plan.md"
+ROOT = Path(__file__).parents[1]
+CHINESE = (
+    ("the last block's backward pass", "最后一个块的反向"),
+    ("the first block's backward pass", "第一个块的反向"),
+    ("the embedding's gradient", "嵌入的梯度"),
+    ("the loss", "损失"),
+    ("the update", "更新"),
+    ("few tokens", "少量 token"),
+    (" tokens", " token"),
+    (" words", " 词"),
+    ("two micro-batches", "两个微批次"),
+    ("two blocks", "两个块"),
+    ("saved in the background", "后台保存"),
+    ("saved model", "保存的模型"),
+    ("tokenised data", "分词后的数据"),
+    ("checkpoint", "检查点"),
+    ("host memory", "主机内存"),
+    ("setting", "设置"),
+    ("measured", "实测"),
+    ("planned", "预测"),
+    ("highest at", "峰值出现在"),
+    ("published", "公布值"),
+    ("formula", "公式"),
+    ("documented", "按文档"),
+    ("here", "本项目"),
+    ("job", "任务"),
+    ("what", "内容"),
+)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return (
+        "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
+    )
+
+
+def chinese(text: str) -> str:
+    """Return a table in the words of the Chinese guide."""
+    for ours, theirs in CHINESE:
+        text = text.replace(ours, theirs)
+    return text
+
+
+def write(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Put a table into both guides."""
+    made = table(head, rows)
+    for language, text in (("en", made), ("zh", chinese(made))):
+        file = ROOT / GUIDE.format(language)
+        between = re.compile(rf"(<!-- {name}: [^>]*-->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+        found, count = between.subn(lambda match, text=text: f"{match[1]}{text}{match[2]}", file.read_text())
+        if count != 1:
+            raise SystemExit(f"{file} has {count} places for {name}")
+        file.write_text(found)
