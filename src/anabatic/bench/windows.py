@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from anabatic.config import load
+from anabatic.config.classify_train import Rows
 from anabatic.config.shared import Evaluate, Save
 from anabatic.core import child, jsonl, log
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
@@ -65,11 +66,16 @@ class Trained:
 
 
 def changed(job: Any, out: Path, steps: int, total: int) -> Any:
-    """Return the job with nothing but steps: no held-out data, no saving between, a row every `steps`."""
-    data = replace(job.data, valid=[], valid_fraction=0.0)
+    """Return the job with nothing but steps: no held-out data, no saving between, a row every `steps`.
+
+    Classifiers do hold out vessels; they are asked about them only behind the last step.
+    """
     longest = max(total, job.schedule.max_steps or LONG)
+    holds_out = isinstance(job.data, Rows)
+    data = job.data if holds_out else replace(job.data, valid=[], valid_fraction=0.0)
     return replace(
-        job, out=str(out), data=data, eval=Evaluate(), save=Save(resume="never"),
+        job, out=str(out), data=data, eval=type(job.eval)(every=longest) if holds_out else Evaluate(),
+        save=Save(resume="never"),
         schedule=replace(job.schedule, max_steps=longest),
         optim=replace(job.optim, on_bad_step="skip" if job.optim.on_bad_step == "rewind" else job.optim.on_bad_step),
         log=replace(job.log, every=steps, sinks=[], samples=0, rows=False),

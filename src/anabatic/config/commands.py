@@ -59,8 +59,10 @@ def _attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_SHORT = {"data.train": "--data", "device.nproc": "--nproc --npus"}
-"""Of commands that train."""
+_DATA = {"data.train": "--data"}
+"""Of commands that read text."""
+_SHORT = {**_DATA, "device.nproc": "--nproc --npus"}
+"""Of commands that train, and of `eval`."""
 _MODELS = ("best_model/tokenizer.json", "final_model/tokenizer.json")
 
 _ROWS = (
@@ -70,12 +72,14 @@ _ROWS = (
         "anabatic.recipes.tokenizer:run_train",
         "Train a byte-level BPE tokenizer.",
         makes=("tokenizer.json", "tokenizer_config.json"),
+        short=_DATA,
     ),
     Command(
         "tokenizer eval",
         "anabatic.config.tokenizer:TokenizerEvalJob",
         "anabatic.recipes.tokenizer:run_eval",
         "Compare how well tokenizers compress.",
+        short=_DATA,
     ),
     Command(
         "pretrain",
@@ -204,7 +208,7 @@ _ROWS = (
         "anabatic.recipes.evaluate:run",
         "Measure a model: bits per byte, tasks beside chance.",
         makes=("eval.json",),
-        short={"device.nproc": "--nproc --npus"},
+        short=_SHORT,
         words="model",
     ),
     Command(

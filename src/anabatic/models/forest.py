@@ -180,10 +180,9 @@ def fit(
         early_stopping=False,
         random_state=seed,
     )
-    # scikit-learn 1.9 fails on a column without any value (`_find_binning_thresholds`); none can be split either way
-    known = ~np.isnan(numbers[weights != 0]).all(axis=0)
-    numbers = np.where(known, numbers, np.zeros_like(numbers))
-    model.fit(numbers, labels, sample_weight=weights)
+    # scikit-learn 1.9 (binning.py, _find_binning_thresholds) fails on what no row knows; a constant splits none.
+    unknown = np.isnan(numbers).all(axis=0)
+    model.fit(np.where(unknown, 0.0, numbers), labels, sample_weight=weights)
     found = _export(model, there, classes)
     probe = numbers[:: max(1, len(numbers) // 200)]
     ours, theirs = found.probabilities(probe)[:, there], model.predict_proba(probe)

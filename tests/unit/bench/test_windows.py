@@ -10,6 +10,7 @@ import pytest
 from anabatic.bench import scaling, train, windows
 from anabatic.bench.windows import Trained, Window
 from anabatic.config import load
+from anabatic.config.classify_train import ClassifyPretrainJob, ClassifyTrainJob, Rows
 from anabatic.config.pretrain import PretrainJob
 from anabatic.config.shared import Batch, Data, Optim, Save, Schedule
 from anabatic.core.errors import ConfigError, Failure
@@ -38,6 +39,15 @@ def test_a_job_is_changed_in_nothing_that_a_step_is_made_of(tmp_path: Path) -> N
     assert windows.changed(job(), tmp_path, 3, 12).schedule.max_steps == windows.LONG
     assert windows.changed(job(schedule=Schedule(max_steps=900)), tmp_path, 3, 12).schedule.max_steps == 900
     assert load.build("pretrain", load.tree_of(made), "") == made
+
+
+@pytest.mark.parametrize("kind", [ClassifyTrainJob, ClassifyPretrainJob])
+def test_classifiers_hold_out_vessels_and_are_asked_at_the_end(kind: type, tmp_path: Path) -> None:
+    own = kind(data=Rows(train=["rows.jsonl"], valid_fraction=0.2))
+    made = windows.changed(own, tmp_path, 3, 12)
+    assert made.data == own.data and made.eval == type(own.eval)(every=windows.LONG)
+    name = "classify train" if kind is ClassifyTrainJob else "classify pretrain"
+    assert load.build(name, load.tree_of(made), "") == made
 
 
 def test_the_training_tells_why_it_ended(tmp_path: Path) -> None:
