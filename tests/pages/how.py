@@ -18,6 +18,7 @@ SIZES = {
     "pretrain": f"{TRAIN} --model.width 64",
     "rl": "--sampling.max-new-tokens 4 --schedule.max-steps 1 --device-batch-size 4 --log.every 1 --device.threads 1",
     "chat": CHAT,
+    "tokenizer train": "--vocab-size 320",
     "infer": CHAT,
     "eval": "--limit 2 --max-new-tokens 4",
     "bench train": "--steps 1 --repeats 1 --warm-up 0",
@@ -67,6 +68,11 @@ HOW = (
     How("tar ", "shell"),
     How('eval "\\$\\(anabatic env', "shell"),
     # --- other machines, and what lasts
+    How(
+        "anabatic (launch .*)?classify train -c recipes/vessel-8npu",
+        "read",
+        "other words; tests/npu_sim/test_recipes.py runs it",
+    ),
     How("anabatic launch ray", "read", "needs a cluster of Ray; tests/unit/launch/test_on_ray.py"),
     How("anabatic launch k8s .*--submit", "read", "needs a cluster of Kubernetes"),
     How("anabatic launch (k8s|slurm)", "run"),
@@ -80,7 +86,6 @@ HOW = (
     How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
     How("anabatic eval .*task:all#", "run", costly=True, here=(("#500", "#4"), ("#200", "#4"))),
     How("anabatic bench io", "run", costly=True, here=(("/data/bench-io", "runs/bench-io"),)),
-    How("anabatic classify train -c recipes/vessel-8npu", "read", "other words; tests/npu_sim/test_recipes.py runs it"),
     How("anabatic pretrain .*--model.depth 12", "run", costly=True, here=NANO),
     How("anabatic sft .*--out output", "run", costly=True, here=(*TWO, ("--out output", "--out runs/output"))),
     How("anabatic bench scaling", "run", costly=True, here=(("1,2,4,8", "1,2"),)),

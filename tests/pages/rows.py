@@ -153,6 +153,7 @@ def make(folder: Path) -> None:
         tracks(folder / name, range(40, 48))
     (folder / "ais.csv.gz").write_bytes(gzip.compress((folder / "ais.csv").read_bytes()))
     source_tracks(folder / "demo")
+    write(folder / "104694.csv", (folder / "demo/0.csv").read_text())
     scripts(folder)
     shown(folder)
 
@@ -162,7 +163,8 @@ def scripts(folder: Path) -> None:
     write(folder / "recipe.yaml", SMALL_RECIPE)
     write(folder / "train.py", TRAINER)
     write(folder / "peer.py", PEER)
-    write(folder / "tests/test_one.py", "def test_one():\n    import torch_npu\n")
+    for name in ("test_one", "test_npu"):
+        write(folder / f"tests/{name}.py", "def test_it():\n    import torch_npu\n")
     write(folder / "train.log", LOG)
     write(folder / "plog/plog-1.log", LOG)
     (folder / "rank-0.log.gz").write_bytes(gzip.compress(LOG.encode()))

@@ -24,9 +24,18 @@ MODELS = (
 COPIES = {
     "runs/mine/base": ("runs/mine/mid", "runs/base", "runs/demo/base"),
     "runs/mine/sft": ("runs/demo/sft", "runs/sft"),
-    "runs/lora": ("runs/qwen", "runs/style", "runs/facts", "runs/legal", "runs/law", "runs/mine/lora", "output"),
+    "runs/lora": (
+        "runs/qwen32b-lora",
+        "runs/qwen",
+        "runs/style",
+        "runs/facts",
+        "runs/legal",
+        "runs/law",
+        "runs/mine/lora",
+        "output",
+    ),
     "runs/mine/tokenizer": ("runs/tokenizer",),
-    "runs/vessel": ("runs/vessels",),
+    "runs/vessel": ("runs/vessels", "runs/vessel-8npu"),
 }
 """Run -> further names of it."""
 SIZES = {
