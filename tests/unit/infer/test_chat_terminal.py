@@ -47,8 +47,8 @@ class Terminal:
         os.close(inner)
         self.seen = ""
 
-    def until(self, text):
-        """Read until `text` has come; return what came before it."""
+    def until(self, text, again=b""):
+        """Read until `text` has come; return what came before it. `again` is pressed when a second brings nothing."""
         limit = time.monotonic() + 60  # a machine under load
         while text not in self.seen:
             assert time.monotonic() < limit, self.seen
@@ -57,6 +57,8 @@ class Terminal:
                     self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
                 except OSError:
                     pytest.fail(f"it ended: {self.seen}")
+            else:
+                os.write(self.master, again)
         before, _, self.seen = self.seen.partition(text)
         return before
 
@@ -90,7 +92,9 @@ def test_a_conversation_at_a_terminal(talker, tokenizer, tmp_path):
         here.type("long\n", "abcabcabcabcabcabc")
         here.type("\x03", ", stopped)")
         here.until("> ")
-        here.type("never said\x03", "(Ctrl-D or /exit leaves)")
+        here.type("never said", "never said")
+        # CPython's readline overlooks a signal between its last output and its next wait for input.
+        here.until("(Ctrl-D or /exit leaves)", again=b"\x03")
         here.type("/he\t\n", "write the conversation")
         talk = tmp_path / "talk.jsonl"
         here.type(f"/save {talk}\n", "wrote 6 messages")
