@@ -12,7 +12,6 @@ optimizer, gathered weights. The tokens of a micro-batch are full but for what n
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -174,11 +173,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         measure(Path(sys.argv[2]), sys.argv[3:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="parts of names, with commas between them")
-    parser.add_argument("--device", choices=("npu", "cpu"), default="npu")
+    parser = plan_tables.parser(__doc__, "npu")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--docs", action="store_true", help="write the table into the guides")
     parser.add_argument("--read", type=Path, help="take the measurements of an earlier --json")
     options = parser.parse_args()
     chosen = [row for row in ROWS if any(part in row.name for part in options.only.split(","))]

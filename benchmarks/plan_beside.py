@@ -12,7 +12,6 @@ and the step is the one that the simulator has counted on paper, operator by ope
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -136,10 +135,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         measure(Path(sys.argv[2]), sys.argv[3:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="parts of names, with commas between them")
-    parser.add_argument("--device", choices=("npu", "cpu"), default="cpu")
-    parser.add_argument("--docs", action="store_true", help="write the table into the guides")
+    parser = plan_tables.parser(__doc__, "cpu")
     options = parser.parse_args()
     cells = []
     print(f"  {'':32}{'':14} {'measured':>10} {'planned':>10}")

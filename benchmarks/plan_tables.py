@@ -5,6 +5,7 @@ A table stands between `<!-- NAME: the command -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,15 @@ CHINESE = (
     ("job", "任务"),
     ("what", "内容"),
 )
+
+
+def parser(text: str | None, device: str) -> argparse.ArgumentParser:
+    """Return the options that programs with rows share; `device` is where they measure unless told."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--only", default="", help="parts of names, with commas between them")
+    made.add_argument("--device", choices=("npu", "cpu"), default=device)
+    made.add_argument("--docs", action="store_true", help="write the table into the guides")
+    return made
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -26,21 +26,26 @@ def chinese(page: Path) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Block:
-    """What stands between two fences."""
+class Found:
+    """Something on a page."""
 
     page: Path
     line: int
-    """Of its first fence."""
-    language: str
-    text: str
-    number: int
-    """Among the blocks of this language on its page, from 0."""
 
     @property
     def name(self) -> str:
         """As a reader of a failed test finds it."""
         return f"{tree.name(self.page)}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Block(Found):
+    """What stands between two fences; its line is that of the first."""
+
+    language: str
+    text: str
+    number: int
+    """Among the blocks of this language on its page, from 0."""
 
 
 def blocks(page: Path) -> list[Block]:
@@ -64,17 +69,10 @@ def of(page: str, language: str, number: int = 0) -> str:
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(Found):
     """A command as a reader types it, continuation lines joined."""
 
-    page: Path
-    line: int
     text: str
-
-    @property
-    def name(self) -> str:
-        """As a reader of a failed test finds it."""
-        return f"{tree.name(self.page)}:{self.line}"
 
 
 def commands(block: Block) -> list[Command]:

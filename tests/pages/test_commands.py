@@ -20,7 +20,7 @@ def test_commands_of_a_page(page: Path, stand: Stand, tmp_path: Path) -> None:
         began = time.monotonic()
         try:
             reader.type(one)
-        except Exception:
+        except Exception:  # the page is read to its end, and all that is wrong is shown below
             wrong.append(f"{one.name}: {one.text}\n{traceback.format_exc()}")
         print(f"{time.monotonic() - began:6.1f} s {one.name} {one.text[:150]}")
     reader.leave()
