@@ -9,7 +9,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -171,7 +171,8 @@ def file_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise cannot_write(path, error, remedy) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written there is nothing to remove
+            temporary.unlink()
 
 
 def output_file(out: str, name: str) -> Path:

@@ -31,6 +31,8 @@ MOST = 1_000_000
 HERE = "here"
 """In place of a chip's name: this machine's."""
 
+_OTHER_PLOT = "name a file in a folder that is there and yours with --plot FILE.svg"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -63,7 +65,7 @@ def run(
     """  # fmt: skip
     plan = on_paper(job, place, tokens)
     if plot is not None:
-        write_atomic(Path(plot), picture.frontier(plan))
+        write_atomic(Path(plot), picture.frontier(plan), _OTHER_PLOT)
     if as_json:
         sys.stdout.write(json.dumps(show.data(plan)) + "\n")
     else:
@@ -100,7 +102,8 @@ def scaled(
         log.warn(f"the job fits on no number of {place.chip.name} up to {most:,}, in whatever way it is divided")
         return 1
     if plot is not None:
-        write_atomic(Path(plot), picture.scaling(rows, f"{place.chip.name}, on paper: {scale.told(rows)}"))
+        title = f"{place.chip.name}, on paper: {scale.told(rows)}"
+        write_atomic(Path(plot), picture.scaling(rows, title), _OTHER_PLOT)
     if as_json:
         sys.stdout.write(json.dumps(scale.data(rows, place.chip)) + "\n")
     else:

@@ -140,6 +140,14 @@ def test_what_is_refused(words: list[str], why: str, capsys: pytest.CaptureFixtu
     assert why in said and "hint: " in said
 
 
+@pytest.mark.parametrize("kind", [["--sweep"], ["--scale", "8"]])
+def test_a_picture_that_cannot_be_written(kind: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert plan([*kind, "--plot", str(tmp_path / "file" / "plan.svg"), *SFT, "Qwen/Qwen2.5-0.5B"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot write" in said and "--plot" in said and "--out" not in said
+
+
 def test_what_the_update_and_frozen_blocks_cost() -> None:
     """Muon's products counted by hand; below the blocks that are trained nothing goes back."""
     shape, _ = known.named("Qwen2.5-0.5B")
