@@ -79,6 +79,8 @@ class EvalTask:
     pattern: str = ""
     check: Check = "equal"
     program: str = ""
+    tests: str = ""
+    helpers: str = ""
 
     def __post_init__(self) -> None:
         where = self.name or "the task"
@@ -130,7 +132,9 @@ class EvalTask:
             self._require_judge(where)
 
     def _require_judge(self, where: str) -> None:
-        require(not (self.check == "python" and not self.program), "program is not given", "check: python runs one")
+        for name in ("program", "tests"):
+            missing = self.check == "python" and not getattr(self, name)
+            require(not missing, f"{name} of {where} is not given", "check: python runs `program`, and `tests` apart")
         require(not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one")
         try:
             re.compile(self.pattern)

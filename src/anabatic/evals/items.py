@@ -103,7 +103,7 @@ def items(
 
 
 def _check_templates(task: EvalTask, columns: Container[str]) -> None:
-    for name in ("description", "program", "system"):
+    for name in ("description", "program", "tests", "helpers", "system"):
         template.check(getattr(task, name), f"{name} of {task.name}")
     for name in ("prompt", "continuation", "keep", "group_by", "shots_same", "choices", "contexts", "answer"):
         given = getattr(task, name)

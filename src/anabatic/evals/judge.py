@@ -75,19 +75,27 @@ def _follows(item: Item, reply: str) -> bool:
         raise DataError(f"{item.place}: {error}", error.hint) from error
 
 
-def program_of(task: EvalTask, item: Item, reply: str) -> str:
-    """Return the program that tells whether a reply is right: `reply` is the reply, `said` what was taken out of it."""
+def program_of(task: EvalTask, item: Item, reply: str) -> tuple[str, str, str]:
+    """Return the program, its tests and their helpers, which tell whether a reply is right.
+
+    In the templates `reply` is the reply, `said` what was taken out of it; only the program may use them.
+    """
     said = answers.extract(reply, task.extract, task.pattern) or ""
     row = RawRow({**item.row, "reply": reply, "said": said}, item.place)
-    return template.text(task.program, row, f"program of {task.name}")
+    own = RawRow(item.row, item.place)
+    return (
+        template.text(task.program, row, f"program of {task.name}"),
+        template.text(task.tests, own, f"tests of {task.name}"),
+        template.text(task.helpers, own, f"helpers of {task.name}"),
+    )
 
 
 def _by_running(task: EvalTask, items: Sequence[Item], replies: Sequence[str], settings: Settings) -> list[Record]:
-    """Right is what comes to its last line (HumanEval, arXiv 2107.03374). An empty reply is not run."""
+    """Right is what passes its tests (HumanEval, arXiv 2107.03374). An empty reply is not run."""
     spoken = [at for at, reply in enumerate(replies) if reply.strip()]
     programs = [program_of(task, items[at], replies[at]) for at in spoken]
     with Sandbox(settings.limits(), allow_weaker=settings.allow_weaker, workers=settings.workers) as sandbox:
-        outcomes = dict(zip(spoken, sandbox.run_many(programs, [{}] * len(programs)), strict=True))
+        outcomes = dict(zip(spoken, sandbox.check_many(programs), strict=True))
         made = []
         for at, (item, reply) in enumerate(zip(items, replies, strict=True)):
             outcome = outcomes.get(at)

@@ -21,6 +21,7 @@ _METHODS = {
 _TEMPLATE = (
     "prompt", "choices", "contexts", "continuation", "answer", "between", "description", "shots_draw", "chat",
     "keep", "system", "shots_between", "shots_same", "stop", "extract", "pattern", "check", "program",
+    "tests", "helpers",
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def assertions(row: dict[str, Any]) -> str | None:
 
 
 def require(questions: Sequence[Question]) -> None:
-    """Make sure that every row can be passes_tests.
+    """Make sure that every row has tests.
 
     Raises:
         DataError: one has no tests.
@@ -53,8 +53,10 @@ def passes_tests(rollout: Rollout, question: Question, sandbox: Sandbox) -> floa
     row = question.row
     program = program_of(rollout.text, row)
     own = assertions(row)
+    prompt = row.get("prompt")
+    helpers = prompt if isinstance(prompt, str) else ""
     if own is None:
-        done = check_program(sandbox, program, row["test"], row["entry_point"])
+        done = check_program(sandbox, program, row["test"], row["entry_point"], helpers)
     else:
-        done = sandbox.run(f"{program}\n\n{own}\n")
+        done = sandbox.check(program, own, helpers)
     return float(done.passed)

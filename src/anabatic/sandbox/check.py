@@ -7,17 +7,17 @@ from anabatic.sandbox.box import Sandbox
 from anabatic.sandbox.limits import Outcome
 
 
-def check_program(sandbox: Sandbox, program: str, test: str, entry_point: str) -> Outcome:
-    """Run `program`, then `test`, which defines `check(candidate)`, then the check of the program's `entry_point`.
+def check_program(sandbox: Sandbox, program: str, test: str, entry_point: str, prompt: str = "") -> Outcome:
+    """Run `program`; `test`, which defines `check(candidate)`, runs elsewhere and checks the program's `entry_point`.
 
-    `Outcome.passed` tells the result: exit code 0 alone is not enough, for a program may leave before it is tested.
-    Program and tests share an interpreter: a result that lies about being equal to everything passes.
+    `Outcome.passed` tells the result.
 
     Args:
-        sandbox: where it runs.
+        sandbox: where they run.
         program: the prompt and what the model made of it.
         test: the item's own tests.
         entry_point: name of the function that is tested.
+        prompt: functions that the prompt defines whole are taken from here: the program cannot change them.
 
     Raises:
         DataError: `entry_point` is no name.
@@ -25,4 +25,4 @@ def check_program(sandbox: Sandbox, program: str, test: str, entry_point: str) -
     """
     if not entry_point.isidentifier():
         raise DataError(f"entry_point is {entry_point!r}", "give the name of the function that is tested")
-    return sandbox.run(f"{program}\n\n{test}\n\ncheck({entry_point})\n")
+    return sandbox.check(program, f"{test}\n\ncheck({entry_point})\n", prompt)

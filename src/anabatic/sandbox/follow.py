@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from anabatic.sandbox.channel import receive
 from anabatic.sandbox.limits import Limits, Outcome, Status
 from anabatic.sandbox.program import FAILED, OUT_OF_MEMORY
 
+END = "end"
+"""Key of the message that ends a program under way: `ok`, its work is done; `memory`, it has taken too much."""
 _PIECE = 1 << 16
 _LOOK = 3600.0
 """Seconds of one poll(2) at most, whose clock is a C int of milliseconds."""
@@ -38,23 +41,24 @@ class Run:
         self._open = set(ends)
         self._written = 0
         self._status: Status = "ok"
+        self._done = False
 
     def follow(self, channel: socket.socket) -> None:
-        """Read until the program ends, its time is over, or it has said too much."""
+        """Read until the program ends, its time is over, it has said too much, or the channel says so."""
         deadline = time.monotonic() + self._limits.seconds
         watched = select.poll()
         for end in self._open:
             watched.register(end, select.POLLIN)
-        watched.register(channel, select.POLLRDHUP)
-        while self._status == "ok" and self._report in self._open:
+        watched.register(channel, select.POLLIN | select.POLLRDHUP)
+        while self._status == "ok" and not self._done and self._report in self._open:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._status = "timeout"
             events = watched.poll(min(left, _LOOK) * 1000) if left > 0 else []
             for handle, _ in events:
-                if handle == channel.fileno():  # nobody waits for the answer any more
-                    self._kill()
-                    os._exit(0)
+                if handle == channel.fileno():
+                    self._obey(receive(channel))
+                    break
                 self._read(handle)
                 if handle not in self._open:
                     watched.unregister(handle)
@@ -75,6 +79,8 @@ class Run:
         code = 128 - code if code < 0 else code
         if report.startswith(self._nonce + FAILED):
             return {"failed": report[len(self._nonce + FAILED) :].decode(errors="replace")}
+        if self._done and self._status == "ok":
+            code = 0
         if self._status == "ok" and code:
             self._status = "timeout" if code == _OUT_OF_CPU else "memory" if report == OUT_OF_MEMORY else "error"
         stdout, stderr = (self._said[end].decode(errors="replace") for end in (self._stdout, self._stderr))
@@ -83,6 +89,12 @@ class Run:
         return asdict(
             Outcome(self._status, finished, stdout, stderr, self._written, code, seconds, cpu, used.ru_maxrss / 1024)
         )
+
+    def _obey(self, message: dict[str, Any] | None) -> None:
+        if message is None:  # nobody waits for the answer any more
+            self._kill()
+            os._exit(0)
+        self._status, self._done = message[END], True
 
     def _read(self, end: int) -> None:
         """Read what is there, and keep what may be kept."""

@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from anabatic.sandbox import landlock, namespaces, places, program, seccomp, system
+from anabatic.sandbox import judge, landlock, namespaces, places, program, seccomp, system
 from anabatic.sandbox.limits import Limits
 from anabatic.sandbox.way import CHROOT, LANDLOCK, NAMESPACES, Way
 
-_REPORT = 3
-_MOST_FILES = 1024
+_REPORT, _SOURCE, _SINK = 3, 4, 5
+_HIGH, _MOST_FILES = 1000, 1024
 
 
 def begin(
@@ -22,18 +22,19 @@ def begin(
     Args:
         way: how it is shut in.
         limits: what it may use.
-        message: `source`, `files`.
-        handles: stdin, stdout, stderr, the report.
+        message: `source`, `files`; `part`, where it is judged: `program` or `tests` (with `helpers`).
+        handles: stdin, stdout, stderr, the report; where it is judged, those to and from its other part.
         nonce: what the report says when the last line was reached.
         folder: its own, where the way gives it none.
     """
     try:
-        *standard, report = (os.dup(handle) for handle in handles)
-        program.open_standard_files(*standard)
+        stdin, stdout, stderr, *others = (os.dup(handle) for handle in handles)
+        program.open_standard_files(stdin, stdout, stderr)
         # Above every number that stays: dup2 would close what stands at 3 before it is copied.
-        high = os.dup2(report, _MOST_FILES)
-        os.dup2(high, _REPORT, inheritable=False)
-        os.closerange(_REPORT + 1, _MOST_FILES + 1)
+        high = [os.dup2(handle, _HIGH + place) for place, handle in enumerate(others)]
+        for place, handle in enumerate(high):
+            os.dup2(handle, _REPORT + place, inheritable=False)
+        os.closerange(_REPORT + len(others), _MOST_FILES)
         if way.name == NAMESPACES:
             _lead(limits)
         else:
@@ -46,7 +47,10 @@ def begin(
     except BaseException as error:  # nothing may return from here into the keeper's own loop
         os.write(_REPORT, nonce + program.FAILED + (str(error) or type(error).__name__).encode())
         os._exit(1)
-    program.run(message["source"], _REPORT, nonce)
+    part = message.get("part")
+    before = judge.prepare_tests(message["helpers"], message["source"], _SOURCE, _SINK) if part == "tests" else None
+    after = judge.serve_program(_SOURCE, _SINK) if part == "program" else None
+    program.run(message["source"], _REPORT, nonce, before, after)
 
 
 def _lead(limits: Limits) -> None:
@@ -61,6 +65,7 @@ def _lead(limits: Limits) -> None:
         return
     system.forbid_inspection()
     os.closerange(0, _REPORT)
+    os.closerange(_SOURCE, _SINK + 1)
     while True:
         ended, status = os.wait()
         if ended == child:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
 from typing import Any, NoReturn
 
 from anabatic.sandbox import inside, namespaces, places, seccomp, system
-from anabatic.sandbox.follow import Run
+from anabatic.sandbox.channel import receive, send
+from anabatic.sandbox.follow import END, Run
 from anabatic.sandbox.limits import Limits
 from anabatic.sandbox.way import CHROOT, LANDLOCK, NAMESPACES, Way
 
@@ -37,31 +36,6 @@ _LIBRARY = (
     "weakref", "xml.etree.ElementTree", "zlib", "zoneinfo",
 )  # fmt: skip
 """What programs may import where they see no files of Python's."""
-_LENGTH = struct.Struct("=Q")
-
-
-def send(channel: socket.socket, message: dict[str, Any]) -> None:
-    """Write a message."""
-    data = json.dumps(message).encode()
-    channel.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def receive(channel: socket.socket) -> dict[str, Any] | None:
-    """Read a message; None: the other end is closed."""
-    head = _exactly(channel, _LENGTH.size)
-    data = None if head is None else _exactly(channel, _LENGTH.unpack(head)[0])
-    return None if data is None else dict(json.loads(data))
-
-
-def _exactly(channel: socket.socket, size: int) -> bytes | None:
-    parts: list[bytes] = []
-    while size:
-        with contextlib.suppress(ConnectionResetError):
-            parts.append(channel.recv(min(size, 1 << 20)))
-        if not parts or not parts[-1]:
-            return None
-        size -= len(parts[-1])
-    return b"".join(parts)
 
 
 def main(handle: int, name: str, more: list[str]) -> NoReturn:
@@ -82,7 +56,8 @@ def main(handle: int, name: str, more: list[str]) -> NoReturn:
     gc.collect()
     gc.freeze()
     while (message := receive(channel)) is not None:
-        send(channel, _answer(way, channel, message))
+        if END not in message:  # that one came when its program had just ended by itself
+            send(channel, _answer(way, channel, message))
     os._exit(0)
 
 
@@ -158,13 +133,15 @@ def _answer(way: Way, channel: socket.socket, message: dict[str, Any]) -> dict[s
     stdin = os.memfd_create("stdin")
     os.write(stdin, message["stdin"].encode("utf-8", "surrogatepass"))
     os.lseek(stdin, 0, os.SEEK_SET)
+    # Before the pipes: of its ends to the other part of a judged program this process keeps none.
+    wires = socket.recv_fds(channel, 1, 2)[1] if "part" in message else []
     pipes = [os.pipe() for _ in range(3)]
     nonce = os.urandom(16)
     began = time.monotonic()
     pid = namespaces.fork_inside(way.own) if way.name == NAMESPACES else os.fork()
     if pid == 0:
-        inside.begin(way, limits, message, [stdin, *(end for _, end in pipes)], nonce, folder)
-    for handle in (stdin, *(end for _, end in pipes)):
+        inside.begin(way, limits, message, [stdin, *(end for _, end in pipes), *wires], nonce, folder)
+    for handle in (stdin, *(end for _, end in pipes), *wires):
         os.close(handle)
     run = Run(limits, pid, [end for end, _ in pipes], nonce)
     try:

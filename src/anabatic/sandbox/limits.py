@@ -52,12 +52,14 @@ class Outcome:
 
     Attributes:
         status: how it ended.
-        finished: its last line was reached; False after an exception, `sys.exit` or `os._exit`.
+        finished: its last line was reached, it says; False after an exception, `sys.exit` or `os._exit`. A program
+            that wants to deceive can say so at any line: only `passed` is proof.
         stdout, stderr: what it wrote, as UTF-8, cut at the limit.
         written: bytes of stdout and stderr that were read, before the cut.
         code: its exit code; 128 + the signal that ended it (137: it was killed from outside, as by a limit).
         seconds: wall time; cpu_seconds: processor time of all its processes.
         peak_mib: the largest resident memory of one of its processes.
+        passed: its tests were run to their last line, in a process of their own (`Sandbox.check`).
     """
 
     status: Status
@@ -69,16 +71,12 @@ class Outcome:
     seconds: float
     cpu_seconds: float
     peak_mib: float
+    passed: bool = False
 
     @property
     def ok(self) -> bool:
         """True when it ended with exit code 0."""
         return self.status == "ok"
-
-    @property
-    def passed(self) -> bool:
-        """True when it also reached its last line."""
-        return self.ok and self.finished
 
     def told(self, limits: Limits) -> str:
         """Say in a few words how it ended."""

@@ -8,12 +8,13 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, NoReturn
 
 from anabatic.sandbox.limits import MIB, Limits
 
+Step = Callable[[dict[str, Any]], None]
 NAME = "<program>"
 """What tracebacks call the source."""
 OUT_OF_MEMORY = b"memory"
@@ -43,15 +44,21 @@ def limit(limits: Limits, processes: int | None) -> None:
         resource.setrlimit(name, (min([soft, *least]), min(least, default=hard)))
 
 
-def run(source: str, report: int, nonce: bytes) -> NoReturn:
+def run(source: str, report: int, nonce: bytes, before: Step | None = None, after: Step | None = None) -> NoReturn:
     """Run the source as `__main__` and leave; `report` hears the nonce when the last line was reached.
 
     Ends the process: 0, what `sys.exit` was given, or 1 after an exception, whose traceback is on stderr.
+
+    Args:
+        source: Python.
+        report: handle.
+        nonce: a program that looks for it in its own process finds it: proof of nothing but for tests (`judge`).
+        before, after: get the names of `__main__` before the source runs, and when it has run.
     """
     code, last = 1, b""
     try:
         try:
-            _run(compile(source, NAME, "exec", dont_inherit=True), source)
+            _run(compile(source, NAME, "exec", dont_inherit=True), source, before, after)
             last, code = nonce, 0
         except SystemExit as stop:
             code = _exit_code(stop.code)
@@ -71,14 +78,18 @@ def run(source: str, report: int, nonce: bytes) -> NoReturn:
         os._exit(code)
 
 
-def _run(code: CodeType, source: str) -> None:
+def _run(code: CodeType, source: str, before: Step | None, after: Step | None) -> None:
     module = type(sys)("__main__")
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the module `site` would
     scope: dict[str, Any] = module.__dict__
     scope.update(__builtins__=builtins, __file__=NAME)
     sys.modules["__main__"] = module
     linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
+    if before is not None:
+        before(scope)
     exec(code, scope)
+    if after is not None:
+        after(scope)
 
 
 def _exit_code(given: object) -> int:

@@ -39,7 +39,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "quotactl": (179, 60), "syslog": (103, 116), "iopl": (172, None), "ioperm": (173, None),
     "personality": (135, 92), "vhangup": (153, 58), "ioprio_set": (251, 30), "setpriority": (141, 140),
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
+    "sched_setaffinity": (203, 122), "memfd_create": (319, 279), "memfd_secret": (447, 447),
 }  # fmt: skip
 _ALONE: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None), "vfork": (58, None), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138),

@@ -201,7 +201,11 @@ def test_the_same_rows_from_every_format(tmp_path):
         ([{**ROW, "land": "\ud83d"}], {}, "line 1: a text has a lone surrogate"),
         ([{**ROW, "land": ""}], {**REPLY, "answer": "{{ land }}"}, "is '', nothing but blanks and marks"),
         ([ROW], {**REPLY, "answer": "{{ land }}", "check": "number"}, "is 'x', and check: number compares numbers"),
-        ([ROW], {**REPLY, "check": "python", "program": "{{ wanted }}"}, "program of capitals: 'wanted' is undefined"),
+        (
+            [ROW],
+            {**REPLY, "check": "python", "program": "{{ wanted }}", "tests": "f()"},
+            "program of capitals: 'wanted' is undefined",
+        ),
         ([ROW], {**REPLY, "check": "instructions"}, "the row has no 'instruction_id_list'"),
         ([{"instruction_id_list": 3, "kwargs": []}], {**REPLY, "check": "instructions", "prompt": "x"}, "not lists"),
         ([{"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{}]}],

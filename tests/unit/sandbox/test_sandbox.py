@@ -275,14 +275,14 @@ def test_many_at_once(box: Sandbox) -> None:
 
 def test_killed_keeper_is_replaced(box: Sandbox) -> None:
     with Sandbox(LIMIT, ways=[box.protections.way]) as other:
-        (pid,) = [keeper.process.pid for keeper in other._idle.queue if keeper]
+        (pid,) = [keeper.process.pid for pair in other._idle.queue for keeper in pair if keeper]
         os.kill(pid, signal.SIGKILL)
         assert other.run("print(1)").stdout == "1\n"
 
 
 def test_runs_leave_nothing(box: Sandbox) -> None:
     """Open files and memory of the keeper stay as they are."""
-    (pid,) = [keeper.process.pid for keeper in box._idle.queue if keeper]
+    pid = box._idle.queue[0][0].process.pid
     deepest = max([pid, *(each for each in processes() if each > pid)]) if box.protections.way == NAMESPACES else pid
     for _ in range(5):
         assert box.run("print(1)").ok
@@ -306,7 +306,7 @@ def test_weak_machines_are_refused() -> None:
 def test_the_kernel_is_asked() -> None:
     found = protections()
     assert found.way in WAYS
-    assert set(found.guards) <= {"network", "files", "processes", "calls"}
+    assert set(found.guards) <= {"network", "files", "processes", "calls", "memory"}
 
 
 def test_bad_settings(box: Sandbox) -> None:
@@ -323,7 +323,7 @@ def test_bad_settings(box: Sandbox) -> None:
 def test_keeper_ends_with_its_owner() -> None:
     code = (
         "import os, sys\nfrom anabatic.sandbox.box import Sandbox\n"
-        "s = Sandbox()\nprint([k.process.pid for k in s._idle.queue][0], flush=True)\nos.kill(os.getpid(), 9)"
+        "s = Sandbox()\nprint(s._idle.queue[0][0].process.pid, flush=True)\nos.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     pid = int(done.stdout)
