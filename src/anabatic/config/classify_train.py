@@ -10,6 +10,8 @@ from anabatic.config.reading import Reading
 from anabatic.config.shared import Batch, Evaluate, Optim, Schedule, require
 from anabatic.config.train import LoopJob
 
+NONE = "none"
+"""`data.valid`: train on every vessel."""
 Features = Literal["motion", "transponder", "heading", "location"]
 
 
@@ -24,7 +26,7 @@ class Rows:
     train: list[str] = field(default_factory=list)
     """Files or globs to learn from."""
     valid: list[str] = field(default_factory=list)
-    """Held-out files, of other vessels; empty: a share of the vessels of `train`."""
+    """Held-out files, of other vessels; empty: a share of the vessels of `train`; none: nobody is held out."""
     split: str | None = None
     """JSON file that says which vessel is on which side; default: the split of model.path, else one is made."""
     valid_fraction: float = 0.15
@@ -34,7 +36,9 @@ class Rows:
 
     def __post_init__(self) -> None:
         require(
-            0.0 < self.valid_fraction < 1.0, f"data.valid_fraction is {self.valid_fraction}", "use a share such as 0.15"
+            0.0 < self.valid_fraction < 1.0,
+            f"data.valid_fraction is {self.valid_fraction}",
+            "use a share such as 0.15; --data.valid none holds nobody out",
         )
         require(
             0.0 <= self.test_fraction < 1.0 - self.valid_fraction,
@@ -42,6 +46,13 @@ class Rows:
             "use shares that leave vessels to train on",
         )
         require(not (self.valid and self.split), "data.valid and data.split are both given", "use one of them")
+        mixed = NONE in self.valid and len(self.valid) > 1
+        require(not mixed, f"data.valid is {self.valid}", "name files of other vessels, or `none` alone")
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether somebody is to be held out."""
+        return self.valid != [NONE]
 
 
 @dataclass(kw_only=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from anabatic.config.classify_train import WordsJob
+from anabatic.config.classify_train import NONE, WordsJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
@@ -20,6 +21,9 @@ from anabatic.trajectory.words import WordSpec
 
 WORDS, SPLIT = "words.json", "split.json"
 """In the folder of every model of words: the word spec and the way it was trained; which vessel is on which side."""
+
+_FEW = 30
+"""Vessels; a share of fewer is known to 18 points at best."""
 
 
 @dataclass
@@ -64,7 +68,7 @@ class Vessels:
     """What was read.
 
     Attributes:
-        train, valid: segments of each side.
+        train, valid: segments of each side; valid is empty where nobody is held out.
         classes: names.
         spec: what the words are.
         split: who is on which side.
@@ -97,14 +101,14 @@ def read(job: WordsJob, base: Base) -> Vessels:
     _require_classes(train.classes, base)
     # Class words of held-out vessels would be part of what they are tested on.
     plain = replace(reading, keep_class_word=False, classes=list(train.classes))
-    valid = read_segments(rows.valid, plain, train.spec) if rows.valid else None
+    valid = read_segments(rows.valid, plain, train.spec) if rows.valid and rows.holds_out else None
     split = _split(job, train, valid, base)
     known = [row for row in train.rows if split.side(row.vessel) in ("train", "")]
     if valid is None:
         valid = read_segments(rows.train, plain, train.spec) if reading.keep_class_word else train
     held_out = [row for row in valid.rows if split.side(row.vessel) == "valid"]
     vessels = Vessels(known, held_out, train.classes, train.spec, split, train.windows)
-    _tell(vessels)
+    _tell(vessels, rows.holds_out)
     return vessels
 
 
@@ -118,7 +122,7 @@ def labelled(vessels: Vessels) -> Vessels:
     lost = len(vessels.train) + len(vessels.valid) - sum(map(len, sides))
     if lost:
         log.warn(f"{lost:,} segments have no class and are left out")
-    if not all(sides):
+    if not sides[0] or (vessels.valid and not sides[1]):
         raise DataError(f"{lost:,} segments have no class, and none is left", 'rows need a "label", tables a type')
     return replace(vessels, train=sides[0], valid=sides[1])
 
@@ -134,7 +138,9 @@ def _require_classes(classes: tuple[str, ...], base: Base) -> None:
 
 def _split(job: WordsJob, train: Segments, valid: Segments | None, base: Base) -> Split:
     rows = job.data
-    if valid is not None:
+    if not rows.holds_out:
+        split = Split(tuple(sorted({row.vessel for row in train})), (), (), job.seed)
+    elif valid is not None:
         held_out = {row.vessel for row in valid}
         both = held_out & {row.vessel for row in train}
         if both:
@@ -159,8 +165,8 @@ def _split(job: WordsJob, train: Segments, valid: Segments | None, base: Base) -
     return split
 
 
-def _tell(vessels: Vessels) -> None:
-    if not vessels.train or not vessels.valid:
+def _tell(vessels: Vessels, holds_out: bool) -> None:
+    if not vessels.train or (vessels.split.valid and not vessels.valid):
         raise DataError(
             f"{len(vessels.train):,} segments to train on, {len(vessels.valid):,} held out",
             "the split does not fit the rows: give another, or leave it out",
@@ -171,6 +177,15 @@ def _tell(vessels: Vessels) -> None:
         f"{rows:,} segments of {ships:,} vessels to train on, {held_rows:,} of {held_ships:,} held out;"
         f" words {vessels.spec.name}"
     )
+    if not held_ships:
+        why = "of no class are there two vessels" if holds_out else f"data.valid is {NONE}"
+        log.warn(f"nobody is held out, {why}: the model gets no score, and its last state is kept")
+    elif held_ships < _FEW:
+        half = 1.96 * math.sqrt(0.25 / held_ships)
+        log.warn(
+            f"a score of {held_ships} vessels is worth little: chance alone moves it by"
+            f" {min(half, 1.0):.0%} up or down (95 %, at one half)"
+        )
 
 
 def files(vessels: Vessels, attention: str) -> dict[str, str]:

@@ -113,8 +113,7 @@ def _segment_rows(
     for number, (segment, row) in enumerate(zip(segments, found, strict=True)):
         told = classifier.answer(row, job.abstain).as_json()
         text = {"original_text": segment.text} if job.original_text else {}
-        true = {} if segment.label is None else {"true_class": classifier.classes[segment.label]}
-        yield {"id": number, **text, "true_label": segment.label, **told, **true, **_of_segment(segment)}
+        yield {"id": number, **text, **_truth(classifier, segment.label), **told, **_of_segment(segment)}
 
 
 def _of_segment(segment: Segment) -> dict[str, Any]:
@@ -140,4 +139,9 @@ def _vessel_rows(
         count[segment.vessel] = count.get(segment.vessel, 0) + 1
     for number, (name, row) in enumerate(zip(names, means, strict=True)):
         told = classifier.answer(row, job.abstain).as_json()
-        yield {"id": number, "vessel": name, "true_label": labels[name], **told, "segments": count[name]}
+        yield {"id": number, "vessel": name, **_truth(classifier, labels[name]), **told, "segments": count[name]}
+
+
+def _truth(classifier: TrajectoryClassifier, label: int | None) -> dict[str, Any]:
+    """As `predicted_class` and `class_name` say what was found."""
+    return {"true_label": label, "true_class": None if label is None else classifier.classes[label]}

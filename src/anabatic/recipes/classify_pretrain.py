@@ -49,7 +49,7 @@ def run(job: ClassifyPretrainJob) -> int:
 
         training = Training(
             replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)), folder, device, world, root,
-            division, tokenizer, Corpus([(train, None)], [valid]), plan, sizes, found,
+            division, tokenizer, Corpus([(train, None)], [valid] if vessels.valid else None), plan, sizes, found,
         )  # fmt: skip
         causal = job.objective != "masked"
         training.goal = goal.words(root, device, world, job.batch.seq_len, causal)

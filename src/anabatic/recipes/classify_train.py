@@ -40,6 +40,12 @@ def run(job: ClassifyTrainJob) -> int:
         valid = classify_rows.sequences("held-out vessels", vessels.valid, words, **options)
         ships = [row.vessel for row in vessels.valid]
 
+        if description.trees_share == 1 and (job.schedule.epochs or 0) > 1 and not job.schedule.max_steps:
+            log.warn(
+                f"head.trees_share 1 asks the network for words without numbers alone, and it trains"
+                f" {job.schedule.epochs:g} passes for that: --schedule.epochs 1 is enough"
+            )
+
         plan, model = classify_model.skeleton(job, base, len(tokenizer), format_of(job.optim, device))
         classifier.attach(model, description)
         division = settle(job.parallel, world, device)
@@ -59,7 +65,7 @@ def run(job: ClassifyTrainJob) -> int:
         loss = ClassLoss(description, device, class_weights(job, train, description), job.head.label_smoothing)
         training = Training(
             replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)), folder, device, world, root,
-            division, tokenizer, Corpus([(train, None)], [valid]), plan, sizes, found,
+            division, tokenizer, Corpus([(train, None)], [valid] if vessels.valid else None), plan, sizes, found,
         )  # fmt: skip
         training.goal = goal.classes(
             root, device, world, job.batch.seq_len, loss, valid.num_docs,

@@ -76,7 +76,7 @@ def mixer(
     trees: Trees, valid: Sequences, rows: Sequence[Segment], description: Description
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return what turns the network's probabilities of the held-out segments `rows` into those of all."""
-    if trees.segments is None or valid.features is None:
+    if trees.segments is None or valid.features is None or not rows:
         return lambda probabilities: probabilities
     numbers = np.asarray(valid.features)
     told = trees.segments.probabilities(numbers)

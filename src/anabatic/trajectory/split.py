@@ -98,8 +98,10 @@ def folds(labels: Mapping[str, int | None], count: int, seed: int = 0) -> list[t
 def make(labels: Mapping[str, int | None], valid: float = 0.15, test: float = 0.0, seed: int = 0) -> Split:
     """Hold out shares of the vessels of each class; a class of two vessels or more is in `train` and `valid`.
 
+    Classes of one vessel are trained on: where there are no others, nobody is held out.
+
     Raises:
-        DataError: the shares leave nothing to train on, or there are fewer than two vessels.
+        DataError: the shares leave nothing to train on.
     """
     if not 0 <= valid + test < 1:
         raise DataError(
@@ -111,14 +113,11 @@ def make(labels: Mapping[str, int | None], valid: float = 0.15, test: float = 0.
     sides: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for label in sorted(by_class):
         vessels = sorted(by_class[label], key=lambda one: _hash(one, seed))
-        held = [_share(len(vessels), share) for share in (valid, test)]
+        held = [_share(len(vessels), valid), _share(len(vessels), test)]
+        held[1] = min(held[1], len(vessels) - held[0] - 1)  # somebody of every class is trained on
         sides["valid"] += vessels[: held[0]]
         sides["test"] += vessels[held[0] : sum(held)]
         sides["train"] += vessels[sum(held) :]
-    if not sides["train"] or (valid and not sides["valid"]):
-        raise DataError(
-            f"{len(labels)} vessels are too few to hold some out", "give more vessels, or a split of your own"
-        )
     return Split(tuple(sorted(sides["train"])), tuple(sorted(sides["valid"])), tuple(sorted(sides["test"])), seed)
 
 

@@ -192,6 +192,7 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
     assert [row["id"] for row in said] == list(range(120))
     keys = {"id", "original_text", "true_label", "predicted_class", "class_name", "confidence", "probabilities"}
     assert keys <= said[0].keys() and said[5]["vessel"] == "v1"
+    assert all(row["true_class"] == CLASSES[row["true_label"]] for row in said)
     held_out = json.loads((trained / "best_model" / "split.json").read_text())["valid"]
     accuracy = np.mean([row["predicted_class"] == row["true_label"] for row in said if row["vessel"] in held_out])
     assert accuracy == pytest.approx(json.loads((trained / "summary.json").read_text())["valid_accuracy"])
@@ -337,3 +338,43 @@ def test_a_model_is_scored_on_vessels_it_does_not_know(rows: Path, trained: Path
     right = np.mean([row["predicted_class"] == row["true_label"] for row in said])
     assert new["parts"]["new vessels"]["segment"]["accuracy"] == pytest.approx(right, abs=1e-4)
     assert "majority class" in capsys.readouterr().out
+
+
+def few_rows() -> list[dict[str, Any]]:
+    """Three vessels of three classes, as in the source project's demo file."""
+    return [row for row in vessel_rows() if row["vessel"] in ("v0", "v1", "v2")]
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "train"])
+def test_vessels_that_cannot_be_held_out_are_trained_on(
+    verb: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metric = {} if verb == "train" else {"eval": {"every": 4}}
+    head = {"head": {"features": [], "dropout": 0.0}} if verb == "train" else {}
+    out = run(verb, tmp_path / "run", write(tmp_path / "few.jsonl", few_rows()), **metric, **head)
+    assert "of no class are there two vessels: the model gets no score" in caplog.text
+    assert logged(out, "train", "loss")[STEPS] < logged(out, "train", "loss")[1]
+    assert not logged(out, "eval", "valid_loss")
+    assert (out / "final_model" / "split.json").is_file()
+
+
+def test_nobody_is_held_out_when_asked(rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = run("train", tmp_path / "run", rows, data={"valid": ["none"]}, schedule={"max_steps": 2})
+    assert "data.valid is none: the model gets no score" in caplog.text
+    kept = json.loads((out / "final_model" / "split.json").read_text())
+    assert (len(kept["train"]), kept["valid"]) == (30, [])
+    with pytest.raises(UserError, match="data.valid is"):
+        run("train", tmp_path / "other", rows, data={"valid": ["none", str(rows)]})
+
+
+def test_the_guide_s_own_file_trains(shared_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """65 segments of 660 words of three vessels, with the names and the words of the source project."""
+    source = shared_data / "ais" / "source_demo" / "train_dataset_demo.jsonl"
+    sizes = {"seq_len": 1024, "micro_batch_tokens": 2048, "global_batch_tokens": 2048}
+    words = run("pretrain", tmp_path / "words", source, batch=sizes, schedule={"max_steps": 2})
+    out = run("train", tmp_path / "run", source, batch=sizes, schedule={"max_steps": 2}, model={"path": str(words)})
+    assert caplog.text.count("of no class are there two vessels") == 2
+    told = TrajectoryClassifier(str(out), Device(type="cpu")).predict(
+        json.loads(source.read_text().split("\n")[0])["text"]
+    )
+    assert sum(told["probabilities"]) == pytest.approx(1, abs=1e-3)
