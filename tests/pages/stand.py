@@ -10,6 +10,7 @@ from pathlib import Path
 
 from anabatic.config.task import EvalTask
 from e2e import command, warm
+from e2e.vessels import write_demo
 from house import tree
 from pages import rows
 
@@ -123,7 +124,7 @@ class Stand:
         self.train("reward", "runs/judge", "pairs.jsonl", "--model", f"{mine}/sft")
         self.anabatic("classify", "words", "ais.csv", "-o", "words.jsonl")
         for name in ("train_dataset_demo.jsonl", "test_data.jsonl"):
-            shutil.copy(self.folder / "words.jsonl", self.folder / name)
+            write_demo(self.folder / name)
         self.train("classify pretrain", "runs/vessel-words", "words.jsonl", "--depth", "1")
         self.train("classify train", "runs/vessel", "words.jsonl", "--model.path", "runs/vessel-words")
         self.anabatic("classify", "predict", "others.csv", "-m", "runs/vessel", "-o", "predictions.jsonl")

@@ -89,10 +89,12 @@ def _definitions(helpers: str) -> Iterator[ast.stmt]:
 
 
 def _is_stub(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.FunctionDef):
-        return False
-    return all(isinstance(one, ast.Pass) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
-               for one in node.body)  # fmt: skip
+    """A function that says what it is to do, and does nothing."""
+    silent = (ast.Pass, ast.Import, ast.ImportFrom)
+    return isinstance(node, ast.FunctionDef) and all(
+        isinstance(one, silent) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+        for one in node.body
+    )
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from anabatic.data import tokenizer as tokenizers
 from anabatic.models.hf import save_model
 from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
+from e2e.vessels import write_demo
 from npu_sim.guides.page import ROOT
 from npu_sim.test_vessel import write_rows
 
@@ -127,7 +128,7 @@ FILES: dict[str, dict[str, Callable[[Path], None]]] = {
     "nanochat": {"texts": _texts, "chats.jsonl": _conversations, "maths.jsonl": _maths},
     "32b": {"rows.json": _levels, "ds_config_zero3.json": _deepspeed},
     "vessel": {
-        "train_dataset_demo.jsonl": write_rows, "test_data.jsonl": write_rows, "tests/test_npu.py": _check,
+        "train_dataset_demo.jsonl": write_demo, "test_data.jsonl": write_demo, "tests/test_npu.py": _check,
         "ais.csv": _vessels, "104694.csv": _vessels,
     },
     "swift": {"rows.jsonl": _conversations},

@@ -125,7 +125,7 @@ def test_right_programs_pass(box: Sandbox, at: int) -> None:
 
 
 def test_helpers_are_the_prompts_own(box: Sandbox) -> None:
-    prompt = "def poly(x):\n    return x - 2\n\ndef root():\n    '''Find x with poly(x) == 0.'''\n"
+    prompt = "def poly(x):\n    return x - 2\n\ndef root():\n    import math\n    '''Find x with poly(x) == 0.'''\n"
     test = "assert poly(root()) == 0"
     assert box.check(prompt + "    return 2\n", test, prompt).passed
     cheat = prompt + "    return 5\ndef poly(x): return 0\n"
