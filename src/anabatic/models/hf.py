@@ -26,6 +26,7 @@ from transformers import (
 from anabatic.config.parallel import Recompute
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.model_kind import require_text_decoder
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.data.tokenizer import turn_end
@@ -134,7 +135,9 @@ def load_config(path: str | Path) -> PretrainedConfig:
         DataError: config.json is missing, torn or of an unknown architecture.
     """
     folder = base_of(resolve(path))
-    kind = stored.read_json(folder / "config.json").get("model_type")
+    told = stored.read_json(folder / "config.json")
+    require_text_decoder(told, str(folder / "config.json"))
+    kind = told.get("model_type")
     if kind and kind not in CONFIG_MAPPING:
         raise DataError(
             f'{folder / "config.json"}: transformers {transformers.__version__} knows no model_type "{kind}".'
