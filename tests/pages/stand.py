@@ -123,8 +123,8 @@ class Stand:
         self.train("sft", "runs/lora", "chats.jsonl", "--model", "models/base", "--tuner", "lora", sizes=longer)
         self.train("reward", "runs/judge", "pairs.jsonl", "--model", f"{mine}/sft")
         self.anabatic("classify", "words", "ais.csv", "-o", "words.jsonl")
-        for name in ("train_dataset_demo.jsonl", "test_data.jsonl"):
-            write_demo(self.folder / name)
+        write_demo(self.folder / "train_dataset_demo.jsonl")
+        shutil.copy(self.folder / "words.jsonl", self.folder / "test_data.jsonl")
         self.train("classify pretrain", "runs/vessel-words", "words.jsonl", "--depth", "1")
         self.train("classify train", "runs/vessel", "words.jsonl", "--model.path", "runs/vessel-words")
         self.anabatic("classify", "predict", "others.csv", "-m", "runs/vessel", "-o", "predictions.jsonl")
