@@ -67,7 +67,7 @@ class Broken(NamedTuple):
 
 DATA: dict[str, Any] = {"data": {"train": "c.jsonl"}}
 BROKEN = [
-    Broken(stage("sft", model="${base}", data={"train": "chats.jsonl"}), "chats.jsonl: no such file or folder", "Did you mean"),
+    Broken(stage("sft", model="${base}", data={"train": "chats.jsonl"}), "chats.jsonl: no such file", "Did you mean"),
     Broken(stage("sft", model="${base}", data={"train": "notes.pdf"}), 'unknown extension ".pdf"', "files are read by"),
     Broken(stage("sft", model="${base}", data={"train": "empty.jsonl"}), "the file is empty"),
     Broken(stage("sft", model="${base}", data={"train": "broken.jsonl"}), "line 2: broken JSON", "on_bad_row"),
@@ -76,7 +76,7 @@ BROKEN = [
     Broken(stage("sft", model="${base}", data={"train": "task:speling"}), 'no task "speling"', "spelling"),
     Broken(stage("dpo", model="${base}", **DATA), "line 1: one answer, where a pair has two", "rejected"),
     Broken(stage("dpo", model="${base}", loss_type="kto", **DATA), "line 1: one answer without a label"),
-    Broken(stage("reward", model="${base}", data={"train": "books/a.txt"}), "a.txt is plain text, not pairs of answers"),
+    Broken(stage("reward", model="${base}", data={"train": "books/a.txt"}), "a.txt is plain text, not pairs"),
     Broken(stage("rl", model="${base}", data={"train": "asks.jsonl"}), "the row has no answer, and the reward is"),
     Broken(stage("rl", model="${base}", data={"train": "other.jsonl"}), "nothing is asked"),
     Broken(
