@@ -41,7 +41,7 @@ def config_of(name: str) -> dict[str, Any]:
         if folder is None:
             return {}
         whole = (folder / "config.json").is_file()
-        found = _read(folder / ("config.json" if whole else "adapter_config.json"))
+        found = read_object(folder / ("config.json" if whole else "adapter_config.json"))
         if whole:
             return found
         name = str(found.get("base_model_name_or_path") or "")
@@ -81,7 +81,8 @@ def follow(job: Job, positions: int | None = None) -> Job:
     return replace(job, batch=replace(job.batch, seq_len=length))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty where it cannot be read: who loads the model says what is wrong."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -34,6 +34,9 @@ _TAKES: dict[str, tuple[str, ...]] = {
 """Command -> commands whose models it takes; the others take what writes text."""
 
 
+_CHATS = ("rl", "dpo", "reward")
+"""Commands whose rows always are conversations."""
+_REWARDS = ("answer", "format", "length", "tests")
 _UNKNOWN = "run"
 """Stands for a stage whose command is none."""
 
@@ -80,7 +83,10 @@ def problems(command: str, job: Any, earlier: Earlier | None = None) -> list[Use
         earlier: what the stages before it will have made; what is not there yet is looked for among that.
     """
     known = earlier or {}
-    checks = (_model(command, job, earlier), _tokenizer(job, known), _sizes(job, known))
+    checks = (
+        _model(command, job, earlier), _tokenizer(job, known), _template(command, job, known), _sizes(job, known),
+        _rewards(job), _tasks(command, job),
+    )  # fmt: skip
     found = list(first_rows.check(command, job, lambda name: of_stage(name, known) is not None))
     return [*found, *(error for check in checks for error in check)]
 
@@ -201,6 +207,51 @@ def _tokenizer(job: Any, earlier: Earlier) -> Iterator[UserError]:
             f"the tokenizer of {name} has {made.vocab} entries, the model {entries}",
             "use the tokenizer that the model was trained with",
         )
+
+
+def _template(command: str, job: Any, earlier: Earlier) -> Iterator[UserError]:
+    """A model of a stage has the template of our tokenizers, one of a hub is not here yet."""
+    name = getattr(job, "tokenizer", None) or length.model_of(job)
+    if command not in _CHATS or not name or getattr(job, "chat_template", None) or of_stage(name, earlier):
+        return
+    folder = Path(name).expanduser() if getattr(job, "tokenizer", None) else length.folder_of(name)
+    if folder is None or not (folder / "tokenizer_config.json").is_file():
+        return  # an adapter may take that of its base
+    file = folder / "chat_template.jinja"
+    if not file.is_file() and not length.read_object(folder / "tokenizer_config.json").get("chat_template"):
+        yield DataError(f"{folder} has no chat template", "use a chat model's tokenizer, or train one with ours")
+
+
+def _rewards(job: Any) -> Iterator[UserError]:
+    for spec in getattr(job, "rewards", ()):
+        name = spec.partition("=")[0]
+        file, _, function = name.rpartition(":")
+        if file.endswith(".py") and function and not Path(file).expanduser().is_file():
+            yield ConfigError(f"{file}: no such file", "name a Python file: FILE.py:FUNCTION")
+        elif not file.endswith(".py") and file != "model" and name not in _REWARDS:
+            known = [*_REWARDS, "model:FOLDER", "FILE.py:FUNCTION"]
+            yield ConfigError(f'there is no reward "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
+
+
+def _tasks(command: str, job: Any) -> Iterator[UserError]:
+    if command != "eval" or not job.tasks:
+        return
+    from anabatic.evals import core, known
+
+    folder = None if job.tasks_from in (None, "hub") else Path(job.tasks_from).expanduser()
+    if folder is not None and not folder.is_dir():
+        yield ConfigError(f"tasks_from is {folder}, which is no folder", "name the folder of the data sets")
+    try:
+        # CORE's own tasks lie in its bundle, which may have to be fetched.
+        known.plan(
+            [
+                name if limit is None else f"{name}#{limit}"
+                for name, limit in known.split(job.tasks)
+                if name != core.NAME
+            ]
+        )
+    except UserError as error:
+        yield error
 
 
 def _sizes(job: Any, earlier: Earlier) -> Iterator[UserError]:

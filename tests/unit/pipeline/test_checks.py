@@ -44,6 +44,9 @@ def files(bench: Bench) -> Path:
         (bench.root / name).write_text(text)
     (bench.root / "small").mkdir()
     (bench.root / "small" / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 300}))
+    (bench.root / "plain").mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (bench.root / "plain" / name).write_text("{}")
     return bench.root
 
 
@@ -104,6 +107,12 @@ BROKEN = [
         "batch.seq_len is 128, the model was made for 64 positions",
         "batch.seq_len: 64",
     ),
+    Broken(stage("eval", model="${base}", tasks=["task:speling"]), "speling"),
+    Broken(stage("eval", model="${base}", tasks=["arc_eazy"]), "arc_eazy", "arc_easy"),
+    Broken(stage("eval", model="${base}", tasks=["core"], tasks_from="nowhere"), "tasks_from is nowhere"),
+    Broken(stage("rl", model="${base}", rewards=["mine.py:f=2"], data={"train": "sums.jsonl"}), "mine.py: no such"),
+    Broken(stage("rl", model="${base}", rewards=["answr"], data={"train": "sums.jsonl"}), 'no reward "answr"'),
+    Broken(stage("dpo", model="plain", data={"train": "pairs.jsonl"}), "plain has no chat template"),
     Broken(stage("eval", model="small", tasks=["gsm8k"], max_new_tokens=64), "leaves no room for a question"),
 ]  # fmt: skip
 
