@@ -50,8 +50,8 @@ _LOST = {
 _ADVICE = {
     "unread": "data.on_bad_row: fail names the first of them",
     "bad": "data.on_bad_row: fail names the first of them",
-    "truncated": "raise batch.seq_len to keep more",
-    "too_long": "raise batch.seq_len to keep more",
+    "truncated": "raise batch.seq_len to keep more, as far as the model has positions",
+    "too_long": "raise batch.seq_len to keep more, as far as the model has positions",
     "unlearned": "raise batch.seq_len, or cut the beginning: truncation_strategy: left",
 }
 _MUCH = 0.05

@@ -97,8 +97,10 @@ def _pairs(job: Any, name: str) -> None:
     source, paths = _found(job, name)
     rows = _documents(job, name)
     if any(row.messages is None for row in rows) or (paths and paths[0].name.lower().endswith(_WHOLE)):
-        what = ("answers with labels", "messages and label") if labels else ("pairs of answers", "chosen and rejected")
-        raise DataError(f"{source.path} is plain text, not {what[0]}", f"name rows of {what[1]}")
+        wanted = (
+            ("answers with labels", "messages and label") if labels else ("pairs of answers", "chosen and rejected")
+        )
+        raise DataError(f"{source.path} is plain text, not {wanted[0]}", f"name rows of {wanted[1]}")
     for row in rows:
         if row.rejected is None and not (labels and row.label is not None) and job.data.on_bad_row == "fail":
             what = "one answer without a label" if labels else "one answer, where a pair has two"
