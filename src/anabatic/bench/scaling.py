@@ -31,9 +31,9 @@ def run(asked: BenchScaling, name: str, job: Any, words: Sequence[str]) -> int:
     if uneven := [count for count in counts if count % tensor]:
         raise ConfigError(f"parallel.tensor {tensor} does not divide {uneven[0]} devices", "leave that number out")
     given, most = job.batch.global_batch_tokens, counts[-1]
-    if given is not None and not asked.weak and (given % most or given // most < job.batch.seq_len):
+    if given is not None and not asked.weak and (given % most or given // most < job.batch.length):
         raise ConfigError(
-            f"batch.global_batch_tokens {given} cannot be divided among {most} devices by rows of {job.batch.seq_len}",
+            f"batch.global_batch_tokens {given} cannot be divided among {most} devices by rows of {job.batch.length}",
             "raise it, or give --weak: as many tokens for each device",
         )
     free.choose(job.device.type, most, os.environ)

@@ -75,9 +75,9 @@ def prepared(asked: BenchTrain, name: str, job: Any, folder: Path) -> Any:
         return job
     if not hasattr(job, "batch"):
         raise ConfigError(f"{name} has no rows of tokens", "leave --length out")
-    if name != "pretrain" and asked.length > job.batch.seq_len:
+    if name != "pretrain" and asked.length > job.batch.length:
         raise ConfigError(
-            f"length is {asked.length}, and batch.seq_len {job.batch.seq_len}", "raise --batch.seq-len of the command"
+            f"length is {asked.length}, and batch.seq_len {job.batch.length}", "raise --batch.seq-len of the command"
         )
     rows = folder / "rows.jsonl"
     synthetic.rows(rows, name, _tokenizer(name, job), asked.length, _TOKENS)

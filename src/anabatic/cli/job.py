@@ -67,6 +67,10 @@ def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
 
 def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
+    if "RANK" not in os.environ:
+        from anabatic.recipes import precheck
+
+        precheck.require(row.name, job)  # before torch is imported, which takes seconds
     device = load.tree_of(job).get("device", {})
     nproc = device.get("nproc", 1)
     if (

@@ -249,6 +249,8 @@ def _list(value: Any, hint: Any, where: Where, path: Path) -> list[Any]:
     (item,) = typing.get_args(hint)
     if isinstance(value, Text):
         value = [] if value == "[]" else [value]
+    if isinstance(value, str) and item is str:
+        value = [value]  # one is as good as several: `train: chats.jsonl`
     if not isinstance(value, list):
         raise _wrong(value, expected(hint), where, path, f"put it in brackets: [{_bare(value)}]")
     return [convert(one, item, where, (*path, index)) for index, one in enumerate(value)]

@@ -59,8 +59,9 @@ class Rows:
 class RowBatch(Batch):
     """How many segments enter a step. They are packed side by side without padding."""
 
-    seq_len: int = 1024
-    """Longest segment, in words; a longer one loses its end, with a warning."""
+    seq_len: int | None = None
+    """Longest segment, in words; a longer one loses its end, with a warning. Default: 1024, or the model's positions
+    where they are fewer."""
     rows: int = 64
     """Segments per optimizer step over all ranks, where global_batch_tokens is not given."""
 

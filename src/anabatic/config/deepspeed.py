@@ -245,7 +245,7 @@ def apply(job: Any, world_size: int) -> tuple[Any, str, str]:
     if source is None:
         return job, "", ""
     made = translate(read(source), source)
-    settings = made.settings | _batch(made, job.batch.seq_len, world_size, source)
+    settings = made.settings | _batch(made, job.batch.length, world_size, source)
     fresh, changed = copy.deepcopy(job), []
     defaults = type(job)(**{name: getattr(job, name) for name in _required(job)})
     for dotted, value in settings.items():

@@ -93,7 +93,7 @@ def require_room(job: TuneJob) -> None:
     for name in ("micro_batch_tokens", "global_batch_tokens"):
         value = getattr(job.batch, name)
         require(
-            value is None or value >= 2 * job.batch.seq_len,
-            f"batch.{name} is {value}, a pair has up to 2 x batch.seq_len = {2 * job.batch.seq_len} tokens",
+            value is None or value >= 2 * job.batch.length,
+            f"batch.{name} is {value}, a pair has up to 2 x batch.seq_len = {2 * job.batch.length} tokens",
             f"raise batch.{name} or lower batch.seq_len",
         )

@@ -62,7 +62,10 @@ class InferJob:
     columns: dict[str, str] = field(default_factory=dict)
     """Our name of a column -> its name in the files, for example `{query: question_text}`."""
     on_bad_row: Literal["fail", "skip"] = "fail"
-    """A broken row, or a prompt without room for an answer, stops the job, or is left out, counted and reported."""
+    """A broken row stops the job, or is left out, counted and reported."""
+    long_share: float = 0.05
+    """Prompts without room for an answer are passed over, counted and reported; more than this share of them (and more
+    than one) stop the job."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on where an earlier run of the same job was stopped; never: start over."""
     batching: Batching = field(default_factory=Batching)
@@ -77,4 +80,5 @@ class InferJob:
             "inputs is empty",
             "name files, before options that take several words: anabatic infer rows.jsonl -m FOLDER -o answers.jsonl",
         )
+        require(0.0 <= self.long_share <= 1.0, f"long_share is {self.long_share}", "use a share from 0 to 1")
         require(bool(self.out.strip()), "out is not given", "give -o answers.jsonl")

@@ -7,6 +7,9 @@ from typing import Literal
 
 from anabatic.core.errors import ConfigError
 
+SEQ_LEN = 1024
+"""Longest segment in tokens where a recipe names none, and the model has the positions for it."""
+
 
 def require(condition: bool, message: str, hint: str = "") -> None:
     """Raise `ConfigError` unless `condition` holds; for `__post_init__` checks."""
@@ -58,6 +61,9 @@ class Data:
     """Our name of a column -> its name in the files, for example `{query: question_text, response: reply}`."""
     on_bad_row: Literal["fail", "skip"] = "fail"
     """A broken row stops the job, or is skipped, counted and reported."""
+    long_share: float = 0.05
+    """Rows that are too long and cannot be cut are passed over, counted and reported; more than this share of them (and
+    more than one) stop the job."""
     cache: str | None = None
     """Folder of tokenised shards; default: ANABATIC_CACHE, else ~/.cache/anabatic."""
     workers: int | None = None
@@ -69,14 +75,16 @@ class Data:
             f"data.valid_fraction is {self.valid_fraction}",
             "use a share from 0 up to, not including, 1; 0.02 holds out 2 %",
         )
+        require(0.0 <= self.long_share <= 1.0, f"data.long_share is {self.long_share}", "use a share from 0 to 1")
 
 
 @dataclass(kw_only=True)
 class Batch:
     """How many tokens enter a step."""
 
-    seq_len: int = 1024
-    """Longest segment that attends to itself, in tokens; longer documents are cut into several."""
+    seq_len: int | None = None
+    """Longest segment that attends to itself, in tokens; longer documents are cut into several. Default: 1024, or the
+    model's positions where they are fewer."""
     micro_batch_tokens: int | None = None
     """Tokens per forward pass and rank."""
     global_batch_tokens: int | None = None
@@ -85,14 +93,21 @@ class Batch:
     """Conversations side by side without padding; false: rows of like length, padded to the longest, to compare."""
 
     def __post_init__(self) -> None:
-        require(self.seq_len >= 2, f"batch.seq_len is {self.seq_len}", "use at least 2 tokens; 1024 is common")
+        given = self.seq_len
+        require(given is None or given >= 2, f"batch.seq_len is {given}", "use at least 2 tokens; 1024 is common")
         for name in ("micro_batch_tokens", "global_batch_tokens"):
             value = getattr(self, name)
             require(
-                value is None or value >= self.seq_len,
-                f"batch.{name} is {value}, less than batch.seq_len {self.seq_len}",
-                f"raise batch.{name} or lower batch.seq_len",
+                value is None or value >= (given or 2),
+                f"batch.{name} is {value}, less than batch.seq_len {given or 2}",
+                f"raise batch.{name}" + (" or lower batch.seq_len" if given else ""),
             )
+
+    @property
+    def length(self) -> int:
+        """`seq_len`, or what is common where it is left open and no model is known."""
+        room = [size for size in (self.micro_batch_tokens, self.global_batch_tokens) if size is not None]
+        return self.seq_len or min([SEQ_LEN, *room])
 
 
 @dataclass(kw_only=True)

@@ -4,6 +4,7 @@ AnabaticError
 |-- UserError          exit code 2: the user can mend it (a file, a key, a value)
 |   |-- ConfigError    a recipe, an overlay or a flag
 |   |-- DataError      a corpus, a conversation file, a tokenizer, a model folder
+|   |-- Several        more than one of these
 |-- Failure            exit code 1: the machine or the job failed
     |-- DeviceError    an accelerator is missing or broken
     |-- CheckpointError    a checkpoint cannot be written or read
@@ -11,6 +12,8 @@ AnabaticError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 TRACEBACK = "add --debug for the traceback"
 """The hint of an error that nobody has foreseen."""
@@ -45,6 +48,18 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A corpus, a conversation file, a tokenizer or a model folder is wrong."""
+
+
+class Several(UserError):
+    """More than one thing that the user can mend, told together."""
+
+    def __init__(self, errors: Sequence[UserError], hint: str = "") -> None:
+        super().__init__("; ".join(map(str, errors)), hint)
+        self.errors = errors
+
+    def render(self) -> str:
+        """Return the lines of every error, and the hint of all of them."""
+        return "\n".join([*(error.render() for error in self.errors), *([f"hint: {self.hint}"] if self.hint else [])])
 
 
 class Failure(AnabaticError):

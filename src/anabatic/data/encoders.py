@@ -95,6 +95,8 @@ class ChatEncoder:
     def _encoded(self, rendered: chat.Rendered) -> list[Encoded]:
         length, counts = len(rendered.ids), self._counts
         pieces = list(self._learning.pieces(length, self._seq_len))
+        if pieces != [(0, length)]:
+            counts.longest = max(counts.longest, length)
         if not pieces:
             counts.too_long += 1
             return []

@@ -56,6 +56,8 @@ class PairEncoder(ChatEncoder):
         closed = self._learning.closed
         room = None if self._seq_len is None else self._seq_len - 1 - closed
         pieces = [list(self._learning.pieces(length, room)) for length in lengths]
+        if any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True)):
+            counts.longest = max(counts.longest, *lengths)
         if not all(pieces):
             counts.too_long += 1
             return []

@@ -8,6 +8,7 @@ from typing import Any
 from anabatic.core import log
 from anabatic.core.text import count, size
 from anabatic.data.document import Document
+from anabatic.data.long_rows import LongRows
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.shard_write import Counts
 
@@ -49,8 +50,8 @@ _LOST = {
 _ADVICE = {
     "unread": "data.on_bad_row: fail names the first of them",
     "bad": "data.on_bad_row: fail names the first of them",
-    "truncated": "raise batch.seq_len to keep more",
-    "too_long": "raise batch.seq_len to keep more",
+    "truncated": "raise batch.seq_len to keep more, as far as the model has positions",
+    "too_long": "raise batch.seq_len to keep more, as far as the model has positions",
     "unlearned": "raise batch.seq_len, or cut the beginning: truncation_strategy: left",
 }
 _MUCH = 0.05
@@ -69,11 +70,27 @@ def say(shards: ShardSet, cached: bool) -> None:
         parts.append(f"{held_out:,} held out")
     read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread", "too_long")))
     lost = [f"{n:,} {words} ({n / read:.1%})" for name, words in _LOST.items() if (n := shards.counts[name])]
+    if longest := shards.counts.get("longest"):
+        lost.append(f"the longest has {longest:,} tokens")
     much = [advice for name, advice in _ADVICE.items() if shards.counts[name] > _MUCH * read]
     parts += lost + much[-1:]
     line = f"data {shards.name} ({shards.meta['split']}): {'; '.join(parts)}"
     (log.warn if lost else log.info)(line + (" (from the cache)" if cached else ""))
     log.debug(f"{shards.name} lies in {shards.path}")
+
+
+def require_share(sets: Iterable[ShardSet], seq_len: int, share: float) -> None:
+    """Make sure that not too many conversations were left out because they are too long.
+
+    Raises:
+        DataError: of a source more than the share were, and more than one.
+    """
+    for shards in sets:
+        read = sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread", "too_long"))
+        long = LongRows(f"data {shards.name}", seq_len, share)
+        long.count, long.longest = shards.counts["too_long"], shards.counts.get("longest", 0)
+        if long.too_many(read):
+            long.require(read, "cut them with --truncation-strategy right")
 
 
 def _rows(formats: dict[str, dict[str, Any]], kept: str) -> str:

@@ -28,7 +28,10 @@ _SAFE_CUT = re.compile(r"\S\n(?=\S)")
 
 @dataclass
 class Counts:
-    """What was read and what was dropped; `num_*` of the meta file are sums over what was kept."""
+    """What was read and what was dropped; `num_*` of the meta file are sums over what was kept.
+
+    `longest` are the tokens of the longest conversation that was cut, parted or left out.
+    """
 
     documents: int = 0
     held_out: int = 0
@@ -39,6 +42,7 @@ class Counts:
     split: int = 0
     too_long: int = 0
     unlearned: int = 0
+    longest: int = 0
 
 
 class Part(NamedTuple):

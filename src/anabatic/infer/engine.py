@@ -28,7 +28,11 @@ from anabatic.models.forward import Root
 from anabatic.models.hf import chat_ids
 from anabatic.models.lora_many import Adapters
 
-__all__ = ["Completion", "Engine", "Load", "Request"]
+__all__ = ["Completion", "Engine", "Load", "PromptTooLong", "Request"]
+
+
+class PromptTooLong(DataError):
+    """A prompt leaves no room for an answer."""
 
 
 @dataclass(frozen=True)
@@ -216,14 +220,15 @@ class Engine:
             adapter: name of the adapter that is asked; None: the model itself.
 
         Raises:
-            DataError: the prompt is empty, or leaves no room for an answer; there is no such adapter.
+            DataError: the prompt is empty; there is no such adapter.
+            PromptTooLong: it leaves no room for an answer.
             ConfigError: the form of the answer cannot be read, or needs a library that is not installed.
         """
         room = self.max_len - len(prompt)
         if not prompt:
             raise DataError(f"{name} is empty: there is no token to start from", "give at least one token")
         if room < 1:
-            raise DataError(
+            raise PromptTooLong(
                 f"{name} has {len(prompt)} tokens; with an answer at most {self.max_len} fit",
                 f"shorten it to {self.max_len - 1} tokens or fewer, or use a model with a longer context",
             )

@@ -179,7 +179,7 @@ def of(job: Any, shape: Shape, ranks: int, row: Any, half: bool, micro_tokens: i
         weights=job.optim.weights,
         micro_tokens=micro_tokens,
         micro_steps=micro_steps,
-        seq_len=job.batch.seq_len,
+        seq_len=job.batch.length,
         half=half,
         fused_adamw=row.fused_adamw and job.optim.weights == "fp32",
         chunk_bytes=row.chunk_bytes,
@@ -218,13 +218,13 @@ def require_possible(setup: Setup) -> None:
 
 def _task(job: Any) -> dict[str, Any]:
     """What a command makes of its model."""
-    pair = 2 * job.batch.seq_len  # both sides of a pair are laid side by side
+    pair = 2 * job.batch.length  # both sides of a pair are laid side by side
     if isinstance(job, DpoJob):
         return {"whole": pair, "reference": job.loss_type not in ("orpo", "simpo")}
     if isinstance(job, RewardJob):
         return {"whole": pair, "words": False}
     if isinstance(job, RlJob):
-        answers = job.sampling.max_new_tokens / job.batch.seq_len
+        answers = job.sampling.max_new_tokens / job.batch.length
         return {"reference": job.kl_coef > 0, "targets": min(1.0, answers)}
     if isinstance(job, ClassifyTrainJob):
         return {"words": False}

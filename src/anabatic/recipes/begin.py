@@ -9,6 +9,7 @@ from typing import TypeVar
 from transformers import PreTrainedModel
 
 from anabatic.config import deepspeed
+from anabatic.config.shared import SEQ_LEN
 from anabatic.config.train import LoopJob
 from anabatic.core import log
 from anabatic.core.paths import RunFolder
@@ -16,10 +17,12 @@ from anabatic.core.text import count
 from anabatic.device.device import Device, pick
 from anabatic.models import tensor
 from anabatic.models.build import count_parameters
+from anabatic.models.hf import base_of, load_config, resolve
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import Division
 from anabatic.parallel.world import World
 from anabatic.plan.depth import Plan
+from anabatic.recipes import length
 from anabatic.train import auto
 from anabatic.train import plan as planning
 from anabatic.train.checkpoint import Found
@@ -36,19 +39,30 @@ def begun(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, Found | Non
         ConfigError: the processes do not fit the job, or the run folder holds another one.
         Failure: the folder cannot be written, or another job works in it; memory ran out.
     """
+    job = length.follow(job)
     job, told, lost = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
     device = pick(job.device)
     world = parallel.start(device, job.parallel.tensor)
     planning.require_divisible(job.batch, world.data)
+    job = length.follow(job, _positions(job, world))
     with open_folder(job, device, world) as folder:
         if told:
             log.info(told)
         if lost:
             log.warn(lost)
         job = auto.begin(job, device, world)
-        with auto.out_of_memory(job, device, world, job.batch.seq_len):
+        with auto.out_of_memory(job, device, world, job.batch.length):
             yield job, folder, device, world, find_checkpoint(job, folder, world)
     parallel.stop(world)
+
+
+def _positions(job: LoopJob, world: World) -> int | None:
+    """The positions of a model whose folder does not tell them at once, a hub's for example; a new one takes any."""
+    name = length.model_of(job)
+    if job.batch.seq_len is not None or not name:
+        return None
+    config = load_config(base_of(resolve(name, getattr(job, "hub", None), world), getattr(job, "hub", None), world))
+    return getattr(config, "max_position_embeddings", None) or SEQ_LEN
 
 
 def say_plan(plan: Plan, model: PreTrainedModel, world: World, division: Division) -> None:

@@ -26,10 +26,10 @@ def skeleton(job: WordsJob, base: Base, entries: int, trained: torch.dtype) -> t
     """Return the model without memory, with room for `entries` words."""
     if base.folder is not None:
         plan, model = Plan(), hf.skeleton(base.folder, trained, entries)
-        hf.require_positions(model.config, job.batch.seq_len)
+        hf.require_positions(model.config, job.batch.length)
     else:
         plan = shape(job.model, entries)
-        model = blank(plan, job.model, entries, job.batch.seq_len)
+        model = blank(plan, job.model, entries, job.batch.length)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(trained)
     hf.recompute(model, job.model.recompute)
@@ -56,7 +56,7 @@ def sizes(
     if batch.global_batch_tokens is None:
         wanted = batch.rows * train.num_tokens / train.num_docs
         most = 4096 if device.type == "cpu" else 2**16
-        micro = batch.micro_batch_tokens or max(batch.seq_len, min(most, math.ceil(wanted / world.size)))
+        micro = batch.micro_batch_tokens or max(batch.length, min(most, math.ceil(wanted / world.size)))
         steps = max(1, round(wanted / (micro * world.size)))
         batch = replace(batch, micro_batch_tokens=micro, global_batch_tokens=steps * micro * world.size)
         log.info(f"{batch.rows} segments a step are {batch.global_batch_tokens:,} words")

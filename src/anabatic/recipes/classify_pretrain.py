@@ -34,7 +34,7 @@ def run(job: ClassifyPretrainJob) -> int:
         tokenizer, known = classify_rows.tokenizer_of(base, vessels.spec)
         words = WordIds.of(tokenizer)
         draws = [draw(job, words, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
-        options: dict[str, Any] = {"seq_len": job.batch.seq_len}
+        options: dict[str, Any] = {"seq_len": job.batch.length}
         train = classify_rows.sequences("training vessels", vessels.train, words, draw=draws[0], **options)
         valid = classify_rows.sequences("held-out vessels", vessels.valid, words, draw=draws[1], **options)
         say_masks(draws[0], train)
@@ -52,7 +52,7 @@ def run(job: ClassifyPretrainJob) -> int:
             division, tokenizer, Corpus([(train, None)], [valid] if vessels.valid else None), plan, sizes, found,
         )  # fmt: skip
         causal = job.objective != "masked"
-        training.goal = goal.words(root, device, world, job.batch.seq_len, causal)
+        training.goal = goal.words(root, device, world, job.batch.length, causal)
         beside = classify_data.files(vessels, "causal" if causal else "both")
 
         def write(path: Path) -> None:

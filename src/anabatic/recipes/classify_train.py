@@ -34,7 +34,7 @@ def run(job: ClassifyTrainJob) -> int:
         tokenizer, known = classify_rows.tokenizer_of(base, vessels.spec)
         words = WordIds.of(tokenizer)
         weights = classify_rows.vessel_weights(vessels.train, job.head.vessel_weights)
-        options: dict[str, Any] = {"seq_len": job.batch.seq_len, "features": description.features}
+        options: dict[str, Any] = {"seq_len": job.batch.length, "features": description.features}
         crop = classify_rows.crop_of(job.head.crop, words, vessels.spec, job.seed)
         train = classify_rows.sequences("training vessels", vessels.train, words, weights=weights, crop=crop, **options)
         valid = classify_rows.sequences("held-out vessels", vessels.valid, words, **options)
@@ -68,7 +68,7 @@ def run(job: ClassifyTrainJob) -> int:
             division, tokenizer, Corpus([(train, None)], [valid] if vessels.valid else None), plan, sizes, found,
         )  # fmt: skip
         training.goal = goal.classes(
-            root, device, world, job.batch.seq_len, loss, valid.num_docs,
+            root, device, world, job.batch.length, loss, valid.num_docs,
             lambda probabilities: scores(mixed(probabilities), valid.labels, ships, vessels.classes),
         )  # fmt: skip
         training.rates = Rates(classifier.PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
@@ -96,7 +96,7 @@ def describe(job: ClassifyTrainJob, vessels: Vessels) -> Description:
         width=head.width,
         features_dropout=head.features_dropout,
         features_hidden=head.features_hidden,
-        seq_len=job.batch.seq_len,
+        seq_len=job.batch.length,
         trees_share=head.trees_share if head.trees else 0.0,
         vessel_share=head.vessel_share if head.vessel_trees else 0.0,
         points=vessels.windows,

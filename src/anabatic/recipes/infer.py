@@ -19,10 +19,11 @@ from anabatic.core.text import count, duration, utf8
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.asked import Asked, read
 from anabatic.data.document import Problem
+from anabatic.data.long_rows import LongRows
 from anabatic.device.device import pick
 from anabatic.evals.progress import Bar
 from anabatic.infer.dialogue import continuation
-from anabatic.infer.engine import Engine, Request
+from anabatic.infer.engine import Engine, PromptTooLong, Request
 from anabatic.infer.plan import engine_of
 from anabatic.models import classifier
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
@@ -71,7 +72,7 @@ def run(job: InferJob) -> int:
             rows = _rows(job)
             engine = _engine(job, ranks)
             with Bar("rows", rows // ranks) as bar:
-                for place in _answers(job, engine, _places(job, engine, part.lines, rank, ranks)):
+                for place in _answers(job, engine, _places(job, engine, part.lines, rank, ranks, rows)):
                     part.write(_line(job, engine, place, totals))
                     bar.to(part.lines)
             part.finish()
@@ -122,8 +123,14 @@ def _rows(job: InferJob) -> int:
     return total
 
 
-def _places(job: InferJob, engine: Engine, done: int, rank: int, ranks: int) -> Iterator[Place]:
-    """The rows of this process that are not answered yet, each with its request."""
+def _places(job: InferJob, engine: Engine, done: int, rank: int, ranks: int, rows: int) -> Iterator[Place]:
+    """The rows of this process, of `rows` in all, that are not answered yet, each with its request.
+
+    Raises:
+        DataError: a row cannot be used; too many leave no room for an answer.
+    """
+    long = LongRows(f"{', '.join(job.inputs)}: prompts", engine.max_len - 1, job.long_share, "--long-share")
+    own = len(range(rank, rows, ranks))
     for number, row in enumerate(read(job.inputs, job.columns)):
         if number % ranks != rank or number // ranks < done:
             continue
@@ -133,7 +140,13 @@ def _places(job: InferJob, engine: Engine, done: int, rank: int, ranks: int) -> 
         try:
             seed = job.sampling.seed
             sampling = job.sampling if seed is None else replace(job.sampling, seed=(seed + number) % 2**63)
-            yield Place(number, row, engine.request(_prompt(job, engine.tokenizer, row), sampling, name=row.place))
+            prompt = _prompt(job, engine.tokenizer, row)
+            yield Place(number, row, engine.request(prompt, sampling, name=row.place))
+        except PromptTooLong as error:
+            long.add(len(prompt), row.place)
+            if long.too_many(own):
+                long.require(own)
+            yield Place(number, problem=_at(row, error))
         except DataError as error:
             if job.on_bad_row == "fail":
                 raise DataError(_at(row, error), error.hint) from error

@@ -19,12 +19,13 @@ from typing import Any
 from anabatic.config import load
 from anabatic.config.pipeline import PipelineJob
 from anabatic.core import child, log
-from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.errors import ConfigError, Failure, UserError
 from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import alone, cannot_write, write_atomic
 from anabatic.core.text import did_you_mean, duration
+from anabatic.recipes import stage_checks
 from anabatic.recipes.stage_process import StageProcess
-from anabatic.recipes.stages import Plan, State, plan, read_state, require_data, state_of
+from anabatic.recipes.stages import Plan, State, plan, read_state, state_of, survey, told_together
 
 __all__ = ["plan", "run"]
 
@@ -52,16 +53,21 @@ def run(
 
     Raises:
         ConfigError: a stage's settings are wrong, or a name is unknown. Nothing has run then.
-        DataError: a data file of a stage is not there. Nothing has run then.
-        Failure: the folder cannot be written, or another `anabatic run` works in it.
+        UserError: a stage would be refused (`stage_checks`); all that is wrong is told together. Nothing has run then.
+        Failure: the folder cannot be written, the disk has no room for what the stages make, or another `anabatic run`
+            works in the folder.
     """
-    stages = plan(job, vars or {})
+    stages, wrong = survey(job, vars or {})
     todo = _choose(stages, start, only)
-    require_data([stage for stage in stages if stage.name in todo])
+    problems = stage_checks.check(stages, todo, wrong)
     if dry_run:
-        _announce(stages, todo)
-        return 0
+        _announce(stages, todo, problems)
+    if found := [error for errors in problems.values() for error in errors]:
+        raise told_together(found)
     out = Path(job.out)
+    stage_checks.require_disk(out, stages, todo)
+    if dry_run:
+        return 0
     try:
         out.mkdir(parents=True, exist_ok=True)
         with alone(out, "`anabatic run`"), StageProcess(program) as process:
@@ -93,11 +99,13 @@ def _choose(stages: list[Plan], start: str | None, only: Sequence[str]) -> dict[
     return todo
 
 
-def _announce(stages: list[Plan], todo: dict[str, str]) -> None:
+def _announce(stages: list[Plan], todo: dict[str, str], problems: dict[str, list[UserError]]) -> None:
     for stage in stages:
         word = "run " if stage.name in todo else "skip"
         why = todo.get(stage.name) or _why_not(stage)
-        log.info(f"{word}  {stage.name}: {stage.command.name} -> {stage.folder} ({why})")
+        wrong = len(problems.get(stage.name, []))
+        checked = f"; {wrong} problem{'s' * (wrong > 1)}" if wrong else "; checked" if stage.name in todo else ""
+        log.info(f"{word}  {stage.name}: {stage.command.name} -> {stage.folder} ({why}){checked}")
 
 
 def _why_not(stage: Plan) -> str:

@@ -21,6 +21,7 @@ from anabatic.plan import cost, fit, here, known, picture, scale, setup, show
 from anabatic.plan.around import around
 from anabatic.plan.setup import Setup
 from anabatic.plan.shape import Shape
+from anabatic.recipes import length
 
 SEGMENTS = 8
 """Of each rank in a step, where the global batch is left open."""
@@ -145,11 +146,11 @@ def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
             "choose it among the divisors of --npus times --nodes",
         )
     ranks = world // job.parallel.tensor
-    job, _, _ = deepspeed.apply(job, ranks)
+    job, _, _ = deepspeed.apply(length.follow(job, shape.positions or None), ranks)
     assumed: list[str] = []
     row = table.row_of(chip)
     half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
-    base = setup.of(job, shape, ranks, row, half, job.batch.seq_len, 1)
+    base = setup.of(job, shape, ranks, row, half, job.batch.length, 1)
     setup.require_possible(base)
     micro, step = _sizes(job, base, assumed)
     if micro is None:
@@ -171,15 +172,15 @@ def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
 def _sizes(job: Any, base: Setup, assumed: list[str]) -> tuple[int | None, int]:
     """Tokens of a micro-batch, None where they are left open, and of a step."""
     if isinstance(job, RlJob):
-        each = job.device_batch_size * job.batch.seq_len
+        each = job.device_batch_size * job.batch.length
         answers = job.examples_per_step * job.num_samples // job.updates
-        assumed.append(f"{job.device_batch_size} answers of batch.seq_len {job.batch.seq_len} tokens, the longest")
+        assumed.append(f"{job.device_batch_size} answers of batch.seq_len {job.batch.length} tokens, the longest")
         assumed.append("the time to draw and judge answers is not counted; their cache is freed before the update")
-        return each, answers * job.batch.seq_len
+        return each, answers * job.batch.length
     micro, step = job.batch.micro_batch_tokens, job.batch.global_batch_tokens
     if step is None and isinstance(job, WordsJob):
-        step = max(job.batch.rows * job.batch.seq_len, base.ranks * base.least)
-        assumed.append(f"batch.rows {job.batch.rows} of batch.seq_len {job.batch.seq_len} words, the longest")
+        step = max(job.batch.rows * job.batch.length, base.ranks * base.least)
+        assumed.append(f"batch.rows {job.batch.rows} of batch.seq_len {job.batch.length} words, the longest")
     elif step is None:
         step = max(SEGMENTS * base.least, micro or 0) * base.ranks
         assumed.append(f"batch.global_batch_tokens {step}")

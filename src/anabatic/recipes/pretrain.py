@@ -29,12 +29,12 @@ def run(job: PretrainJob) -> int:
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve(str(job.model.path))
         tokenizer = tokenizers.load(tokenizer_folder)
         if job.model.path is not None:
-            require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.seq_len)
+            require_fit(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.length)
         # Before the text is read, which may take long: what is wrong with the settings is told here.
         plan, model = skeleton_of(job, len(tokenizer), format_of(job.optim, device))
         tensor.require_divisible(model, world.tensor.size)
         division = settle(job.parallel, world, device)
-        data = corpus(job.data, tokenizer_folder, world, job.batch.seq_len)
+        data = corpus(job.data, tokenizer_folder, world, job.batch.length)
         if world.first:
             sample.say(data.tokenised, tokenizer, job.log.samples)
 
@@ -65,7 +65,7 @@ def skeleton_of(job: PretrainJob, vocab_size: int, trained: torch.dtype) -> tupl
         plan, model = Plan(), skeleton(resolve(job.model.path), trained)
     else:
         plan = shape(job.model, vocab_size)
-        model = blank(plan, job.model, vocab_size, job.batch.seq_len)
+        model = blank(plan, job.model, vocab_size, job.batch.length)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(trained)
     recompute(model, job.model.recompute)

@@ -16,6 +16,7 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.text import count
 from anabatic.data import questions as reading
+from anabatic.data.long_rows import LongRows
 from anabatic.data.questions import Question
 from anabatic.device.device import Device
 from anabatic.infer.engine import Engine
@@ -95,9 +96,7 @@ def run(job: RlJob) -> int:
                 job, folder, device, world, root, division, start.tokenizer, Corpus([], None), plan, sizes, found
             )
             training.chat, training.lora, training.base, training.shares = True, start.lora, start.base, start.shares
-            training.goal = Goal(
-                job.batch.seq_len, loss, lambda _: {}, pack=loss.pack, sums=loss.sums, names=loss.names
-            )
+            training.goal = Goal(job.batch.length, loss, lambda _: {}, pack=loss.pack, sums=loss.sums, names=loss.names)
             training.source, training.describe = rounds, lambda state: dict(state["told"])
             if asked.held:
                 stay = functools.partial(engines, asked.held, lambda: False)
@@ -152,10 +151,11 @@ def _questions(job: RlJob, start: Opened) -> _Asked:
     if not tokenizer.chat_template:
         raise DataError(f"{start.named} has no chat template", "fine-tune it with `anabatic sft` first")
     train, held = reading.read(job.data, job.seed, job.eval.rows)
-    train, prompts = _prompts(job, tokenizer, train)
-    held, held_prompts = _prompts(job, tokenizer, held[: job.eval.rows])
+    positions = start.model.config.max_position_embeddings
+    train, prompts = _prompts(job, tokenizer, train, "data.train", positions)
+    held, held_prompts = _prompts(job, tokenizer, held[: job.eval.rows], "held out", 0)
     if not train:
-        raise DataError("no question leaves room for an answer", "raise batch.seq_len")
+        raise DataError("no question leaves room for an answer", _longer(job, positions) or "shorten the questions")
     if not held:
         log.warn("nothing is held out: the training has no held-out reward")
     longest = max(map(len, prompts))
@@ -163,7 +163,14 @@ def _questions(job: RlJob, start: Opened) -> _Asked:
     return _Asked(train, prompts, held, held_prompts)
 
 
-def _prompts(job: RlJob, tokenizer: Any, asked: list[Question]) -> tuple[list[Question], list[list[int]]]:
+def _prompts(
+    job: RlJob, tokenizer: Any, asked: list[Question], what: str, positions: int
+) -> tuple[list[Question], list[list[int]]]:
+    """Return the questions that leave room for an answer, and their prompts; the others are passed over and counted.
+
+    Args:
+        positions: of the model; 0: however many are too long, it is told and no error.
+    """
     system = [{"role": "system", "content": job.system}] if job.system else []
     turns = [[*(system if question.messages[0]["role"] != "system" else []), *question.messages] for question in asked]
     if not turns:
@@ -171,18 +178,20 @@ def _prompts(job: RlJob, tokenizer: Any, asked: list[Question]) -> tuple[list[Qu
     prompts: list[list[int]] = tokenizer.apply_chat_template(
         turns, add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    room_left = job.batch.seq_len - 1
-    long = [at for at, prompt in enumerate(prompts) if len(prompt) > room_left]
-    if long and job.data.on_bad_row == "fail":
-        raise DataError(
-            f"{asked[long[0]].id}: the question has {len(prompts[long[0]])} tokens, with an answer at most"
-            f" {job.batch.seq_len} fit (batch.seq_len)",
-            "raise batch.seq_len, or pass over such rows with --data.on-bad-row skip",
-        )
-    if long:
-        log.warn(f"{len(long):,} questions leave no room for an answer and were passed over")
+    room_left = job.batch.length - 1
+    long = LongRows(f"{what}: questions", room_left, job.data.long_share if positions else 1.0)
+    for question, prompt in zip(asked, prompts, strict=True):
+        if len(prompt) > room_left:
+            long.add(len(prompt), question.id)
+    long.require(len(asked), _longer(job, positions, long.longest + 1))
     fits = [at for at, prompt in enumerate(prompts) if len(prompt) <= room_left]
     return [asked[at] for at in fits], [prompts[at] for at in fits]
+
+
+def _longer(job: RlJob, positions: int, wanted: int = 0) -> str:
+    """Return the advice to raise batch.seq_len, where the model has room for that."""
+    most = min(positions, wanted or positions)
+    return f"give --batch.seq-len {most}" if most > job.batch.length else ""
 
 
 def _sizes(job: RlJob, plan: Plan, start: Opened, questions: int, micro_steps: int) -> Sizes:
@@ -217,7 +226,7 @@ def _engines(
     """Return what makes an engine over the very weights that are trained. Its cache is freed with it, so that training
     has the memory."""
     longest = max(map(len, [*asked.prompts, *asked.held_prompts]))
-    fits = min(job.batch.seq_len, longest + job.sampling.max_new_tokens + 1) if turn is None else job.batch.seq_len
+    fits = min(job.batch.length, longest + job.sampling.max_new_tokens + 1) if turn is None else job.batch.length
     batching = Batching(batch=job.rollout_batch, max_len=fits, cache_gib=job.cache_gib)
     tokens = room(root.model, device, batching, job.device.nproc)
 

@@ -120,7 +120,7 @@ def _by_loss(
     """Part the rows into levels by what the model, as it is before the training, makes of them."""
     parts = [part for part, _ in data.train if isinstance(part, ShardSet)]
     require_chats(parts, lessons.by)
-    found = difficulty.losses(root, parts, job.batch.seq_len, micro_batch_tokens, device, world, folder.root, continues)
+    found = difficulty.losses(root, parts, job.batch.length, micro_batch_tokens, device, world, folder.root, continues)
     levels = curriculum.by_values(parts, found, lessons.levels())
     return Corpus([(part, None) for part, _ in levels.sets], data.valid, levels)
 
@@ -150,7 +150,7 @@ def opened(job: TuneJob, device: Device, world: World) -> Opened:
     shares = below(job.adapter, named, job.hub, world)
     folder = Path(job.tokenizer) if job.tokenizer else topmost(named, shares)
     tokenizer = tokenizers.load(folder)
-    require_fit(load_config(base), tokenizer, folder, job.batch.seq_len)
+    require_fit(load_config(base), tokenizer, folder, job.batch.length)
     return Opened(named, base, shares, folder, tokenizer, *_skeleton(job, named, base, device))
 
 
@@ -203,7 +203,7 @@ def tune(
         division = settle(job.parallel, world, device)
         packed(job, model, named, lora, shares, division)
         require_weights(named, base)
-        data = corpus(job.data, start.tokenizer_folder, world, job.batch.seq_len, learning, lessons)
+        data = corpus(job.data, start.tokenizer_folder, world, job.batch.length, learning, lessons)
         parts = data.tokenised
         if learning.pairs:
             _require_chats([*parts, *(data.valid or [])], learning.labels)
@@ -223,13 +223,13 @@ def tune(
         epoch_tokens = sum(part.num_tokens for part in parts)
         tokens = (job.schedule.epochs or 1.0) * epoch_tokens
         lr = full_lr if lora is None else adapter_lr
-        whole = longest(job.batch.seq_len) if learning.pairs else None
+        whole = longest(job.batch.length) if learning.pairs else None
         sizes = planning.settle(
             plan, job, model, epoch_tokens, tokens, "one epoch", paper.of_model(job, model, device, world.data),
             lr, device, world.data, whole, auto.batch_of(job, auto.state_of(job, world)),
         )  # fmt: skip
         if not job.batch.packing:
-            passing = padded.one_pass(parts, job.batch.seq_len, sizes.micro_batch_tokens, job.seed)
+            passing = padded.one_pass(parts, job.batch.length, sizes.micro_batch_tokens, job.seed)
             sizes = planning.padded(plan, job.schedule, sizes, *passing, world.data)
         say_plan(plan, model, world, division)
 
@@ -255,7 +255,7 @@ def _require_chats(parts: Sequence[Any], labels: bool) -> None:
 
 def _aim(training: Training, objective: Objective | RewardObjective | None) -> None:
     """Tell a training what it learns of pairs, and how that is saved."""
-    root, device, world, seq_len = training.root, training.device, training.world, training.job.batch.seq_len
+    root, device, world, seq_len = training.root, training.device, training.world, training.job.batch.length
     if isinstance(objective, RewardObjective):
         training.goal = goal.rewards(root, device, world, seq_len, objective)
         training.rates = Rates(reward.PREFIX)

@@ -17,9 +17,9 @@ from anabatic import __version__
 from anabatic.config import check, commands, load
 from anabatic.config.commands import Command
 from anabatic.config.pipeline import PipelineJob, Stage
-from anabatic.core.errors import ConfigError, UserError
+from anabatic.core.errors import ConfigError, Several, UserError
 from anabatic.core.text import did_you_mean
-from anabatic.data.spec import files, parse
+from anabatic.recipes import first_rows
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUFFIX = re.compile(r"(#[0-9_]+)?(@[0-9.eE+-]+)?$")
@@ -37,6 +37,7 @@ class Plan:
     output: Path
     """Where the command writes: its `out`, else `folder`; this is what `${stage}` stands for."""
     job: Any
+    """Its settings; None where they are wrong."""
     needs: tuple[str, ...]
     """Stages it refers to."""
     parts: dict[str, Any]
@@ -70,23 +71,40 @@ def plan(job: PipelineJob, given: dict[str, str]) -> list[Plan]:
     Raises:
         ConfigError: an unknown command, name or setting; a reference to a later stage; a variable left empty.
     """
+    plans, problems = survey(job, given)
+    if problems:
+        raise told_together(list(problems.values()))
+    return plans
+
+
+def survey(job: PipelineJob, given: dict[str, str]) -> tuple[list[Plan], dict[str, UserError]]:
+    """Plan every stage, and go on after one whose settings are wrong: it has no job then, and its error is returned.
+
+    Raises:
+        ConfigError: the variables are wrong, and with them all stages.
+    """
     values = _variables(job, given)
     plans: dict[str, Plan] = {}
+    problems: dict[str, UserError] = {}
     for name, stage in job.stages.items():
-        plans[name] = _plan_stage(name, stage, job, values, plans)
-    return list(plans.values())
+        try:
+            plans[name] = _plan_stage(name, stage, job, values, plans)
+        except UserError as error:
+            problems[name] = error
+            folder = Path(job.out) / name
+            command = commands.COMMANDS.get(stage.command, commands.get("run"))
+            plans[name] = Plan(name, command, folder, folder, None, (), {}, "")
+    return list(plans.values()), problems
 
 
-def _files(settings: dict[str, Any]) -> dict[str, str]:
+def told_together(errors: list[UserError]) -> UserError:
+    """Return one error for several."""
+    return errors[0] if len(errors) == 1 else Several(errors)
+
+
+def _files(settings: Any) -> dict[str, str]:
     """Names, sizes and times of the data files of a stage, as one digest a source: a changed corpus is a change."""
-    return {spec: _digest(spec) for spec in _sources(settings)}
-
-
-def _sources(settings: dict[str, Any]) -> list[str]:
-    """The files that a job reads: `data.train` and `data.valid`, or `data` and `inputs` that are lists."""
-    data = settings.get("data") or {}
-    named = [*data.get("train", ()), *data.get("valid", ())] if isinstance(data, dict) else list(data)
-    return [*named, *settings.get("inputs", ())]
+    return {spec: _digest(spec) for spec in first_rows.sources(settings)}
 
 
 def _digest(spec: str) -> str:
@@ -134,7 +152,7 @@ def _plan_stage(name: str, stage: Stage, job: PipelineJob, values: dict[str, str
         "command": stage.command,
         "version": __version__,
         "job": load.tree_of(settings),
-        "files": _files(load.tree_of(settings)),
+        "files": _files(settings),
         "needs": {need: earlier[need].key for need in needs},
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -192,35 +210,6 @@ class _Resolver:
         if not self.values[name]:
             raise ConfigError(f"vars.{name} is empty, and {where} needs it", f"give --set {name}=VALUE")
         return self.values[name]
-
-
-def require_data(stages: list[Plan]) -> None:
-    """Look for the data files of every stage, but for what earlier ones will make.
-
-    A wrong name in the last stage must not cost the time of those before it.
-
-    Raises:
-        UserError: names the stage and the file.
-    """
-    made: list[Path] = []
-    for stage in stages:
-        for spec in _sources(load.tree_of(stage.job)):
-            if any(Path(os.path.expanduser(spec)).is_relative_to(folder) for folder in made):
-                continue
-            try:
-                _require_file(stage, spec)
-            except UserError as error:
-                raise type(error)(f"stages.{stage.name}.job.data: {error}", error.hint) from error
-        made.append(stage.output)
-
-
-def _require_file(stage: Plan, spec: str) -> None:
-    if stage.command.name.startswith("classify "):
-        from anabatic.trajectory import read  # numpy, which planning does not need otherwise
-
-        read.files([spec])
-    else:
-        files(parse(spec))
 
 
 _WHY = {

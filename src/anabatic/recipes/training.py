@@ -21,7 +21,7 @@ from anabatic.config.tuner import Lora
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
-from anabatic.data import curriculum, shards
+from anabatic.data import curriculum, said, shards
 from anabatic.data.curriculum import Levels
 from anabatic.data.learn import WHOLE, Learning
 from anabatic.data.loader import Loader, Sources, ValidPass
@@ -91,6 +91,8 @@ def corpus(
         train: Sources = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
     else:
         train = [(part, None) for part, _ in levels.sets]
+    if learning.too_long == "delete":
+        said.require_share([part for part, _ in train if isinstance(part, ShardSet)], seq_len, data.long_share)
     valid = None
     if data.valid or data.valid_fraction > 0:
         held_out = data.valid or data.train
@@ -190,7 +192,7 @@ class Training:
         Raises:
             Failure: memory ran out; with `auto`, `StartAgain`.
         """
-        goal = self.goal or next_token(self.root, self.device, self.world, self.job.batch.seq_len)
+        goal = self.goal or next_token(self.root, self.device, self.world, self.job.batch.length)
         sizes = None if self.source else self.sizes
         with auto.out_of_memory(self.job, self.device, self.world, goal.seq_len, sizes):
             return self._go(goal)
@@ -203,7 +205,7 @@ class Training:
             )
         self._samples = samples.prepare(
             job.eval.sample_prompts, self.tokenizer, self.corpus.train[0][0].eot if self.corpus.train else 0,
-            job.batch.seq_len, self.chat,
+            job.batch.length, self.chat,
         )  # fmt: skip
         self._compile()
         optimizer = Optimizer(
@@ -350,7 +352,7 @@ class Training:
                 rank=data.rank, world_size=data.size, seq_len=goal.seq_len, lay=goal.lay,
             )  # fmt: skip
         self._metrics, self._goal = metrics, goal
-        sizes, context = self.sizes, job.batch.seq_len / 2
+        sizes, context = self.sizes, job.batch.length / 2
         return Fit(
             folder=self.folder, metrics=metrics, device=self.device, world=self.world, step=step, batches=loader,
             total_steps=sizes.steps, micro_steps=sizes.micro_steps, schedule=job.schedule, save=job.save,

@@ -170,7 +170,7 @@ class Rounds:
         rest = self._targets(counted) - self._targets(learned)
         for at in range(data.rank, len(bins), data.size):
             some = bins[at] or [replace(idle, chosen=[0] * len(idle.chosen))]
-            batch = objective.lay(some, self.pad_id, self.job.batch.seq_len)
+            batch = objective.lay(some, self.pad_id, self.job.batch.length)
             batch.num_targets = self._targets(bins[at]) + (rest if at == 0 else 0)
             batch.state = state
             turn = (self.state["round"] * self.job.examples_per_step) // len(self.questions)

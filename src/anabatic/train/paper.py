@@ -43,7 +43,7 @@ def setup_of(job: Any, found: Shape, device: Device, world: Group) -> Setup:
     Args:
         world: ranks with different data.
     """
-    return setup.of(job, found, world.size, device.row, device.dtype.itemsize == 2, job.batch.seq_len, 1)
+    return setup.of(job, found, world.size, device.row, device.dtype.itemsize == 2, job.batch.length, 1)
 
 
 def of_model(job: Any, model: PreTrainedModel, device: Device, world: Group) -> Setup | None:

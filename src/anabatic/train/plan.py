@@ -166,17 +166,17 @@ def batch_sizes(
         ConfigError: the sizes do not divide one another.
     """
     ideal = REFERENCE_BATCH * (tokens / REFERENCE_TOKENS) ** 0.383
-    ideal = max(2 ** round(math.log2(max(ideal, 1))), batch.seq_len, batch.micro_batch_tokens or 0)
+    ideal = max(2 ** round(math.log2(max(ideal, 1))), batch.length, batch.micro_batch_tokens or 0)
     target = batch.global_batch_tokens or ideal
-    fits = _fitting(batch.seq_len, target // world.size, setup, device)
-    micro = batch.micro_batch_tokens or max(batch.seq_len, min(fits, target // world.size))
+    fits = _fitting(batch.length, target // world.size, setup, device)
+    micro = batch.micro_batch_tokens or max(batch.length, min(fits, target // world.size))
     if batch.global_batch_tokens is None:
         target = max(1, round(target / (micro * world.size))) * micro * world.size
     elif batch.micro_batch_tokens is None and target % (micro * world.size):
-        micro = divisor(target, world.size, micro, batch.seq_len) or micro
+        micro = divisor(target, world.size, micro, batch.length) or micro
     plan.add("global_batch_tokens", batch.global_batch_tokens, target, f"{count(tokens)} tokens to the power 0.383")
     plan.add("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
-    require_divisible(Batch(seq_len=batch.seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world)
+    require_divisible(Batch(seq_len=batch.length, micro_batch_tokens=micro, global_batch_tokens=target), world)
     return micro, target, target // (micro * world.size)
 
 

@@ -83,7 +83,7 @@ def test_what_is_lost_makes_the_line_a_warning(tmp_path: Path, tok: Path, caplog
         (line,) = [one for one in said(spec, tok, caplog, data, seq_len=100) if "WARNING data" in one]
         assert "9 rows as alpaca" in line
         assert "; 1 bad rows passed over (10.0%); 1 conversations too long and cut (10.0%)" in line
-        assert line.endswith(f"nothing to learn in what is left (10.0%){ADVICE}{tail}")
+        assert line.endswith(f"nothing to learn in what is left (10.0%); the longest has 322 tokens{ADVICE}{tail}")
 
 
 def test_held_out_rows_are_counted(tmp_path: Path, tok: Path, caplog: pytest.LogCaptureFixture) -> None:

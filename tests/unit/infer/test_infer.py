@@ -54,9 +54,9 @@ def whole(folder, tmp_path_factory):
 
 
 def test_a_stopped_job_goes_on_where_it_was(folder, whole, tmp_path):
-    broken = [*ROWS[:15], {"query": "y" * 500}, *ROWS[16:]]
+    broken = [*ROWS[:15], *[{"query": "y" * 500}] * 2, *ROWS[17:]]
     rows, out = rows_file(tmp_path, broken), tmp_path / "a.jsonl"
-    with pytest.raises(DataError, match=r"rows.jsonl: line 16 has \d+ tokens"):
+    with pytest.raises(DataError, match=r"prompts: 2 of \d+ rows .* first .*rows.jsonl: line 16"):
         run(job(folder, rows, out))
     part = tmp_path / "a.jsonl.part-0-of-1"
     begun = len(part.read_text().splitlines()) - 1
@@ -95,6 +95,14 @@ def test_bad_rows_fail_before_the_model_is_asked_or_are_passed_over(folder, whol
         run(job(folder, rows, out))
     assert run(job(folder, rows, out, on_bad_row="skip")) == 0
     assert [row["response"] for row in answers(out)] == [*whole[:3], *whole[4:]]
+    long = rows_file(tmp_path, [*ROWS[:3], {"query": "z" * 900}], "long.jsonl")
+    assert run(job(folder, long, tmp_path / "l.jsonl")) == 0  # one is passed over, whatever the share
+    assert [row["response"] for row in answers(tmp_path / "l.jsonl")] == whole[:3]
+    many = rows_file(tmp_path, [*ROWS[:3], *[{"query": "z" * 900}] * 2], "many.jsonl")
+    with pytest.raises(DataError, match=r"prompts: 2 of 5 rows .40.00%. are longer than") as caught:
+        run(job(folder, many, tmp_path / "m.jsonl"))
+    assert caught.value.hint == "pass over all of them with --long-share 0.4"
+    assert run(job(folder, many, tmp_path / "m.jsonl", long_share=0.4)) == 0
     empty = rows_file(tmp_path, [], "empty.jsonl")
     with pytest.raises(DataError, match="there is no row"):
         run(job(folder, empty, tmp_path / "b.jsonl"))

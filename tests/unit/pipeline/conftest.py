@@ -14,5 +14,5 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("text")
-    (tmp_path / "c.jsonl").write_text("{}")
+    (tmp_path / "c.jsonl").write_text('{"query": "a", "response": "b"}\n')
     return Bench(tmp_path)

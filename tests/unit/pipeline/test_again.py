@@ -105,7 +105,7 @@ def test_interrupted_after_a_change_and_back(bench: Bench, capsys: pytest.Captur
 
 def test_data_that_is_not_there_stops_before_the_first_stage(bench: Bench) -> None:
     (bench.root / "c.jsonl").rename(bench.root / "d.jsonl")
-    with pytest.raises(DataError, match="stages.sft.job.data: c.jsonl: no such file or folder") as caught:
+    with pytest.raises(DataError, match="stages.sft.job: c.jsonl: no such file or folder") as caught:
         bench.run()
     assert 'Did you mean "d.jsonl"?' in caught.value.hint
     assert bench.ran() == [] and not bench.out.exists()

@@ -61,8 +61,11 @@ def test_segments_longer_than_the_model_was_made_for(tmp_path: Path, capsys: pyt
     sizes = {"model_type": "qwen2", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "head_dim": 8}
     sizes |= {"num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
-    assert run(["plan", "--", "sft", "--model", str(tmp_path), "--data", "rows.jsonl"]) == 2
+    command = ["plan", "--", "sft", "--model", str(tmp_path), "--data", "rows.jsonl"]
+    assert run([*command, "--batch.seq-len", "1024"]) == 2
     assert "batch.seq_len is 1024, the model was made for 512 positions" in capsys.readouterr().err
+    assert run(command) in (0, 1)  # the default follows the model
+    assert "batch.seq_len 512 (the model was made for 512 positions" in capsys.readouterr().err
 
 
 def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

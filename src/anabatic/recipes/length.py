@@ -1,0 +1,90 @@
+"""`batch.seq_len` where nothing is said of it: what is common, and no more than the model has positions. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anabatic.core import log
+from anabatic.core.paths import RunFolder
+
+Job = TypeVar("Job", bound=Any)
+_POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
+"""What families call it."""
+_DEEP = 4
+"""An adapter names a model, which may be a run that made an adapter; more than that is a circle."""
+
+
+def model_of(job: Any) -> str:
+    """Return the model that a job begins with, as it was named; empty for a new one."""
+    model = getattr(job, "model", None)
+    return model if isinstance(model, str) else str(getattr(model, "path", None) or "")
+
+
+def folder_of(name: str) -> Path | None:
+    """Return the folder with config.json or adapter_config.json that a name means here; None where there is none."""
+    root = Path(name).expanduser()
+    run = RunFolder(root)
+    for folder in (root, run.best_model, run.final_model):
+        if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
+            return folder
+    return None
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return the config.json of a model on this machine, of an adapter that of its base; empty where there is none
+    that can be read."""
+    for _ in range(_DEEP):
+        folder = folder_of(name)
+        if folder is None:
+            return {}
+        whole = (folder / "config.json").is_file()
+        found = read_object(folder / ("config.json" if whole else "adapter_config.json"))
+        if whole:
+            return found
+        name = str(found.get("base_model_name_or_path") or "")
+        if not name:
+            return {}
+    return {}
+
+
+def positions_of(config: dict[str, Any]) -> int | None:
+    """Return the longest segment that a model was made for; None where config.json does not say."""
+    inner = config.get("text_config")
+    for tree in (config, inner if isinstance(inner, dict) else {}):
+        for name in _POSITIONS:
+            if isinstance(tree.get(name), int) and tree[name] > 0:
+                return int(tree[name])
+    return None
+
+
+def follow(job: Job, positions: int | None = None) -> Job:
+    """Return the job with `batch.seq_len` set, where it is left open and the model is known; say so where the model
+    makes it shorter.
+
+    Args:
+        positions: of the model; None: as its folder on this machine says.
+    """
+    if job.batch.seq_len is not None:
+        return job
+    name = model_of(job)
+    if positions is None and name:
+        positions = positions_of(config_of(name))
+        if positions is None:
+            return job
+    common = job.batch.length
+    length = common if positions is None else min(common, positions)
+    if length < common:
+        log.info(f"batch.seq_len {length} (the model was made for {positions} positions; {common} is common)")
+    return replace(job, batch=replace(job.batch, seq_len=length))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty where it cannot be read: who loads the model says what is wrong."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

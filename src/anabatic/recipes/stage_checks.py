@@ -1,0 +1,104 @@
+"""All stages of a pipeline, looked at before the first one runs: what is wrong with the last must not cost the time of
+those before it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anabatic.core.errors import Failure, UserError
+from anabatic.core.text import size
+from anabatic.plan import depth, known
+from anabatic.plan.shape import Shape
+from anabatic.recipes import length, precheck
+from anabatic.recipes.precheck import Made
+from anabatic.recipes.stages import Plan
+
+_OPTION = re.compile(r"--([a-z][a-z0-9.-]*)(?= |$)")
+_WEIGHT, _TRAINED = 4, 12
+"""Bytes of a parameter in a saved model, and in a checkpoint with AdamW's two moments."""
+
+
+def check(stages: list[Plan], todo: Mapping[str, str], wrong: Mapping[str, UserError]) -> dict[str, list[UserError]]:
+    """Return what is wrong with the stages that are to run, by stage; nothing is loaded, and no torch.
+
+    Args:
+        todo: stages that run.
+        wrong: stages whose settings could not be read, and why.
+    """
+    earlier: dict[str, Made] = {}
+    found: dict[str, list[UserError]] = {}
+    for stage in stages:
+        name, command = stage.name, stage.command.name
+        if stage.job is None:
+            found[name] = [wrong[name]]
+            earlier[str(stage.output)] = Made(name, command)
+            continue
+        errors = precheck.problems(command, stage.job, earlier) if name in todo else []
+        if errors:
+            found[name] = [_of_stage(name, error) for error in errors]
+        earlier[str(stage.output)] = precheck.makes(name, command, stage.job, earlier)
+    return found
+
+
+def _of_stage(name: str, error: UserError) -> UserError:
+    """Name the stage, and write the options of a hint as settings of it."""
+    hint = _OPTION.sub(lambda match: f"stages.{name}.job.{match[1].replace('-', '_')}:", error.hint)
+    return type(error)(f"stages.{name}.job: {error}", hint)
+
+
+def require_disk(out: Path, stages: list[Plan], todo: Mapping[str, str]) -> None:
+    """Make sure that there is room for the models and checkpoints of the stages that run, as far as sizes are known.
+
+    Raises:
+        Failure: there is not.
+    """
+    params: dict[str, int] = {}
+    entries: dict[str, int] = {}
+    wanted = 0
+    for stage in stages:
+        job, folder = stage.job, str(stage.output)
+        if stage.command.name == "tokenizer train":
+            entries[folder] = job.vocab_size
+        if not stage.command.trains:
+            continue
+        params[folder] = _params(job, params, entries)
+        if stage.name in todo:
+            checkpoints = (job.save.keep_last if job.save.every else 1) * _TRAINED
+            wanted += params[folder] * (2 * _WEIGHT + checkpoints)
+    place = next(one for one in (out.absolute(), *out.absolute().parents) if one.exists())
+    free = shutil.disk_usage(place).free
+    if free < wanted:
+        raise Failure(
+            f"the stages write about {size(wanted)} of models and checkpoints, {place} has {size(free)} free",
+            "free some space, choose another folder with --out, or keep fewer checkpoints (save.keep_last)",
+        )
+
+
+def _params(job: Any, params: Mapping[str, int], entries: Mapping[str, int]) -> int:
+    """Return the parameters of what a stage trains, all of them saved; 0 where they are not known, or adapters are."""
+    model = length.model_of(job)
+    if getattr(job, "tuner", "full") == "lora":
+        return 0
+    if model:
+        of = next((count for folder, count in params.items() if Path(model).is_relative_to(folder)), None)
+        here = Path(model).expanduser().is_dir() and bool(length.config_of(model))
+        return of if of is not None else _of_folder(model) if here else 0
+    vocab = entries.get(str(getattr(job, "tokenizer", "")))
+    if vocab is None:
+        return 0
+    plan = depth.shape(job.model, vocab)
+    sizes = {name: plan.integer(name) for name in ("width", "depth", "heads", "kv_heads", "head_dim", "intermediate")}
+    width, blocks, heads, kv_heads, head_dim, inner = sizes.values()
+    tied = bool(plan.values["tie_embeddings"])
+    return Shape(vocab, width, blocks, heads, kv_heads, head_dim, inner, tied=tied, head_norms=True).params
+
+
+def _of_folder(model: str) -> int:
+    try:
+        return known.named(model)[0].params
+    except UserError:  # a family whose sizes are not counted: nothing is claimed about its files
+        return 0

@@ -1,0 +1,58 @@
+"""Rows that are too long: one never ends a job, too many do, and the hint says what to type."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from anabatic.config.shared import Data
+from anabatic.core.errors import DataError
+from anabatic.data import said, shards
+from anabatic.data.learn import Learning
+from anabatic.data.long_rows import LongRows
+from anabatic.testing.corpora import byte_tokenizer
+
+
+def long(count: int, share: float = 0.05) -> LongRows:
+    found = LongRows("data.train: questions", 255, share)
+    for number in range(count):
+        found.add(278 + number, f"rows.jsonl:{7 + number}")
+    return found
+
+
+def test_one_row_of_many_or_of_few_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for rows in (7473, 2):
+        long(1).require(rows)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "1 of 7,473 rows (0.01%) are longer than 255 tokens (the longest has 278, first rows.jsonl:7)" in first
+    assert "1 of 2 rows (50.00%)" in second
+    long(0).require(10)
+    assert len(caplog.records) == 2
+
+
+def test_too_many_are_an_error_whose_hint_works() -> None:
+    with pytest.raises(DataError, match=r"11 of 100 rows \(11.00%\).*more than data.long_share 0.05 allows") as caught:
+        long(11).require(100, "give --batch.seq-len 289")
+    assert caught.value.hint == "give --batch.seq-len 289, or pass over all of them with --data.long-share 0.11"
+    long(11, 0.11).require(100)
+    with pytest.raises(DataError) as caught:
+        long(334).require(1000)
+    long(334, float(caught.value.hint.split()[-1])).require(1000)
+
+
+def test_conversations_that_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = {"instruction": "x", "output": "y"}
+    path.write_text("\n".join(json.dumps(one) for one in [row, {**row, "instruction": "x" * 300}] * 2))
+    tok = byte_tokenizer(tmp_path / "tok")
+    learning = Learning(too_long="delete")
+    made = shards.build(str(path), tok, Data(valid_fraction=0.0), "train", seq_len=128, learning=learning)
+    assert made.counts["longest"] > 300
+    with pytest.raises(DataError, match=r"2 of 4 rows .*the longest has 3\d\d") as caught:
+        said.require_share([made], 128, 0.05)
+    assert "--truncation-strategy right, or pass over all of them with --data.long-share 0.5" in caught.value.hint
+    said.require_share([made], 128, 0.5)
