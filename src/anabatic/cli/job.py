@@ -74,8 +74,10 @@ def run_job(row: commands.Command, job: Any) -> int:
     ) and "RANK" not in os.environ:  # who starts again must not be the job
         return spread(row, job, Launch(nproc=nproc))
     if row.trains and "RANK" not in os.environ:
+        from anabatic.core.stopping import LISTENER
         from anabatic.launch import seats
 
+        LISTENER.start()
         os.environ.update(seats.alone(device, os.environ))
     code = row.recipe_function()(job)
     return int(code or 0)
