@@ -30,6 +30,7 @@ class Batch:
         grace: seconds before the end of the time limit at which the job is told to save itself.
         options: further options of sbatch, `--partition=train` say, one a line.
         restarts: how often processes that fail are started again within the job.
+        requeues: starts in a row without a new checkpoint after which it ends with an error; 0: any number.
         setup: lines of the shell before the command: modules, environments.
     """
 
@@ -40,6 +41,7 @@ class Batch:
     grace: int = 120
     options: tuple[str, ...] = ()
     restarts: int = 3
+    requeues: int = 3
     setup: tuple[str, ...] = ()
 
 
@@ -64,6 +66,7 @@ def script(batch: Batch, command: list[str]) -> str:
         *batch.options,
     ]
     launch = ["anabatic", "launch", f"--nproc={batch.nproc}", f"--max-restarts={batch.restarts}"]
+    launch += [f"--max-requeues={batch.requeues}"]
     if batch.nodes > 1:
         launch += [f"--nnodes={batch.nodes}"]
     inner = shlex.join([*launch, "--", *command])

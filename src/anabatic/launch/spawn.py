@@ -28,7 +28,7 @@ from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.stopping import AGAIN, NOW, SIGNALS, Wish, code_of
-from anabatic.launch import cluster, forkserver, native, reports, roll, seats, spare
+from anabatic.launch import cluster, forkserver, native, reports, requeue, roll, seats, spare
 from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
@@ -54,11 +54,13 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
     Raises:
         ConfigError: the machines were given different jobs, or the meeting point cannot be reached or is taken.
         DeviceError: a process ended without a message, for example killed for its memory, or hung.
-        Failure: the other machines did not come, or went.
+        Failure: the other machines did not come, or went; or the job is started again and again in vain.
     """
     if launch.several and out is not None and _finished(RunFolder(out), recipe):
         log.info(f"{out} holds this job, finished: nothing is left to do")
         return 0
+    if out is not None:
+        requeue.require_progress(out, launch.max_requeues, launch.node_rank in (None, 0), os.environ)
     with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
@@ -170,7 +172,7 @@ class _Supervisor:
         if not started:
             return None
         if watch is None or watch.folder != started[-1]:
-            watch = Watch(started[-1], self.launch.hang_seconds)
+            watch = Watch(started[-1], self.launch.hang_seconds, self.launch.join_seconds)
         if watch.hung():
             self._end_hung(watch)
         return watch
@@ -178,7 +180,7 @@ class _Supervisor:
     def _end_hung(self, watch: Watch) -> None:
         stands = watch.end()
         self.hung = [stand.line() for stand in stands]
-        log.warn(f"no process has moved for {self.launch.hang_seconds:g} s: they are ended")
+        log.warn(f"no process has moved for {watch.limit:g} s: they are ended")
         for line in self.hung:
             log.warn(line)
         if self.out is not None and self.out.is_dir():

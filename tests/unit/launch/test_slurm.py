@@ -47,7 +47,8 @@ def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
     text = slurm.script(batch, ["sft", "-c", "my recipe.yaml", "--seed", "$HOME"])
     assert "#SBATCH --nodes=2\n" in text and "#SBATCH --gres=npu:8\n" in text and "#SBATCH --partition=train\n" in text
     code, said = run(tmp_path, text)
-    words = "<launch><--nproc=8><--max-restarts=3><--nnodes=2><--><sft><-c><my recipe.yaml><--seed><$HOME>"
+    options = "<--nproc=8><--max-restarts=3><--max-requeues=3><--nnodes=2>"
+    words = f"<launch>{options}<--><sft><-c><my recipe.yaml><--seed><$HOME>"
     assert (code, said) == (0, [f"first:20007 {number} {words}" for number in (0, 1)])
 
 
@@ -66,7 +67,7 @@ def test_a_job_that_has_saved_itself_is_queued_again(tmp_path: Path, code: int, 
 
 
 def test_submitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no sbatch"):
         slurm.submit("x")
     sbatch = tmp_path / "sbatch"
