@@ -135,7 +135,7 @@ def cluster(root: Path) -> Iterator[Slurm]:
     key.chmod(0o600)
     slurm = Slurm(root)
     munge = ("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={root}/munge.socket",
-             f"--pid-file={root}/munged.pid", f"--log-file={root}/munged.log", f"--seed-file={root}/munge.seed")  # fmt: skip
+             f"--pid-file={root}/munge.pid", f"--log-file={root}/munge.log", f"--seed-file={root}/seed")  # fmt: skip
     daemons = [_start(root, slurm.variables, munge)]
     try:
         daemons.append(_start(root, slurm.variables, ("slurmctld", "-D", "-c")))

@@ -1,7 +1,8 @@
-"""The batch script as it is printed, under a real Slurm: told to leave by each of its ways, saved, queued again, done."""
+"""The batch script as it is printed, under a real Slurm: told to leave in each of its ways, saved, queued again."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,15 @@ def reached(out: Path, step: int) -> bool:
     """True when a run has logged a step."""
     rows = out / "metrics.jsonl"
     return rows.exists() and any(row["kind"] == "train" and row["step"] >= step for row in jsonl.read(rows))
+
+
+def launched(out: Path, times: int, job: dict[str, str]) -> bool:
+    """True when so many launchers have begun."""
+    return log(out).exists() and log(out).read_text().count("starting 1 process") >= times
+
+
+def restarted(times: int, job: dict[str, str]) -> bool:
+    return int(job["Restarts"]) >= times
 
 
 def stops(out: Path) -> list[int]:
@@ -127,10 +137,9 @@ def test_a_limit_that_is_shorter_than_the_start(cluster: slurm.Slurm, home: Home
     out = tmp_path / "run"
     job = submit(cluster, home, out, "--max-requeues", "2")
     for count in range(2):
-        cluster.wait(job, lambda _: log(out).exists() and log(out).read_text().count("starting 1 process") > 2 * count + 1,
-                     log(out))  # fmt: skip
+        cluster.wait(job, functools.partial(launched, out, 2 * count + 2), log(out))
         cluster.run("scancel", "--signal=TERM", job)
-        cluster.wait(job, lambda told, count=count: int(told["Restarts"]) > count, log(out))  # type: ignore[misc]
+        cluster.wait(job, functools.partial(restarted, count + 1), log(out))
     told = cluster.wait(job, ended, log(out))
     assert told["JobState"] == "FAILED", log(out).read_text()
     assert f"error: Slurm has started job {job} 2 times in a row" in log(out).read_text()

@@ -46,7 +46,7 @@ def test_whoever_is_supervised_never_ends_at_once() -> None:
     assert wish.take(INT) == AGAIN and wish.number == INT
 
 
-def test_what_can_be_saved_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_be_saved_is_not_ended() -> None:
     before = [signal.getsignal(number) for number in (TERM, INT, HUP, USR1)]
     told: list[int] = []
     with Listener().deferred(told.append):
@@ -67,13 +67,11 @@ def work():
     print("starts", flush=True)
     if {how!r} == "starts":
         time.sleep(60)
-    if {how!r} == "held":
-        import ctypes
-        ctypes.PyDLL(None).sleep(60)  # Python's lock is held, and no handler runs
     if {how!r} == "library":
         import ctypes
-        while True:
-            left = ctypes.CDLL(None).sleep(60)  # a signal ends it, and it begins again before Python looks
+        library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        for _ in range(2):  # it waits for itself, in C, where no handler of Python's runs
+            library.pthread_mutex_lock(mutex)
     told = []
     with LISTENER.deferred(told.append):
         print("trains", flush=True)
