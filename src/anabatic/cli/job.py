@@ -20,6 +20,7 @@ from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
 from anabatic.config.train import WithAuto
 from anabatic.core.errors import ConfigError
+from anabatic.core.stopping import LISTENER
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
@@ -73,11 +74,11 @@ def run_job(row: commands.Command, job: Any) -> int:
         nproc > 1 or isinstance(job, WithAuto) and job.auto
     ) and "RANK" not in os.environ:  # who starts again must not be the job
         return spread(row, job, Launch(nproc=nproc))
+    if row.trains:
+        LISTENER.start()
     if row.trains and "RANK" not in os.environ:
-        from anabatic.core.stopping import LISTENER
         from anabatic.launch import seats
 
-        LISTENER.start()
         os.environ.update(seats.alone(device, os.environ))
     code = row.recipe_function()(job)
     return int(code or 0)
