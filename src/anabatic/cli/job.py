@@ -86,6 +86,7 @@ def run_job(row: commands.Command, job: Any) -> int:
 
 def spread(row: commands.Command, job: Any, launch: Launch) -> int:
     """Run a job in the processes that `launch` asks for."""
+    LISTENER.start(watches=False)  # its own processes are not there yet
     from anabatic.launch import spawn
 
     out = load.tree_of(job).get("out")

@@ -83,17 +83,16 @@ class Listener:
         """True when a signal came before anything could be saved."""
         self._old: dict[signal.Signals, Any] = {}
 
-    def start(self) -> None:
+    def start(self, watches: bool = True) -> None:
         """Listen to the end of the process; from here on a signal raises `Stopped`, Ctrl-C KeyboardInterrupt.
 
-        A main thread that is held in a library is not waited for longer than a few seconds.
+        Args:
+            watches: a main thread that is held in a library is not waited for longer than a few seconds.
         """
         if not self._listens() and _in_main_thread():
             self._install()
-            waken, waker = os.pipe()
-            os.set_blocking(waker, False)
-            signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(waken,), name="stopping", daemon=True).start()
+            if watches:
+                self._begin_watch()
         child.admit_signals()
 
     @contextmanager
@@ -143,6 +142,12 @@ class Listener:
         elif what == FIRST:
             self.ended = True
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
+
+    def _begin_watch(self) -> None:
+        waken, waker = os.pipe()
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(waken,), name="stopping", daemon=True).start()
 
     def _watch(self, waken: int) -> None:
         while True:

@@ -46,8 +46,8 @@ def require_progress(out: Path, most: int, first: bool, environ: Mapping[str, st
             "give it more time than its start and one step take (--option=--time=..., the partition's GraceTime);"
             " --max-requeues 0 tries for ever",
         )
-    if first and out.parent.is_dir():
-        out.mkdir(exist_ok=True)
+    if first:
+        out.mkdir(parents=True, exist_ok=True)
         told = {str(number): step for number, step in {**steps, count: here}.items()}
         write_atomic(out / FILE, json.dumps({"job": job, "steps": told}))
 
