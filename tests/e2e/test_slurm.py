@@ -84,25 +84,28 @@ def same(out: Path, base: Path) -> None:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("words", [("--signal=TERM",), ("--signal=USR1",), ("--signal=TERM", "--full")])
-def test_a_signal_by_hand(
-    cluster: slurm.Slurm, home: Home, undisturbed: Path, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    """scancel signals every process of the steps; with --full the batch shell, too, which then cannot ask for more."""
+@pytest.mark.parametrize("number", ["TERM", "USR1"])
+def test_a_signal_by_hand(cluster: slurm.Slurm, home: Home, undisturbed: Path, tmp_path: Path, number: str) -> None:
+    """scancel signals every process of the steps; here it does so twice."""
     out = tmp_path / "run"
     job = submit(cluster, home, out)
     cluster.wait(job, lambda _: reached(out, 70), log(out))
-    cluster.run("scancel", *words, job)
-    if "--full" in words:
-        told = cluster.wait(job, ended, log(out))
-        assert len(stops(out)) == 1, log(out).read_text()
-        job = submit(cluster, home, out)
-    else:
-        cluster.run("scancel", *words, job)
-        cluster.wait(job, lambda told: told["Restarts"] == "1", log(out))
+    for _ in range(2):
+        cluster.run("scancel", f"--signal={number}", job)
+    cluster.wait(job, functools.partial(restarted, 1), log(out))
     told = cluster.wait(job, ended, log(out))
     assert told["JobState"] == "COMPLETED" and len(stops(out)) == 1, log(out).read_text()
     same(out, undisturbed)
+
+
+@pytest.mark.timeout(1500)
+def test_what_is_cancelled_saves_and_stays_away(cluster: slurm.Slurm, home: Home, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job = submit(cluster, home, out, steps=100_000)
+    cluster.wait(job, lambda _: reached(out, 70), log(out))
+    cluster.run("scancel", job)
+    told = cluster.wait(job, lambda _: bool(out.exists() and stops(out)), log(out))
+    assert told["Restarts"] == "0" and cluster.wait(job, ended, log(out))["JobState"] == "CANCELLED"
 
 
 @pytest.mark.timeout(1500)

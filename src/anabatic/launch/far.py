@@ -39,6 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Answer, then run the job that is asked for, to its end."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever carries the connection holds signals back
     who = json.loads(sys.stdin.readline())
     os.environ.update(who["environment"])
     answer = _answer(who)
