@@ -31,6 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what ru
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path) -> Iterator[None]:
     """Give the test a cache of its own and restore the environment and the folder afterwards."""
@@ -69,7 +72,7 @@ def _handlers() -> Iterator[None]:
 
     logger = logging.getLogger("anabatic")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
-    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signals = {number: signal.getsignal(number) for number in _SIGNALS}
     yield
     for handler in set(logger.handlers) - set(handlers):
         handler.close()

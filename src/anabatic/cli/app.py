@@ -15,6 +15,7 @@ from anabatic.config import commands
 from anabatic.core import affinity, child, log
 from anabatic.core.errors import ConfigError
 from anabatic.core.heart import HEART
+from anabatic.core.stopping import LISTENER
 
 TRAIN = Group("Train", sort_key=1)
 USE = Group("Use", sort_key=2)
@@ -130,8 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # gain nothing on an idle machine (measured, docs/dev/LOG.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     log.setup(debug)
-    code = errors.guard(lambda: _call(tokens), debug)
-    if code == child.AGAIN:  # the others may be in a collective that Python's own end would wait for
+    code = errors.guard(lambda: _call(tokens, reports is not None), debug)
+    if code == child.AGAIN or LISTENER.ended:  # others may be in a collective that Python's own end would wait for
         child.leave(code)
     sys.exit(code)
 
@@ -147,7 +148,9 @@ def _open_standard_files() -> None:
             setattr(sys, name, stream)
 
 
-def _call(tokens: list[str]) -> int:
+def _call(tokens: list[str], is_worker: bool) -> int:
+    if is_worker:
+        LISTENER.start()
     app = build()
     app.help_epilogue = examples.epilogue(tokens)
     try:

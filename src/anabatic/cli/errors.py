@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,13 +24,12 @@ from cyclopts import (
 
 from anabatic.config import check, commands
 from anabatic.core import log, paths
-from anabatic.core.child import EXPLAIN, REPORTS
+from anabatic.core.child import EXPLAIN, INTERRUPTED, REPORTS
 from anabatic.core.errors import TRACEBACK, AnabaticError, ConfigError, Failure
 from anabatic.core.paths import RunFolder
+from anabatic.core.stopping import Stopped
 from anabatic.core.text import did_you_mean
 
-INTERRUPTED = 130
-"""128 + SIGINT, as shells count."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of our output has left, as `head` does."""
 _MOST_CAUSES = 20
@@ -54,6 +54,9 @@ def _guarded(call: Callable[[], int], debug: bool) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
+    except Stopped as stopped:
+        log.info(f"{signal.Signals(stopped.number).name} before the first step: there is nothing to save")
+        return stopped.code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -20,6 +20,7 @@ from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
 from anabatic.config.train import WithAuto
 from anabatic.core.errors import ConfigError
+from anabatic.core.stopping import LISTENER
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
@@ -77,6 +78,8 @@ def run_job(row: commands.Command, job: Any) -> int:
         nproc > 1 or isinstance(job, WithAuto) and job.auto
     ) and "RANK" not in os.environ:  # who starts again must not be the job
         return spread(row, job, Launch(nproc=nproc))
+    if row.trains:
+        LISTENER.start()
     if row.trains and "RANK" not in os.environ:
         from anabatic.launch import seats
 
@@ -87,6 +90,7 @@ def run_job(row: commands.Command, job: Any) -> int:
 
 def spread(row: commands.Command, job: Any, launch: Launch) -> int:
     """Run a job in the processes that `launch` asks for."""
+    LISTENER.start(watches=False)  # its own processes are not there yet
     from anabatic.launch import spawn
 
     out = load.tree_of(job).get("out")

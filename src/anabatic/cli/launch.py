@@ -41,6 +41,7 @@ def run(
     master_port: _Word = None,
     job_id: Annotated[str, Parameter(negative=())] = "anabatic",
     max_restarts: Annotated[str, Parameter(negative=())] = "0",
+    max_requeues: Annotated[str, Parameter(negative=())] = "3",
     hang_seconds: Annotated[str, Parameter(negative=())] = "1800",
     join_seconds: Annotated[str, Parameter(negative=())] = "600",
     rdzv: _Word = None,
@@ -70,6 +71,8 @@ def run(
         Jobs of another name do not meet on the same port.
     max_restarts
         How often all processes are started again after a failure; they continue from the newest checkpoint.
+    max_requeues
+        Starts in a row by Slurm, without a new checkpoint, after which the job ends with an error; 0: any number.
     hang_seconds
         Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
     join_seconds
@@ -109,6 +112,7 @@ def run(
         master_port=given("master-port", told.get("MASTER_PORT") if master_port is None else master_port, 29500),
         job_id=job_id,
         max_restarts=given("max-restarts", max_restarts, 0),
+        max_requeues=given("max-requeues", max_requeues, 3),
         hang_seconds=number("hang-seconds", hang_seconds),
         join_seconds=number("join-seconds", join_seconds),
     )
@@ -136,6 +140,7 @@ def slurm(
     gres: _Word = None,
     grace: Annotated[str, Parameter(negative=())] = "120",
     max_restarts: Annotated[str, Parameter(negative=())] = "3",
+    max_requeues: Annotated[str, Parameter(negative=())] = "3",
     option: Annotated[
         tuple[str, ...], Parameter(negative=(), consume_multiple=False, allow_leading_hyphen=True, show_default=False)
     ] = (),
@@ -160,6 +165,8 @@ def slurm(
         Seconds before the end of the time limit at which the job is told to save itself.
     max_restarts
         How often processes that fail are started again within the job.
+    max_requeues
+        Starts in a row without a new checkpoint after which the job ends with an error; 0: any number.
     option
         Another option of sbatch, several times: --option=--partition=train --option=--time=24:00:00
     setup
@@ -173,7 +180,11 @@ def slurm(
     from anabatic.launch import slurm as scripts
 
     settings = load.tree_of(job)["device"]["nproc"]
-    launch = Launch(nproc=given("nproc", nproc, settings), max_restarts=given("max-restarts", max_restarts, 0))
+    launch = Launch(
+        nproc=given("nproc", nproc, settings),
+        max_restarts=given("max-restarts", max_restarts, 0),
+        max_requeues=given("max-requeues", max_requeues, 3),
+    )
     batch = scripts.Batch(
         name=name,
         nodes=positive("nnodes", nnodes),
@@ -182,6 +193,7 @@ def slurm(
         grace=positive("grace", grace),
         options=option,
         restarts=launch.max_restarts,
+        requeues=launch.max_requeues,
         setup=setup,
     )
     text = scripts.script(batch, list(command))

@@ -32,6 +32,8 @@ class Launch:
     """Jobs of another name do not meet on the same port."""
     max_restarts: int = 0
     """How often the processes are started again after a failure."""
+    max_requeues: int = 3
+    """Starts in a row by Slurm, without a new checkpoint, after which the job ends with an error; 0: any number."""
     hang_seconds: float = 1800.0
     """Seconds without a sign of life from any process after which they count as hung; 0: never."""
     join_seconds: float = 600.0
@@ -58,6 +60,7 @@ class Launch:
         )
         require(0 < self.master_port < 65536, f"--master-port is {self.master_port}", "use a port from 1 to 65535")
         require(self.max_restarts >= 0, f"--max-restarts is {self.max_restarts}", "use 0 or more")
+        require(self.max_requeues >= 0, f"--max-requeues is {self.max_requeues}", "use 0 (any number) or more")
         require(self.hang_seconds >= 0, f"--hang-seconds is {self.hang_seconds:g}", "use 0 (never) or more")
         require(
             1 <= self.join_seconds <= MOST_SECONDS,

@@ -7,6 +7,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +25,10 @@ EXPLAIN = "ANABATIC_EXPLAIN"
 RETRY = "ANABATIC_RETRY"
 """Environment variable, set for workers that take the place of failed ones."""
 
+SUPERVISED = "ANABATIC_SUPERVISED"
+"""Environment variable of a process whose parent decides, for all below it, when a second Ctrl-C ends at once."""
+INTERRUPTED = 130
+"""Exit code, 128 + SIGINT as shells count, of what Ctrl-C has ended."""
 PREEMPTED = 143
 """Exit code, 128 + SIGTERM, of a run that a scheduler has ended early and that has saved itself: to be queued again.
 
@@ -39,6 +45,8 @@ WISH = "again"
 LOST = 3
 """Exit code of an agent that has lost the others or the rendezvous: worth another try."""
 
+_GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""What schedulers, service managers and terminals send to all processes of a job."""
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""
 
@@ -47,6 +55,43 @@ def reports() -> Path | None:
     """Return the folder for this worker's reports; None where nobody has asked for them."""
     folder = os.environ.get(REPORTS)
     return Path(folder) if folder else None
+
+
+def is_supervised() -> bool:
+    """True for a worker of a launcher and a stage of a pipeline."""
+    return REPORTS in os.environ or SUPERVISED in os.environ
+
+
+def tell_end(code: int, rank: int) -> None:
+    """Leave an exit code for the launcher, where there is one."""
+    if (folder := reports()) is not None:
+        (folder / f"rank-{rank}.code").write_text(str(code), encoding="utf-8")
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """A process that is started here begins with the signals of a group held back, so that none can end it.
+
+    It either admits them when it is ready for them, or never: what serves one process of a job ends with that one, by
+    the end of its input, and not by a signal that is meant for the job.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def admit_signals() -> None:
+    """Take in what was held back since this process was started."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+
+
+def outlive_signals() -> None:
+    """Let the signals of a group pass by; what this process starts in turn meets them as any program does."""
+    for number in _GROUP_SIGNALS:
+        signal.signal(number, lambda *_: None)  # an ignored signal would stay ignored in every program started here
+    admit_signals()
 
 
 def keep_native_output(path: Path) -> None:

@@ -13,6 +13,8 @@ DUMP = signal.SIGUSR2
 """Asks a process for the stacks of its threads."""
 BEFORE = -1
 """Step of a process that is not training yet, but reads data or a model, or waits for one that does."""
+MEETING = -2
+"""Step of a process that waits for all others to join: how long is for whoever has asked for them to say."""
 _WIDTH = 12
 
 

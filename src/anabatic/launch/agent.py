@@ -20,15 +20,19 @@ import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from anabatic.core import child
+from anabatic.core.stopping import FIRST, Wish
 from anabatic.launch import place, reports, spare, way
 from anabatic.launch.forkserver import PRELOAD, WORDS, Forkserver
 from anabatic.launch.roll import Roll, lost
 
 _QUIET = ("ChildFailedError", "SignalException")
 """Exceptions of torch's agent that only say: a worker failed, or a signal came."""
+_OWN_SIGNAL = 5.0
+"""Seconds in which a signal that has reached the workers reaches their agent as well."""
 _LEVEL = "TORCH_CPP_LOG_LEVEL"
 _LOST = ("RendezvousConnectionError", "RendezvousTimeoutError", "RendezvousClosedError", "RendezvousStateError",
          "DistNetworkError", "DistStoreError")  # fmt: skip
@@ -39,7 +43,8 @@ def main() -> None:
     """Run the agent with the arguments of this process."""
     logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
     sys.unraisablehook = _unraisable
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # schedulers send it to every process; the workers save and leave
+    # The launcher hands it on as SIGTERM. Not ignored: what is started here would ignore it, too.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     parent = os.getppid()
     modules = os.environ.pop(PRELOAD, "")
     server = Forkserver(modules) if modules else None  # it imports while we do, and is started before any thread is
@@ -59,6 +64,7 @@ def main() -> None:
         place.take(machine["number"], functools.partial(_give_way, root))
         roll = Roll(**machine, refuse=functools.partial(_refuse, root))
         roll.start()
+    _stop_once()
     try:
         importlib.import_module("torch.distributed.run").main()
     except Exception as error:
@@ -74,6 +80,23 @@ def main() -> None:
     finally:
         if roll is not None:
             roll.end()
+
+
+def _stop_once() -> None:
+    """Let the first signal end the agent, and the workers have their time: torch's own handler ends them at the second.
+
+    That is `_terminate_process_handler` of torch 2.13 (elastic/multiprocessing/api.py): it raises wherever the agent
+    is, also while it waits for workers that save.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+
+    end, wish = api._terminate_process_handler, Wish(supervised=True)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if wish.take(number) == FIRST:
+            end(number, frame)
+
+    setattr(api, end.__name__, handle)
 
 
 def _import_quietly() -> None:
@@ -139,6 +162,8 @@ def _report_into(root: Path, devices: bool) -> None:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.launcher import api
 
+    elastic = _is_elastic(sys.argv)
+
     class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group: Any) -> Any:
             folder = reports.begin(root, [worker.global_rank for worker in worker_group.workers])
@@ -154,7 +179,12 @@ def _report_into(root: Path, devices: bool) -> None:
             if result.is_failed():
                 codes = {str(rank): failure.exitcode for rank, failure in result.failures.items()}
                 Path(os.environ[child.REPORTS], child.FAILED).write_text(json.dumps(codes), encoding="utf-8")
-                if child.MISTAKE in codes.values():
+                if reports.is_leaving(codes.values()):
+                    if elastic:  # the others may be wanted further: only a signal of our own ends this machine's part
+                        time.sleep(_OWN_SIGNAL)
+                    else:
+                        self._remaining_restarts = 0
+                elif child.MISTAKE in codes.values():
                     self._remaining_restarts = 0  # another start would end in the same way
                 elif Path(os.environ[child.REPORTS], child.WISH).is_file():
                     self._remaining_restarts += 1  # this one is free
@@ -162,6 +192,13 @@ def _report_into(root: Path, devices: bool) -> None:
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]
+
+
+def _is_elastic(words: Iterable[str]) -> bool:
+    """True when the job goes on with fewer machines."""
+    given = next((word.partition("=")[2] for word in words if word.startswith("--nnodes=")), "1")
+    least, _, most = given.partition(":")
+    return bool(most) and least != most
 
 
 def _end(pids: Iterable[int]) -> None:

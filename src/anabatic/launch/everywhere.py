@@ -14,11 +14,11 @@ from typing import IO, Any
 from anabatic.core import child, log
 from anabatic.core.errors import Failure
 from anabatic.core.paths import cannot_write
+from anabatic.core.stopping import AGAIN, NOW, SIGNALS, Wish
 from anabatic.launch import ssh
 from anabatic.launch.hosts import Host
 from anabatic.launch.ssh import Events, Job, Machine
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _GRACE = 15.0
 """Seconds for the others to end by themselves when one machine has failed; they know best what they saw."""
 _PATIENCE = 30.0
@@ -67,6 +67,7 @@ class _Run:
 
     def __init__(self, machines: list[Machine], job: Job, events: Events, show: _Show) -> None:
         self.machines, self.job, self.events, self.show = machines, job, events, show
+        self.wish = Wish(supervised=child.is_supervised())
         self.received: list[int] = []
         self.failed: list[Machine] = []
         """Those that ended badly by themselves, in order."""
@@ -79,7 +80,7 @@ class _Run:
 
     def run(self) -> int:
         old: dict[signal.Signals, Any] = {}
-        for number in _SIGNALS:
+        for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 old[number] = signal.signal(number, self._receive)
         try:
@@ -99,7 +100,8 @@ class _Run:
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
+        if (what := self.wish.take(number)) != AGAIN:
+            self.received.append(signal.SIGQUIT if what == NOW else number)
 
     def _look(self) -> None:
         with suppress(queue.Empty):
@@ -131,9 +133,10 @@ class _Run:
         """Tell all to end: the first time to save, the second time at once, then without asking."""
         self.orders += 1
         self.next = time.monotonic() + _PATIENCE if not self.received or self.orders > 1 else float("inf")
+        first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         for machine in self.machines:
             if machine.code is None and self.orders <= 2:
-                machine.send(int(signal.SIGINT if number == signal.SIGINT and self.orders == 1 else signal.SIGTERM))
+                machine.send(int(first if self.orders == 1 else signal.SIGQUIT))  # a launcher saves for any SIGTERM
             elif machine.code is None:
                 machine.end()
 

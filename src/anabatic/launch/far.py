@@ -39,6 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Answer, then run the job that is asked for, to its end."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever carries the connection holds signals back
     who = json.loads(sys.stdin.readline())
     os.environ.update(who["environment"])
     answer = _answer(who)
@@ -101,7 +102,7 @@ def _run(job: dict[str, Any]) -> int:
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda number, frame: _send(child, signal.SIGTERM))
         copies = [threading.Thread(target=_copy, args=pair) for pair in ((child.stdout, 1), (child.stderr, 2))]
         for copy in copies:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import child
+from anabatic.core.stopping import SIGNALS
 
 PRELOAD = "ANABATIC_PRELOAD"
 """Environment variable: the modules that the server imports, with commas between; none, no server."""
@@ -87,7 +88,8 @@ class Forkserver:
     def __init__(self, modules: str) -> None:
         self._line, theirs = socket.socketpair()
         words = [sys.executable, "-m", "anabatic.launch.forkserver", modules, str(theirs.fileno())]
-        self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
+        with child.shielded():
+            self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
         theirs.close()
         self._rest = b""
         self._workers: dict[int, Forked] = {}
@@ -170,13 +172,15 @@ def _serve(modules: str, line: socket.socket) -> None:
             if "reap" in asked:
                 os.waitpid(asked["reap"], 0)
                 continue
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for one in (line.detach(), waker, waken):
-                    os.close(one)
-                _become(asked["words"], asked["environment"])
+            with child.shielded():
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for number in (signal.SIGCHLD, *SIGNALS):
+                        signal.signal(number, signal.SIG_DFL)
+                    for one in (line.detach(), waker, waken):
+                        os.close(one)
+                    _become(asked["words"], asked["environment"])
             running.add(pid)
             _tell(line, {"pid": pid})
 
@@ -201,12 +205,15 @@ def _become(words: list[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"python rank {environment.get('RANK', '')}".encode(), 0, 0, 0)
+    if child.reports() is None:  # a worker listens as soon as it runs, and takes in what has come since the fork
+        child.admit_signals()
     sys.argv = ["anabatic", *words]
     runpy.run_module("anabatic", run_name="__main__", alter_sys=True)
     sys.exit(0)
 
 
 def _run() -> None:
+    child.outlive_signals()
     child.die_with_parent()
     _serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.stopping import SIGNALS
 
 _LOOK = 1.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _CHILD = """
 import os, sys
 from anabatic.core import child
@@ -106,7 +106,7 @@ def run(job: RayJob, command: list[str], recipe: str) -> int:
     """
     ray = _connect(job)
     received: list[int] = []
-    old = {number: signal.signal(number, _note(received)) for number in _SIGNALS}
+    old = {number: signal.signal(number, _note(received)) for number in SIGNALS}
     try:
         group = _reserve(ray, job)
         driver = _Driver(ray, job, group, received)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ _AFTER = 100
 """Characters of one that only followed another."""
 _UNEXPECTED = "error: unexpected "
 _TAIL = 8192
+_LEAVES = (child.PREEMPTED, child.INTERRUPTED)
 
 
 def begin(root: Path, ranks: list[int]) -> Path:
@@ -97,6 +99,23 @@ class Told:
         """The hint about the first failure; empty without one that says more than where the traceback is."""
         lines = [] if self.silent or not self.messages else self.lines()[0].splitlines()
         return next((line for line in reversed(lines) if line.startswith("hint: ") and TRACEBACK not in line), "")
+
+    def leave(self) -> int:
+        """Exit code of ranks that were told to leave, whatever that did to the others; 0 when they were not."""
+        if any(not text.startswith(_UNEXPECTED) for text in self.messages):
+            return 0
+        if not is_leaving(self.codes.values()) and not (self.failed and is_leaving(self.failed.values())):
+            return 0
+        return next((code for code in self.codes.values() if code in _LEAVES), child.PREEMPTED)
+
+
+def is_leaving(codes: Iterable[int]) -> bool:
+    """True when these exit codes of workers say that somebody told them to leave.
+
+    The first to leave may take a connection from another one. SIGTERM ends those that do not listen yet.
+    """
+    found = list(codes)
+    return any(code in _LEAVES for code in found) or set(found) == {-signal.SIGTERM}
 
 
 def read(folder: Path) -> Told:

@@ -30,6 +30,7 @@ class Batch:
         grace: seconds before the end of the time limit at which the job is told to save itself.
         options: further options of sbatch, `--partition=train` say, one a line.
         restarts: how often processes that fail are started again within the job.
+        requeues: starts in a row without a new checkpoint after which it ends with an error; 0: any number.
         setup: lines of the shell before the command: modules, environments.
     """
 
@@ -40,6 +41,7 @@ class Batch:
     grace: int = 120
     options: tuple[str, ...] = ()
     restarts: int = 3
+    requeues: int = 3
     setup: tuple[str, ...] = ()
 
 
@@ -64,11 +66,11 @@ def script(batch: Batch, command: list[str]) -> str:
         *batch.options,
     ]
     launch = ["anabatic", "launch", f"--nproc={batch.nproc}", f"--max-restarts={batch.restarts}"]
+    launch += [f"--max-requeues={batch.requeues}"]
     if batch.nodes > 1:
         launch += [f"--nnodes={batch.nodes}"]
-    inner = shlex.join([*launch, "--", *command])
-    if batch.nodes > 1:
-        inner = f'export NODE_RANK="$SLURM_NODEID"; exec {inner}'
+    rank = 'export NODE_RANK="$SLURM_NODEID"; ' if batch.nodes > 1 else ""
+    inner = f"{_WAIT}; {rank}{shlex.join([*launch, '--', *command])}; code=$?; {_RAISE}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in asked),
@@ -78,6 +80,7 @@ def script(batch: Batch, command: list[str]) -> str:
         "# One launcher on each machine; it starts the processes. Its log is appended to after every requeue.",
         f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)}",
         "code=$?",
+        f'if [ "$code" -ge {_FAILED} ] && [ "$code" -lt {_FAILED + 64} ]; then code=$((code - {_FAILED})); fi',
         f'if [ "$code" -eq {child.PREEMPTED} ]; then  # told to leave, and saved: once more',
         '  scontrol requeue "$SLURM_JOB_ID"',
         "fi",
@@ -92,6 +95,15 @@ def _word(text: str) -> str:
     return text if re.fullmatch(r"[\w=:.,/%@+-]*", text) else shlex.quote(text)
 
 
+_FAILED = 160
+"""What is added to the exit code of a launcher that failed by itself.
+
+srun returns the highest code of all machines, and ends those that are left by a SIGTERM, at which they save and say
+143: without it a job that has failed on one machine would be put back into the queue because of the others.
+"""
+_WAIT = "trap : TERM INT HUP USR1"
+"""A shell that waits for its command whatever it is sent: the signals of Slurm reach the command as well."""
+_RAISE = f'case "$code" in 0|{child.PREEMPTED}) exit "$code";; esac; exit $((code < 64 ? code + {_FAILED} : code))'
 _MEETING = (
     'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
     'export MASTER_PORT="$((20000 + SLURM_JOB_ID % 20000))"',

@@ -27,12 +27,14 @@ from anabatic.config.launch import Launch
 from anabatic.core import child, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.launch import cluster, forkserver, native, reports, roll, seats, spare
+from anabatic.core.stopping import AGAIN, NOW, SIGNALS, Wish, code_of
+from anabatic.launch import cluster, forkserver, native, reports, requeue, roll, seats, spare
 from anabatic.launch.watch import Watch
 
 SAVE_SECONDS = 600
 """The agent kills workers that take longer than this to save after a signal."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_SIGNALS = (*SIGNALS, signal.SIGQUIT)
+"""SIGQUIT ends at once: it comes from those who start launchers on other machines, and know that a job is lost."""
 _LOOK = 0.25
 """Seconds between two looks at the workers."""
 _WIDTH = 300
@@ -52,11 +54,13 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
     Raises:
         ConfigError: the machines were given different jobs, or the meeting point cannot be reached or is taken.
         DeviceError: a process ended without a message, for example killed for its memory, or hung.
-        Failure: the other machines did not come, or went.
+        Failure: the other machines did not come, or went; or the job is started again and again in vain.
     """
     if launch.several and out is not None and _finished(RunFolder(out), recipe):
         log.info(f"{out} holds this job, finished: nothing is left to do")
         return 0
+    if out is not None:
+        requeue.require_progress(out, launch.max_requeues, launch.node_rank in (None, 0), os.environ)
     with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
@@ -96,7 +100,7 @@ class _Supervisor:
         self.command, self.folder, self.launch, self.out = command, folder, launch, out
         self.seats, self.preload = where, preload
         self.agent: subprocess.Popen[bytes] | None = None
-        self.received: list[int] = []
+        self.wish = Wish(supervised=child.is_supervised())
         self.told = 0
         """Starts of the workers whose end was told."""
         self.hung: list[str] = []
@@ -113,7 +117,9 @@ class _Supervisor:
             while True:
                 code = self._agent()
                 again = (code < 0 or code == child.LOST) and not self._is_sent_away()
-                if not again or self.received or self._restarts() < 1:
+                if again and -code in SIGNALS:  # one that was sent to all of us
+                    self.wish.take(-code)
+                if not again or self.wish.number or self._restarts() < 1:
                     return self._outcome(128 - code if code < 0 else code)
                 why = f"killed by {signal.Signals(-code).name}" if code < 0 else self._lost()
                 log.warn(f"the launcher's agent has ended ({why}): starting again, {self._left()}")
@@ -121,7 +127,7 @@ class _Supervisor:
                 self.extra += 1
         finally:
             for number, handler in old.items():  # told to end: a second signal must not take our exit code away
-                signal.signal(number, signal.SIG_IGN if self.received else handler)
+                signal.signal(number, signal.SIG_IGN if self.wish.number else handler)
 
     def _is_sent_away(self) -> bool:
         """True when the others do not want this machine, or have another in its place: coming again would not help."""
@@ -136,18 +142,20 @@ class _Supervisor:
         return f"{self._restarts() - 1} of {self.launch.max_restarts} restarts left"
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-        if self.agent is not None:
-            # All but Ctrl-C arrive as SIGTERM: the agent dies of SIGUSR1, and the workers of SIGHUP.
-            wish = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-            self.agent.send_signal(wish if len(self.received) == 1 else signal.SIGKILL)
+        what = NOW if number == signal.SIGQUIT else self.wish.take(number)
+        self.wish.number = self.wish.number or number
+        if self.agent is None or what == AGAIN:
+            return
+        # All but Ctrl-C arrive as SIGTERM: the agent takes no other.
+        wish = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        self.agent.send_signal(signal.SIGKILL if what == NOW else wish)
 
     def _agent(self) -> int:
         """Run one agent to its end; return its exit code, negative for a signal."""
         words = cluster.arguments(self.launch, max(self._restarts(), 0))
         words += ["-m", "anabatic", *self.command, "-c", str(self.folder / "job.yaml")]
         self.agent = subprocess.Popen(words, env=self._environment(), start_new_session=True)
-        if self.received:  # a signal came before there was an agent to hand it to
+        if self.wish.number:  # a signal came before there was an agent to hand it to
             self.agent.terminate()
         watch: Watch | None = None
         while True:
@@ -164,7 +172,7 @@ class _Supervisor:
         if not started:
             return None
         if watch is None or watch.folder != started[-1]:
-            watch = Watch(started[-1], self.launch.hang_seconds)
+            watch = Watch(started[-1], self.launch.hang_seconds, self.launch.join_seconds)
         if watch.hung():
             self._end_hung(watch)
         return watch
@@ -172,7 +180,7 @@ class _Supervisor:
     def _end_hung(self, watch: Watch) -> None:
         stands = watch.end()
         self.hung = [stand.line() for stand in stands]
-        log.warn(f"no process has moved for {self.launch.hang_seconds:g} s: they are ended")
+        log.warn(f"no process has moved for {watch.limit:g} s: they are ended")
         for line in self.hung:
             log.warn(line)
         if self.out is not None and self.out.is_dir():
@@ -242,11 +250,13 @@ class _Supervisor:
                 " takes part in its place",
                 "end what is left here; machines that are to take part both need a --node-rank of their own",
             )
-        if self.received and not started:
+        if self.wish.number and not started:
             return self._told_to_end("before the processes had begun")
         if code == child.LOST or not started:
             raise Failure(*self._nobody(code))
         told = reports.read(started[-1])
+        if left := told.leave():
+            return left
         for line in told.lines():
             sys.stderr.write(f"{line}\n")
         if not told.why() and (why := native.explained(started[-1], told)):
@@ -262,8 +272,8 @@ class _Supervisor:
             return 0  # the agent, too, was told to end
         if not code:
             return code
-        if self.received:
-            return self._told_to_end("before the processes had begun, or a second time")
+        if self.wish.number:
+            return self._told_to_end("before the processes could save, or a second Ctrl-C")
         silent = told.silent or {rank: -(code - 128) for rank in told.ranks if rank not in told.codes}
         ranks = ", ".join(map(str, silent))
         everybody = "" if self.launch.several else f" of {len(told.ranks)}"
@@ -273,8 +283,8 @@ class _Supervisor:
         )
 
     def _told_to_end(self, when: str) -> int:
-        log.info(f"{signal.Signals(self.received[0]).name} {when}: ended")
-        return 130 if self.received[0] == signal.SIGINT else child.PREEMPTED
+        log.info(f"{signal.Signals(self.wish.number).name} {when}: ended")
+        return code_of(self.wish.number)
 
     def _how(self, silent: dict[int, int]) -> str:
         return f"hung: {self.hung[0]}" if self.hung else reports.ending(silent)

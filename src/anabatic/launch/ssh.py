@@ -109,15 +109,16 @@ class Machine:
         self.answer: dict[str, Any] | None = None
         self.code: int | None = None
         self.said: list[str] = []
-        self.process = subprocess.Popen(
-            command(host, python),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        with child.shielded():  # a signal is handed on, and must not cut the connection to the machine that saves
+            self.process = subprocess.Popen(
+                command(host, python),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
         self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("out", "err")]
         for reader in self._readers:
             reader.start()

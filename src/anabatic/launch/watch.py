@@ -15,6 +15,7 @@ from anabatic.core import heart
 
 _PATIENCE = 3.0
 """Seconds that processes get to write their stacks."""
+_WHEN = {heart.BEFORE: "before the first step", heart.MEETING: "where the processes meet"}
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
@@ -43,7 +44,7 @@ class Stand:
             place = "the process is gone"
         elif found := innermost(self.stack):
             place = f"in {found}"
-        when = "before the first step" if self.step == heart.BEFORE else f"after step {self.step}"
+        when = _WHEN.get(self.step, f"after step {self.step}")
         return f"rank {self.rank} stands {when}: {place}"
 
 
@@ -53,12 +54,19 @@ class Watch:
     Args:
         folder: of their reports.
         patience: seconds without any beat after which they count as hung; 0: never.
+        meeting: seconds that they may wait for processes of other machines to join them, if that is longer.
         now: a clock in seconds.
+
+    Attributes:
+        limit: seconds that hold now.
     """
 
-    def __init__(self, folder: Path, patience: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.folder, self.patience, self.now = folder, patience, now
-        self._seen: dict[str, tuple[int, int]] = {}
+    def __init__(
+        self, folder: Path, patience: float, meeting: float = 0.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.folder, self.patience, self.meeting, self.now = folder, patience, meeting, now
+        self.limit = patience
+        self._seen: dict[str, tuple[int, int, int]] = {}
         self._moved = now()
         self._over = False
 
@@ -70,7 +78,9 @@ class Watch:
         beats = {path.name: _sign(path) for path in self.folder.glob("*.beat") if not _ended(path) and not _gone(path)}
         if beats != self._seen or not beats:
             self._seen, self._moved = beats, self.now()
-        return bool(self.patience and beats) and not self._over and self.now() - self._moved > self.patience
+        waits = all(step == heart.MEETING for _, _, step in beats.values())
+        self.limit = max(self.patience, self.meeting) if waits else self.patience
+        return bool(self.patience and beats) and not self._over and self.now() - self._moved > self.limit
 
     def end(self) -> list[Stand]:
         """Ask every process for its stack, kill them all, and return where they stood: the least step first."""
@@ -100,11 +110,10 @@ def innermost(stack: str) -> str:
     return ""
 
 
-def _sign(path: Path) -> tuple[int, int]:
-    """What changes while a process moves."""
-    found = heart.read(path)
-    busy = _cpu_seconds(found[0]) if found is not None and found[1] == heart.BEFORE else 0
-    return path.stat().st_mtime_ns, busy
+def _sign(path: Path) -> tuple[int, int, int]:
+    """What changes while a process moves: the time of its beat, its CPU time before the first step, its step."""
+    pid, step = heart.read(path) or (0, heart.BEFORE)
+    return path.stat().st_mtime_ns, _cpu_seconds(pid) if step < 0 else 0, step
 
 
 def _cpu_seconds(pid: int) -> int:

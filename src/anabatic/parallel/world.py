@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.heart import BEFORE, HEART, MEETING
 from anabatic.device.device import Device
 
 TIMEOUT = timedelta(hours=2)
@@ -89,7 +90,9 @@ def start(device: Device, tensor: int = 1) -> World:
     # The device of this process is set already, and checkpoints gather a few names: neither is news to the user.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
+    HEART.beat(MEETING)
     dist.init_process_group(device.row.collective, timeout=TIMEOUT)
+    HEART.beat(BEFORE)
     if tensor == 1:
         return World(dist.get_rank(), count)
     # Parts of parts are gathered in two steps when a model is saved, which torch warns of each time.

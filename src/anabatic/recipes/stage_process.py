@@ -1,11 +1,12 @@
 """One child at a time, with our Ctrl-C and SIGTERM passed on to it.
 
 The child has its own session, so that a signal from the terminal reaches it once, through us, and not twice:
-it then saves and leaves. A second Ctrl-C kills it.
+it then saves and leaves. A second Ctrl-C, typed clearly later, kills it with all that it has started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,10 +14,11 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from anabatic.core import child, log
 from anabatic.core.errors import Failure
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+from anabatic.core.stopping import FIRST, NOW, SIGNALS, Wish
 
 
 class StageProcess:
@@ -26,12 +28,13 @@ class StageProcess:
         self.program = list(program)
         self.interrupted = 0
         """128 + the first signal we received; 0 when none came."""
+        self._wish = Wish(supervised=child.is_supervised())
         self._told = False
         self._child: subprocess.Popen[bytes] | None = None
         self._old: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StageProcess:
-        for number in _SIGNALS:
+        for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
                 self._old[number] = signal.signal(number, self._receive)
         return self
@@ -55,7 +58,7 @@ class StageProcess:
                 [*self.program, *arguments],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=child.environment(),
+                env={**child.environment(), child.SUPERVISED: "1"},
             )
         except OSError as error:
             hint = "is the environment whole?"
@@ -66,13 +69,17 @@ class StageProcess:
         return code if code >= 0 else 128 - code
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted and self._child is not None:
-            if self._child.poll() is None:
-                os.killpg(self._child.pid, signal.SIGKILL)
+        what = self._wish.take(number)
+        if what == NOW and self._child is not None and self._child.poll() is None:
+            for one in psutil.Process(self._child.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            os.killpg(self._child.pid, signal.SIGKILL)
+        if what != FIRST:
             return
         self.interrupted = 128 + number
         if self._child is not None:
-            log.info(f"{signal.Signals(number).name}: waiting for the stage to save; once more kills it")
+            log.info(f"{signal.Signals(number).name}: waiting for the stage to save; a second Ctrl-C kills it")
         self._pass_on()
 
     def _pass_on(self) -> None:

@@ -77,11 +77,12 @@ class UserFile:
 
     def _start(self) -> list[str]:
         self.close()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "anabatic.rl.reward_program", str(self._path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child.environment(),
-            start_new_session=True,
-        )  # fmt: skip
+        with child.shielded():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "anabatic.rl.reward_program", str(self._path)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child.environment(),
+                start_new_session=True,
+            )  # fmt: skip
         names: list[str] = self._answer(_START)
         return names
 

@@ -23,6 +23,7 @@ _TOLD = 500
 
 def main(file: str) -> None:
     """Serve until the input ends, or the training does."""
+    child.outlive_signals()  # they are meant for the training, which still needs answers to end a step
     child.die_with_parent()
     calls, out = _apart()
     served = os.getpid()

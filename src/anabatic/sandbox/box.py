@@ -22,6 +22,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import child
 from anabatic.core.errors import DataError, Failure
 from anabatic.sandbox import memory
 from anabatic.sandbox.channel import receive, send
@@ -73,7 +74,7 @@ class _Keeper:
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment |= {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
         words = [sys.executable, "-s", "-S", "-B", "-c", _START, _SOURCES, str(other.fileno()), way, *readable]
-        with other:
+        with other, child.shielded():
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[other.fileno()], cwd="/",
                 env=environment, start_new_session=True,

@@ -41,6 +41,8 @@ _LIBRARY = (
 def main(handle: int, name: str, more: list[str]) -> NoReturn:
     """Answer until the channel is closed."""
     channel = socket.socket(fileno=handle)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # meant for the job, not for programs
+        signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever started us may have blocked some
     sys.executable = os.path.realpath(sys.executable)  # programs do not see the link in a virtual environment
     for module in _WARM:

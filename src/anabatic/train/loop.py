@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable
 
 from anabatic.core import log
 from anabatic.core.errors import Failure
 from anabatic.core.heart import HEART
+from anabatic.core.stopping import LISTENER
 from anabatic.core.text import duration
+from anabatic.parallel.world import barrier
 from anabatic.train import bad_steps
 from anabatic.train.progress import Fit, Progress
 from anabatic.train.saver import Saver
@@ -22,7 +21,6 @@ from anabatic.train.schedule import lr_scale
 from anabatic.train.step import Drained, TrainStep
 from anabatic.train.watch import share
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _HOPELESS = 50
 """Skipped updates in a row of logged windows after which the job gives up."""
 
@@ -36,7 +34,13 @@ def fit(job: Fit, progress: Progress) -> bool:
     """
     clock = _Clock(job, progress)
     HEART.beat(progress.step)
-    with _signals(job.step), Saver(job.folder, job.save, job.device, job.world, progress.step) as saver:
+    barrier(
+        job.world
+    )  # a rank that has nothing to save yet leaves at once: none may wait in a step for one that has left
+    with (
+        LISTENER.deferred(_tell_stop(job.step)),
+        Saver(job.folder, job.save, job.device, job.world, progress.step) as saver,
+    ):
         if _owes(job, progress):
             _evaluate(job, progress, clock, saver)
         while progress.step < job.total_steps and not progress.enough(job.eval):
@@ -247,23 +251,12 @@ class _Clock:
             )
 
 
-@contextlib.contextmanager
-def _signals(step: TrainStep) -> Iterator[None]:
-    """SIGTERM, SIGUSR1 and the first Ctrl-C end the run at the next step border; the second Ctrl-C at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _tell_stop(step: TrainStep) -> Callable[[int], None]:
+    """Return what hands a signal to the step and says so: the run ends at the next step border."""
 
-    def wish(number: int, frame: FrameType | None) -> None:
-        if step.stop_signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
+    def tell(number: int) -> None:
         step.stop_signal = number
         when = "at the end of this step" if step.stops_at_once else "at the next logged step"
         log.info(f"{signal.Signals(number).name}: saving {when}")
 
-    before = {number: signal.signal(number, wish) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return tell

@@ -21,19 +21,20 @@ esac
     "srun": """
 shift
 worst=0
-for number in 0 1; do SLURM_NODEID=$number "$@" || worst=$?; done
+for number in 0 1; do SLURM_NODEID=$number "$@"; code=$?; ((worst = code > worst ? code : worst)); done
 exit $worst
 """,
     "anabatic": """
 echo "$MASTER_ADDR:$MASTER_PORT ${NODE_RANK-none} $(printf '<%s>' "$@")" >> said
-exit ${ENDS-0}
+ends="ENDS_${NODE_RANK-0}"
+exit ${!ends-0}
 """,
 }
 
 
-def run(folder: Path, text: str, **variables: str) -> tuple[int, list[str]]:
+def run(folder: Path, text: str, programs: dict[str, str] | None = None, **variables: str) -> tuple[int, list[str]]:
     """Run a script with the programs in place; return its exit code and what they were told."""
-    for name, body in PROGRAMS.items():
+    for name, body in {**PROGRAMS, **(programs or {})}.items():
         (folder / name).write_text(f"#!/bin/bash\n{body}")
         (folder / name).chmod(0o755)
     given = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "40007", "SLURM_JOB_NODELIST": "x", **variables}
@@ -47,7 +48,8 @@ def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
     text = slurm.script(batch, ["sft", "-c", "my recipe.yaml", "--seed", "$HOME"])
     assert "#SBATCH --nodes=2\n" in text and "#SBATCH --gres=npu:8\n" in text and "#SBATCH --partition=train\n" in text
     code, said = run(tmp_path, text)
-    words = "<launch><--nproc=8><--max-restarts=3><--nnodes=2><--><sft><-c><my recipe.yaml><--seed><$HOME>"
+    options = "<--nproc=8><--max-restarts=3><--max-requeues=3><--nnodes=2>"
+    words = f"<launch>{options}<--><sft><-c><my recipe.yaml><--seed><$HOME>"
     assert (code, said) == (0, [f"first:20007 {number} {words}" for number in (0, 1)])
 
 
@@ -57,16 +59,40 @@ def test_names_are_quoted_where_they_must() -> None:
     assert "#SBATCH --gres=gpu:a100:8\n#SBATCH" in text and "#SBATCH -p train\n" in text
 
 
-@pytest.mark.parametrize(("code", "again"), [(143, True), (1, False), (2, False)])
+@pytest.mark.parametrize(("code", "again"), [(143, True), (1, False), (2, False), (130, False), (137, False)])
 def test_a_job_that_has_saved_itself_is_queued_again(tmp_path: Path, code: int, again: bool) -> None:
-    ended, said = run(tmp_path, slurm.script(slurm.Batch("job", 1, 1, gres=""), ["sft"]), ENDS=str(code))
+    ended, said = run(tmp_path, slurm.script(slurm.Batch("job", 1, 1, gres=""), ["sft"]), ENDS_0=str(code))
     assert ended == code
     assert ("requeue 40007" in said) is again
     assert "--gres" not in slurm.script(slurm.Batch("job", 1, 1, gres=""), ["sft"])
 
 
+ENDS = [((143, 143), 143, True), ((143, 1), 1, False), ((2, 143), 2, False)]
+
+
+@pytest.mark.parametrize(("codes", "code", "again"), ENDS)
+def test_a_job_that_failed_on_one_machine_is_not(
+    tmp_path: Path, codes: tuple[int, int], code: int, again: bool
+) -> None:
+    """srun ends the others with a SIGTERM, at which they save, and returns the highest code of all."""
+    text = slurm.script(slurm.Batch("job", 2, 1), ["sft"])
+    ended, said = run(tmp_path, text, ENDS_0=str(codes[0]), ENDS_1=str(codes[1]))
+    assert ended == code
+    assert ("requeue 40007" in said) is again
+
+
+def test_a_signal_does_not_end_the_shell_before_its_launcher(tmp_path: Path) -> None:
+    """Slurm signals every process of a step, the shell among them."""
+    saves = 'trap "sleep 0.5; echo saved >> said; exit 143" TERM'
+    launcher = f"exec 2>/dev/null\necho began >> said\n{saves}\nwhile :; do sleep 0.02; done\n"
+    signals = "( while ! grep -q began said 2>/dev/null; do sleep 0.02; done; kill -TERM -$child ) &"
+    srun = f'shift\nset -m\n"$@" &\nchild=$!\n{signals}\nwait $child\n'
+    ended, said = run(tmp_path, slurm.script(slurm.Batch("job", 1, 1), ["sft"]), {"anabatic": launcher, "srun": srun})
+    assert (ended, said) == (143, ["began", "saved", "requeue 40007"])
+
+
 def test_submitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no sbatch"):
         slurm.submit("x")
     sbatch = tmp_path / "sbatch"

@@ -26,8 +26,7 @@ WORKER = """
 import os, time
 from anabatic.core.heart import HEART
 HEART.open()
-if os.environ.get("TRAINS"):
-    HEART.beat(7)
+HEART.beat(int(os.environ["STEP"]))
 def stands_here():
     time.sleep(600)
 stands_here()
@@ -45,7 +44,7 @@ class Clock:
 
 
 def worker(folder: Path, rank: int, step: int = 7) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, child.REPORTS: str(folder), "RANK": str(rank), "TRAINS": "1" * (step > 0)}
+    environment = {**os.environ, child.REPORTS: str(folder), "RANK": str(rank), "STEP": str(step)}
     process = subprocess.Popen([sys.executable, "-c", WORKER], env=environment)
     beat = folder / f"rank-{rank}.beat"
     deadline = time.monotonic() + 60
@@ -60,7 +59,7 @@ def worker(folder: Path, rank: int, step: int = 7) -> subprocess.Popen[bytes]:
 
 def test_nothing_counts_before_the_first_beat(tmp_path: Path) -> None:
     clock = Clock()
-    watch = Watch(tmp_path, 5.0, clock)
+    watch = Watch(tmp_path, 5.0, now=clock)
     clock.time = 1000.0
     assert not watch.hung()
 
@@ -69,21 +68,21 @@ def test_a_beat_begins_the_wait_anew(tmp_path: Path) -> None:
     clock = Clock()
     beat = tmp_path / "rank-0.beat"
     beat.touch()
-    watch = Watch(tmp_path, 5.0, clock)
+    watch = Watch(tmp_path, 5.0, now=clock)
     for moment in range(4):
         clock.time = 4.0 * moment
         os.utime(beat, (moment, moment))
         assert not watch.hung()
     clock.time += 5.1
     assert watch.hung()
-    assert not Watch(tmp_path, 0.0, clock).hung()
+    assert not Watch(tmp_path, 0.0, now=clock).hung()
 
 
 def test_who_has_ended_does_not_count(tmp_path: Path) -> None:
     clock = Clock()
     for name in ("rank-0.beat", "rank-0.code"):
         (tmp_path / name).touch()
-    watch = Watch(tmp_path, 5.0, clock)
+    watch = Watch(tmp_path, 5.0, now=clock)
     assert not watch.hung()
     clock.time = 100.0
     assert not watch.hung()
@@ -104,20 +103,39 @@ def test_stacks_are_told_and_all_are_ended(tmp_path: Path) -> None:
 def test_a_process_that_does_not_train_yet_moves_by_its_cpu_time(tmp_path: Path) -> None:
     clock = Clock()
     process = worker(tmp_path, 0, heart.BEFORE)
-    watch = Watch(tmp_path, 5.0, clock)
+    watch = Watch(tmp_path, 5.0, now=clock)
     assert not watch.hung()
     clock.time = 6.0
     assert watch.hung(), "it sleeps"
     assert "before the first step" in watch.end()[0].line()
     process.wait(60)
     (tmp_path / "rank-0.beat").write_text(f"{os.getpid():>12}{heart.BEFORE:>12}")
-    watch = Watch(tmp_path, 5.0, clock)
+    watch = Watch(tmp_path, 5.0, now=clock)
     assert not watch.hung()
     clock.time = 12.0
     start = time.process_time()
     while time.process_time() - start < 1.1:
         sum(range(1000))
     assert not watch.hung(), "this test has worked meanwhile"
+
+
+def test_waiting_for_other_machines_is_no_hang(tmp_path: Path) -> None:
+    """A lost machine has the seconds that --join-seconds grants it, however soon a hang counts."""
+    clock = Clock()
+    process = worker(tmp_path, 0, heart.MEETING)
+    (tmp_path / "rank-1.beat").write_text(f"{process.pid:>12}{heart.MEETING:>12}")
+    watch = Watch(tmp_path, 5.0, 60.0, clock)
+    assert not watch.hung()
+    clock.time = 59.0
+    assert not watch.hung()
+    clock.time = 61.0
+    assert watch.hung() and watch.limit == 60.0
+    (tmp_path / "rank-1.beat").write_text(f"{process.pid:>12}{heart.BEFORE:>12}")
+    assert not watch.hung(), "it has moved"
+    clock.time = 67.0
+    assert watch.hung() and watch.limit == 5.0, "one of the two has met the others, and stands still"
+    assert "rank 0 stands where the processes meet" in "\n".join(stand.line() for stand in watch.end())
+    process.wait(60)
 
 
 def test_a_stack_is_read_from_its_innermost_frame() -> None:
@@ -226,7 +244,7 @@ def test_a_process_that_is_gone_does_not_hang(tmp_path: Path) -> None:
     process.wait(60)
     (tmp_path / "rank-0.beat").write_text(f"{process.pid:>12}{7:>12}")
     clock = Clock()
-    watch = Watch(tmp_path, 5.0, clock)
+    watch = Watch(tmp_path, 5.0, now=clock)
     assert not watch.hung()
     clock.time = 6.0
     assert not watch.hung()

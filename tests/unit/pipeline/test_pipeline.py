@@ -20,6 +20,7 @@ import pytest
 from anabatic.config import load
 from anabatic.core import jsonl
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.stopping import LATER
 from unit.pipeline.bench import ALL, Bench
 
 
@@ -193,7 +194,9 @@ def start(bench: Bench) -> subprocess.Popen[str]:
 def test_a_signal_lets_the_stage_save(bench: Bench, number: signal.Signals, code: int) -> None:
     bench.behave(base="slow")
     process = start(bench)
-    process.send_signal(number)
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.05)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     assert "to continue, run the same command again" in err
@@ -211,8 +214,13 @@ def test_a_second_interrupt_kills(bench: Bench) -> None:
     process = start(bench)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    while "once more kills it" not in (line := process.stderr.readline()):
+    while "a second Ctrl-C kills it" not in (line := process.stderr.readline()):
         assert line, "it has ended"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):  # copies of the first, and what never kills
+        process.send_signal(number)
+        time.sleep(0.1)
+    assert process.poll() is None
+    time.sleep(LATER)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)

@@ -77,7 +77,8 @@ def test_a_signal_while_answers_are_judged(make: Make, chat_model: Path, tmp_pat
     kills = [
         "import os, pathlib, signal", f"mark = pathlib.Path({str(mark)!r})", "calls = 0", "def vowels(text, row):",
         "    global calls", "    calls += 1", "    if calls == 30 and not mark.exists():", "        mark.touch()",
-        f"        os.kill({os.getpid()}, signal.SIGTERM)", *before.splitlines()[2:],
+        f"        for one in ({os.getpid()}, os.getpid(), os.getpid()):",
+        "            os.kill(one, signal.SIGTERM)", *before.splitlines()[2:],
     ]  # fmt: skip
     mine.write_text("\n".join(kills) + "\n")
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -255,6 +257,24 @@ def test_signals_reach_nobody_else(box: Sandbox) -> None:
         signal.signal(signal.SIGTERM, old)
     assert not heard
     assert done.status in ("ok", "error")
+    assert box.run("print(1)").ok
+
+
+def test_a_signal_to_all_of_a_job_ends_no_program(box: Sandbox) -> None:
+    """A scheduler signals every process; a program that it ended would be judged as one that fails."""
+
+    def signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
+            time.sleep(0.1)
+            for pid in processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    sender = threading.Timer(0.2, signals)
+    sender.start()
+    done = box.run("import time\ntime.sleep(1.2)\nprint('done')")
+    sender.join()
+    assert done.stdout == "done\n", done
     assert box.run("print(1)").ok
 
 
