@@ -66,11 +66,10 @@ def _keys(report: Report) -> tuple[str, ...]:
 
 def cut_at(tail: bytes) -> int:
     """Return where the last frame of a traceback begins that does not come to its last line, or -1."""
-    frame = None
-    for frame in _FRAME.finditer(tail):
-        pass
-    if frame is None:
+    frames = list(_FRAME.finditer(tail))
+    if not frames:
         return -1
+    frame = frames[-1]
     prefix = _PREFIX.match(frame[0])
     before = len(prefix[1]) if prefix else 0
     for line in tail[frame.start() :].split(b"\n")[1:]:

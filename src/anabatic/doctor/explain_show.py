@@ -104,18 +104,23 @@ def _print(report: Report, language: Language, console: Console) -> None:
             console.print(_others(others, language, console.width))
     if steps := explain_next.steps(report, language):
         console.print(Text(word("next", language), style="bold"))
-        for step in steps:
-            for place, row in enumerate(wrap(step, console.width - 4)):
-                console.print(Text(f"  {' ' if place else '-'} {row}"))
+        rows = [
+            ("- ", "  ")[place > 0] + row for step in steps for place, row in enumerate(wrap(step, console.width - 4))
+        ]
+        console.print(Text("\n".join(f"  {row}" for row in rows)))
+    for note in _notes(report, language):
+        console.print(Text(note, style="dim"))
+
+
+def _notes(report: Report, language: Language) -> list[str]:
     notes = list(report.scan.notes)
-    if first is not None and not report.ordered:
+    if report.first is not None and not report.ordered:
         notes.append(word("order", language))
     if report.scan.earlier:
         notes.append(word("earlier", language, f"{report.scan.earlier:,}"))
     if report.scan.unkept:
         notes.append(word("unkept", language, report.scan.unkept))
-    for note in notes:
-        console.print(Text(note, style="dim"))
+    return notes
 
 
 def _first(finding: Finding, language: Language, width: int) -> RenderableType:
