@@ -143,9 +143,10 @@ def _finding(sights: list[Sight]) -> Finding:
 
 
 def _weight(sight: Sight) -> tuple[int, bool, datetime, int, bool]:
-    """Sort key: a guess, as from the prefix of a code, after what is known, a number after the words beside it."""
+    """Sort key: a guess, as from the prefix of a code, after what is known, of one line its words before a number."""
     guess = sight.entry.confidence == "low"
-    return knowledge.ROLES.index(sight.role), guess, sight.time or datetime.max, sight.order, bool(sight.code)
+    less = bool(sight.code) != (sight.role == "wrapper")
+    return knowledge.ROLES.index(sight.role), guess, sight.time or datetime.max, sight.order, less
 
 
 def _comparable(findings: list[Finding]) -> bool:

@@ -39,7 +39,7 @@ _CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-
 _CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
 _NUMBER = re.compile(rb"[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)")
 """What follows one of `_RETURNS`."""
-_RESULT = re.compile(rb"(?:result|status|errno)\s*[=:]\s*\[?(\d{6})(?![0-9a-z])")
+_RESULT = re.compile(rb"(?:result|status|errno)\s*[=:]\s*\[?(?!\d00000)(\d{6})(?![0-9a-z])")
 """Words that much else is called by too: only codes that an entry names count behind them."""
 _NUMBER_BARE = re.compile(
     rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)"

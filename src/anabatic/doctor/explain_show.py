@@ -104,10 +104,8 @@ def _print(report: Report, language: Language, console: Console) -> None:
             console.print(_others(others, language, console.width))
     if steps := explain_next.steps(report, language):
         console.print(Text(word("next", language), style="bold"))
-        rows = [
-            ("- ", "  ")[place > 0] + row for step in steps for place, row in enumerate(wrap(step, console.width - 4))
-        ]
-        console.print(Text("\n".join(f"  {row}" for row in rows)))
+        rows = ["\n    ".join(wrap(step, console.width - 4)) for step in steps]
+        console.print(Text("\n".join(f"  - {row}" for row in rows)))
     for note in _notes(report, language):
         console.print(Text(note, style="dim"))
 
