@@ -267,10 +267,10 @@ class Matcher:
             if told[1].decode() in self.knowledge.by_code:
                 self._add(told[1].decode(), told.start(), found)
         if b"hccl" in low:
-            if told := _HCCL.search(low):
-                self._add(f"hccl:{(told[1] or told[2]).decode()}", told.start(), found)
-            elif told := _HCCL_MODULE.search(low):
-                self._add(f"hccl:{int(told[1], 16)}", told.start(), found)
+            if result := _HCCL.search(low):
+                self._add(f"hccl:{(result[1] or result[2]).decode()}", result.start(), found)
+            elif module := _HCCL_MODULE.search(low):
+                self._add(f"hccl:{int(module[1], 16)}", module.start(), found)
         slow = next((pace for pace in _SLOW.finditer(low) if int(pace[1]) >= SLOW_SECONDS), None)
         if slow is not None:
             self._add("slow-start", slow.start(), found)
