@@ -43,14 +43,16 @@ _RESULT = re.compile(rb"(?:result|status|errno)\s*[=:]\s*\[?(?!\d00000)(\d{6})(?
 """Words that much else is called by too: only codes that an entry names count behind them."""
 _NUMBER_BARE = re.compile(
     rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)"
-    rb"|(?:result|status|errno)\s*[=:]|hccl.*(?:err|ret)|s/it"
+    rb"|hccl.*(?:err|ret)"
 )
+_LESS_BARE = re.compile(rb"(?:result|status|errno)\s*[=:]|s/it")
 _RETURNS = (b"error", b"ret", b"code")
 """One of them stands before the number that a call returned."""
 _LESS = (b"result", b"errno", b"status", b"s/it")
 """So may these."""
 _SLOW = re.compile(rb"(?<![\d.])(\d{2,6})(?:\.\d+)?s/it")
 """The pace of a progress bar (tqdm)."""
+_RARE = re.compile(_RESULT.pattern + rb"|(?:[6-9]\d|\d{3,})(?:\.\d+)?s/it")
 SLOW_SECONDS = 60
 """Seconds of a step that are worth a note."""
 _WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
@@ -93,6 +95,8 @@ class Suspect(NamedTuple):
     number: bool
     raised: bool
     """The end of a traceback."""
+    rare: bool
+    """Nothing but a number behind one of `_LESS`, which seldom is a code: all lines are searched for one at once."""
     exact: bool
     """Some digits of it mean something that `explain_alike` does not know."""
 
@@ -168,6 +172,8 @@ class Matcher:
     def _known(self, bare: bytes, lines: list[bytes], where: list[int]) -> Iterator[Found]:
         """Yield what is known in lines that are equal but for their digits."""
         suspect = self.suspects[bare]
+        if suspect.rare and not _RARE.search(b"\n".join([lines[index] for index in where]).lower()):
+            return
         told: list[tuple[int, int]] = []
         nothing = False
         if len(where) >= explain_alike.FEWEST and not suspect.exact:
@@ -248,11 +254,14 @@ class Matcher:
             return None
         stems = {stem for word in words for stem in self.stems.get(word, ())}
         texts = tuple(text for stem in stems for text in self.filed[stem] if _in_order(low, text.bare) >= 0)
-        number = not stems.isdisjoint(_RETURNS + _LESS) and _NUMBER_BARE.search(low) is not None
+        number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
+        less = not stems.isdisjoint(_LESS) and _LESS_BARE.search(low) is not None
         code = _CODE_BARE.search(line) is not None
         raised = (b"error" in stems or b"exception" in stems) and _RAISED.match(line) is not None
         exact = any(text.pieces != text.bare for text in texts) or b"errno[" in low or b"s/it" in low
-        return Suspect(texts, code, number, raised, exact) if texts or number or code or raised else None
+        rare = less and not (texts or number or code or raised)
+        number = number or less
+        return Suspect(texts, code, number, raised, rare, exact) if texts or number or code or raised else None
 
     def _numbers(self, low: bytes, found: list[Hit]) -> None:
         for word in _RETURNS:
