@@ -7,6 +7,7 @@ general wrappers (`ERR00100`, `EZ9999`); among equals the earliest time wins, th
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,13 @@ from anabatic.doctor.explain_match import Matcher
 from anabatic.doctor.explain_scan import Scan, Sight
 from anabatic.doctor.knowledge import Entry, Knowledge
 
+CARRIED = 20
+"""Lines below an exception that belong to it."""
+_CARRIERS = frozenset(
+    {"aclnn-call", "aclnn-inner", *(f"{knowledge.UNKNOWN}{name}" for name in ("RuntimeError", "DistBackendError",
+     "OSError", "ImportError", "SystemError", "Exception"))}
+)  # fmt: skip
+"""Entries that say that something failed, seldom what."""
 _CODE = re.compile(r"[eE](?:[a-zA-Z]\d{4}|\d{5}|[rR]{2}\d{5})|-?\d{4,6}|hccl:\d{1,2}|0x[0-9a-fA-F]{4,6}")
 
 
@@ -78,7 +86,7 @@ def explain(
     for word in words:
         if word.startswith("-") and word != "-" and not _CODE.fullmatch(word):
             raise ConfigError(f'unknown option "{word}"', "see `anabatic explain --help`")
-    codes = [word for word in words if _CODE.fullmatch(word) and not Path(word).exists()]
+    codes = [w for w in words if (_CODE.fullmatch(w) or w in known.by_code) and not Path(w).exists()]
     if codes and len(codes) == len(words):
         return _codes(codes, known)
     if codes:
@@ -96,6 +104,7 @@ def explain_text(text: str, known: Knowledge) -> Report:
 
 def judge(result: Scan) -> Report:
     """Order what was seen: the first cause first."""
+    _demote(result.sights)
     by_entry: dict[str, list[Sight]] = {}
     for sight in result.sights:
         by_entry.setdefault(sight.entry.id, []).append(sight)
@@ -108,16 +117,36 @@ def judge(result: Scan) -> Report:
     return Report(findings, silent, result, _comparable(serious))
 
 
+def _demote(sights: list[Sight]) -> None:
+    """Make what only passes on an error general, where what it passes on stands on the same or the next lines."""
+    solid: dict[tuple[str, int | None], list[int]] = {}
+    for sight in sights:
+        if sight.role in ("cause", "consequence") and sight.entry.confidence != "low" and not _carries(sight):
+            solid.setdefault((sight.file, sight.rank), []).append(sight.order)
+    for orders in solid.values():
+        orders.sort()
+    for sight in sights:
+        orders = solid.get((sight.file, sight.rank), [])
+        at = bisect_left(orders, sight.order)
+        if at < len(orders) and orders[at] - sight.order <= CARRIED and _carries(sight):
+            sight.role = "wrapper"
+
+
+def _carries(sight: Sight) -> bool:
+    return sight.entry.id in _CARRIERS or sight.code.startswith("hccl:")
+
+
 def _finding(sights: list[Sight]) -> Finding:
     sights = sorted(sights, key=_weight)
     ranks = sorted({sight.rank for sight in sights if sight.rank is not None})
     return Finding(sights[0].entry, sights[0].code, sights[0], sum(sight.count for sight in sights), ranks, sights)
 
 
-def _weight(sight: Sight) -> tuple[int, bool, datetime, int]:
-    """Sort key; a guess, as from the prefix of a code, comes after what is known."""
+def _weight(sight: Sight) -> tuple[int, bool, datetime, int, bool]:
+    """Sort key: a guess, as from the prefix of a code, after what is known, of one line its words before a number."""
     guess = sight.entry.confidence == "low"
-    return knowledge.ROLES.index(sight.role), guess, sight.time or datetime.max, sight.order
+    less = bool(sight.code) != (sight.role == "wrapper")
+    return knowledge.ROLES.index(sight.role), guess, sight.time or datetime.max, sight.order, less
 
 
 def _comparable(findings: list[Finding]) -> bool:

@@ -23,6 +23,7 @@ ADDRESS = re.compile(rb"0x[0-9A-Fa-f]+(?![0-9A-Za-z_])")
 _RUNS = re.compile(rb"(%s|\d+)" % ADDRESS.pattern)
 _BEFORE = re.compile(
     rb"(?:error|ret|code)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*-?$"  # what a call returned
+    rb"|(?:result|status|errno)\s*[=:]\s*\[?$|hcclret -> $"
     rb"|\[rank:? ?$|\[default$|rankid:$",
     re.IGNORECASE,
 )

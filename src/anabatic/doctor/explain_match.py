@@ -39,14 +39,37 @@ _CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-
 _CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
 _NUMBER = re.compile(rb"[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)")
 """What follows one of `_RETURNS`."""
-_NUMBER_BARE = re.compile(rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)")
+_RESULT = re.compile(rb"(?:result|status|errno)\s*[=:]\s*\[?(?!\d00000)(\d{6})(?![0-9a-z])")
+"""Words that much else is called by too: only codes that an entry names count behind them."""
+_NUMBER_BARE = re.compile(
+    rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)"
+    rb"|hccl.*(?:err|ret)"
+)
+_LESS_BARE = re.compile(rb"(?:result|status|errno)\s*[=:]|s/it")
 _RETURNS = (b"error", b"ret", b"code")
 """One of them stands before the number that a call returned."""
+_LESS = (b"result", b"errno", b"status", b"s/it")
+"""So may these."""
+_SLOW = re.compile(rb"(?<![\d.])(\d{2,6})(?:\.\d+)?s/it")
+"""The pace of a progress bar (tqdm)."""
+_RARE = re.compile(_RESULT.pattern + rb"|(?:[6-9]\d|\d{3,})(?:\.\d+)?s/it")
+SLOW_SECONDS = 60
+"""Seconds of a step that are worth a note."""
 _WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
-_HCCL = re.compile(rb"hccl function error.*?error code is (\d{1,2})(?!\d)")
-_RAISED = re.compile(rb"(?:\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
-"""The last line of a Python traceback, also behind `[rank3]:` or the `3:` of `srun --label`."""
-_FRAME = re.compile(rb"(?:\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*(?:  |Traceback )")
+_HCCL = re.compile(
+    rb"(?:hccl function error|function error: hccl|hccl\w+ fail).*?error(?: code is|:) ?(\d{1,2})(?!\d)"
+    rb"|hcclret -> (\d{1,2})(?!\d)"
+)
+_HCCL_MODULE = re.compile(rb"errno\[0x0*5000([0-9a-f]{3})\]")
+"""How HCCL's own log writes its result: module 5, then the result."""
+_BEFORE = (
+    rb"(?:\x1b\[[\d;]*m|\([A-Za-z_][\w .=,:-]{0,80}\) ?|(?:ERROR|CRITICAL) [\d:. -]{0,24}\[?[\w.]{1,60}:\d{0,6}\] ?"
+    rb"|\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*"
+)
+"""What stands before a line: `[rank3]:`, the `3:` of `srun --label`, `(Worker pid=7)` of Ray, the logger of vLLM."""
+_RAISED = re.compile(_BEFORE + rb"([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
+"""The last line of a Python traceback."""
+_FRAME = re.compile(_BEFORE + rb"(?:  |Traceback )")
 """What stands before it."""
 _QUIET = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
 _SPOKEN = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")
@@ -72,6 +95,8 @@ class Suspect(NamedTuple):
     number: bool
     raised: bool
     """The end of a traceback."""
+    rare: bool
+    """Nothing but a number behind one of `_LESS`, which seldom is a code: all lines are searched for one at once."""
     exact: bool
     """Some digits of it mean something that `explain_alike` does not know."""
 
@@ -106,7 +131,7 @@ class Matcher:
         texts = [(entry, _pieces(text)) for entry in knowledge.entries for text in entry.texts]
         self.addresses = not all(any(map(_words_of_end, pieces)) for _, pieces in texts)
         """A text may stand within an address: their letters count."""
-        self.filed: dict[bytes, list[Text]] = {stem: [] for stem in _RETURNS}
+        self.filed: dict[bytes, list[Text]] = {stem: [] for stem in _RETURNS + _LESS}
         for entry, pieces in texts:
             bare = tuple(self._bare(piece if self.addresses else _HEXADECIMAL.sub(b"", piece)) for piece in pieces)
             words = [word for piece in bare for word in piece.split()]
@@ -147,6 +172,8 @@ class Matcher:
     def _known(self, bare: bytes, lines: list[bytes], where: list[int]) -> Iterator[Found]:
         """Yield what is known in lines that are equal but for their digits."""
         suspect = self.suspects[bare]
+        if suspect.rare and not _RARE.search(b"\n".join([lines[index] for index in where]).lower()):
+            return
         told: list[tuple[int, int]] = []
         nothing = False
         if len(where) >= explain_alike.FEWEST and not suspect.exact:
@@ -228,10 +255,13 @@ class Matcher:
         stems = {stem for word in words for stem in self.stems.get(word, ())}
         texts = tuple(text for stem in stems for text in self.filed[stem] if _in_order(low, text.bare) >= 0)
         number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
+        less = not stems.isdisjoint(_LESS) and _LESS_BARE.search(low) is not None
         code = _CODE_BARE.search(line) is not None
         raised = (b"error" in stems or b"exception" in stems) and _RAISED.match(line) is not None
-        exact = any(text.pieces != text.bare for text in texts)
-        return Suspect(texts, code, number, raised, exact) if texts or number or code or raised else None
+        exact = any(text.pieces != text.bare for text in texts) or b"errno[" in low or b"s/it" in low
+        rare = less and not (texts or number or code or raised)
+        number = number or less
+        return Suspect(texts, code, number, raised, rare, exact) if texts or number or code or raised else None
 
     def _numbers(self, low: bytes, found: list[Hit]) -> None:
         for word in _RETURNS:
@@ -242,8 +272,17 @@ class Matcher:
                 if match and (word == b"code" or not at or low[at - 1] not in _WORDY):
                     self._add(str(int(match[1], 16)) if match[1] else match[2].decode(), at, found)
                 at = low.find(word, end)
-        if b"hccl function" in low and (told := _HCCL.search(low)):
-            self._add(f"hccl:{told[1].decode()}", told.start(), found)
+        for told in _RESULT.finditer(low):
+            if told[1].decode() in self.knowledge.by_code:
+                self._add(told[1].decode(), told.start(), found)
+        if b"hccl" in low:
+            if result := _HCCL.search(low):
+                self._add(f"hccl:{(result[1] or result[2]).decode()}", result.start(), found)
+            elif module := _HCCL_MODULE.search(low):
+                self._add(f"hccl:{int(module[1], 16)}", module.start(), found)
+        slow = next((pace for pace in _SLOW.finditer(low) if int(pace[1]) >= SLOW_SECONDS), None)
+        if slow is not None:
+            self._add("slow-start", slow.start(), found)
 
     def _codes(self, line: bytes, low: bytes, found: list[Hit]) -> None:
         """Codes with letters. One that no entry names counts only where a line speaks of an error."""

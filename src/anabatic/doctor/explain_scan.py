@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from anabatic.doctor import explain_next
 from anabatic.doctor.explain_match import Hit, Matcher
 from anabatic.doctor.knowledge import Entry
 from anabatic.doctor.logs import Log, blocks
 
+CUT = "traceback-cut"
+"""Code of the entry for a traceback without its last line."""
 MOST_SIGHTS = 20_000
 """Different (entry, file, rank) that are kept; more of them are only counted."""
 _LINES = 10**12
@@ -106,6 +109,7 @@ def scan(
             reader.block(block, matcher)
             if progress is not None:
                 progress(len(block))
+        reader.finish(matcher)
         result.files.append(log.name)
         result.earlier += reader.earlier
         if log.rank is not None:
@@ -120,7 +124,9 @@ def scan_text(text: str, matcher: Matcher) -> Scan:
     """Read a text that is already here."""
     result = Scan()
     kept: dict[_Key, Sight] = {}
-    _File(Log("", None), result, kept).block(text.encode("utf-8", "replace"), matcher)
+    reader = _File(Log("", None), result, kept)
+    reader.block(text.encode("utf-8", "replace"), matcher)
+    reader.finish(matcher)
     result.sights = list(kept.values())
     return result
 
@@ -135,6 +141,8 @@ class _File:
         self.lines = 0
         self.last_time: datetime | None = None
         self.year = _year(log)
+        self.tail = b""
+        """The end of what was read."""
 
     def block(self, block: bytes, matcher: Matcher) -> None:
         """Read the next block of the file."""
@@ -152,6 +160,17 @@ class _File:
             for hit in found.hits:
                 self._hit(lines, found.index, hit, found.count)
         self._end(block)
+        self.tail = (self.tail + block)[-_TAIL:]
+
+    def finish(self, matcher: Matcher) -> None:
+        """Tell of a traceback that has no last line, where nothing else in the file says what happened."""
+        at = explain_next.cut_at(self.tail)
+        entry = matcher.knowledge.by_code.get(CUT)
+        own = (sight for sight in self.kept.values() if sight.file == self.log.name)
+        if at < 0 or entry is None or any(sight.role in ("cause", "consequence") for sight in own):
+            return
+        self.lines -= self.tail.count(b"\n", at)
+        self._hit(self.tail[at:].split(b"\n"), 0, Hit(entry, CUT, len(CUT), 0), 1)
 
     def _end(self, block: bytes) -> None:
         self.lines += block.count(b"\n")

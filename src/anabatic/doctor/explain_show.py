@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from anabatic.core.text import size
-from anabatic.doctor import knowledge
+from anabatic.doctor import explain_next, knowledge
 from anabatic.doctor.explain import Finding, Report
 from anabatic.doctor.explain_scan import Sight
 from anabatic.doctor.language import Language
@@ -49,6 +49,7 @@ _WORDS: dict[str, tuple[str, str]] = {
         "rank {} reported nothing while the others waited: look there first",
         "其他 rank 在等待，而 rank {} 没有报错：请先检查它",
     ),
+    "next": ("collect next", "下一步收集"),
     "order": (
         "not every line has a time: among these files the order is that of reading",
         "部分日志没有时间：文件之间按读取顺序排列",
@@ -101,15 +102,23 @@ def _print(report: Report, language: Language, console: Console) -> None:
             console.print(Text(silent, style="bold yellow"))
         if others := report.findings[1:]:
             console.print(_others(others, language, console.width))
+    if steps := explain_next.steps(report, language):
+        console.print(Text(word("next", language), style="bold"))
+        rows = ["\n    ".join(wrap(step, console.width - 4)) for step in steps]
+        console.print(Text("\n".join(f"  - {row}" for row in rows)))
+    for note in _notes(report, language):
+        console.print(Text(note, style="dim"))
+
+
+def _notes(report: Report, language: Language) -> list[str]:
     notes = list(report.scan.notes)
-    if first is not None and not report.ordered:
+    if report.first is not None and not report.ordered:
         notes.append(word("order", language))
     if report.scan.earlier:
         notes.append(word("earlier", language, f"{report.scan.earlier:,}"))
     if report.scan.unkept:
         notes.append(word("unkept", language, report.scan.unkept))
-    for note in notes:
-        console.print(Text(note, style="dim"))
+    return notes
 
 
 def _first(finding: Finding, language: Language, width: int) -> RenderableType:
@@ -223,6 +232,7 @@ def as_json(report: Report, language: Language) -> dict[str, Any]:
         "lines_before_last_start": report.scan.earlier,
         "lines_only_counted": report.scan.unkept,
         "notes": report.scan.notes,
+        "next": explain_next.steps(report, language),
     }
 
 

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
+import ipaddress
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
-GONE = "[removed]"
-_WORD = (
-    r"token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|auth|credential|cookie|"
-    r"session[_-]?id"
-)
-SECRET_NAME = re.compile(rf"(?i)(?<![a-z])(?:{_WORD}|pat|key|license|pwd|jwt|bearer)s?(?![a-z])")
+from anabatic.doctor import redact_rules
+from anabatic.doctor.redact_rules import GONE
+
+SECRET_NAME = re.compile(rf"(?i)(?<![a-z])(?:{redact_rules.WORD}|pat|key|license|pwd|jwt|bearer|ak|sk)s?(?![a-z])")
 """Names of variables and keys whose value is never shown."""
-_PROSE = "is|for|of|was|not|and|or|required|to|in|file|has|cannot|does"
-"""What follows the word password where none is told."""
-_SITES = "hf|sk|pk|ghp|gho|ghs|glpat|github_pat|xox[a-z]|AKIA|ASIA|AIza|dckr_pat"
-"""Start of the tokens of well-known sites."""
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"-----BEGIN [A-Z ]*(?:PRIVATE KEY|CERTIFICATE)-----.*?(?:-----END [A-Z ]*-----|\Z)", re.S), GONE),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^/\s@]{1,400}@"), rf"\1{GONE}@"),
-    (re.compile(rf"(?i)((?:{_WORD})[\w.-]{{0,80}}[\"']?\s{{0,20}}[:=]\s{{0,20}})(\"[^\"]*\"|'[^']*'|bearer\s+\S+|basic\s+\S+|[^\s,;&\"']+)"),
-     rf"\1{GONE}"),
-    (re.compile(rf"(?i)((?<![\w-])--?[\w-]{{0,80}}(?:{_WORD})[\w-]{{0,80}}\s{{1,20}})(?!-)\S+"), rf"\1{GONE}"),
-    (re.compile(rf"(?i)\b(pass(?:word|wd|phrase)(?: +is)? +)(?!(?:{_PROSE})\b)[^\s:=]+"), rf"\1{GONE}"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {GONE}"),
-    (re.compile(rf"\b(?:{_SITES})[_-]?[A-Za-z0-9_-]{{16,}}"), GONE),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{4,4000}\.[A-Za-z0-9_-]*"), GONE),
-    (re.compile(r"\b[A-Fa-f0-9]{32,}\b"), GONE),
-    (re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+"), GONE),
-)  # fmt: skip
-"""Forms of secrets: PEM blocks, URLs with a password, NAME=value, options, a password behind the word, headers, tokens
-of known sites, JWT, hashes, mail addresses. Repetitions are bounded: a megabyte without a blank must not take hours."""
 _HOME = re.compile(r"(/(?:home|Users|data/home|mnt/home)/)(?!USER\b)[^/\s:\"',;]+")
 _KEPT = re.compile(
     r"(ASCEND|HCCL|P2P_HCCL|TORCH|PYTORCH|ACL|NPU|NCCL|OMP|ATB|CANN|RANK_TABLE|HCCN|GLOO|TP_SOCKET|CUDA|NVIDIA|MASTER_|"
@@ -43,6 +25,12 @@ _KEPT = re.compile(
 """Start of the names of variables that a supporter needs; of all others only the name leaves the machine."""
 _COMMON = {"root", "user", "admin", "ubuntu", "nobody", "daemon", "home", "USER"}
 """Names that say nothing about a person."""
+
+
+_PIECE = 4096
+"""Characters of a line that are looked at together."""
+_SALT = secrets.token_bytes(16)
+"""Of this process: the same address has the same word within one bundle, and nobody can try all addresses."""
 
 
 def people(env: Mapping[str, str]) -> set[str]:
@@ -57,13 +45,52 @@ def people(env: Mapping[str, str]) -> set[str]:
 
 
 def text(content: str, names: set[str]) -> str:
-    """Return text without secrets, home folders and the `names` of people."""
-    for pattern, instead in _RULES:
+    """Return text without secrets, public addresses, home folders and the `names` of people."""
+    for pattern, instead in redact_rules.RULES:
         content = pattern.sub(instead, content)
+    content = "".join(_known(line) for line in content.splitlines(keepends=True))
+    content = redact_rules.HEXADECIMAL.sub(_unless_named, content)
+    content = redact_rules.ADDRESS.sub(_unless_private, content)
     content = _HOME.sub(r"\1USER", content)
     for name in sorted(names, key=len, reverse=True):
         content = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", "USER", content)
     return content
+
+
+def _known(line: str) -> str:
+    """Remove what detect-secrets knows, from pieces that are short enough for any pattern."""
+    pieces = [line[start : start + _PIECE] for start in range(0, len(line), _PIECE)]
+    for pattern in redact_rules.kept():
+        pieces = [pattern.sub(_inner, piece) for piece in pieces]
+    return "".join(pieces)
+
+
+def _inner(found: re.Match[str]) -> str:
+    """Remove the groups of a pattern, or all of it where it has none."""
+    whole, start = found[0], found.start()
+    spans = [found.span(group) for group in range(1, found.re.groups + 1) if found[group]]
+    for first, last in sorted(spans, reverse=True) or [found.span()]:
+        whole = whole[: first - start] + GONE + whole[last - start :]
+    return whole
+
+
+def _before(found: re.Match[str]) -> str:
+    return found.string[max(0, found.start() - 40) : found.start()]
+
+
+def _unless_named(found: re.Match[str]) -> str:
+    """Keep the names of commits and contents."""
+    return found[0] if redact_rules.NAMED.search(_before(found)) else GONE
+
+
+def _unless_private(found: re.Match[str]) -> str:
+    """Keep versions and what is reachable from inside alone; a public address becomes the same word everywhere."""
+    parts = [int(part) for part in found.groups()]
+    if max(parts) > 255 or max(parts) < 32 or redact_rules.VERSION.search(_before(found)):
+        return found[0]
+    if not ipaddress.IPv4Address(found[0]).is_global:
+        return found[0]
+    return f"[address {hashlib.blake2b(found[0].encode(), key=_SALT, digest_size=3).hexdigest()}]"
 
 
 def environ(env: Mapping[str, str], names: set[str]) -> dict[str, str]:

@@ -94,6 +94,7 @@ def _foreign(machine: Machine) -> Iterator[Line]:
 
 _FOREIGN = (
     ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"),
+    ("NPU_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"),
     ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"),
     ("NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"),
     ("NCCL_TIMEOUT", "HCCL_CONNECT_TIMEOUT"),
@@ -171,8 +172,36 @@ _PATHS = (
     ("HCCL_WHITELIST_FILE", "there is no such file", "文件不存在"),
     ("OOM_SNAPSHOT_PATH", "there is no such folder: no snapshot is written", "目录不存在：不会写快照"),
     ("TORCH_ACL_INIT_CONFIG_PATH", "there is no such file", "文件不存在"),
+    (
+        "ATB_HOME_PATH",
+        "there is no such folder: NNAL was removed or replaced (libatb.so is not found)",
+        "目录不存在：NNAL 被删除或更换（找不到 libatb.so）",
+    ),
     ("ASCEND_PROCESS_LOG_PATH", "there is no such folder", "目录不存在"),
 )
+
+
+def _custom(machine: Machine) -> Iterator[Line]:
+    """Custom operators stand before CANN's own: those of another version fail with 561002 (hicann/runtime docs)."""
+    name = "ASCEND_CUSTOM_OPP_PATH"
+    places = [place for place in machine.env.get(name, "").split(":") if place]
+    gone = [place for place in places if not machine.files.exists(place)]
+    if gone:
+        left = ":".join(place for place in places if place not in gone)
+        yield _say(name, machine, f"there is no {gone[0]}", f"{gone[0]} 不存在",
+                   f"export {name}={left}" if left else f"unset {name}")  # fmt: skip
+    elif len(places) > 1:
+        yield _say(name, machine, "several sets of custom operators: the first that has an operator is used, whatever "
+                   "its version", "多套自定义算子：使用最先找到的，不论版本", f"export {name}={places[0]}")  # fmt: skip
+
+
+def _atb(machine: Machine) -> Iterator[Line]:
+    """Torch from 2.7 on has the C++ ABI 1; NNAL brings both, and its set_env.sh asks the torch that is there."""
+    name, torch = "ATB_HOME_PATH", versions.key(machine.packages.get("torch", ""))
+    if machine.env.get(name, "").rstrip("/").endswith("cxx_abi_0") and torch and torch >= (2, 7):
+        yield _say(name, machine, "is for the old C++ ABI, torch from 2.7 on has the new one: undefined symbol _ZN3atb",
+                   "为旧 C++ ABI，而 torch 2.7 起使用新 ABI：会报 undefined symbol _ZN3atb",
+                   f"unset {name} ; source /usr/local/Ascend/nnal/atb/set_env.sh --cxx_abi=1")  # fmt: skip
 
 
 def _saturation(machine: Machine) -> Iterator[Line]:
@@ -254,6 +283,6 @@ def _zero_copy(machine: Machine) -> Iterator[Line]:
 
 
 _TOGETHER: tuple[Callable[[Machine], Iterator[Line]], ...] = (
-    _visible, _foreign, _allocator, _timeouts, _pairs, _paths, _saturation, _both_masks, _renamed,
+    _visible, _foreign, _allocator, _timeouts, _pairs, _paths, _custom, _atb, _saturation, _both_masks, _renamed,
     _queue, _binding, _too_old, _zero_copy,
 )  # fmt: skip

@@ -83,4 +83,4 @@ def _near(choice: free.Choice | None) -> list[cores.Near]:
         return near  # the cores are then cut without it
     told = table.cpu_affinity if isinstance(table, Topology) else {}
     named = {int(found[0]): text for name, text in told.items() if (found := re.search(r"\d+$", name))}
-    return [cores.Near(one.bus, named.get(index, "")) for one, index in zip(near, choice.indices, strict=True)]
+    return [cores.Near(one.bus, named.get(index) or "") for one, index in zip(near, choice.indices, strict=True)]

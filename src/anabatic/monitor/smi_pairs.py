@@ -43,6 +43,8 @@ class Listing:
 
 # A blank before the colon tells a value from an error of a shell ("npu-smi: command not found").
 _LINE = re.compile(r"\s*([A-Za-z][^:|]*?)\s+:\s*(.*?)\s*")
+_MORE = re.compile(r"(?:\s+:\s+|\s{31,})(\S.*?)\s*")
+"""One more line of the value above: a colon without a key, or text that begins below the values."""
 _PROCESS = re.compile(
     r"\s*Process id\s*:\s*(\d{1,18})\s+Process name\s*:(.*?)\s+Process memory\s*\((\w+)\)\s*:\s*(\d{0,18})\s*"
 )
@@ -140,11 +142,28 @@ def _meaning(block: Block, npu: int | None) -> dict[str, Any] | None:
     return {"npu_id": npu, "chip_id": number(block.values.get("Chip ID")), **found}
 
 
+def _whole(lines: list[str]) -> list[tuple[str, tuple[str, str] | None]]:
+    """Return each line and its value; the texts of several errors, told below one another, are one value.
+
+    Before each of them but the first the tool prints an empty line (`print_diagnosis_info` of npu_info_print.c).
+    """
+    rows: list[tuple[str, tuple[str, str] | None]] = []
+    for line in lines:
+        pair = _pair(line)
+        more = _MORE.fullmatch(line) if pair is None else None
+        said = max((place for place, (above, _) in enumerate(rows) if above.strip()), default=-1) if more else -1
+        if more is not None and said >= 0 and (told := rows[said][1]) is not None:
+            rows[said:] = [(rows[said][0], (told[0], f"{told[1]}\n{more[1]}".strip()))]
+        else:
+            rows.append((line, pair))
+    return rows
+
+
 def read_pairs(lines: list[str]) -> Pairs | None:
     """Return the blocks of `key : value` lines; None for text that has none."""
     blocks = _Blocks()
-    for line in lines:
-        pair, process = _pair(line), _PROCESS.fullmatch(line)
+    for line, pair in _whole(lines):
+        process = _PROCESS.fullmatch(line)
         if process:
             blocks.process(process)
         elif pair:

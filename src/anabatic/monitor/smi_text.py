@@ -35,7 +35,8 @@ class Topology:
     optional: ClassVar[tuple[str, ...]] = ()
     devices: list[str] = field(default_factory=list)
     matrix: dict[str, dict[str, str]] = field(default_factory=dict)
-    cpu_affinity: dict[str, str] = field(default_factory=dict)
+    cpu_affinity: dict[str, str | None] = field(default_factory=dict)
+    """The CPUs near each device; None where none is told, as on the A3 with ARM, whose table has no such column."""
 
 
 @dataclass
@@ -57,6 +58,8 @@ class ErrorText:
 
 _WATCH_COLUMN = re.compile(r"[^()]+\([^()]*\)")
 _NODE = re.compile(r"(NPU|Phy-ID)\d+")
+_COLUMN = re.compile(r"(NPU|Phy-ID|NIC)\d+|(CPU|NUMA)_Affinity")
+_AFFINITIES = ("CPU_Affinity", "NUMA_Affinity")
 _MAPPED = ("NPU ID", "Slot ID", "Chip ID", "Chip Logic ID", "Chip Phy-ID", "Chip Name")
 _MAPPED_COLUMN = re.compile("|".join(re.escape(name) for name in sorted(_MAPPED, key=len, reverse=True)))
 
@@ -88,6 +91,15 @@ def _columns(line: str) -> list[str]:
     return line.replace("CPU Affinity", "CPU_Affinity").replace("NUMA Affinity", "NUMA_Affinity").split()
 
 
+def _affinity(words: list[str], columns: list[str]) -> str | None:
+    """Return the CPUs of a row, a list of which may be written with blanks; None where there are none."""
+    if "CPU_Affinity" not in columns:
+        return None
+    told = words if columns == ["CPU_Affinity"] else words[columns.index("CPU_Affinity") :][:1]
+    cpus = "".join(told)
+    return None if cpus.upper() in ("", "-", "NA", "N/A") else cpus
+
+
 def read_topology(lines: list[str]) -> Topology | None:
     """Return the matrix below a line of device names; None without one."""
     table: Topology | None = None
@@ -96,16 +108,14 @@ def read_topology(lines: list[str]) -> Topology | None:
         words = _columns(line)
         if not words or not _NODE.fullmatch(words[0]):
             continue
-        if len(words) == 1 or _NODE.fullmatch(words[1]) or words[1] == "CPU_Affinity":
+        if len(words) == 1 or _COLUMN.fullmatch(words[1]):
             names = words
             table = table or Topology([name for name in names if _NODE.fullmatch(name)])
         elif table is not None:
-            row = dict(zip(names, words[1:]))  # noqa: B905  # a cut row is shorter
-            affinity = row.pop("CPU_Affinity", None)
-            row.pop("NUMA_Affinity", None)
-            table.matrix[words[0]] = row
-            if affinity is not None:
-                table.cpu_affinity[words[0]] = affinity
+            joined = [name for name in names if name not in _AFFINITIES]
+            near = [name for name in names if name in _AFFINITIES]
+            table.matrix[words[0]] = dict(zip(joined, words[1:]))  # noqa: B905  # a cut row is shorter
+            table.cpu_affinity[words[0]] = _affinity(words[1 + len(joined) :], near)
     return table if table is not None and table.matrix else None
 
 

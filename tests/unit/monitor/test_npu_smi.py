@@ -210,3 +210,61 @@ def test_the_warning_of_a_bare_machine_is_no_device() -> None:
         ["[WARNING]The driver package may not ..."],
         [],
     )
+
+
+reasons = st.text(st.sampled_from("abcxyz0123456789=,. "), min_size=1, max_size=40).map(
+    lambda text: f"node {text}".strip()
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=st.lists(reasons, min_size=1, max_size=5), card=st.integers(0, 63), chips=st.integers(1, 2))
+def test_every_line_of_an_error_belongs_to_its_value(told: list[str], card: int, chips: int) -> None:
+    """As `print_diagnosis_info` writes them: an empty line and a colon without a key before each but the first."""
+    codes = " ".join(f"80E0{number:04X}" for number in range(len(told)))
+    rows = []
+    for chip in range(chips):
+        rows += [f"\t{'NPU ID':<30} : {card}", f"\t{'Health Status':<30} : Warning", f"\t{'Error Code':<30} : {codes}"]
+        rows += [f"\t{'Error Information':<30} : {told[0]}", *(f"\n\t{' ':<30} : {text}" for text in told[1:])]
+        rows += [f"\t{'Chip ID':<30} : {chip}", ""]
+    read = npu_smi.parse("\n".join(rows))
+    assert isinstance(read, Pairs) and read.messages == [] and len(read.blocks) == chips
+    for chip, block in enumerate(read.blocks):
+        assert block.values["Error Information"].split("\n") == [text.strip() for text in told]
+        assert (block.values["Error Code"], block.values["Chip ID"]) == (codes, str(chip))
+    assert [row["health"] for row in read.normalised] == ["Warning"] * chips
+
+
+def test_text_below_a_value_belongs_to_it() -> None:
+    first = f"\t{'Error Information':<30} : node type=SoC,"
+    read = npu_smi.parse(f"{first}\n{' ' * 41}sensor type=Temperature\n    No process in device.\n")
+    assert isinstance(read, Pairs) and read.messages == ["No process in device."]
+    assert read.blocks[0].values == {"Error Information": "node type=SoC,\nsensor type=Temperature"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    number=st.integers(1, 16),
+    prefix=st.sampled_from(["NPU", "Phy-ID"]),
+    near=st.sampled_from([None, "", "NA", "-", "0-23", "0-23,96-119", "0-23, 96-119"]),
+    nics=st.integers(0, 2),
+    header=st.booleans(),
+)
+def test_a_topology_says_of_every_device_which_cpus_are_near(
+    number: int, prefix: str, near: str | None, nics: int, header: bool
+) -> None:
+    """The A3 with ARM has no such column, drivers of 2026 have columns of NICs, and a list may be empty."""
+    names = [f"{prefix}{index}" for index in range(number)]
+    ports = [f"NIC{index}" for index in range(nics)]
+    told = near is not None and header
+    top = "\t   " + "".join(f"{name:<11}" for name in [*names, *ports]) + ("CPU Affinity" if told else "")
+    rows = []
+    for row in names:
+        joined = "".join(f"{'X' if row == column else 'HCCS':<11}" for column in [*names, *ports])
+        rows.append(f"{row:<11}{joined}{near if told else ''}")
+    rows += [f"{port:<11}" + "".join(f"{'SYS':<11}" for _ in [*names, *ports]) for port in ports]
+    read = npu_smi.parse("\n".join([top, *rows, "", "Legend:", "", "  X    = Self"]))
+    assert isinstance(read, Topology) and read.devices == names and list(read.matrix) == names
+    cpus = near.replace(" ", "") if told and near not in (None, "", "NA", "-") else None
+    assert read.cpu_affinity == dict.fromkeys(names, cpus)
+    assert read.matrix[names[0]] == {column: "X" if column == names[0] else "HCCS" for column in [*names, *ports]}

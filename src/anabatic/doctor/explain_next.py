@@ -1,0 +1,78 @@
+"""What to collect next where a log does not name its cause, and tracebacks that stop before their last line."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from anabatic.doctor import knowledge
+
+if TYPE_CHECKING:
+    from anabatic.doctor.explain import Report
+    from anabatic.doctor.language import Language
+
+SYMPTOMS = ("slow", "slow-start", "hang", "memory-grows", "wrong-numbers", "killed")
+"""Troubles without an error message: words that `anabatic explain` takes like a code."""
+_STEPS: dict[str, tuple[str, str]] = {
+    "plog": (
+        "CANN's own log of every rank: `anabatic explain` without a name reads ~/ascend/log (plog, run and debug)",
+        "各 rank 的 CANN 日志：不带参数的 `anabatic explain` 读取 ~/ascend/log（plog，run 与 debug）",
+    ),
+    "blocking": (
+        "the Python line of the operator that failed: run once more with ASCEND_LAUNCH_BLOCKING=1",
+        "出错算子所在的 Python 行：设 ASCEND_LAUNCH_BLOCKING=1 重跑一次",
+    ),
+    "level": (
+        "more of CANN: ASCEND_GLOBAL_LOG_LEVEL=1 ASCEND_GLOBAL_EVENT_ENABLE=1 (slow: unset both afterwards)",
+        "更详细的 CANN 日志：ASCEND_GLOBAL_LOG_LEVEL=1 ASCEND_GLOBAL_EVENT_ENABLE=1（很慢，之后请 unset）",
+    ),
+    "health": (
+        "the cards: `npu-smi info` (processes, memory) and `npu-smi info -t health -i 0`",
+        "设备状态：`npu-smi info`（进程、内存）与 `npu-smi info -t health -i 0`",
+    ),
+    "versions": (
+        "chip, driver, CANN, torch and torch_npu beside each other: `anabatic doctor`",
+        "芯片、驱动、CANN、torch、torch_npu 是否配套：`anabatic doctor`",
+    ),
+    "symptoms": (
+        f"no error message at all: `anabatic explain WORD` with {', '.join(SYMPTOMS)}",
+        f"完全没有报错：`anabatic explain 词`，词可为 {'、'.join(SYMPTOMS)}",
+    ),
+}
+_FRAME = re.compile(rb'^[^"\n]*?  File "[^"\n]+", line \d+, in \S', re.MULTILINE)
+_NAMED = re.compile(rb"(?:[^\n]{0,120}\] ?|\([^)\n]{0,80}\) ?)*[A-Za-z_][\w.]*(?::|\s*$)")
+_PREFIX = re.compile(rb'^([^"\n]*?)  File "')
+
+
+def steps(report: Report, language: Language) -> list[str]:
+    """Return what to collect, the most telling first; empty: the log names its cause."""
+    return [_STEPS[key][language == "zh"] for key in _keys(report)]
+
+
+def _keys(report: Report) -> tuple[str, ...]:
+    first = report.first
+    if report.asked:
+        return ()
+    if first is None:
+        return "plog", "level", "health", "symptoms"
+    if first.entry.id.startswith(knowledge.UNKNOWN):
+        return ()
+    if first.role == "consequence":
+        return "plog", "level", "health"
+    if first.role == "wrapper" or first.entry.confidence == "low":
+        return "plog", "blocking", "versions"
+    return ()
+
+
+def cut_at(tail: bytes) -> int:
+    """Return where the last frame of a traceback begins that does not come to its last line, or -1."""
+    frames = list(_FRAME.finditer(tail))
+    if not frames:
+        return -1
+    frame = frames[-1]
+    prefix = _PREFIX.match(frame[0])
+    before = len(prefix[1]) if prefix else 0
+    for line in tail[frame.start() :].split(b"\n")[1:]:
+        if line[before : before + 1].strip():
+            return -1 if _NAMED.match(line) else frame.start()
+    return frame.start()
