@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from anabatic.config.serve import ServeJob
+from anabatic.config.serve import LOCAL, ServeJob
 from anabatic.config.shared import require
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
@@ -56,7 +57,7 @@ def run(job: ServeJob) -> int:
         worker = Worker(catalogue.engines)
         worker.start()
         config = uvicorn.Config(
-            make_app(catalogue, worker, keys, job.cors, runs),
+            make_app(catalogue, worker, keys, job.cors, runs, _hosts(job.allowed_hosts, listening)),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -105,6 +106,15 @@ def _listen(host: str, port: int) -> socket.socket:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{host}:{port} cannot be listened at: {why}", "give another --host or --port") from error
     return listening
+
+
+def _hosts(allowed: list[str], listening: socket.socket) -> list[str] | None:
+    """Return the names under which the server may be asked; None: any."""
+    address = str(listening.getsockname()[0])
+    loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if "*" in allowed or not (allowed or loopback):
+        return None
+    return [*LOCAL, f"[{address}]" if ":" in address else address, *allowed]
 
 
 def _keys(file: str | None) -> list[str]:

@@ -49,5 +49,4 @@ def test_every_field_may_hold_any_number(tmp_path: Path, value: float) -> None:
 
 def test_moments() -> None:
     assert moment(1e9) == 1e9
-    assert [moment(one) for one in (*EXTREME, -1, None, "1", True)] == [5e-324 if one == 5e-324 else None
-                                                                     for one in (*EXTREME, -1, None, "1", True)]  # fmt: skip
+    assert [one for one in (*EXTREME, -1, None, "1", True) if moment(one) is not None] == [5e-324]

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from anabatic.core.text import utf8
+from anabatic.infer.server.bounds import LONGEST_STOP, few_messages, few_prompts
 
 MOST_FIELDS = 100
 """Of an object whose fields are looked at one by one."""
@@ -197,13 +198,15 @@ class Generation(Strict):
             raise ValueError(f"stop has {len(self.stops())} texts; at most 16 are allowed")
         if not all(self.stops()):
             raise ValueError("a text of stop is empty")
+        if max(map(len, self.stops()), default=0) > LONGEST_STOP:
+            raise ValueError(f"a text of stop has more than {LONGEST_STOP} characters")
         return self
 
 
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
-    messages: Some[Message]
+    messages: Annotated[Some[Message], BeforeValidator(few_messages)]
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: Flag | None = None
@@ -258,7 +261,7 @@ Ids = Some[Whole]
 class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
-    prompt: Text | Some[Text] | Ids | Some[Ids]
+    prompt: Annotated[Text | Some[Text] | Ids | Some[Ids], BeforeValidator(few_prompts)]
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
     echo: Off = False
@@ -307,7 +310,7 @@ class ClassifyRequest(Strict):
 
     model: Text | None = None
     input: Text | Some[Text] | None = None
-    messages: Conversation | Some[Conversation] | None = None
+    messages: Annotated[Conversation | Some[Conversation] | None, BeforeValidator(few_messages)] = None
 
     @model_validator(mode="after")
     def _one(self) -> ClassifyRequest:
@@ -336,7 +339,7 @@ class TokenizeRequest(Strict):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Some[Message] | None = None
+    messages: Annotated[Some[Message] | None, BeforeValidator(few_messages)] = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

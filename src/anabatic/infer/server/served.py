@@ -22,6 +22,7 @@ from anabatic.infer.dialogue import continuation
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
 from anabatic.infer.score import Scorer
+from anabatic.infer.server.bounds import require_choices, require_form, require_room
 from anabatic.infer.server.errors import ApiError, from_ours
 from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, NamedTool, Tool
 
@@ -169,6 +170,7 @@ class Catalogue:
         made = []
         for at, messages in enumerate(conversations):
             plain = [_clean(message.plain()) for message in messages]
+            require_room(plain, scorer.max_len, self.limits, "messages")
             try:
                 made.append(scorer.ids(plain))
             except AnabaticError as error:
@@ -207,7 +209,9 @@ class Catalogue:
         """Return the requests of the prompts, n for each."""
         tokenizer = served.engine.tokenizer
         prompts = []
+        self._require_answers(len(asked.prompts()) * asked.n)
         for prompt in asked.prompts():
+            require_room([prompt] if isinstance(prompt, str) else [], served.engine.max_len, self.limits, "prompt")
             ids = continuation(tokenizer, prompt) if isinstance(prompt, str) else prompt
             served.require_tokens(ids, "prompt")
             prompts.append(ids)
@@ -229,6 +233,7 @@ class Catalogue:
             )
         plain = [_clean(message.plain()) for message in messages]
         shown = [_clean(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
+        require_room([plain, shown], served.engine.max_len, self.limits, "messages")
         try:
             return chat_prompt(tokenizer, plain, shown)
         except AnabaticError as error:
@@ -263,21 +268,27 @@ class Catalogue:
             if kind == "choice":
                 if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
                     raise ApiError(400, "choice is no list of texts", "structured_outputs")
+                require_choices(value, self.limits)
                 return replace(sampling, choices=value)
             if kind == "regex":
                 if not isinstance(value, str):
                     raise ApiError(400, "regex is no text", "structured_outputs")
+                require_form(value, "regex")
                 return replace(sampling, regex=value)
-            return replace(sampling, json_schema=value if isinstance(value, str) else json.dumps(value))
+            schema = value if isinstance(value, str) else json.dumps(value)
+            require_form(schema, "the schema", param)
+            return replace(sampling, json_schema=schema)
         except AnabaticError as error:
             raise from_ours(error, param=param) from error
+
+    def _require_answers(self, answers: int) -> None:
+        if answers > self.limits.answers:
+            raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
 
     def _requests(
         self, served: Served, prompts: list[list[int]], sampling: Sampling, asked: Generation
     ) -> list[Request]:
-        answers = len(prompts) * asked.n
-        if answers > self.limits.answers:
-            raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
+        self._require_answers(len(prompts) * asked.n)
         engine = served.engine
         made = []
         for at, prompt in enumerate(prompts):
