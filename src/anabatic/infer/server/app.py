@@ -17,7 +17,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from anabatic import __version__
-from anabatic.config.serve import Limits
 from anabatic.core.errors import AnabaticError
 from anabatic.infer.dialogue import continuation
 from anabatic.infer.embed import embed
@@ -150,7 +149,11 @@ class Api:
         texts = asked.inputs()
         if len(texts) > 2048:
             raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
-        tokens = await self._apart(lambda: [_tokens(served, text, self._catalogue.limits) for text in texts])
+        for text in texts:
+            require_room(
+                [text] if isinstance(text, str) else [], served.engine.max_len, self._catalogue.limits, "input"
+            )
+        tokens = await self._apart(lambda: [_tokens(served, text) for text in texts])
         if served.adapter is not None:
             raise ApiError(400, f"{served.name} is an adapter: embeddings are those of a model", "model")
         rows = await self._by_passes(embed(served.model, tokens), http)
@@ -217,8 +220,7 @@ def _text(served: Served, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else str(served.engine.tokenizer.decode(prompt))
 
 
-def _tokens(served: Served, text: str | list[int], limits: Limits) -> list[int]:
-    require_room([text] if isinstance(text, str) else [], served.engine.max_len, limits, "input")
+def _tokens(served: Served, text: str | list[int]) -> list[int]:
     ids = continuation(served.engine.tokenizer, text) if isinstance(text, str) else text
     if len(ids) > served.engine.max_len:
         raise ApiError(400, f"an input has {len(ids)} tokens; at most {served.engine.max_len} fit", "input")
