@@ -66,6 +66,9 @@ class ChatJob:
     """Hugging Face folder or run folder."""
     adapter: list[str] = field(default_factory=list)
     """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    chat_template: str | None = None
+    """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
+    mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     prompt: list[str] = field(default_factory=list)
     """One-shot: say these lines one after another, print the answers and leave."""
     system: str | None = None

@@ -56,6 +56,9 @@ class ServeJob:
     """Models: a Hugging Face folder, run folder or adapter folder, as often as wanted; NAME=FOLDER gives it a name."""
     adapter: list[str] = field(default_factory=list)
     """Adapters of the first model: NAME=FOLDER. Each is served as a model of its own; the weights are shared."""
+    chat_template: str | None = None
+    """Chat template of all models in place of the tokenizers' own: a file of Jinja, or a name: chatml, llama3, qwen2.5,
+    qwen3, mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     classifier: list[str] = field(default_factory=list)
     """Classifiers of trajectories, and reward models: NAME=FOLDER, asked at /v1/classify."""
     runs: str | None = None

@@ -90,8 +90,11 @@ def _pretty(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def load(folder: str | Path) -> PreTrainedTokenizerFast:
+def load(folder: str | Path, check: bool = True) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a Hugging Face folder for transformers' interface (chat template, decoding).
+
+    Args:
+        check: make sure that its chat template can be read.
 
     Raises:
         DataError: there is no `tokenizer.json`, or it or its configuration is damaged.
@@ -103,7 +106,7 @@ def load(folder: str | Path) -> PreTrainedTokenizerFast:
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception
         raise _damaged(path, error) from error
-    if tokenizer.chat_template:
+    if check and tokenizer.chat_template:
         _try_template(tokenizer, path.parent)
     return tokenizer
 
@@ -119,7 +122,7 @@ def _try_template(tokenizer: Any, folder: Path) -> None:
             f"{folder}: the chat template is damaged at its line {error.lineno}: {error.message}",
             "fetch chat_template.jinja and tokenizer_config.json again",
         ) from error
-    except TemplateError:
+    except (TemplateError, *FAILURES):
         return  # it refuses this conversation; others it may take
 
 
@@ -149,12 +152,16 @@ def chat_text(
     return text
 
 
+FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+"""What templates end in beside jinja's own errors: they join what is no text, divide, count too far."""
+
+
 def _filled(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
         return tokenizer.apply_chat_template(messages, **how)
-    except (TemplateError, TypeError) as error:  # TypeError: it joins texts with what is none
+    except (TemplateError, *FAILURES) as error:
         raise DataError(
             f"the chat template of {tokenizer.name_or_path} refuses the conversation: {error}",
             "leave the system message out, or begin with the user's turn",

@@ -15,6 +15,7 @@ from anabatic.config.shared import require
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.text import count
+from anabatic.data import templates
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import Device, pick
 from anabatic.infer.classify import TrajectoryClassifier
@@ -162,7 +163,7 @@ def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Se
     root = resolve(folder)
     classifier.require_writer(root)
     shares = below([], root)
-    tokens = tokenizer_folder(root, shares)
+    tokens = templates.folder_with(tokenizer_folder(root, shares), job.chat_template)
     tokenizer = tokenizers.load(tokens)
     require_fit(load_config(root), tokenizer, root)
     model = load_model(root, device.torch, device.dtype, shares, job.quantize)
