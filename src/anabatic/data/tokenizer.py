@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,15 +128,28 @@ def _try_template(tokenizer: Any, folder: Path) -> None:
 
 
 def chat_prompt(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, answer: bool = True
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    answer: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the tokens of a conversation, ready for the assistant to speak; without `answer` as it stands.
+
+    Args:
+        variables: of the chat template, such as `enable_thinking`.
 
     Raises:
         DataError: the chat template refuses the conversation (some know no system message).
     """
     ids: list[int] = _filled(
-        tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=True, return_dict=False
+        tokenizer,
+        messages,
+        tools=tools,
+        add_generation_prompt=answer,
+        tokenize=True,
+        return_dict=False,
+        **(variables or {}),
     )
     return ids
 

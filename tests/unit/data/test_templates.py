@@ -29,7 +29,8 @@ CONTROL = (
 LAYOUTS = {
     "chatml": (
         "<|im_start|>system\n§<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi there"
-        "<|im_end|>\n<|im_start|>user\nWho are you<|im_end|>\n<|im_start|>assistant\n   I am an assistant   <|im_end|>\n",
+        "<|im_end|>\n<|im_start|>user\nWho are you<|im_end|>\n<|im_start|>assistant\n   I am an assistant   "
+        "<|im_end|>\n",
         "<|im_start|>user\nAnother question<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>",
     ),
@@ -49,7 +50,7 @@ LAYOUTS = {
         "<|end|>",
     ),
     "phi4": (
-        "<|im_start|>system<|im_sep|>S<|im_end|><|im_start|>user<|im_sep|>Hello<|im_end|><|im_start|>assistant"
+        "<|im_start|>system<|im_sep|>§<|im_end|><|im_start|>user<|im_sep|>Hello<|im_end|><|im_start|>assistant"
         "<|im_sep|>Hi there<|im_end|><|im_start|>user<|im_sep|>Who are you<|im_end|><|im_start|>assistant<|im_sep|>"
         "   I am an assistant   <|im_end|>",
         "<|im_start|>user<|im_sep|>Another question<|im_end|><|im_start|>assistant<|im_sep|>",

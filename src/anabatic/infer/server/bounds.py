@@ -17,6 +17,13 @@ CURRENT: ContextVar[Limits | None] = ContextVar("limits", default=None)
 """Of the server that reads a request; None: nothing is bounded."""
 LONGEST_STOP = 4096
 """Characters of a text that ends an answer."""
+MOST_BIASES = 1024
+KEPT = frozenset({
+    "add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "documents",
+    "eos_token", "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
+"""Words of a template, and of who fills it in, that clients may not set."""
 LONGEST_FORM = 256 << 10
 """Bytes of an expression or a schema."""
 
@@ -37,6 +44,13 @@ def few_prompts(given: Any) -> Any:
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     if limits is not None and several and len(given) > limits.answers:
         raise ValueError(f"{len(given)} answers are asked for; at most {limits.answers} at once")
+    return given
+
+
+def few_biases(given: Any) -> Any:
+    """Refuse biases of very many tokens before each of them is read."""
+    if isinstance(given, dict) and len(given) > MOST_BIASES:
+        raise ValueError(f"{len(given)} tokens have a bias; at most {MOST_BIASES} may")
     return given
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from anabatic.core.text import utf8
-from anabatic.infer.server.bounds import LONGEST_STOP, few_messages, few_prompts
+from anabatic.infer.server.bounds import KEPT, LONGEST_STOP, few_biases, few_messages, few_prompts
 
 MOST_FIELDS = 100
 """Of an object whose fields are looked at one by one."""
@@ -29,6 +29,11 @@ Count = Annotated[Whole, Field(ge=1, le=128)]
 One = Annotated[Count, BeforeValidator(lambda given: 1 if given is None else given, Count | None)]
 """1 where it is null."""
 
+TokenNumber = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[Number, Field(ge=-100, le=100)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+NO_THOUGHT = ("none", "minimal")
 Row = TypeVar("Row")
 Rows = Annotated[list[Row], Field(fail_fast=True)]
 Some = Annotated[list[Row], Field(min_length=1, fail_fast=True)]
@@ -180,11 +185,9 @@ class Generation(Strict):
     stream_options: StreamOptions | None = None
     structured_outputs: Annotated[dict[Literal["choice", "regex", "json"], Any], BeforeValidator(_short)] | None = None
     """vLLM's: the answer is one of some texts, matches an expression, or is JSON of a schema."""
-    presence_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
-    """Both only 0: use repetition_penalty."""
-    logit_bias: Annotated[dict[str, float], Field(max_length=0), BeforeValidator(_short)] | None = None
-    """Only empty: no bias is applied."""
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[TokenNumber, Bias], BeforeValidator(few_biases)] | None = None
     user: Text | None = None
     """Not used."""
 
@@ -212,6 +215,10 @@ class ChatRequest(Generation):
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    reasoning_effort: Effort | None = None
+    """Given to the chat template; `none` and `minimal` turn thinking off where it can be turned off."""
+    chat_template_kwargs: Annotated[dict[Text, Any], BeforeValidator(_short)] | None = None
+    """vLLM's: variables of the chat template, such as enable_thinking."""
     tools: Annotated[Rows[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Flag | None = None
@@ -223,6 +230,19 @@ class ChatRequest(Generation):
     def tokens(self) -> int | None:
         """Return how many tokens are asked for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables of the chat template."""
+        effort = self.reasoning_effort
+        own = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort not in NO_THOUGHT}
+        return own | (self.chat_template_kwargs or {})
+
+    @model_validator(mode="after")
+    def _variables(self) -> ChatRequest:
+        for name in self.chat_template_kwargs or {}:
+            if name in KEPT or not name.isidentifier():
+                raise ValueError(f"chat_template_kwargs may not set {name[:100]!r}")
+        return self
 
     def offered(self) -> list[Tool]:
         """Return the tools that may be called."""

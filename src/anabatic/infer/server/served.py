@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,15 @@ from anabatic.infer.server.bounds import require_choices, require_form, require_
 from anabatic.infer.server.errors import ApiError, from_ours
 from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, NamedTool, Tool
 
+_SAMPLED = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
 _DEEP = "the body is nested too deeply"
 
 
@@ -189,7 +198,7 @@ class Catalogue:
         tools = asked.offered()
         if tools and not served.shows_tools:
             raise ApiError(400, f"the chat template of {served.name} does not tell the model of tools", "tools")
-        ids = self.conversation(served, asked.messages, tools)
+        ids = self.conversation(served, asked.messages, tools, asked.variables())
         sampling = self._sampling(asked, asked.tokens())
         if asked.logprobs:
             sampling = replace(sampling, top_logprobs=asked.top_logprobs or 0)
@@ -218,8 +227,17 @@ class Catalogue:
         sampling = replace(self._sampling(asked, asked.tokens()), top_logprobs=asked.logprobs or 0)
         return self._requests(served, prompts, sampling, asked)
 
-    def conversation(self, served: Served, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+    def conversation(
+        self,
+        served: Served,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the tokens of a conversation, ready for an answer.
+
+        Args:
+            variables: of the chat template.
 
         Raises:
             ApiError: 400, the model has no chat template, or it refuses the conversation.
@@ -235,7 +253,7 @@ class Catalogue:
         shown = [_clean(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
         require_room([plain, shown], served.engine.max_len, self.limits, "messages")
         try:
-            return chat_prompt(tokenizer, plain, shown)
+            return chat_prompt(tokenizer, plain, shown, variables=_clean(dict(variables or {})))
         except AnabaticError as error:
             raise from_ours(error, param="messages") from error
         except RecursionError as error:
@@ -246,11 +264,7 @@ class Catalogue:
         most = self.limits.new_tokens
         if tokens is not None and tokens > most:
             raise ApiError(400, f"{tokens} tokens are asked for; this server writes at most {most}", "max_tokens")
-        given = {
-            key: value
-            for key in ("temperature", "top_p", "min_p", "repetition_penalty")
-            if (value := getattr(asked, key)) is not None
-        }
+        given = {key: value for key in _SAMPLED if (value := getattr(asked, key)) is not None}
         if asked.top_k is not None:
             given["top_k"] = asked.top_k if asked.top_k > 0 else None
         if asked.seed is not None:
