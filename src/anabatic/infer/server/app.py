@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -25,9 +26,11 @@ from anabatic.infer.server.admission import Admission
 from anabatic.infer.server.answers import Shape
 from anabatic.infer.server.bounds import require_room
 from anabatic.infer.server.errors import ApiError, from_ours, from_validation
+from anabatic.infer.server.events import ResponseShape
 from anabatic.infer.server.flow import Flow
 from anabatic.infer.server.gate import Gate
 from anabatic.infer.server.metrics import Metrics
+from anabatic.infer.server.responses import ResponsesRequest
 from anabatic.infer.server.runs import RunsApi
 from anabatic.infer.server.schema import (
     ChatRequest,
@@ -77,6 +80,8 @@ class Api:
             ("/v1/models/{name:path}", "GET", self.model),
             ("/v1/chat/completions", "POST", self.chat),
             ("/v1/completions", "POST", self.completions),
+            ("/v1/responses", "POST", self.responses),
+            ("/v1/responses/{name:path}", "GET", self.response),
             ("/v1/embeddings", "POST", self.embeddings),
             ("/v1/classify", "POST", self.classify),
             ("/tokenize", "POST", self.tokenize),
@@ -117,6 +122,21 @@ class Api:
         shape = Shape(True, served.name, (), bool(asked.logprobs), lambda: served.reader(asked))
         return await self._answer(served, asked, requests, shape, http)
 
+    async def responses(self, body: ResponsesRequest, http: Request) -> Response:
+        """Answer what OpenAI calls a response: messages, calls of functions and their results as items."""
+        served = self._catalogue.model(body.model)
+        try:
+            asked = body.as_chat()
+        except ValidationError as error:
+            raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
+        requests = await self._apart(self._catalogue.chat, served, asked)
+        shape = ResponseShape(body, served.name, lambda: served.reader(asked))
+        return await self._answer(served, asked, requests, shape, http)
+
+    async def response(self, name: str) -> Response:
+        """Responses are not kept."""
+        raise ApiError(404, f"this server stores no responses, {name[:100]!r} among them", None, "response_not_found")
+
     async def completions(self, asked: CompletionRequest, http: Request) -> Response:
         """Continue texts."""
         served = self._catalogue.model(asked.model)
@@ -132,7 +152,7 @@ class Api:
         return ApiError(503, f"the engine has stopped: {self._worker.failure}", None, "engine_stopped")
 
     async def _answer(
-        self, served: Served, asked: Generation, requests: list[Any], shape: Shape, http: Request
+        self, served: Served, asked: Generation, requests: list[Any], shape: Shape | ResponseShape, http: Request
     ) -> Response:
         limits = self._catalogue.limits
         if self._worker.failure:

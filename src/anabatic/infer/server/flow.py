@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from anabatic.core.errors import AnabaticError
-from anabatic.infer.request import Request
+from anabatic.infer.request import Completion, Request
 from anabatic.infer.server.admission import Admission
-from anabatic.infer.server.answers import Heard, Shape
+from anabatic.infer.server.answers import Teller
 from anabatic.infer.server.errors import ApiError, from_ours
 from anabatic.infer.server.metrics import Metrics
 from anabatic.infer.server.served import Served
 from anabatic.infer.server.worker import Piece, Ticket, Worker
 
-_DONE = b"data: [DONE]\n\n"
+
+class Shape(Protocol):
+    """How a request is answered, whole or told bit by bit."""
+
+    def whole(self, answers: Sequence[Completion], requests: Sequence[Request], n: int) -> dict[str, Any]:
+        """Return the object of finished answers."""
+
+    def teller(self, requests: Sequence[Request], n: int, usage: bool) -> Teller:
+        """Return what turns pieces into a stream."""
 
 
 class Gone(Exception):
@@ -102,34 +109,22 @@ class Flow:
         return _Stream(self._events(), self._leave)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        told = [0] * len(self.requests)
-        readers = [self.shape.reader() for _ in self.requests]
-        heard = [None if reader is None else Heard(reader) for reader in readers]
+        teller = self.shape.teller(self.requests, self.n, self.usage)
         try:
-            for at in range(len(self.requests)):
-                yield _event(self.shape.first(at))
+            for part in teller.begin():
+                yield part
             left = len(self.requests)
             while left:
                 piece = await self._next()
-                at, text, end = piece.index, piece.text, piece.finish_reason
-                calls: list[dict[str, Any]] = []
-                if (one := heard[at]) is not None:
-                    text, calls = one.push(text, bool(end))
-                    end = one.end(end)
-                if text or (self.shape.logprobs and piece.tokens > told[at]):
-                    yield _event(self.shape.piece(at, text, self.requests[at], told[at], piece.tokens))
-                    told[at] = piece.tokens
-                if calls:
-                    yield _event(self.shape.call(at, calls))
-                if end:
-                    left -= 1
-                    yield _event(self.shape.last(at, end))
-            if self.usage:
-                yield _event(self.shape.counts(self.requests, self.n))
-            yield _DONE
+                for part in teller.take(piece):
+                    yield part
+                left -= bool(piece.finish_reason)
+            for part in teller.finish():
+                yield part
         except ApiError as error:
             self._count("error")
-            yield _event(error.body())
+            for part in teller.fault(error):
+                yield part
 
     async def _watch(self, http: HttpRequest) -> None:
         """Wait for the client to go. A stream's client is watched by the response."""
@@ -186,7 +181,3 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._leave()
-
-
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
