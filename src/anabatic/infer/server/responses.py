@@ -212,7 +212,7 @@ class ResponsesRequest(Strict):
         items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         for item in items:
             turn = _turn(item)
-            before = turns[-1] if turns else {"role": ""}
+            before: dict[str, Any] = turns[-1] if turns else {"role": ""}
             if turn["role"] == "system" == before["role"] and len(turns) == 1:
                 before["content"] += "\n\n" + turn["content"]
             elif "tool_calls" in turn and before["role"] == "assistant":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import openai
 import pytest
 
 from anabatic.infer.engine import Engine
+from anabatic.testing.untrained import byte_tokenizer
 from unit.infer.server.running import catalogue_of, serving
 
 USER = [{"role": "user", "content": "hello"}]
@@ -17,8 +16,8 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def server(engine_parts, tokenizer):
-    own = copy.deepcopy(tokenizer)
+def server(engine_parts, tmp_path_factory):
+    own = byte_tokenizer(tmp_path_factory.mktemp("own"))
     own.chat_template = TEMPLATE
     model = engine_parts["one"][1]
     parts = {**engine_parts, "own": (Engine(model, own, max_batch=2, max_len=128), model)}

@@ -84,7 +84,7 @@ def test_a_stream_tells_what_the_whole_answer_says(client, model):
         return [item.to_dict() | {"id": "", "call_id": ""} for item in items]
 
     assert plain(done) == plain(said.output) == plain(whole.output)
-    assert said.id == events[0].response.id and said.usage.to_dict() == whole.usage.to_dict()
+    assert said.id == events[0].response.id and said.usage.total_tokens == whole.usage.total_tokens
     places = [event.output_index for event in events if event.type == "response.output_item.added"]
     assert places == list(range(len(said.output)))
 
