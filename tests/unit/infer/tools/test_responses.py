@@ -143,8 +143,8 @@ def test_forms(client):
     answer = client.responses.create(model="plain", input="7?", text={"format": form})
     assert json.loads(answer.output_text) == 7
     tool = {**ADD, "parameters": {"type": "object", "properties": {}, "additionalProperties": False}, "strict": True}
-    (call,) = client.responses.create(model="plain", input="1?", tools=[tool], tool_choice="required", max_output_tokens=64,
-                                      parallel_tool_calls=False).output  # fmt: skip
+    forced = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 64}
+    (call,) = client.responses.create(model="plain", input="1?", **forced).output
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "add", {})
 
 
