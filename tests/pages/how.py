@@ -87,6 +87,7 @@ HOW = (
     How("anabatic eval .*task:all#", "run", costly=True, here=(("#500", "#4"), ("#200", "#4"))),
     How("anabatic bench io", "run", costly=True, here=(("/data/bench-io", "runs/bench-io"),)),
     How("anabatic pretrain .*--model.depth 12", "run", costly=True, here=NANO),
+    How("anabatic sft .*--chat-template", "run", costly=True),
     How("anabatic sft .*--out output", "run", costly=True, here=(*TWO, ("--out output", "--out runs/output"))),
     How("anabatic bench scaling", "run", costly=True, here=(("1,2,4,8", "1,2"),)),
     How("anabatic bench (compare|train|infer|tokenize)", "run", costly=True, here=TWO),

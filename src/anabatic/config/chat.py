@@ -24,6 +24,12 @@ class Sampling:
     """Only tokens that are at least this share as likely as the likeliest."""
     repetition_penalty: float = 1.0
     """Above 1: tokens of the prompt and of the answer so far become less likely."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the answer holds already; from -2 to 2, as OpenAI has it."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token as often as the answer holds it already; from -2 to 2, as OpenAI has it."""
+    logit_bias: dict[str, float] = field(default_factory=dict)
+    """Number of a token -> what is added to its logit, for example `{1234: -100}` against it."""
     max_new_tokens: int = 256
     """Longest answer in tokens."""
     seed: int | None = None
@@ -47,6 +53,13 @@ class Sampling:
         require(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}", "use 1 or more")
         require(0 <= self.min_p <= 1, f"min_p is {self.min_p}", "use a share from 0 to 1; 0.05 is common")
         require(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}", "use 1 or more; 1.1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            require(-2 <= value <= 2, f"{name} is {value}", "use a number from -2 to 2")
+        for token, bias in self.logit_bias.items():
+            number = token.isascii() and token.isdigit()
+            require(number, f"logit_bias names {token!r}", "name tokens by their numbers, as the tokenizer gives them")
+            require(abs(bias) <= 100, f"logit_bias of {token} is {bias}", "use a number from -100 to 100")
         require(all(self.stop), "a text of stop is empty", "leave it out")
         require(0 <= self.top_logprobs <= 20, f"top_logprobs is {self.top_logprobs}", "use 0 to 20")
         require(all(self.choices), "a text of choices is empty", "leave it out")
@@ -66,6 +79,9 @@ class ChatJob:
     """Hugging Face folder or run folder."""
     adapter: list[str] = field(default_factory=list)
     """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    chat_template: str | None = None
+    """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
+    mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     prompt: list[str] = field(default_factory=list)
     """One-shot: say these lines one after another, print the answers and leave."""
     system: str | None = None

@@ -48,6 +48,9 @@ class InferJob:
     """Checkpoint instead of a model: an adapter or a model in RUN/checkpoint-N, or what a run of ours saved there."""
     adapter: list[str] = field(default_factory=list)
     """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    chat_template: str | None = None
+    """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
+    mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     inputs: list[str] = field(default_factory=list)
     """Files of rows: .jsonl[.gz|.zst] with messages, conversations, prompt, query, question, instruction or text, or
     .txt with a prompt a line. Words without an option are inputs."""

@@ -9,6 +9,9 @@ from anabatic.config.chat import Sampling
 from anabatic.config.infer import Batching
 from anabatic.config.shared import Device, require
 
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+"""Names of this machine."""
+
 
 @dataclass(kw_only=True)
 class Limits:
@@ -16,14 +19,21 @@ class Limits:
 
     body_mib: float = 4.0
     """Largest body of a request."""
-    body_seconds: float = 30.0
-    """Longest time for the head of a request to arrive, and as long again for its body."""
+    body_seconds: float = 15.0
+    """Longest time for the head of a request to arrive, and as long again for its body; then the connection closes."""
+    messages: int = 4096
+    """Messages that one request may bring; of several conversations all together."""
+    bytes_per_token: int = 16
+    """A prompt of more bytes than this for each token of the model's context is refused before its tokens are
+    counted."""
+    choices: int = 1024
+    """Texts that an answer may be chosen from."""
     new_tokens: int = 4096
     """Longest answer that may be asked for."""
     answers: int = 16
     """Answers that one request may ask for: its prompts times its n."""
     queue: int = 256
-    """Requests that wait for a place; more are refused with status 429."""
+    """Requests that wait for a place; more are refused with status 429, type queue_full_error."""
     seconds: float = 600.0
     """Longest time for an answer; then it ends."""
     shutdown_seconds: float = 30.0
@@ -32,7 +42,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("body_mib", "body_seconds", "seconds"):
             require(getattr(self, name) > 0, f"limits.{name} is {getattr(self, name)}", "use more than 0")
-        for name in ("new_tokens", "answers", "queue"):
+        for name in ("new_tokens", "answers", "queue", "messages", "bytes_per_token", "choices"):
             require(getattr(self, name) >= 1, f"limits.{name} is {getattr(self, name)}", "use 1 or more")
         seconds = self.shutdown_seconds
         require(seconds >= 0, f"limits.shutdown_seconds is {seconds}", "use 0 or more")
@@ -46,6 +56,9 @@ class ServeJob:
     """Models: a Hugging Face folder, run folder or adapter folder, as often as wanted; NAME=FOLDER gives it a name."""
     adapter: list[str] = field(default_factory=list)
     """Adapters of the first model: NAME=FOLDER. Each is served as a model of its own; the weights are shared."""
+    chat_template: str | None = None
+    """Chat template of all models in place of the tokenizers' own: a file of Jinja, or a name: chatml, llama3, qwen2.5,
+    qwen3, mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     classifier: list[str] = field(default_factory=list)
     """Classifiers of trajectories, and reward models: NAME=FOLDER, asked at /v1/classify."""
     runs: str | None = None
@@ -59,6 +72,9 @@ class ServeJob:
     ANABATIC_API_KEYS, separated by commas."""
     cors: list[str] = field(default_factory=list)
     """Origins whose web pages may ask, for example https://example.org; `*` for all. None by default."""
+    allowed_hosts: list[str] = field(default_factory=list)
+    """Names in the Host of requests that are answered, besides those of this machine; `*`: any. Default: at a loopback
+    address only localhost, 127.0.0.1 and [::1], at another address any."""
     too_long: Literal["error", "cut"] = "error"
     """A prompt without room for an answer: refuse it, or cut its beginning away."""
     quantize: Literal["none", "int8", "nf4"] = "none"
@@ -71,6 +87,11 @@ class ServeJob:
     def __post_init__(self) -> None:
         require(bool(self.model or self.classifier or self.runs), "no model is given", "anabatic serve FOLDER")
         require(0 <= self.port < 65536, f"port is {self.port}", "use 0 to 65535")
+        for host in self.allowed_hosts:
+            bare = bool(host.strip()) and not any(sign in host for sign in "/ ,")
+            require(
+                bare, f"allowed_hosts has {host!r}, which is no name of a host", "give example.org, without http://"
+            )
         for one in (*self.adapter, *self.classifier):
             name, _, folder = one.partition("=")
             require(bool(name and folder), f"{one!r} is not NAME=FOLDER", "for example legal=runs/legal")

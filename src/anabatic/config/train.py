@@ -82,6 +82,9 @@ class TuneJob(TrainJob):
     """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
     adapter: list[str] = field(default_factory=list)
     """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    chat_template: str | None = None
+    """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
+    mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
     """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
     as one."""

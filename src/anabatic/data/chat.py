@@ -14,7 +14,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
 from anabatic.data.learn import Turns, wanted
 from anabatic.data.spans import said_by_assistant
-from anabatic.data.tokenizer import tool_ids
+from anabatic.data.tokenizer import FAILURES, tool_ids
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 Messages = list[dict[str, Any]]
@@ -181,7 +181,7 @@ def _apply(
         texts, spans = render(
             [messages], tools=tools, chat_template=template, **options, **tokenizer.special_tokens_map
         )
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
+    except (jinja2.TemplateError, *FAILURES) as error:
         raise DataError(f"{name}: the chat template refuses the conversation: {error}", _SHAPE) from error
     return texts[0], spans[0] if spans else []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,8 +91,11 @@ def _pretty(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def load(folder: str | Path) -> PreTrainedTokenizerFast:
+def load(folder: str | Path, check: bool = True) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a Hugging Face folder for transformers' interface (chat template, decoding).
+
+    Args:
+        check: make sure that its chat template can be read.
 
     Raises:
         DataError: there is no `tokenizer.json`, or it or its configuration is damaged.
@@ -103,7 +107,7 @@ def load(folder: str | Path) -> PreTrainedTokenizerFast:
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception
         raise _damaged(path, error) from error
-    if tokenizer.chat_template:
+    if check and tokenizer.chat_template:
         _try_template(tokenizer, path.parent)
     return tokenizer
 
@@ -119,20 +123,33 @@ def _try_template(tokenizer: Any, folder: Path) -> None:
             f"{folder}: the chat template is damaged at its line {error.lineno}: {error.message}",
             "fetch chat_template.jinja and tokenizer_config.json again",
         ) from error
-    except TemplateError:
+    except (TemplateError, *FAILURES):
         return  # it refuses this conversation; others it may take
 
 
 def chat_prompt(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, answer: bool = True
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    answer: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the tokens of a conversation, ready for the assistant to speak; without `answer` as it stands.
+
+    Args:
+        variables: of the chat template, such as `enable_thinking`.
 
     Raises:
         DataError: the chat template refuses the conversation (some know no system message).
     """
     ids: list[int] = _filled(
-        tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=True, return_dict=False
+        tokenizer,
+        messages,
+        tools=tools,
+        add_generation_prompt=answer,
+        tokenize=True,
+        return_dict=False,
+        **(variables or {}),
     )
     return ids
 
@@ -149,12 +166,16 @@ def chat_text(
     return text
 
 
+FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+"""What templates end in beside jinja's own errors: they join what is no text, divide, count too far."""
+
+
 def _filled(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
         return tokenizer.apply_chat_template(messages, **how)
-    except (TemplateError, TypeError) as error:  # TypeError: it joins texts with what is none
+    except (TemplateError, *FAILURES) as error:
         raise DataError(
             f"the chat template of {tokenizer.name_or_path} refuses the conversation: {error}",
             "leave the system message out, or begin with the user's turn",

@@ -232,6 +232,9 @@ class Engine:
                 f"{name} has {len(prompt)} tokens; with an answer at most {self.max_len} fit",
                 f"shorten it to {self.max_len - 1} tokens or fewer, or use a model with a longer context",
             )
+        entries = self._model.config.vocab_size
+        if strange := [token for token in sampling.logit_bias if int(token) >= entries]:
+            raise DataError(f"logit_bias names token {strange[0]}; the model has {entries}", "leave it out")
         stops = self.stop_ids if stop_ids is None else frozenset(stop_ids)
         salt, place = self._adapters.salt(adapter), self._adapters.place(adapter)
         wanted = form.of(sampling, self.tokenizer, self._model.config.vocab_size, stops)

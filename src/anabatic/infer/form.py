@@ -15,8 +15,10 @@ from anabatic.config.chat import Sampling
 from anabatic.core.errors import ConfigError
 from anabatic.infer.request import Form
 
-_BLANKS = r"[ \n\r\t]{0,12}"
-"""Between the parts of JSON: a small model would else write blanks until its answer is cut."""
+_BLANKS = r"[ \n]?"
+"""Between the parts of JSON: one blank at most, or a small model writes blanks until its answer is cut."""
+_RUN = 32
+"""Blanks in a row within a text of JSON; who has written so many writes no two in a row any more."""
 EXTRA = "pip install 'anabatic[constrain]'"
 
 
@@ -40,11 +42,23 @@ def of(sampling: Sampling, tokenizer: Any, entries: int, stop_ids: frozenset[int
     known = tokenizer.__dict__.get("_anabatic_forms")
     if known is None:  # reads the whole vocabulary: once for each tokenizer
         known = tokenizer.__dict__["_anabatic_forms"] = llguidance.hf.from_tokenizer(tokenizer, n_vocab=entries)
+        tokenizer.__dict__["_anabatic_blanks"] = _blanks(known, entries)
     matcher = llguidance.LLMatcher(known, _grammar(llguidance, sampling))
     if matcher.is_error():
         name = next(name for name in ("choices", "json_schema", "regex") if getattr(sampling, name))
         raise ConfigError(f"{name} cannot be used: {_first(matcher.get_error())}", "simplify it")
-    return _Matched(matcher, known, entries, stop_ids)
+    blanks = tokenizer.__dict__["_anabatic_blanks"] if sampling.json_schema else {}
+    return _Matched(matcher, known, entries, stop_ids, blanks)
+
+
+def _blanks(tokenizer: Any, entries: int) -> dict[int, int]:
+    """Return the tokens that are blanks and nothing else, and how many each holds."""
+    found = {}
+    for token in range(min(entries, tokenizer.vocab_size)):
+        text = tokenizer.decode_bytes([token])
+        if text and not text.strip():
+            found[token] = len(text)
+    return found
 
 
 def _first(error: str) -> str:
@@ -63,16 +77,23 @@ def _grammar(library: Any, sampling: Sampling) -> str:
         return str(matcher.grammar_from_regex(sampling.regex))
     schema = json.loads(sampling.json_schema or "")
     schema = {} if schema is True else schema
-    options = {"defaults": {"whitespace_pattern": _BLANKS}} if isinstance(schema, dict) else {}
+    options = {"overrides": {"whitespace_pattern": _BLANKS}} if isinstance(schema, dict) else {}
     return str(matcher.grammar_from_json_schema(schema, **options))
 
 
 class _Matched:
-    """Follows one answer."""
+    """Follows one answer.
 
-    def __init__(self, matcher: Any, tokenizer: Any, entries: int, stop_ids: frozenset[int]) -> None:
+    Args:
+        blanks: tokens of blanks alone and their lengths, of which no more than a run may come; empty: any number.
+    """
+
+    def __init__(
+        self, matcher: Any, tokenizer: Any, entries: int, stop_ids: frozenset[int], blanks: dict[int, int]
+    ) -> None:
         self._matcher, self._entries, self._stops = matcher, entries, stop_ids
         self._words = -(-max(entries, tokenizer.vocab_size) // 32)
+        self._blanks, self._run, self._most = blanks, 0, _RUN
 
     def allowed(self) -> Tensor:
         """Return which tokens may come next, bool `[V]` on the host."""
@@ -80,6 +101,10 @@ class _Matched:
         self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * 4)
         bits = (mask.view(-1, 1) >> torch.arange(32, dtype=torch.int32)) & 1
         allowed = bits.view(-1)[: self._entries].bool()
+        if self._run >= self._most:
+            fewer = allowed.clone()
+            fewer[list(self._blanks)] = False
+            allowed = fewer if fewer.any() else allowed
         if self._matcher.is_accepting():
             allowed[[stop for stop in self._stops if stop < self._entries]] = True
         return allowed
@@ -89,4 +114,7 @@ class _Matched:
         if token in self._stops:
             return True
         taken = self._matcher.consume_token(token)
+        self._run = self._run + self._blanks[token] if token in self._blanks else 0
+        if self._run >= _RUN:
+            self._most = 1
         return not taken or bool(self._matcher.is_stopped())

@@ -1,12 +1,13 @@
 """Choosing the next token: pure functions of logits, settings and one uniform number per row.
 
-The form of the answer and the repetition penalty come first, then temperature, top-k, top-p and min-p, as transformers'
-`generate` orders and defines them. Each request brings its own number, so what it draws does not depend on who else is
-in the batch.
+The form of the answer, the penalties and the biases come first, then temperature, top-k, top-p and min-p, as
+transformers' `generate` orders and defines them. Each request brings its own number, so what it draws does not depend
+on who else is in the batch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
@@ -70,14 +71,37 @@ def penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     are divided by it where they are positive, else multiplied."""
     rows = [row for row, request in enumerate(requests) if request.sampling.repetition_penalty != 1]
     if not rows:
-        return logits
+        return _shifted(logits, requests)
     seen = [sorted({*requests[row].prompt, *requests[row].ids}) for row in rows]
     flat = torch.tensor([row for row, some in zip(rows, seen, strict=True) for _ in some])
     index = send(flat, logits.device), send(torch.tensor([token for some in seen for token in some]), logits.device)
     factors = [requests[row].sampling.repetition_penalty for row, some in zip(rows, seen, strict=True) for _ in some]
     penalty = send(torch.tensor(factors), logits.device)
     values = logits[index]
-    return logits.index_put(index, torch.where(values < 0, values * penalty, values / penalty))
+    changed = logits.index_put(index, torch.where(values < 0, values * penalty, values / penalty))
+    return _shifted(changed, requests)
+
+
+def _shifted(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Return logits with what is added to those of single tokens: biases, and the presence and frequency penalties of
+    what the answer holds so far (OpenAI's API reference; the prompt does not count)."""
+    rows: list[int] = []
+    tokens: list[int] = []
+    shifts: list[float] = []
+    for row, request in enumerate(requests):
+        sampling = request.sampling
+        shift = {int(token): bias for token, bias in sampling.logit_bias.items()}
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            for token, times in Counter(request.ids).items():
+                off = sampling.presence_penalty + sampling.frequency_penalty * times
+                shift[token] = shift.get(token, 0.0) - off
+        rows += [row] * len(shift)
+        tokens += shift.keys()
+        shifts += shift.values()
+    if not rows:
+        return logits
+    index = send(torch.tensor(rows), logits.device), send(torch.tensor(tokens), logits.device)
+    return logits.index_put(index, logits[index] + send(torch.tensor(shifts), logits.device))
 
 
 def _formed(logits: Tensor, requests: Sequence[Request]) -> Tensor:

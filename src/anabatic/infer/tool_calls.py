@@ -243,6 +243,10 @@ class Forced:
         return [Event(raw, raw)]
 
 
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""OpenAI: a function whose parameters are left out has none."""
+
+
 def schema(tools: list[dict[str, Any]], named: str | None, several: bool = True) -> dict[str, Any]:
     """Return the JSON schema of an answer that must call: the arguments of the tool `named`, or a list of calls.
 
@@ -250,7 +254,7 @@ def schema(tools: list[dict[str, Any]], named: str | None, several: bool = True)
         tools: as in a request, at least one.
     """
     functions = [tool["function"] for tool in tools]
-    arguments = {one["name"]: one.get("parameters") or {"type": "object"} for one in functions}
+    arguments = {one["name"]: one.get("parameters") or _NO_PARAMETERS for one in functions}
     if named is not None:
         return dict(arguments[named])
     calls = [

@@ -15,6 +15,7 @@ from anabatic.core.errors import AnabaticError, UserError
 from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import RunFolder, cannot_write
 from anabatic.core.text import count, utf8
+from anabatic.data import templates
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import pick
 from anabatic.infer.dialogue import Dialogue
@@ -43,7 +44,7 @@ def run(job: ChatJob) -> None:
     folder = resolve(job.model)
     classifier.require_writer(folder)
     shares = below(job.adapter, folder)
-    tokenizer = tokenizers.load(tokenizer_folder(folder, shares))
+    tokenizer = tokenizers.load(templates.folder_with(tokenizer_folder(folder, shares), job.chat_template))
     require_fit(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch, device.dtype, shares)
     max_len = min(model.config.max_position_embeddings, LONGEST_CONTEXT)

@@ -12,7 +12,7 @@ from anabatic.config.shared import require
 from anabatic.core import log
 from anabatic.core.paths import RunFolder, cache_root, write_atomic
 from anabatic.core.text import count, size
-from anabatic.data import shards
+from anabatic.data import shards, templates
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.loader import ValidPass, valid_batches
 from anabatic.device.device import pick
@@ -100,7 +100,7 @@ class _Model:
     def __init__(self, job: EvalJob, folder: Path) -> None:
         self.job, self.device = job, pick(job.device)
         self.shares = below(job.adapter, folder)
-        self.tokens = tokenizer_folder(folder, self.shares)
+        self.tokens = templates.folder_with(tokenizer_folder(folder, self.shares), job.chat_template)
         self.tokenizer = tokenizers.load(self.tokens)
         require_fit(load_config(folder), self.tokenizer, folder)
         self.world = parallel.start(self.device)
@@ -108,6 +108,7 @@ class _Model:
         local = Local(self.model, self.tokenizer, self.device, job.batch_tokens, job.batch_size, self.world)
         self.asked = Dealt(local, self.world)
         more = [self.device.type, str(self.device.dtype), *map(str, self.shares)]
+        more += [str(self.tokens)] if job.chat_template else []
         name = fingerprint([folder, *(share.folder for share in self.shares)], more)
         self.store = cache_root() / "evals" / f"{name}.jsonl"
 
@@ -121,7 +122,7 @@ class _Model:
 
 def _served(job: EvalJob, prepared: list[Prepared], folder: Path, how: How, result: dict[str, Any]) -> list[Result]:
     """Ask a served model; nothing is kept, for it may change behind its address."""
-    tokenizer = tokenizers.load(folder)
+    tokenizer = tokenizers.load(templates.folder_with(folder, job.chat_template))
     asked = Endpoint(str(job.endpoint), tokenizer, load_config(folder).max_position_embeddings, job.batch_size)
     result |= {"endpoint": job.endpoint, "served": asked.name}
     return _ask_all(prepared, asked, how, Store(None))

@@ -16,6 +16,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.heart import HEART
 from anabatic.core.paths import output_file
 from anabatic.core.text import count, duration, utf8
+from anabatic.data import templates
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.asked import Asked, read
 from anabatic.data.document import Problem
@@ -91,19 +92,21 @@ def _identity(job: InferJob) -> dict[str, Any]:
     """What makes an answer what it is: a begun job goes on with the same of it alone."""
     kept = ("model", "ckpt_dir", "adapter", "inputs", "system", "raw", "quantize", "columns", "sampling", "on_bad_row")
     tree = load.tree_of(job)
-    return {key: tree.get(key) for key in kept}
+    more = {} if job.chat_template is None else {"chat_template": templates.read(job.chat_template)}
+    return {key: tree.get(key) for key in kept} | more
 
 
 def _engine(job: InferJob, ranks: int) -> Engine:
     device = pick(job.device)
     if job.ckpt_dir:
         model, tokens = model_of(Path(job.ckpt_dir).expanduser(), device, job.adapter, job.quantize)
+        tokens = templates.folder_with(tokens, job.chat_template)
         folder = Path(job.ckpt_dir)
     else:
         folder = resolve(job.model)
         classifier.require_writer(folder)
         shares = below(job.adapter, folder)
-        tokens = tokenizer_folder(folder, shares)
+        tokens = templates.folder_with(tokenizer_folder(folder, shares), job.chat_template)
         require_fit(load_config(folder), tokenizers.load(tokens), folder)
         model = load_model(folder, device.torch, device.dtype, shares, job.quantize)
     tokenizer = tokenizers.load(tokens)

@@ -13,6 +13,7 @@ from anabatic.config.train import TuneJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
+from anabatic.data import templates
 from anabatic.device.device import Device
 from anabatic.models import adapter, stack
 from anabatic.models.hf import base_of, below, fill, load_model, prepare, resolve, skeleton, tokenizer_folder
@@ -79,7 +80,8 @@ def _of_our_run(path: Path, device: Device) -> tuple[PreTrainedModel, Path]:
         adapter.begin(model, job.lora, job.seed)
     _fill(path, model)
     log.info(f"{path}: the model of step {path.name.rpartition('-')[2]}, on {base}")
-    return model, Path(job.tokenizer) if job.tokenizer else _tokens(named, shares, path)
+    tokens = Path(job.tokenizer) if job.tokenizer else _tokens(named, shares, path)
+    return model, templates.folder_with(tokens, job.chat_template)
 
 
 def _command(settings: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import socket
@@ -9,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from anabatic.config.serve import ServeJob
+from anabatic.config.serve import LOCAL, ServeJob
 from anabatic.config.shared import require
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.text import count
+from anabatic.data import templates
 from anabatic.data import tokenizer as tokenizers
 from anabatic.device.device import Device, pick
 from anabatic.infer.classify import TrajectoryClassifier
@@ -56,7 +58,7 @@ def run(job: ServeJob) -> int:
         worker = Worker(catalogue.engines)
         worker.start()
         config = uvicorn.Config(
-            make_app(catalogue, worker, keys, job.cors, runs),
+            make_app(catalogue, worker, keys, job.cors, runs, _hosts(job.allowed_hosts, listening)),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -107,6 +109,15 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _hosts(allowed: list[str], listening: socket.socket) -> list[str] | None:
+    """Return the names under which the server may be asked; None: any."""
+    address = str(listening.getsockname()[0])
+    loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if "*" in allowed or not (allowed or loopback):
+        return None
+    return [*LOCAL, f"[{address}]" if ":" in address else address, *allowed]
+
+
 def _keys(file: str | None) -> list[str]:
     keys = [key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip()]
     if file is None:
@@ -152,7 +163,7 @@ def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Se
     root = resolve(folder)
     classifier.require_writer(root)
     shares = below([], root)
-    tokens = tokenizer_folder(root, shares)
+    tokens = templates.folder_with(tokenizer_folder(root, shares), job.chat_template)
     tokenizer = tokenizers.load(tokens)
     require_fit(load_config(root), tokenizer, root)
     model = load_model(root, device.torch, device.dtype, shares, job.quantize)

@@ -18,7 +18,7 @@ from anabatic.config.tuner import Lora
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
-from anabatic.data import curriculum, padded, sample
+from anabatic.data import curriculum, padded, sample, templates
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.learn import Learning, Turns
 from anabatic.data.pairs import longest
@@ -148,7 +148,8 @@ def opened(job: TuneJob, device: Device, world: World) -> Opened:
     named = resolve(job.model, job.hub, world)
     base = base_of(named, job.hub, world)
     shares = below(job.adapter, named, job.hub, world)
-    folder = Path(job.tokenizer) if job.tokenizer else topmost(named, shares)
+    own = Path(job.tokenizer) if job.tokenizer else topmost(named, shares)
+    folder = templates.folder_with(own, job.chat_template)
     tokenizer = tokenizers.load(folder)
     require_fit(load_config(base), tokenizer, folder, job.batch.length)
     return Opened(named, base, shares, folder, tokenizer, *_skeleton(job, named, base, device))

@@ -20,7 +20,7 @@ from anabatic.core.text import count, duration, size
 from anabatic.train import report_machine
 from anabatic.train.report_charts import Chart, Line, chart, smooth
 from anabatic.train.report_levels import levels_chart
-from anabatic.train.report_read import Run, Sample, read_pipeline, read_run
+from anabatic.train.report_read import Run, Sample, moment, read_pipeline, read_run
 
 HERE = Path(__file__).parent
 LONGEST_TEXT = 4000
@@ -270,7 +270,7 @@ def _final_loss(run: Run) -> tuple[float | None, str]:
 
 def story(run: Run) -> dict[str, Any]:
     """Return what is told of a run beside its charts: facts, samples, events, config; all of it plain text."""
-    began = next((time for event in run.events if (time := number(event.get("time"))) is not None), None)
+    began = next((time for event in run.events if (time := moment(event.get("time"))) is not None), None)
     return {
         "name": run.name,
         "title": run.title or run.command,
@@ -369,7 +369,7 @@ def _when(sample: Sample) -> str:
 
 
 def _event(event: dict[str, Any], began: float | None) -> tuple[str, str, str]:
-    when = number(event.get("time"))
+    when = moment(event.get("time"))
     shown = "" if when is None or began is None else f"+{duration(max(0.0, when - began))}"
     rest = [f"{key} {_plain(value)}" for key, value in event.items() if key not in ("time", "event")]
     return shown, str(event.get("event", "")), ", ".join(rest)

@@ -15,6 +15,11 @@ from anabatic.core.paths import RunFolder
 Points = list[tuple[int, float | None]]
 """(step, value) by rising step; None where the value was not finite."""
 
+LARGEST = 1e100
+"""Of a value that is drawn; sums and spans of larger ones leave the range of floats."""
+LAST_MOMENT = 253_402_300_799.0
+"""End of the year 9999 in Unix time."""
+
 CURVES = {
     "train": (
         *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens", "time"),
@@ -89,7 +94,7 @@ def read_run(folder: Path, name: str, rows: Rows | None = None) -> Run:
     written = [path for path in (paths.config, folder / "stage.yaml") if path.is_file() and not path.is_symlink()]
     run.config = written[0].read_text(encoding="utf-8", errors="replace") if written else ""
     run.seconds = number(run.summary.get("seconds"))
-    times = [time for event in run.events if (time := number(event.get("time"))) is not None]
+    times = [time for event in run.events if (time := moment(event.get("time"))) is not None]
     run.ended = max(times, default=None)
     return run
 
@@ -129,10 +134,21 @@ def _state(history: list[dict[str, Any]]) -> tuple[str, float | None, float | No
         if event in ("done", "fail", "interrupted"):
             took = number(row.get("seconds"))
             seconds = seconds if took is None else (seconds or 0.0) + took
-            ended = number(row.get("time"))
+            ended = moment(row.get("time"))
             fresh = event == "done"
         state = event
     return state, seconds, ended
+
+
+def moment(value: object) -> float | None:
+    """Return a Unix time that a calendar can show, None for anything else."""
+    known = number(value)
+    return known if known is not None and 0 <= known <= LAST_MOMENT else None
+
+
+def _drawable(value: object) -> float | None:
+    known = number(value)
+    return known if known is not None and abs(known) <= LARGEST else None
 
 
 class Rows:
@@ -151,7 +167,7 @@ class Rows:
             return
         for key in CURVES.get(str(row.get("kind")), ()):
             if key in row:
-                self.columns.setdefault(key, {})[int(step)] = number(row[key])
+                self.columns.setdefault(key, {})[int(step)] = _drawable(row[key])
         if row.get("kind") == "train" and (drawn := _draws(int(step), row)):
             self.draws[int(step)] = drawn
         if row.get("kind") == "eval":

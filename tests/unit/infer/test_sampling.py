@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.infer.sampling import GREEDY, Sampling, choose, log_probability, source_of_draws
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.infer.engine import Engine
+from anabatic.infer.sampling import GREEDY, Sampling, choose, log_probability, penalise, source_of_draws
 
 
 def shares(logits: list[float], sampling: Sampling) -> dict[int, float]:
@@ -129,3 +131,47 @@ def test_log_probability_is_log_softmax():
     tokens = torch.tensor([0, 8, 3, 3])
     expected = logits.double().log_softmax(-1)[range(4), tokens]
     torch.testing.assert_close(log_probability(logits, tokens).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_single_tokens_lose_and_gain(model, tokenizer):
+    """Biases count from the first token, presence once, frequency as often as the answer holds a token."""
+    settings = [
+        Sampling(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={"7": 3.0, "9": -100.0}),
+        Sampling(repetition_penalty=2.0, frequency_penalty=-1.0),
+        Sampling(),
+    ]
+    engine = Engine(model, tokenizer, max_batch=3, max_len=32)
+    requests = [engine.request([5, 5, 7], one, []) for one in settings]
+    for request in requests:
+        request.ids += [7, 8, 7]
+    logits = torch.randn(3, len(tokenizer), generator=torch.Generator().manual_seed(1))
+    shifted = penalise(logits, requests)
+    for row, sampling in enumerate(settings):
+        for token in range(len(tokenizer)):
+            value, times = logits[row, token].item(), [7, 8, 7].count(token)
+            if token in (5, 7, 8):
+                value *= sampling.repetition_penalty if value < 0 else 1 / sampling.repetition_penalty
+            value += sampling.logit_bias.get(str(token), 0.0)
+            value -= sampling.presence_penalty * (times > 0) + sampling.frequency_penalty * times
+            assert shifted[row, token].item() == pytest.approx(value, abs=1e-5)
+    assert penalise(logits[2:], requests[2:]) is not None and torch.equal(shifted[2], logits[2])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"presence_penalty": 2.1}, "presence_penalty is 2.1"),
+        ({"frequency_penalty": -3.0}, "frequency_penalty is -3.0"),
+        ({"logit_bias": {"the": 1.0}}, "logit_bias names 'the'"),
+        ({"logit_bias": {"3": 101.0}}, "logit_bias of 3 is 101.0"),
+    ],
+)
+def test_penalties_out_of_their_range(given, words):
+    with pytest.raises(ConfigError, match=words):
+        Sampling(**given)
+
+
+def test_a_bias_of_a_token_that_the_model_has_not(model, tokenizer):
+    engine = Engine(model, tokenizer, max_batch=1, max_len=32)
+    with pytest.raises(DataError, match="logit_bias names token 99999"):
+        engine.request([5], Sampling(logit_bias={"99999": 1.0}))

@@ -5,14 +5,19 @@ Source of the shapes: platform.openai.com/docs/api-reference/chat/object and /ch
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from anabatic.infer.request import Completion, Request
+from anabatic.infer.server.errors import ApiError
+from anabatic.infer.server.worker import Piece
 from anabatic.infer.tool_calls import Reader
+
+_DONE = b"data: [DONE]\n\n"
 
 
 def usage(requests: Sequence[Request], n: int) -> dict[str, Any]:
@@ -60,6 +65,10 @@ class Shape:
             for at, (answer, request) in enumerate(zip(answers, requests, strict=True))
         ]
         return self._base(False) | {"choices": choices, "usage": usage(requests, n)}
+
+    def teller(self, requests: Sequence[Request], n: int, usage: bool) -> Teller:
+        """Return what tells the answers while they are made."""
+        return Chunks(self, requests, n, usage)
 
     def _choice(self, at: int, answer: Completion, request: Request) -> dict[str, Any]:
         out: dict[str, Any] = {"index": at, "finish_reason": answer.finish_reason, "logprobs": None}
@@ -128,6 +137,70 @@ class Shape:
             "top_logprobs": [{words.text(token): value for token, value in top[at]} for at in rows] if top else None,
             "text_offset": offsets,
         }
+
+
+class Teller(Protocol):
+    """Turns the pieces of an answer into what is sent."""
+
+    def begin(self) -> list[bytes]:
+        """Return what comes before the first piece."""
+
+    def take(self, piece: Piece) -> list[bytes]:
+        """Return what a piece becomes."""
+
+    def finish(self) -> list[bytes]:
+        """Return what comes behind the last piece."""
+
+    def fault(self, error: ApiError) -> list[bytes]:
+        """Return what ends an answer that has failed."""
+
+
+class Chunks:
+    """The chunks of a streamed answer, as server-sent events.
+
+    Args:
+        usage: the last one holds the counts of tokens.
+    """
+
+    def __init__(self, shape: Shape, requests: Sequence[Request], n: int, usage: bool) -> None:
+        self._shape, self._requests, self._n, self._usage = shape, requests, n, usage
+        self._told = [0] * len(requests)
+        readers = [shape.reader() for _ in requests]
+        self._heard = [None if reader is None else Heard(reader) for reader in readers]
+
+    def begin(self) -> list[bytes]:
+        """Return the chunks that open the answers."""
+        return [_event(self._shape.first(at)) for at in range(len(self._requests))]
+
+    def take(self, piece: Piece) -> list[bytes]:
+        """Return the chunks of a piece."""
+        shape, at, text, end = self._shape, piece.index, piece.text, piece.finish_reason
+        calls: list[dict[str, Any]] = []
+        if (one := self._heard[at]) is not None:
+            text, calls = one.push(text, bool(end))
+            end = one.end(end)
+        chunks = []
+        if text or (shape.logprobs and piece.tokens > self._told[at]):
+            chunks.append(shape.piece(at, text, self._requests[at], self._told[at], piece.tokens))
+            self._told[at] = piece.tokens
+        if calls:
+            chunks.append(shape.call(at, calls))
+        if end:
+            chunks.append(shape.last(at, end))
+        return [_event(chunk) for chunk in chunks]
+
+    def finish(self) -> list[bytes]:
+        """Return the counts, if they are wanted, and the end."""
+        counts = [_event(self._shape.counts(self._requests, self._n))] if self._usage else []
+        return [*counts, _DONE]
+
+    def fault(self, error: ApiError) -> list[bytes]:
+        """Return the error as a chunk."""
+        return [_event(error.body())]
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _unnumbered(call: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,11 @@ from anabatic.core.errors import AnabaticError
 
 _LONGEST = 200
 """Of what a client has written, in a message."""
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "queue_full_error"}
+
+
+_CUTS = (408, 413)
+"""Statuses that come while the body is still on its way: its rest is not waited for."""
 
 
 class ApiError(Exception):
@@ -26,12 +30,14 @@ class ApiError(Exception):
         param: the field that is wrong.
         code: a word for programs.
         closes: nothing more may come over this connection.
+        retry_after: seconds until it is worth asking again; None: by the status.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
-        self.closes = False
+        self.closes = status in _CUTS
+        self.retry_after: int | None = None
 
     def body(self) -> dict[str, Any]:
         """Return the object that clients get."""
@@ -42,7 +48,8 @@ class ApiError(Exception):
         """Return the whole response."""
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}
         closing = {"Connection": "close"} if self.closes else {}
-        return JSONResponse(self.body(), self.status, headers=headers.get(self.status, {}) | closing)
+        later = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return JSONResponse(self.body(), self.status, headers=headers.get(self.status, {}) | closing | later)
 
 
 def from_ours(error: AnabaticError, status: int = 400, param: str | None = None) -> ApiError:

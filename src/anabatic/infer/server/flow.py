@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from anabatic.core.errors import AnabaticError
-from anabatic.infer.request import Request
-from anabatic.infer.server.answers import Heard, Shape
+from anabatic.infer.request import Completion, Request
+from anabatic.infer.server.admission import Admission
+from anabatic.infer.server.answers import Teller
 from anabatic.infer.server.errors import ApiError, from_ours
 from anabatic.infer.server.metrics import Metrics
 from anabatic.infer.server.served import Served
 from anabatic.infer.server.worker import Piece, Ticket, Worker
 
-_DONE = b"data: [DONE]\n\n"
-_LOOK_SECONDS = 0.5
-"""How often somebody who waits for a whole answer is looked after."""
+
+class Shape(Protocol):
+    """How a request is answered, whole or told bit by bit."""
+
+    def whole(self, answers: Sequence[Completion], requests: Sequence[Request], n: int) -> dict[str, Any]:
+        """Return the object of finished answers."""
+
+    def teller(self, requests: Sequence[Request], n: int, usage: bool) -> Teller:
+        """Return what turns pieces into a stream."""
 
 
 class Gone(Exception):
@@ -41,6 +48,7 @@ class Flow:
 
     worker: Worker
     metrics: Metrics
+    admission: Admission
     served: Served
     shape: Shape
     requests: list[Request]
@@ -51,19 +59,33 @@ class Flow:
     def __post_init__(self) -> None:
         self.ticket = Ticket(self.served.engine, self.requests, asyncio.get_running_loop())
         self._end = self.ticket.began + self.seconds
-        self._counted = False
+        self._counted = self._left = False
+
+    def enter(self) -> None:
+        """Take places in the queue.
+
+        Raises:
+            ApiError: 429, it is full.
+        """
+        try:
+            self.admission.enter(self.served.engine, len(self.requests))
+        except ApiError:
+            self.metrics.count(self.served.name, "refused")
+            raise
+        self.worker.submit(self.ticket)
 
     async def answer(self, http: HttpRequest) -> Response:
         """Return the whole answer.
 
         Raises:
-            ApiError: it took too long, or the engine failed.
+            ApiError: the queue is full, it took too long, or the engine failed.
         """
-        self.worker.submit(self.ticket)
+        self.enter()
+        watch = asyncio.create_task(self._watch(http))
         try:
             left = len(self.requests)
             while left:
-                piece = await self._next(http)
+                piece = await self._next()
                 left -= bool(piece.finish_reason)
         except ApiError:
             self._count("error")
@@ -71,66 +93,58 @@ class Flow:
         except Gone:
             return Response(status_code=499)  # nobody reads it
         finally:
+            watch.cancel()
             self._leave()
         engine = self.served.engine
         answers = [engine.completion(request) for request in self.requests]
         return JSONResponse(self.shape.whole(answers, self.requests, self.n))
 
     def stream(self) -> StreamingResponse:
-        """Return an answer that comes piece by piece, as server-sent events."""
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._events(), media_type="text/event-stream", headers=headers)
+        """Return an answer that comes piece by piece, as server-sent events.
+
+        Raises:
+            ApiError: 429, the queue is full.
+        """
+        self.enter()
+        return _Stream(self._events(), self._leave)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        self.worker.submit(self.ticket)
-        told = [0] * len(self.requests)
-        readers = [self.shape.reader() for _ in self.requests]
-        heard = [None if reader is None else Heard(reader) for reader in readers]
+        teller = self.shape.teller(self.requests, self.n, self.usage)
         try:
-            for at in range(len(self.requests)):
-                yield _event(self.shape.first(at))
+            for part in teller.begin():
+                yield part
             left = len(self.requests)
             while left:
-                piece = await self._next(None)
-                at, text, end = piece.index, piece.text, piece.finish_reason
-                calls: list[dict[str, Any]] = []
-                if (one := heard[at]) is not None:
-                    text, calls = one.push(text, bool(end))
-                    end = one.end(end)
-                if text or (self.shape.logprobs and piece.tokens > told[at]):
-                    yield _event(self.shape.piece(at, text, self.requests[at], told[at], piece.tokens))
-                    told[at] = piece.tokens
-                if calls:
-                    yield _event(self.shape.call(at, calls))
-                if end:
-                    left -= 1
-                    yield _event(self.shape.last(at, end))
-            if self.usage:
-                yield _event(self.shape.counts(self.requests, self.n))
-            yield _DONE
+                piece = await self._next()
+                for part in teller.take(piece):
+                    yield part
+                left -= bool(piece.finish_reason)
+            for part in teller.finish():
+                yield part
         except ApiError as error:
             self._count("error")
-            yield _event(error.body())
-        finally:
-            self._leave()
+            for part in teller.fault(error):
+                yield part
 
-    async def _next(self, http: HttpRequest | None) -> Piece:
-        """Wait for the next piece.
+    async def _watch(self, http: HttpRequest) -> None:
+        """Wait for the client to go. A stream's client is watched by the response."""
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        self.ticket.pieces.put_nowait(Gone())
 
-        Args:
-            http: whose end is looked for while waiting; a stream's is found when it is written to.
-        """
+    async def _next(self) -> Piece:
+        """Wait for the next piece."""
         while True:
             left = self._end - time.monotonic()
             if left <= 0:
                 self._count("timeout")
                 raise ApiError(504, f"the answer took more than {self.seconds:g} s", None, "timeout")
             try:
-                piece = await asyncio.wait_for(self.ticket.pieces.get(), min(left, _LOOK_SECONDS))
+                piece = await asyncio.wait_for(self.ticket.pieces.get(), left)
             except asyncio.TimeoutError:
-                if http is not None and await http.is_disconnected():
-                    raise Gone from None
                 continue
+            if isinstance(piece, Gone):
+                raise piece
             if isinstance(piece, AnabaticError):
                 raise from_ours(piece, 500)
             if isinstance(piece, Exception):
@@ -138,6 +152,10 @@ class Flow:
             return piece
 
     def _leave(self) -> None:
+        if self._left:
+            return
+        self._left = True
+        self.admission.leave(self.served.engine, len(self.requests))
         ends = [request.finish_reason for request in self.requests]
         if not all(ends):
             self.worker.give_up(self.ticket)
@@ -149,5 +167,17 @@ class Flow:
             self.metrics.count(self.served.name, end, self.ticket)
 
 
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+class _Stream(StreamingResponse):
+    """A response that is left once, also where its client has gone before the first piece."""
+
+    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()

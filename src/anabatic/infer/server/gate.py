@@ -1,36 +1,79 @@
-"""What every request passes first: a key where one is asked for, a body that is neither too large nor too slow."""
+"""What every request passes first: a name of this machine, a key where one is asked for, a body that is neither too
+large nor too slow.
+
+The name is looked at against DNS rebinding: a page of a foreign site whose name has been pointed at 127.0.0.1 asks
+with that name in Host, and what is bound to this machine alone must not answer it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anabatic.config.serve import Limits
+from anabatic.infer.server.bounds import CURRENT
 from anabatic.infer.server.errors import ApiError
 
 OPEN = ("/", "/runs", "/health", "/favicon.ico")
 """Paths without a key: the pages hold no data and ask their reader for one."""
 
 
-class Gate:
-    """ASGI middleware around the whole application."""
+PROBED = "/health"
+"""Answered under any name: probes ask by an address."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, keys: Sequence[str]) -> None:
-        self._app, self._limits = app, limits
+
+class Gate:
+    """ASGI middleware around the whole application.
+
+    Args:
+        hosts: names that requests may have in Host and Origin; None: any.
+        origins: that may ask besides (CORS); `*`: any.
+        seen: called with the status of every answer.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        keys: Sequence[str],
+        hosts: Collection[str] | None = None,
+        origins: Collection[str] = (),
+        seen: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._app, self._limits, self._seen = app, limits, seen
         self._keys = [key.encode() for key in keys]
+        self._hosts = None if hosts is None else {_bare(host) for host in hosts}
+        self._origins = set(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it at once."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        status = 500  # until an answer has begun: what fails before is answered around us
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, counted)
+        finally:
+            self._seen(status)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # uvicorn leaves the body away
             scope = {**scope, "method": "GET"}
+        CURRENT.set(self._limits)
         try:
             _require_one_length(scope)
+            self._require_host(scope)
             self._require_key(scope)
             body = await self._body(scope, receive)
         except ApiError as error:
@@ -38,6 +81,23 @@ class Gate:
             return
         if body is not None:
             await self._app(scope, _replay(body, receive), send)
+
+    def _require_host(self, scope: Scope) -> None:
+        if self._hosts is None or scope["path"] == PROBED:
+            return
+        for name, value in scope["headers"]:
+            text = value.decode("latin-1")
+            if name == b"host" and _bare(text) not in self._hosts:
+                hint = "give --allowed-hosts NAME"
+                raise ApiError(421, f"this server is not called {text[:200]!r}: {hint}", None, "host_not_allowed")
+            if name == b"origin" and not self._may_ask(text):
+                message = f"pages of {text[:200]!r} may not ask: give --cors ORIGIN"
+                raise ApiError(403, message, None, "origin_not_allowed")
+
+    def _may_ask(self, origin: str) -> bool:
+        if {origin, "*"} & self._origins:
+            return True
+        return self._hosts is None or _bare(origin.partition("://")[2]) in self._hosts
 
     def _require_key(self, scope: Scope) -> None:
         if not self._keys or scope["path"] in OPEN or scope["method"] == "OPTIONS":
@@ -60,6 +120,15 @@ class Gate:
             return await asyncio.wait_for(_read(receive, most, too_large), self._limits.body_seconds)
         except asyncio.TimeoutError as error:
             raise ApiError(408, f"the body took more than {self._limits.body_seconds:g} s") from error
+
+
+def _bare(host: str) -> str:
+    """Return a name or an address without its port."""
+    try:
+        name = urlsplit(f"//{host.strip()}").hostname
+    except ValueError:  # brackets that are not closed
+        return ""
+    return (name or "").rstrip(".")
 
 
 def _require_one_length(scope: Scope) -> None:

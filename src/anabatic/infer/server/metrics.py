@@ -22,6 +22,9 @@ class Metrics:
         self._requests = Counter(
             "anabatic_requests", "Requests by model and how they ended.", ("model", "end"), registry=self._registry
         )
+        self._responses = Counter(
+            "anabatic_http_responses", "Answers over HTTP by status.", ("status",), registry=self._registry
+        )
         self._first = self._histogram("time_to_first_token_seconds", "From a request to its first token.")
         self._whole = self._histogram("e2e_request_latency_seconds", "From a request to its end.")
         self._gap = self._histogram("time_per_output_token_seconds", "Mean time between the tokens of an answer.")
@@ -44,6 +47,10 @@ class Metrics:
         longest = max(len(request.ids) for request in ticket.requests)
         if longest > 1:
             self._gap.labels(model).observe((ticket.last_token - ticket.first_token) / (longest - 1))
+
+    def status(self, status: int) -> None:
+        """Count an answer: 429 is a full queue, 500 and 503 are faults."""
+        self._responses.labels(str(status)).inc()
 
     def text(self) -> bytes:
         """Return the page that Prometheus reads."""

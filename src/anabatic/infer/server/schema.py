@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from anabatic.core.text import utf8
+from anabatic.infer.server.bounds import KEPT, LONGEST_STOP, few_biases, few_messages, few_prompts
 
 MOST_FIELDS = 100
 """Of an object whose fields are looked at one by one."""
@@ -28,6 +29,11 @@ Count = Annotated[Whole, Field(ge=1, le=128)]
 One = Annotated[Count, BeforeValidator(lambda given: 1 if given is None else given, Count | None)]
 """1 where it is null."""
 
+TokenNumber = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[Number, Field(ge=-100, le=100)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+NO_THOUGHT = ("none", "minimal")
 Row = TypeVar("Row")
 Rows = Annotated[list[Row], Field(fail_fast=True)]
 Some = Annotated[list[Row], Field(min_length=1, fail_fast=True)]
@@ -179,11 +185,9 @@ class Generation(Strict):
     stream_options: StreamOptions | None = None
     structured_outputs: Annotated[dict[Literal["choice", "regex", "json"], Any], BeforeValidator(_short)] | None = None
     """vLLM's: the answer is one of some texts, matches an expression, or is JSON of a schema."""
-    presence_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
-    """Both only 0: use repetition_penalty."""
-    logit_bias: Annotated[dict[str, float], Field(max_length=0), BeforeValidator(_short)] | None = None
-    """Only empty: no bias is applied."""
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[TokenNumber, Bias], BeforeValidator(few_biases)] | None = None
     user: Text | None = None
     """Not used."""
 
@@ -197,18 +201,24 @@ class Generation(Strict):
             raise ValueError(f"stop has {len(self.stops())} texts; at most 16 are allowed")
         if not all(self.stops()):
             raise ValueError("a text of stop is empty")
+        if max(map(len, self.stops()), default=0) > LONGEST_STOP:
+            raise ValueError(f"a text of stop has more than {LONGEST_STOP} characters")
         return self
 
 
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
-    messages: Some[Message]
+    messages: Annotated[Some[Message], BeforeValidator(few_messages)]
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    reasoning_effort: Effort | None = None
+    """Given to the chat template; `none` and `minimal` turn thinking off where it can be turned off."""
+    chat_template_kwargs: Annotated[dict[Text, Any], BeforeValidator(_short)] | None = None
+    """vLLM's: variables of the chat template, such as enable_thinking."""
     tools: Annotated[Rows[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Flag | None = None
@@ -220,6 +230,19 @@ class ChatRequest(Generation):
     def tokens(self) -> int | None:
         """Return how many tokens are asked for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables of the chat template."""
+        effort = self.reasoning_effort
+        own = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort not in NO_THOUGHT}
+        return own | (self.chat_template_kwargs or {})
+
+    @model_validator(mode="after")
+    def _variables(self) -> ChatRequest:
+        for name in self.chat_template_kwargs or {}:
+            if name in KEPT or not name.isidentifier():
+                raise ValueError(f"chat_template_kwargs may not set {name[:100]!r}")
+        return self
 
     def offered(self) -> list[Tool]:
         """Return the tools that may be called."""
@@ -258,7 +281,7 @@ Ids = Some[Whole]
 class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
-    prompt: Text | Some[Text] | Ids | Some[Ids]
+    prompt: Annotated[Text | Some[Text] | Ids | Some[Ids], BeforeValidator(few_prompts)]
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
     echo: Off = False
@@ -307,7 +330,7 @@ class ClassifyRequest(Strict):
 
     model: Text | None = None
     input: Text | Some[Text] | None = None
-    messages: Conversation | Some[Conversation] | None = None
+    messages: Annotated[Conversation | Some[Conversation] | None, BeforeValidator(few_messages)] = None
 
     @model_validator(mode="after")
     def _one(self) -> ClassifyRequest:
@@ -336,7 +359,7 @@ class TokenizeRequest(Strict):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Some[Message] | None = None
+    messages: Annotated[Some[Message] | None, BeforeValidator(few_messages)] = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +22,19 @@ from anabatic.infer.dialogue import continuation
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
 from anabatic.infer.score import Scorer
+from anabatic.infer.server.bounds import require_choices, require_form, require_room
 from anabatic.infer.server.errors import ApiError, from_ours
 from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, NamedTool, Tool
 
+_SAMPLED = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
 _DEEP = "the body is nested too deeply"
 
 
@@ -169,6 +179,7 @@ class Catalogue:
         made = []
         for at, messages in enumerate(conversations):
             plain = [_clean(message.plain()) for message in messages]
+            require_room(plain, scorer.max_len, self.limits, "messages")
             try:
                 made.append(scorer.ids(plain))
             except AnabaticError as error:
@@ -187,7 +198,7 @@ class Catalogue:
         tools = asked.offered()
         if tools and not served.shows_tools:
             raise ApiError(400, f"the chat template of {served.name} does not tell the model of tools", "tools")
-        ids = self.conversation(served, asked.messages, tools)
+        ids = self.conversation(served, asked.messages, tools, asked.variables())
         sampling = self._sampling(asked, asked.tokens())
         if asked.logprobs:
             sampling = replace(sampling, top_logprobs=asked.top_logprobs or 0)
@@ -207,15 +218,26 @@ class Catalogue:
         """Return the requests of the prompts, n for each."""
         tokenizer = served.engine.tokenizer
         prompts = []
+        self._require_answers(len(asked.prompts()) * asked.n)
         for prompt in asked.prompts():
+            require_room([prompt] if isinstance(prompt, str) else [], served.engine.max_len, self.limits, "prompt")
             ids = continuation(tokenizer, prompt) if isinstance(prompt, str) else prompt
             served.require_tokens(ids, "prompt")
             prompts.append(ids)
         sampling = replace(self._sampling(asked, asked.tokens()), top_logprobs=asked.logprobs or 0)
         return self._requests(served, prompts, sampling, asked)
 
-    def conversation(self, served: Served, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+    def conversation(
+        self,
+        served: Served,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the tokens of a conversation, ready for an answer.
+
+        Args:
+            variables: of the chat template.
 
         Raises:
             ApiError: 400, the model has no chat template, or it refuses the conversation.
@@ -229,8 +251,9 @@ class Catalogue:
             )
         plain = [_clean(message.plain()) for message in messages]
         shown = [_clean(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
+        require_room([plain, shown], served.engine.max_len, self.limits, "messages")
         try:
-            return chat_prompt(tokenizer, plain, shown)
+            return chat_prompt(tokenizer, plain, shown, variables=_clean(dict(variables or {})))
         except AnabaticError as error:
             raise from_ours(error, param="messages") from error
         except RecursionError as error:
@@ -241,11 +264,7 @@ class Catalogue:
         most = self.limits.new_tokens
         if tokens is not None and tokens > most:
             raise ApiError(400, f"{tokens} tokens are asked for; this server writes at most {most}", "max_tokens")
-        given = {
-            key: value
-            for key in ("temperature", "top_p", "min_p", "repetition_penalty")
-            if (value := getattr(asked, key)) is not None
-        }
+        given = {key: value for key in _SAMPLED if (value := getattr(asked, key)) is not None}
         if asked.top_k is not None:
             given["top_k"] = asked.top_k if asked.top_k > 0 else None
         if asked.seed is not None:
@@ -263,21 +282,27 @@ class Catalogue:
             if kind == "choice":
                 if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
                     raise ApiError(400, "choice is no list of texts", "structured_outputs")
+                require_choices(value, self.limits)
                 return replace(sampling, choices=value)
             if kind == "regex":
                 if not isinstance(value, str):
                     raise ApiError(400, "regex is no text", "structured_outputs")
+                require_form(value, "regex")
                 return replace(sampling, regex=value)
-            return replace(sampling, json_schema=value if isinstance(value, str) else json.dumps(value))
+            schema = value if isinstance(value, str) else json.dumps(value)
+            require_form(schema, "the schema", param)
+            return replace(sampling, json_schema=schema)
         except AnabaticError as error:
             raise from_ours(error, param=param) from error
+
+    def _require_answers(self, answers: int) -> None:
+        if answers > self.limits.answers:
+            raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
 
     def _requests(
         self, served: Served, prompts: list[list[int]], sampling: Sampling, asked: Generation
     ) -> list[Request]:
-        answers = len(prompts) * asked.n
-        if answers > self.limits.answers:
-            raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
+        self._require_answers(len(prompts) * asked.n)
         engine = served.engine
         made = []
         for at, prompt in enumerate(prompts):

@@ -40,11 +40,11 @@ class Running:
 
 
 @contextmanager
-def serving(catalogue, keys=(), cors=(), runs=None):
+def serving(catalogue, keys=(), cors=(), runs=None, hosts=None):
     worker = Worker(catalogue.engines)
     worker.start()
     config = uvicorn.Config(
-        make_app(catalogue, worker, keys, cors, runs), port=0, log_level="warning", timeout_graceful_shutdown=2,
+        make_app(catalogue, worker, keys, cors, runs, hosts), port=0, log_level="warning", timeout_graceful_shutdown=2,
         http=patient(catalogue.limits.body_seconds),
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -52,8 +52,8 @@ def test_one_conversation_and_several(judging):
         ({"model": "judge"}, 400, "give either input or messages"),
         ({"model": "judge", "messages": []}, 400, "messages"),
         ({"model": "judge", "messages": [TALKS[0], []]}, 400, "messages"),
-        ({"model": "judge", "messages": [[{"role": "user", "content": "far " * 9000}]]}, 400, "the reward model reads"),
-        ({"model": "judge", "messages": [TALKS[0]] * 2049}, 400, "2049 inputs; at most 2048"),
+        ({"model": "judge", "messages": [[{"role": "user", "content": "far " * 90}]]}, 400, "the reward model reads"),
+        ({"model": "judge", "messages": [TALKS[0][:1]] * 2049}, 400, "2049 inputs; at most 2048"),
     ],
 )
 def test_what_is_refused(judging, body, status, message):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/classify", "/tokenize"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/classify", "/tokenize"]
 MODES = list(schemathesis.GenerationMode)
 REFUSED = {400, 404, 405, 408, 413, 429}
 """Statuses of requests that are wrong, or come at a wrong time."""

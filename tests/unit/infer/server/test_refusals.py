@@ -37,7 +37,16 @@ WRONG = {
     "more answers than allowed": ({"messages": USER, "n": 9}, 400, "at most 8"),
     "temperature": ({"messages": USER, "temperature": -1}, 400, "temperature"),
     "empty stop": ({"messages": USER, "stop": [""]}, 400, "stop"),
-    "a penalty we have not": ({"messages": USER, "presence_penalty": 1}, 400, "presence_penalty"),
+    "a penalty beyond its range": ({"messages": USER, "presence_penalty": 2.5}, 400, "presence_penalty"),
+    "a bias beyond its range": ({"messages": USER, "logit_bias": {"5": 101}}, 400, "logit_bias.5"),
+    "a bias of a word": ({"messages": USER, "logit_bias": {"the": 1}}, 400, "logit_bias"),
+    "a bias of a token that is none": ({"messages": USER, "logit_bias": {"99999": 1}}, 400, "names token 99999"),
+    "very many biases": ({"messages": USER, "logit_bias": {str(at): 1 for at in range(1100)}}, 400, "1100 tokens"),
+    "a variable that is ours": (
+        {"messages": USER, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "may not set 'chat_template'",
+    ),
+    "a variable that is no name": ({"messages": USER, "chat_template_kwargs": {"a b": 1}}, 400, "may not set 'a b'"),
+    "an effort that is none": ({"messages": USER, "reasoning_effort": "much"}, 400, "reasoning_effort"),
     "a picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "content"),
     "a schema that is none": (
         {"messages": USER, "response_format": {"type": "json_schema"}}, 400, "json_schema",

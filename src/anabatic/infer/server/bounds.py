@@ -1,0 +1,113 @@
+"""What a request may cost before its tokens are counted: rows, texts, bytes. Each bound is found in a moment.
+
+Lists are counted before their rows are read one by one. The bounds of the server that reads the request stand in
+`CURRENT`: validation of a body has no other way to know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+
+from anabatic.config.serve import Limits
+from anabatic.infer.server.errors import ApiError
+
+CURRENT: ContextVar[Limits | None] = ContextVar("limits", default=None)
+"""Of the server that reads a request; None: nothing is bounded."""
+LONGEST_STOP = 4096
+"""Characters of a text that ends an answer."""
+MOST_BIASES = 1024
+KEPT = frozenset({
+    "add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "documents",
+    "eos_token", "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
+"""Words of a template, and of who fills it in, that clients may not set."""
+LONGEST_FORM = 256 << 10
+"""Bytes of an expression or a schema."""
+
+
+def few_messages(given: Any) -> Any:
+    """Refuse more messages than the server reads, before each of them is read; several conversations count together."""
+    limits = CURRENT.get()
+    if limits is not None and isinstance(given, list):
+        count = sum(len(row) if isinstance(row, list) else 1 for row in given)
+        if count > limits.messages:
+            raise ValueError(f"{count} messages are given; this server reads at most {limits.messages}")
+    return given
+
+
+def few_prompts(given: Any) -> Any:
+    """Refuse more prompts than the server answers, before each of them is read. A list of numbers is one prompt."""
+    limits = CURRENT.get()
+    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    if limits is not None and several and len(given) > limits.answers:
+        raise ValueError(f"{len(given)} answers are asked for; at most {limits.answers} at once")
+    return given
+
+
+def few_biases(given: Any) -> Any:
+    """Refuse biases of very many tokens before each of them is read."""
+    if isinstance(given, dict) and len(given) > MOST_BIASES:
+        raise ValueError(f"{len(given)} tokens have a bias; at most {MOST_BIASES} may")
+    return given
+
+
+def require_choices(choices: list[str], limits: Limits) -> None:
+    """Refuse an answer that is one of very many texts.
+
+    Raises:
+        ApiError: 400.
+    """
+    if len(choices) > limits.choices:
+        message = f"choice has {len(choices)} texts; this server reads at most {limits.choices}"
+        raise ApiError(400, message, "structured_outputs")
+    require_form("".join(choices), "choice")
+
+
+def require_form(text: str, name: str, param: str = "structured_outputs") -> None:
+    """Refuse an expression or a schema that is very long.
+
+    Raises:
+        ApiError: 400.
+    """
+    size = _bytes(text)
+    if size > LONGEST_FORM:
+        raise ApiError(400, f"{name} has {size} bytes; at most {LONGEST_FORM} are read", param)
+
+
+def require_room(texts: Iterable[Any], max_len: int, limits: Limits, param: str) -> None:
+    """Refuse texts that cannot fit into a context, by their bytes: tokens need not be counted for that.
+
+    Args:
+        texts: of one prompt; what is no text (messages, schemas) counts with all texts in it.
+        max_len: tokens of the context.
+
+    Raises:
+        ApiError: 400.
+    """
+    most = max_len * limits.bytes_per_token
+    size = sum(map(_size, texts))
+    if size > most:
+        about = f"{most} bytes at most, limits.bytes_per_token for each of its {max_len} tokens"
+        message = f"the texts have {size} bytes; a context of this model takes {about}"
+        raise ApiError(400, message, param, "context_length_exceeded")
+
+
+def _size(value: Any) -> int:
+    """Return the bytes of all texts in a value, its keys included."""
+    total, rest = 0, [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            total += _bytes(one)
+        elif isinstance(one, dict):
+            rest += [*one, *one.values()]
+        elif isinstance(one, (list, tuple)):
+            rest += one
+    return total
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
