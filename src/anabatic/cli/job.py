@@ -35,6 +35,8 @@ def job_command(name: str) -> Callable[..., int]:
     def command(*words: str, **given: Any) -> int:
         files = given.pop("config", None) or []
         dry = given.pop(DRY_RUN, None)
+        for word in words:
+            _not_a_recipe(name, word)
         if words:
             given[row.words] = _worded(cls, row.words, words, given.get(row.words))
         job = load.load(name, files, tree(given))
@@ -45,6 +47,14 @@ def job_command(name: str) -> Callable[..., int]:
     set_signature(command, parameters)
     command.__doc__ = template.class_doc(cls)
     return command
+
+
+def _not_a_recipe(name: str, word: str) -> None:
+    """Refuse a recipe in the place of a model or of rows."""
+    if word.endswith((".yaml", ".yml")) and Path(word).is_file():
+        from anabatic.cli import habits
+
+        raise habits.misplaced(word, name)
 
 
 def _on_paper(job: Any) -> int:
