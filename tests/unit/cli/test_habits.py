@@ -339,3 +339,53 @@ def test_one_foreign_key_of_a_recipe_is_named(tmp_path: Path, capsys: pytest.Cap
 def test_commands_of_other_programs(line: str, message: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     error, hint = ends(capsys, line)
     assert message in error and hint == meant
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("chat runs/mine --sampling.temperature -1", "temperature is -1"),
+        ("infer runs/mine --data rows.jsonl -o a.jsonl --batching.batch 0", "batching.batch is 0"),
+        ("infer -m runs/mine --data a.jsonl b.jsonl -o a.jsonl --batching.batch 0", "batching.batch is 0"),
+        ("infer a.jsonl -m runs/mine -o a.jsonl --batching.batch 0", "batching.batch is 0"),
+        ("classify predict runs/mine --data a.csv --batch 0", "--batch"),
+        ("merge runs/mine --shard-gib 0", ""),
+        ("export runs/mine --format gguf -o x --devices 0", "devices is 0"),
+        ("export runs/mine --format gguff -o x", 'Did you mean "gguf"?'),
+        ("eval runs/mine --data a.txt --limit -1", "limit"),
+        ("serve runs/mine --port -1", "port is -1"),
+    ],
+)
+def test_what_comes_first_to_mind_is_understood(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last word of each line is refused for its value: the words before it were read."""
+    error, hint = ends(capsys, line)
+    assert message in error + hint
+    assert "not given" not in error and "does not belong" not in error
+
+
+@pytest.mark.parametrize(
+    ("given", "gguf", "recipes"),
+    [
+        ("safetensors", "none", ["ollama", "vllm", "mindie"]),
+        ("gguf", "f16", ["ollama", "vllm", "mindie"]),
+        ("ollama", "f16", ["ollama"]),
+        ("vllm", "none", ["vllm"]),
+        ("mindie", "none", ["mindie"]),
+    ],
+)
+def test_formats_of_an_export(given: str, gguf: str, recipes: list[str]) -> None:
+    made = load.build("export", {"model": "m", "out": "x", "format": given}, "")
+    assert (made.gguf, made.recipes) == (gguf, recipes)
+    assert load.build("export", {"model": "m", "out": "x", "format": given, "gguf": "q8_0"}, "").gguf == "q8_0"
+
+
+def test_a_mistyped_run_is_looked_for_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "vessels").mkdir(parents=True)
+    (tmp_path / "runs" / "vessels" / "metrics.jsonl").touch()
+    for line in ("chat runs/vesels", "chat run/vessels", "checkpoint list runs/vesels", "monitor --run runs/vesels"):
+        assert 'Did you mean "runs/vessels"?' in ends(capsys, line)[0], line
+    error, hint = ends(capsys, "plan -- sft --model runs/vesels --data a.jsonl")
+    assert 'Did you mean "runs/vessels"?' in error
