@@ -1,4 +1,4 @@
-"""What people type into the search, in both languages, and the pages that answer: one of them is among the first three."""
+"""What people type into the search, in both languages, and the pages that answer: one is among the first three."""
 
 ASKED: list[tuple[str, str, str]] = [
     # what newcomers want
@@ -35,11 +35,19 @@ ASKED: list[tuple[str, str, str]] = [
     # what people who train on NPUs ran into
     ("guides/when-it-fails guides/plan guides/parallel", "full sft out of memory on 8 npus", "8 卡全参微调爆显存"),
     ("guides/parallel concepts/strategies", "every rank loads the whole 72B model", "72B 模型每张卡都加载一份"),
-    ("guides/plan guides/when-it-fails guides/fine-tuning", "lora of 14B with 8192 tokens does not fit", "14B lora 8192 长度放不下"),
+    (
+        "guides/plan guides/when-it-fails guides/fine-tuning",
+        "lora of 14B with 8192 tokens does not fit",
+        "14B lora 8192 长度放不下",
+    ),
     ("guides/when-it-fails guides/launch-check guides/explain", "HCCL timeout", "HCCL 超时"),
     ("guides/when-it-fails guides/launch-check", "training hangs with 8 devices", "八卡训练卡住不动"),
     ("guides/when-it-fails concepts/precision", "loss is nan with fp16", "fp16 训练损失为 nan"),
-    ("guides/fine-tuning concepts/precision", "qlora 4 bit without bitsandbytes", "没有 bitsandbytes 的 4bit qlora 量化"),
+    (
+        "guides/fine-tuning concepts/precision",
+        "qlora 4 bit without bitsandbytes",
+        "没有 bitsandbytes 的 4bit qlora 量化",
+    ),
     ("guides/fine-tuning concepts/devices", "qwen3 30b a3b experts", "qwen3 30b a3b 专家模型微调"),
     ("guides/rl", "grpo on ascend", "昇腾上跑 grpo"),
     ("guides/rl", "grpo rollout is slow", "grpo 采样太慢"),
@@ -52,15 +60,31 @@ ASKED: list[tuple[str, str, str]] = [
     ("guides/explain guides/when-it-fails", "aclnnCast failed", "aclnnCast 执行失败"),
     ("concepts/devices concepts/precision guides/doctor", "can a 310P train", "310P 能训练吗"),
     ("guides/recipes guides/plan concepts/devices", "910B4 with 32 GB", "910B4 32G 支持吗"),
-    ("concepts/devices guides/doctor guides/explain concepts/mistakes", "operator falls back to the cpu", "算子回落到 CPU"),
+    (
+        "concepts/devices guides/doctor guides/explain concepts/mistakes",
+        "operator falls back to the cpu",
+        "算子回落到 CPU",
+    ),
     ("guides/when-it-fails concepts/mistakes guides/bench", "first steps take hours", "前几步要几个小时"),
     ("guides/when-it-fails guides/bench guides/monitor", "training is slow and the npus idle", "训练很慢 npu 空闲"),
     ("concepts/checkpoints", "resume from checkpoint on fewer npus", "换卡数从检查点恢复"),
-    ("guides/launch guides/parallel concepts/devices guides/doctor", "choose devices ASCEND_RT_VISIBLE_DEVICES", "用 ASCEND_RT_VISIBLE_DEVICES 选卡"),
+    (
+        "guides/launch guides/parallel concepts/devices guides/doctor",
+        "choose devices ASCEND_RT_VISIBLE_DEVICES",
+        "用 ASCEND_RT_VISIBLE_DEVICES 选卡",
+    ),
     ("guides/inference", "batch inference of many prompts", "批量推理很多问题"),
-    ("guides/inference guides/serving guides/export", "inference of a merged lora is very slow", "合并后的 lora 推理很慢"),
+    (
+        "guides/inference guides/serving guides/export",
+        "inference of a merged lora is very slow",
+        "合并后的 lora 推理很慢",
+    ),
     ("guides/export guides/serving", "serve with vllm-ascend", "用 vllm-ascend 部署"),
     ("guides/rl guides/migration", "ppo with a critic", "带 critic 的 ppo"),
     ("guides/fine-tuning guides/data", "train Qwen2.5-VL with images", "微调 Qwen2.5-VL 图像数据"),
-    ("guides/when-it-fails concepts/checkpoints guides/survival", "disk full while saving a checkpoint", "保存检查点时磁盘满了"),
-]  # fmt: skip
+    (
+        "guides/when-it-fails concepts/checkpoints guides/survival",
+        "disk full while saving a checkpoint",
+        "保存检查点时磁盘满了",
+    ),
+]
