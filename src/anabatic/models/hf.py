@@ -62,7 +62,7 @@ def _no_folder(name: str, root: Path) -> DataError:
         if here
         else "give a Hugging Face folder or a finished run folder"
     )
-    if hub.is_id(name, "huggingface") and name.partition("/")[0] not in run_names.PLACES:
+    if hub.is_id(name, "huggingface"):
         hint += f"; a hub is asked for {name} from another folder, or with --hub in a training"
     return DataError(f"model folder {root} does not exist.{run_names.guess(name)}".removesuffix("."), hint)
 
@@ -76,12 +76,13 @@ def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None 
     if (folder / "config.json").is_file():
         return folder
     name = adapter_config.read_config(folder).get("base_model_name_or_path") or ""
-    if not name or not (Path(name).exists() or hub.is_id(name)):
+    asked = named_hub or hub.chosen()  # a program has written the name: no slip of the pen
+    if not name or not (Path(name).exists() or hub.is_id(name, asked)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
         )
-    base = resolve(name, named_hub, world)
+    base = resolve(name, asked, world)
     if not (base / "config.json").is_file():
         raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
     return base

@@ -38,6 +38,8 @@ def is_id(name: str | Path, asked: Hub | None = None) -> bool:
     """
     if _ID.fullmatch(str(name)) is None or os.path.lexists(name):
         return False
+    if str(name).partition("/")[0] in run_names.PLACES:
+        return False
     return asked is not None or not run_names.is_local(str(name))
 
 
