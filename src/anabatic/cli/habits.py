@@ -72,7 +72,7 @@ def unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> ConfigEr
     word = (error.token.keyword or error.token.value).split("=", 1)[0]
     chain = list(error.command_chain or ())
     name = " ".join(chain)
-    if name not in commands.COMMANDS:
+    if name not in commands.COMMANDS or name == "run":
         return None
     line = _line(tokens, name, known)
     return _explained(line, word, known, f"see `anabatic {name} --help`")
