@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.browser import NEEDED, started
+from e2e.questions import ASKED
 from house import tree
 
 pytest.importorskip("zensical", reason="zensical is not installed (it needs Python 3.11)")
@@ -33,6 +35,17 @@ return links.map((link) => new URL(link.href).pathname);
 """
 OPEN = """return [...document.querySelectorAll("*")].some(
     (element) => element.shadowRoot && element.shadowRoot.activeElement?.matches("input"))"""
+
+
+MARKED = """
+const hosts = [...document.querySelectorAll("*")].filter((element) => element.shadowRoot);
+const marks = hosts.flatMap((host) => [...host.shadowRoot.querySelectorAll("mark, mark u")]);
+return marks.map((mark) => mark.textContent.trim().toLowerCase());
+"""
+
+
+def pages_of(code: str) -> list[Path]:
+    return sorted((tree.ROOT / "docs" / code).rglob("*.md"))
 
 
 class Silent(http.server.SimpleHTTPRequestHandler):
@@ -97,6 +110,57 @@ def test_search_finds_the_page_first(site: str, browser: Any, code: str) -> None
         field.send_keys(words)
         expected = f"/{code}/{page}.html"
         wait.until(lambda driver, expected=expected: driver.execute_script(RESULTS)[:1] == [expected], words)
+
+
+# Asks the site's own worker, as its field does; every answer is the list of the pages of its sections.
+ASK = """
+const [code, questions, done] = arguments;
+const config = JSON.parse(document.getElementById("__config").textContent);
+const worker = new Worker(new URL(config.search, document.baseURI));
+const answers = [];
+let items = [];
+const next = () => worker.postMessage({type: 2, data: {input: questions[answers.length]}});
+worker.onmessage = ({data}) => {
+  if (data.type === 4) done("the search has failed");
+  if (data.type === 3) answers.push(data.data.items.map(({id}) => items[id].location.split(/[.]html/)[0]));
+  if (answers.length === questions.length) done(answers);
+  else next();
+};
+worker.onerror = (event) => done(event.message);
+fetch(new URL(`${config.base}/search.json`, document.baseURI)).then((found) => found.json()).then((index) => {
+  items = index.items;
+  worker.postMessage({type: 0, data: index});
+});
+"""
+
+
+@pytest.mark.parametrize("code", ["en", "zh"])
+def test_questions_lead_to_the_page_that_answers(site: str, browser: Any, code: str) -> None:
+    browser.get(f"{site}/{code}/index.html")
+    browser.set_script_timeout(10 * PATIENCE)
+    typed = [row[1 if code == "en" else 2] for row in ASKED]
+    answers = browser.execute_async_script(ASK, code, typed)
+    assert isinstance(answers, list), answers
+    pages = {file.relative_to(tree.ROOT / "docs" / code).with_suffix("").as_posix() for file in pages_of(code)}
+    assert {page for row in ASKED for page in row[0].split()} <= pages
+    assert len(answers) == len(ASKED) == 60
+    missed = [
+        (question, right, found[:3])
+        for (right, *_), question, found in zip(ASKED, typed, answers, strict=True)
+        if not set(right.split()) & set(found[:3])
+    ]
+    assert missed == []
+
+
+def test_found_words_are_marked(site: str, browser: Any) -> None:
+    """What is shown of a result holds the words of the question, one of them written in another form."""
+    screen(browser, 1280, "light")
+    browser.get(f"{site}/en/index.html")
+    wait = WebDriverWait(browser, PATIENCE)
+    browser.find_element(By.CSS_SELECTOR, ".md-search__button").click()
+    wait.until(lambda driver: driver.execute_script(OPEN))
+    browser.switch_to.active_element.send_keys("how do I continue after a crash")
+    wait.until(lambda driver: {"continuing", "continued"} & set(driver.execute_script(MARKED)))
 
 
 @pytest.mark.parametrize("page", ["index", "guides/launch"])

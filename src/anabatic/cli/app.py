@@ -158,7 +158,11 @@ def _call(tokens: list[str], is_worker: bool) -> int:
             _no_command_without_border(app, tokens)
         result = app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise errors.usage(error, app) from error
+        raise errors.usage(error, tokens) from error
+    except ConfigError as error:
+        from anabatic.cli import habits
+
+        raise habits.misread(error, tokens) from error
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
 

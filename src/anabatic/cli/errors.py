@@ -8,11 +8,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cyclopts import (
-    App,
     CoercionError,
     CycloptsError,
     MissingArgumentError,
@@ -132,8 +131,12 @@ _SAID = ("true", "false", "yes", "no", "on", "off")
 """What people type behind a switch."""
 
 
-def usage(error: CycloptsError, app: App) -> ConfigError:
-    """Return the CLI library's error in our words."""
+def usage(error: CycloptsError, tokens: Sequence[str]) -> ConfigError:
+    """Return the CLI library's error in our words; `tokens` are the words of the whole line."""
+    from anabatic.cli import habits  # reads the tables of other programs: for mistakes alone
+
+    if (found := habits.usage(error, tokens)) is not None:
+        return found
     words = " ".join(("anabatic", *(error.command_chain or ())))
     hint = f"see `{words} --help`"
     if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in _SAID:
@@ -147,12 +150,11 @@ def usage(error: CycloptsError, app: App) -> ConfigError:
 
 
 def _unknown_option(error: UnknownOptionError) -> str:
+    from anabatic.cli import habits
+
     word = (error.token.keyword or error.token.value).split("=", 1)[0]
     known = [name for argument in error.argument_collection for name in argument.names]
-    last = word.lstrip("-")
-    inside = [name for name in known if name.rsplit(".", 1)[-1] == last and "." in name]
-    guess = f" Did you mean {' or '.join(inside)}?" if inside else did_you_mean(word, known)
-    return f'unknown option "{word}".{guess}'
+    return f'unknown option "{word}".{habits.own_guess(word, known)}'
 
 
 def _unknown_command(error: UnknownCommandError) -> str:

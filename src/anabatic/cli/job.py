@@ -36,6 +36,10 @@ def job_command(name: str) -> Callable[..., int]:
     def command(*words: str, **given: Any) -> int:
         files = given.pop("config", None) or []
         dry = given.pop(DRY_RUN, None)
+        for word in words:
+            _not_a_recipe(name, word)
+        if len(words) == 1 and given.get(row.words) and _lacks_model(cls, given, files):
+            given["model"], words = check.Text(words[0]), ()  # infer MODEL --data FILE
         if words:
             given[row.words] = _worded(cls, row.words, words, given.get(row.words))
         job = load.load(name, files, tree(given))
@@ -46,6 +50,19 @@ def job_command(name: str) -> Callable[..., int]:
     set_signature(command, parameters)
     command.__doc__ = template.class_doc(cls)
     return command
+
+
+def _lacks_model(cls: type, given: dict[str, Any], files: list[str]) -> bool:
+    """True where one word beside the option for rows can only be the model."""
+    return check.hints(cls).get("model") is str and not (files or given.get("model") or given.get("ckpt_dir"))
+
+
+def _not_a_recipe(name: str, word: str) -> None:
+    """Refuse a recipe in the place of a model or of rows."""
+    if word.endswith((".yaml", ".yml")) and Path(word).is_file():
+        from anabatic.cli import habits
+
+        raise habits.misplaced(word, name)
 
 
 def _on_paper(job: Any) -> int:

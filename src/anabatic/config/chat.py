@@ -97,5 +97,7 @@ class ChatJob:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        require(bool(self.model), "model is not given", "give --model FOLDER, for example runs/demo/sft")
+        require(
+            bool(self.model), "model is not given", "anabatic chat FOLDER, for example: anabatic chat runs/demo/sft"
+        )
         require(all(line.strip() for line in self.prompt), "a line of prompt is empty", "say something with -p 'TEXT'")

@@ -20,6 +20,20 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
 
 
+class UnknownSetting(ConfigError):
+    """A key that the settings of a command do not have.
+
+    Attributes:
+        key: as it is written, with its sections.
+        value: what was given.
+        root: the dataclass of the command's settings.
+    """
+
+    def __init__(self, message: str, hint: str, key: str, value: Any, root: type) -> None:
+        super().__init__(message, hint)
+        self.key, self.value, self.root = key, value, root
+
+
 class Text(str):
     """A value from the command line or from a `${name}`: not typed yet."""
 
@@ -96,7 +110,7 @@ def section(tree: Any, cls: type, where: Where, path: Path = (), root: type | No
     result = {}
     for key, value in tree.items():
         if key not in known:
-            raise unknown_key(key, cls, where, path, root)
+            raise unknown_key(key, value, cls, where, path, root)
         hint = known[key]
         inner = (*path, key)
         if dataclasses.is_dataclass(hint):
@@ -106,7 +120,7 @@ def section(tree: Any, cls: type, where: Where, path: Path = (), root: type | No
     return result
 
 
-def unknown_key(key: str, cls: type, where: Where, path: Path, root: type) -> ConfigError:
+def unknown_key(key: str, value: Any, cls: type, where: Where, path: Path, root: type) -> UnknownSetting:
     """Return the error for a key that `cls` does not have, with the nearest one that exists."""
     known = list(hints(cls))
     guess = did_you_mean(key, known)
@@ -115,7 +129,8 @@ def unknown_key(key: str, cls: type, where: Where, path: Path, root: type) -> Co
     hint = f"{base or 'top level'} has: {', '.join(known)}"
     if not guess and elsewhere:
         hint = f"write it as {' or '.join(elsewhere)}"
-    return ConfigError(f"{where.name((*path, key))} is not a known setting.{guess}", hint)
+    message = f"{where.name((*path, key))} is not a known setting.{guess}"
+    return UnknownSetting(message, hint, dotted((*path, key)), value, root)
 
 
 def convert(value: Any, hint: Any, where: Where, path: Path) -> Any:

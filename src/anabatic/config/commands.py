@@ -157,7 +157,7 @@ _ROWS = (
         "anabatic.config.classify_predict:ClassifyPredictJob",
         "anabatic.recipes.classify_predict:run",
         "Say which class segments and vessels belong to.",
-        short={"model": "-m", "out": "-o"},
+        short={"model": "-m", "out": "-o", "inputs": "--data"},
         words="inputs",
     ),
     Command(
@@ -183,6 +183,7 @@ _ROWS = (
         "Make one model of an adapter and the model it is for.",
         makes=("config.json", "tokenizer.json"),
         short={"model": "-m"},
+        words="model",
     ),
     Command(
         "export",
@@ -216,7 +217,7 @@ _ROWS = (
         "anabatic.config.infer:InferJob",
         "anabatic.recipes.infer:run",
         "Answer the rows of files.",
-        short={"model": "-m", "out": "-o", "device.nproc": "--nproc"},
+        short={"model": "-m", "out": "-o", "device.nproc": "--nproc", "inputs": "--data"},
         words="inputs",
     ),
     Command(
@@ -232,6 +233,7 @@ _ROWS = (
         "anabatic.recipes.chat:run",
         "Talk to a model in the terminal.",
         short={"model": "-m", "prompt": "-p"},
+        words="model",
     ),
     Command(
         "bench infer",

@@ -30,6 +30,9 @@ class ExportJob:
     """Largest weight file in GiB; a tensor is never divided."""
     name: str | None = None
     """Name under which it is served; default: the last part of `out`."""
+    format: Literal["safetensors", "gguf", "ollama", "vllm", "mindie"] = "safetensors"
+    """safetensors: the folder, with a recipe for each server; gguf: also a GGUF file of 16 bits, unless `gguf` says
+    more; the name of a server: a recipe for that one alone, for Ollama with the GGUF file."""
     gguf: Gguf = "none"
     """Also write NAME-FORMAT.gguf with llama.cpp's own converter."""
     llama_cpp: str | None = None
@@ -44,6 +47,10 @@ class ExportJob:
     def __post_init__(self) -> None:
         require(bool(self.model.strip()), "model is not given", "anabatic export MODEL -o FOLDER")
         require(bool(self.out.strip()), "out is not given", "give -o FOLDER")
+        if self.format in ("gguf", "ollama") and self.gguf == "none":
+            self.gguf = "f16"
+        if self.format in SERVERS:
+            self.recipes = [self.format]  # type: ignore[list-item]
         require(0 < self.shard_gib <= 1024, f"shard_gib is {self.shard_gib}", "use more than 0; 4 is common")
         require(1 <= self.devices <= 1024, f"devices is {self.devices}", "use 1 or more")
         require(self.context is None or self.context >= 16, f"context is {self.context}", "use 16 tokens or more")

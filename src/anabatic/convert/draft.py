@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,14 +117,8 @@ def draft(call: Call, command: str) -> Draft:
     rows = _rows(call.peer, command)
     told: set[str] = set()
     for option in {one.name or one.shown: one for one in call.options}.values():
-        row = rows.get(option.name)
-        if row is None:
-            _unknown(made, option, rows)
-            continue
-        if _word(option.value, row.skip) in row.skip or option.value is None:
-            continue
-        told.update(row.theirs)
-        _apply(made, row, option)
+        if read(made, rows, option):
+            told.update(rows[option.name].theirs)
     if made.others:
         made.notes.unknown.append(f"{len(made.others)} keys: {', '.join(made.others)}")
     if made.fact("kind") == "ppo":
@@ -149,6 +143,22 @@ def draft(call: Call, command: str) -> Draft:
     return made
 
 
+def read(made: Draft, rows: Mapping[str, tables.Row], option: Option) -> bool:
+    """Take one option; False where no row knows it, or its value means "not given".
+
+    Raises:
+        ConfigError: the value is of the wrong type.
+    """
+    row = rows.get(option.name)
+    if row is None:
+        _unknown(made, option, rows)
+        return False
+    if _word(option.value, row.skip) in row.skip or option.value is None:
+        return False
+    _apply(made, row, option)
+    return True
+
+
 def _rows(peer: str, command: str) -> dict[str, tables.Row]:
     """Return name -> row; the program's own rows, and those for this command, come first."""
     files = [name for name in ("launch", SHARED[peer], peer) if name]
@@ -161,7 +171,7 @@ def _rows(peer: str, command: str) -> dict[str, tables.Row]:
     return rows
 
 
-def _unknown(made: Draft, option: Option, rows: dict[str, tables.Row]) -> None:
+def _unknown(made: Draft, option: Option, rows: Mapping[str, tables.Row]) -> None:
     if option.name.isupper():
         return  # a variable of the script's own
     if made.call.written:
@@ -186,7 +196,7 @@ def _unresolved(value: Any) -> bool:
     return any(isinstance(one, str) and ("$" in one or "`" in one) for one in values)
 
 
-def _note(row: tables.Row) -> str:
+def note_of(row: tables.Row) -> str:
     """Return what is to be minded, without the links of a page."""
     return re.sub(r" ?\(?\[([^\]]*)\]\([^)]*\)+", r" (\1)", row.note.get("en", "")).strip()
 
@@ -195,12 +205,12 @@ def _copy(made: Draft, row: tables.Row, option: Option) -> None:
     key = made.key(row)
     if not key:
         if not option.name.isupper():
-            more = f"; {_note(row)}" if _note(row) else ""
+            more = f"; {note_of(row)}" if note_of(row) else ""
             made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting{more}")
         return
     made.set(key, option.value, option.shown)
     if row.changes:
-        made.notes.changed.append(f"{option.shown} -> {key}: {_note(row)}")
+        made.notes.changed.append(f"{option.shown} -> {key}: {note_of(row)}")
 
 
 def _values(made: Draft, row: tables.Row, option: Option) -> None:
@@ -211,7 +221,7 @@ def _values(made: Draft, row: tables.Row, option: Option) -> None:
         return
     if text not in row.values:
         known = ", ".join(row.values)
-        made.notes.lost.append(f"{option.shown}: {_note(row) or 'no counterpart'} (known: {known})")
+        made.notes.lost.append(f"{option.shown}: {note_of(row) or 'no counterpart'} (known: {known})")
         return
     value = row.values[text]
     key = made.key(row)
@@ -225,7 +235,7 @@ def _values(made: Draft, row: tables.Row, option: Option) -> None:
         made.notes.lost.append(f"{option.shown}: `anabatic {made.command}` has no such setting or value")
         return
     if row.changes:
-        made.notes.changed.append(f"{option.shown} -> {key}: {_note(row)}")
+        made.notes.changed.append(f"{option.shown} -> {key}: {note_of(row)}")
 
 
 def _gather(made: Draft, row: tables.Row, option: Option) -> None:
@@ -234,17 +244,17 @@ def _gather(made: Draft, row: tables.Row, option: Option) -> None:
 
 def _told(made: Draft, row: tables.Row, option: Option) -> None:
     key = made.key(row) or ", ".join(row.ours)
-    made.notes.changed.append(f"{option.shown}: not carried over to {key}: {_note(row)}")
+    made.notes.changed.append(f"{option.shown}: not carried over to {key}: {note_of(row)}")
 
 
 def _lost(made: Draft, row: tables.Row, option: Option) -> None:
     if _text(option.value) not in _NOTHING:
-        made.notes.lost.append(f"{option.shown}: {_note(row) or 'no counterpart'}".rstrip(": "))
+        made.notes.lost.append(f"{option.shown}: {note_of(row) or 'no counterpart'}".rstrip(": "))
 
 
 def _ours(made: Draft, row: tables.Row, option: Option) -> None:
     if _text(option.value) not in _NOTHING:
-        made.notes.needless.append(f"{option.shown}: {_note(row)}".rstrip(": "))
+        made.notes.needless.append(f"{option.shown}: {note_of(row)}".rstrip(": "))
 
 
 _HOW: dict[str, Callable[[Draft, tables.Row, Option], None]] = {

@@ -47,7 +47,7 @@ def convert(peer: str, words: Sequence[str], command: str | None = None) -> Made
     drafts: list[Draft] = []
     for call in found.calls:
         _add_files(call, folder)
-        ours = command or _command(call)
+        ours = command or command_of_call(call)
         if not ours:
             found.others.append(call.theirs)
             continue
@@ -173,7 +173,16 @@ def _add_files(call: Call, folder: Path) -> None:
         call.options = [*_options(tree), *call.options]
 
 
-def _command(call: Call) -> str:
+def command_of(peer: str, tree: dict[str, Any]) -> str:
+    """Return the command of ours for a file of settings.
+
+    Raises:
+        ConfigError: the kind of training that it names has no counterpart.
+    """
+    return command_of_call(_file_call(peer, "", tree))
+
+
+def command_of_call(call: Call) -> str:
     """Return the command of ours for a call; empty where there is none. A kind of training is one of trainings."""
     if not call.row.command or not commands.get(call.row.command).trains:
         return call.row.command

@@ -118,7 +118,7 @@ def model(made: Draft) -> None:
     names = tables.load(made.call.peer).names
     one = made.facts.get("model_type")
     key = "model" if made.hint("model") is not None else "model.path"
-    if one is not None and key not in made.settings and "ckpt_dir" not in made.settings:
+    if one is not None and made.hint(key) and key not in made.settings and "ckpt_dir" not in made.settings:
         repository = names.get(str(one.value), str(one.value))
         made.set(key, repository, one.shown)
         if str(one.value) not in names:

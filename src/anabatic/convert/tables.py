@@ -82,6 +82,8 @@ class Peer:
     """Names of models there -> repositories."""
     seq_len: int
     """Tokens of a row where nothing is said."""
+    only: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of the table of shared names: those that only some of the programs have -> title -> names."""
 
     def rows(self) -> tuple[Row, ...]:
         """Return the rows of all tables."""
@@ -99,6 +101,7 @@ def load(peer: str) -> Peer:
         defaults=tuple(_default(one) for one in content.get("defaults", ())),
         names=content.get("names", {}),
         seq_len=content.get("seq_len", 2048),
+        only={title: tuple(names) for title, names in content.get("only", {}).items()},
     )
 
 

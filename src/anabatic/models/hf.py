@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from anabatic.config.parallel import Recompute
-from anabatic.core import log
+from anabatic.core import log, run_names
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.model_kind import require_text_decoder
 from anabatic.core.paths import RunFolder, folder_atomic
@@ -42,17 +42,30 @@ def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | N
     Raises:
         DataError: there is no model there.
     """
-    root = hub.fetch(str(path), named_hub, world) if hub.is_id(path) else Path(path).expanduser()
+    root = hub.fetch(str(path), named_hub, world) if hub.is_id(path, named_hub) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.CONFIG).is_file():
             return folder
     if not root.exists():
-        raise DataError(f"model folder {root} does not exist", "give a Hugging Face folder or a finished run folder")
+        raise _no_folder(str(path), root)
     raise DataError(
         f"{root} holds no config.json or adapter_config.json, and no best_model or final_model either",
         "give a Hugging Face folder, or let the run finish (the same command continues it)",
     )
+
+
+def _no_folder(name: str, root: Path) -> DataError:
+    """Return the error for a model that is not here, with the runs that may be meant."""
+    here = [one for one in run_names.found(name) if one not in run_names.nearest(name)]
+    hint = (
+        f"runs and models here: {', '.join(here[:6])}"
+        if here
+        else "give a Hugging Face folder or a finished run folder"
+    )
+    if hub.is_id(name, "huggingface"):
+        hint += f"; a hub is asked for {name} from another folder, or with --hub in a training"
+    return DataError(f"model folder {root} does not exist.{run_names.guess(name)}".removesuffix("."), hint)
 
 
 def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:
@@ -64,12 +77,13 @@ def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None 
     if (folder / "config.json").is_file():
         return folder
     name = adapter_config.read_config(folder).get("base_model_name_or_path") or ""
-    if not name or not (Path(name).exists() or hub.is_id(name)):
+    asked = named_hub or hub.chosen()  # a program has written the name: no slip of the pen
+    if not name or not (Path(name).exists() or hub.is_id(name, asked)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
         )
-    base = resolve(name, named_hub, world)
+    base = resolve(name, asked, world)
     if not (base / "config.json").is_file():
         raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
     return base

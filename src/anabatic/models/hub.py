@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
-from anabatic.core import log
+from anabatic.core import log, run_names
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.models import modelscope
 from anabatic.parallel.world import World, barrier
@@ -30,9 +30,17 @@ NOT = ("*/*", "consolidated*")
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def is_id(name: str | Path) -> bool:
-    """True for `OWNER/NAME` that is no path here. What begins with `.`, `/` or `~` or has more slashes never is one."""
-    return _ID.fullmatch(str(name)) is not None and not os.path.lexists(name)
+def is_id(name: str | Path, asked: Hub | None = None) -> bool:
+    """True for `OWNER/NAME` that is no path here. What begins with `.`, `/` or `~` or has more slashes never is one.
+
+    Neither is a name whose first part is a folder here, or that a run is called nearly so, unless a hub is asked for by
+    its own name: a slip of the pen is nothing to tell a hub.
+    """
+    if _ID.fullmatch(str(name)) is None or os.path.lexists(name):
+        return False
+    if str(name).partition("/")[0] in run_names.PLACES:
+        return False
+    return asked is not None or not run_names.is_local(str(name))
 
 
 def chosen(hub: Hub | None = None) -> Hub:

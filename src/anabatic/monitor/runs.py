@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import jsonl
+from anabatic.core import jsonl, run_names
 from anabatic.core.errors import ConfigError
 from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
@@ -151,7 +151,8 @@ class RunReader:
 
 def _find(folder: Path) -> Path:
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder", f"give a run folder{_runs_in(folder.parent)}")
+        guess = run_names.guess(str(folder))
+        raise ConfigError(f"{folder} is no folder{guess and '.'}{guess}", f"give a run folder{_runs_in(folder.parent)}")
     stages = [row for row in jsonl.read(folder / "pipeline.jsonl") if row.get("event") == "stage"]
     for row in reversed(stages):  # a pipeline: the stage that ran last
         if (folder / str(row.get("stage")) / "events.jsonl").is_file():

@@ -11,7 +11,7 @@ from typing import Any
 
 from anabatic.config import yaml_file
 from anabatic.config.classify_train import WordsJob
-from anabatic.core import text
+from anabatic.core import run_names, text
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.text import did_you_mean
 from anabatic.plan import depth, shape
@@ -63,8 +63,9 @@ def named(model: str) -> tuple[Shape, str]:
     name = _ENDINGS.sub("", model.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-"))
     if name in _public():
         return shape.read(_public()[name], model), f"the published sizes of {name}"
+    guess = run_names.guess(model) or did_you_mean(name, _public())
     raise ConfigError(
-        f"{model} is neither a folder here nor a model whose sizes are known.{did_you_mean(name, _public())}",
+        f"{model} is neither a folder here nor a model whose sizes are known.{guess}",
         "give a folder with its config.json; weights are not needed",
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import log
+from anabatic.core import log, run_names
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, fsync_folder, replace_folder
 
@@ -163,7 +163,8 @@ def named(path: Path) -> list[Path]:
         inside = sorted({str(one.parent) for one in path.glob("*/checkpoint-*")}) if path.is_dir() else []
         what = "holds no checkpoint" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
         hint = f"name one of its runs: {', '.join(inside[:4])}" if inside else "give a run folder or a checkpoint in it"
-        raise DataError(f"{path} {what}", hint)
+        guess = "" if path.exists() else run_names.guess(str(path))
+        raise DataError(f"{path} {what}{guess and '.'}{guess}", hint)
     return found
 
 

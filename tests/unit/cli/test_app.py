@@ -55,7 +55,7 @@ def recipe(tmp_path: Path) -> str:
         ("sft -c", "-c needs a value"),
         ("sft GOOD", "Did you mean -c "),
         ("sft .", "Did you mean --data .?"),
-        ("chat GOOD", "Did you mean -c "),
+        ("chat GOOD", "is a recipe for `anabatic sft`"),
         ("export A B", "model is given 2 times: A, B"),
         ("sft -c GOOD --optim.lrr 1", 'unknown option "--optim.lrr". Did you mean "--optim.lr"?'),
         ("sft -c GOOD --max-steps 1", 'unknown option "--max-steps". Did you mean --schedule.max-steps?'),
@@ -70,7 +70,7 @@ def recipe(tmp_path: Path) -> str:
         ("config check", "which file?"),
         ("config check MISSING", "does not exist"),
         ("run", "which pipeline?"),
-        ("run GOOD", "model is not a known setting"),
+        ("run GOOD", "is a recipe for `anabatic sft`"),
         ("run GOOD --set x", '--set is "x", expected NAME=VALUE'),
     ],
 )

@@ -212,3 +212,15 @@ def test_one_process_of_a_node_fetches(served: Hub, tmp_path: Path) -> None:
     assert sorted(sent) == sorted(f"FILE {name}" for name in 2 * WANTED)
     lists = [one for one in served.asked if "/tree/" in one or one.endswith("/repo/files")]
     assert len(lists) == 2
+
+
+def test_a_slip_in_a_run_is_told_to_no_hub(tmp_path: Path, served: Hub) -> None:
+    os.chdir(tmp_path)
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "metrics.jsonl").touch()
+    for name in ("runs/tny", "run/tiny", "output/x"):
+        assert not hub.is_id(name)
+        with pytest.raises(DataError, match="does not exist"):
+            hf.resolve(name)
+    assert hub.is_id("run/tiny", "modelscope") and not hub.is_id("runs/tny", "modelscope")
+    assert served.asked == []

@@ -1,0 +1,67 @@
+"""Folders of runs and models below this one: what a mistyped name may have meant, before any hub is asked for it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+PLACES = ("runs", "output", "outputs", "saves", "checkpoints", "exported")
+"""First parts of names that are always folders here."""
+_SIGNS = ("config.json", "adapter_config.json", "best_model", "final_model", "metrics.jsonl", "pipeline.json")
+_MOST = 2000
+"""Folders that are looked at."""
+_NEAR = 0.85
+"""From here on a name of a hub's form is taken for a slip of the pen."""
+
+
+def is_local(name: str) -> bool:
+    """True for `OWNER/NAME` that means a folder here, though there is none: its first part is one, or a run is near."""
+    first = name.partition("/")[0]
+    return first in PLACES or os.path.isdir(first) or bool(difflib.get_close_matches(name, list(found(name)), 1, _NEAR))
+
+
+def nearest(name: str) -> list[str]:
+    """Return the folders of runs and models here whose names are nearest, at most three, the nearest first."""
+    known = list(found(name))
+    last = name.rstrip("/").rpartition("/")[2]
+    same = [one for one in known if one.rpartition("/")[2] == last]
+    near = difflib.get_close_matches(name, known, 3, 0.6)
+    ends = {one.rpartition("/")[2]: one for one in reversed(known)}
+    near += [ends[one] for one in difflib.get_close_matches(last, ends, 3, 0.75)]
+    return list(dict.fromkeys([*same, *near]))[:3]
+
+
+def guess(name: str) -> str:
+    """Return ` Did you mean "runs/mine"?`, or an empty text."""
+    some = [f'"{one}"' for one in nearest(name)]
+    return f" Did you mean {' or '.join(some)}?" if some else ""
+
+
+def found(name: str = "") -> Iterator[str]:
+    """Yield the folders here, in `runs`, and beside what `name` says, that hold a run or a model."""
+    beside = os.path.dirname(os.path.expanduser(name.rstrip("/")))
+    places = [".", *PLACES, *([beside] if beside and beside not in PLACES else [])]
+    for folder in islice(_below(places), _MOST):
+        if any((folder / sign).exists() for sign in _SIGNS):
+            yield str(folder)
+
+
+def _below(places: list[str]) -> Iterator[Path]:
+    """Yield the folders in some places, and in the folders of those that have a name of `PLACES`."""
+    seen: set[Path] = set()
+    for place in places:
+        for folder in _folders(Path(place)):
+            for one in (folder, *(_folders(folder) if place in PLACES else ())):
+                if one not in seen:
+                    seen.add(one)
+                    yield one
+
+
+def _folders(place: Path) -> list[Path]:
+    if not place.is_dir() or not os.access(place, os.R_OK | os.X_OK):
+        return []
+    with os.scandir(place) as entries:
+        return sorted(Path(place, one.name) for one in entries if one.is_dir() and not one.name.startswith("."))
