@@ -12,6 +12,7 @@ from typing import Any
 from anabatic.config import check, deepspeed, load, yaml_file
 from anabatic.config.task import EvalTask
 from anabatic.convert import make
+from anabatic.data import raw_rows
 from anabatic.data.raw_rows import RawRow
 from anabatic.evals import items, known
 from fuzz.engine import Good
@@ -43,8 +44,8 @@ def recipe(path: Path) -> None:
 
 
 SET = (
-    "seed=1 optim.lr=3e-4 data.train=[a.jsonl,b.jsonl#5@0.5] batch.seq_len=512 save.resume=never model=Qwen/Qwen2.5-0.5B"
-    " lora.target_modules=[q_proj] schedule.max_steps=10 log.sinks=[] recompute=full"
+    "seed=1 optim.lr=3e-4 data.train=[a.jsonl,b.jsonl#5@0.5] batch.seq_len=512 save.resume=never"
+    " model=Qwen/Qwen2.5-0.5B lora.target_modules=[q_proj] schedule.max_steps=10 log.sinks=[] recompute=full"
 )
 
 
@@ -92,10 +93,9 @@ def task(path: Path) -> None:
 
 
 def _task_rows(path: Path) -> None:
-    rows = [RawRow(json.loads(path.read_bytes().decode("utf-8", "replace")), "rows.jsonl: line 1")]
+    rows = list(raw_rows.read(path))
     for name in ("choices.yaml", "answer.yaml"):
-        made = load_task(name)
-        items.items(made, rows * 2, None, shots=0, limit=2, seed=0)
+        items.items(load_task(name), rows * 2, None, shots=0, limit=2, seed=0)
 
 
 @cache
@@ -192,9 +192,8 @@ READERS = [
     Reader("recipes", recipes, recipe, 400),
     Reader("options", lambda: [Good("words.txt", SET.encode())], _set, 300),
     Reader("tasks", _tasks, task, 200),
-    Reader("rows of tasks", lambda: [Good("row.json", json.dumps(_ROW).encode(), "json")], _task_rows, 150,
-           refuses=(ValueError, RecursionError)),
+    Reader("rows of tasks", lambda: [Good("row.jsonl", json.dumps(_ROW).encode(), "jsonl")], _task_rows, 150),
     Reader("other programs", _peers, peer, 300),
     Reader("typed commands", lambda: [Good("typed.txt", TYPED.encode())], _typed, 100),
-    Reader("dataset_info", lambda: [Good("data/dataset_info.json", json.dumps(INFO).encode(), "json")], _dataset_info, 60),
+    Reader("dataset_info", lambda: [Good("data/dataset_info.json", json.dumps(INFO).encode(), "json")], _dataset_info),
 ]  # fmt: skip

@@ -26,8 +26,14 @@ BOARD = """\tNPU ID                         : 0
 \tNPU Real-time Power(W)         : 93.3
 """
 WATCH = "NpuID(Idx)  ChipId(Idx) Pwr(W)  Temp(C) AI Core(%)\n0           0           93.3    41      0\n"
-TOPOLOGY = "\t   NPU0       NPU1       CPU Affinity\nNPU0       X          HCCS       0-23\nNPU1       HCCS       X          0-23\n"
-MAPPING = "\tNPU ID                         Chip ID                        Chip Logic ID\n\t0                              0                              0\n"
+TOPOLOGY = (
+    "\t   NPU0       NPU1       CPU Affinity\n"
+    "NPU0       X          HCCS       0-23\n"
+    "NPU1       HCCS       X          0-23\n"
+)
+MAPPING = "\n".join(
+    "\t" + "".join(cell.ljust(31) for cell in row) for row in (("NPU ID", "Chip ID", "Chip Logic ID"), ("0", "0", "0"))
+)
 PLOG = (
     "[ERROR] HCCL(2401,python):2025-01-02-03:04:05.678.901 [op_base.cc:123] [2401]errNo[0x0000000005000007] rank 3\n"
     "[ERROR] RUNTIME(2401,python):2025-01-02-03:04:06.000.001 [engine.cc:45] error code 507035\n"

@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ def bounded() -> Iterator[None]:
 def attempt(read: Callable[[], object], allowed: tuple[type[BaseException], ...] = ()) -> str:
     """Return what a reader must not do, with the place in the code; empty: it did as it should."""
     try:
-        with bounded():
+        with bounded(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of Python's own `re`, about patterns such as `[[`
             read()
     except (AnabaticError, *allowed) as error:
         return _ugly(error)

@@ -7,7 +7,6 @@ chosen on it) when `anabatic classify predict` wrote them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anabatic.core import json_text
 from anabatic.core.errors import DataError
 from anabatic.trajectory.split import Split
 
@@ -117,7 +117,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _row(line: str, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json_text.loads(line)
     except ValueError as error:
         raise DataError(f"{place}: broken JSON: {error}", FIX) from error
     if not isinstance(row, dict) or "probabilities" not in row:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.core.errors import DataError
 from anabatic.core.paths import write_atomic
 
@@ -57,7 +58,7 @@ def load(path: Path) -> Split:
         DataError: the file is missing or holds no split, or a vessel is on two sides.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_text.read(path)
         train, valid, test = (tuple(map(str, found.get(name, []))) for name in ("train", "valid", "test"))
         split = Split(train, valid, test, int(found["seed"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

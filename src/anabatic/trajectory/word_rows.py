@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.reading import Reading
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.readers import numbered_lines, open_lines
 from anabatic.trajectory.features import NAMES
@@ -96,8 +96,8 @@ def prediction_rows(path: Path, bad: BadRows) -> Iterator[dict[str, Any]]:
 def _object(line: bytes) -> dict[str, Any] | str:
     """Return the object, or what is wrong."""
     try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        row = json_text.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
         return f"broken JSON: {error}"
     return row if isinstance(row, dict) else f"{type(row).__name__}, not an object"
 
