@@ -38,7 +38,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
          "stream_options": {"include_usage": True}},
     ],
     "v1/completions": [
-        {"model": "one", "prompt": ["a", "b"], "max_tokens": 2, "echo": True, "logprobs": 1, "stop": "\n"},
+        {"model": "one", "prompt": ["a", "b"], "max_tokens": 2, "echo": True, "stop": "\n"},
         {"model": "one", "prompt": [1, 2, 3], "max_tokens": 1},
     ],
     "v1/embeddings": [{"model": "one", "input": ["a", "b"], "encoding_format": "base64"}],
@@ -51,8 +51,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The application over one tiny model; answers have two tokens."""
     tokenizer = byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    model = random_model(len(tokenizer))
-    served = Served("one", Engine(model, tokenizer, max_batch=4, max_len=128), model)
+    model = random_model(len(tokenizer), max_len=1024)
+    served = Served("one", Engine(model, tokenizer, max_batch=4, max_len=1024), model)
     sampling = Sampling(temperature=0.0, max_new_tokens=2)
     catalogue = Catalogue([served], {}, sampling, Limits(body_mib=0.25, new_tokens=4, answers=2), False)
     worker = Worker(catalogue.engines)
@@ -100,6 +100,6 @@ def test_bodies(app: Any, path: str, tmp_path: Path) -> None:
 
     if path != "v1/classify":  # there is no classifier here
         for one in good:
-            assert asyncio.run(_ask(app, path, one.data)) == 200
+            assert asyncio.run(_ask(app, path, one.data)) == 200, one
     found = faults(Reader(path, lambda: good, read, 100), tmp_path)
     assert not found, "not an answer:\n  " + "\n  ".join(found)

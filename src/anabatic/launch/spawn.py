@@ -82,7 +82,7 @@ def _finished(folder: RunFolder, recipe: str) -> bool:
     try:
         done = json_text.read(folder.summary)["finished"]
         before = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return False
     return done is True and before == yaml.safe_load(recipe) and folder.final_model.is_dir()
 

@@ -110,7 +110,7 @@ def _is_whole(folder: Path, file: _File) -> bool:
 def _list(name: str) -> list[_File]:
     with _open(name, "repo/files", Revision="master", Recursive="true") as answer:
         try:
-            rows = json.load(answer)["Data"]["Files"]
+            rows = json_text.loads(answer.read())["Data"]["Files"]
             files = [_File(row["Path"], int(row["Size"]), row.get("Sha256") or "") for row in rows if _is_file(row)]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
