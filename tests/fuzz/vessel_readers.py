@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from functools import cache, reduce
 from pathlib import Path
+from typing import Any
 
 from anabatic.config.reading import Reading
+from anabatic.trajectory import features, predictions, split, word_rows
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.tracks import open_tracks
 from fuzz.engine import Good, gzipped, zstd
@@ -88,7 +91,45 @@ def _whole_sentences(path: Path) -> None:
     _skipping(path)
 
 
+WORDS = "YEAR_2021 MONTH_1 DAY_2 HOUR_3 MINUTE_4 SECOND_5 H3_base_12 SPD_10 COG_90 POINT_END"
+SEGMENTS = [
+    {"text": WORDS, "label": at, "class": f"class_{at}", "vessel": f"36700000{at}", "source_file": "a.csv",
+     "start": 1577836800, "features": [0.5] * len(features.NAMES), "place": [29.5, -94.5], "window": 0,
+     "words": "compact-10"}
+    for at in (0, 1)
+]  # fmt: skip
+PREDICTED = [
+    {"predicted_class": at, "class_name": "Cargo", "true_label": at, "probabilities": [0.9, 0.1], "vessel": "367000001",
+     "place": [29.5, -94.5], "split": "test"}
+    for at in (0, 1)
+]  # fmt: skip
+SPLIT = {"train": ["367000001"], "valid": ["367000002"], "test": ["367000003"], "seed": 3}
+
+
+def _lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def segments(path: Path) -> None:
+    """Read rows of words, both where bad rows stop and where they are passed over."""
+    for policy in ("skip", "fail"):
+        word_rows.read_rows([path], Reading(on_bad_row=policy), None, BadRows(policy == "skip"))
+
+
+def _segments() -> list[Good]:
+    lines = _lines(SEGMENTS)
+    return [Good("a.jsonl", lines, "jsonl"), Good("b.jsonl.gz", gzipped(lines), "jsonl")]
+
+
+def _predictions(path: Path) -> None:
+    predictions.read([path])
+    list(word_rows.prediction_rows(path, BadRows(True)))
+
+
 READERS = [
+    Reader("rows of words", _segments, segments, 200),
+    Reader("predictions", lambda: [Good("a.jsonl", _lines(PREDICTED), "jsonl")], _predictions, 200),
+    Reader("splits", lambda: [Good("a.json", json.dumps(SPLIT).encode(), "json")], split.load),
     Reader("sentences", lambda: [Good("a.nmea", sentences())], _skipping, 250, needs="pyais"),
     Reader("sentences with right sums", lambda: [Good("a.nmea", sentences())], _whole_sentences, 250, needs="pyais"),
     Reader("vessel tables", _tables, tracks, 250),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import json_text
-from anabatic.core.errors import DataError
+from anabatic.core.errors import BROKEN, DataError
 from anabatic.core.paths import write_atomic
 
 
@@ -61,7 +61,7 @@ def load(path: Path) -> Split:
         found = json_text.read(path)
         train, valid, test = (tuple(map(str, found.get(name, []))) for name in ("train", "valid", "test"))
         split = Split(train, valid, test, int(found["seed"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *BROKEN) as error:
         raise DataError(f"{path}: no split: {error}", "it is written by `anabatic classify train`") from error
     twice = (
         set(split.train) & set(split.valid) | set(split.train) & set(split.test) | set(split.valid) & set(split.test)
