@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from anabatic.config.sandbox import Sandbox
 from anabatic.config.shared import Device, require
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError
 
 
@@ -66,8 +66,8 @@ class Sampling:
         forms = [name for name in ("choices", "json_schema", "regex") if getattr(self, name)]
         require(len(forms) <= 1, f"{' and '.join(forms)} are given", "give one form of the answer")
         try:
-            json.loads(self.json_schema or "null")
-        except (ValueError, RecursionError) as error:
+            json_text.loads(self.json_schema or "null")
+        except ValueError as error:
             raise ConfigError(f"json_schema is no JSON: {error}", 'give a schema such as {"type": "object"}') from error
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError
 
 _NAMED = {f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in range(4)} | {
@@ -84,8 +85,8 @@ def read(source: str) -> dict[str, Any]:
             f'parallel.deepspeed is "{source}", which is no file', f"give a JSON file, or one of {', '.join(_NAMED)}"
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = json_text.read(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", "mend the file") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {type(content).__name__}, not an object", "give DeepSpeed's configuration")

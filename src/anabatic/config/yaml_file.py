@@ -22,6 +22,9 @@ MAX_BYTES = 1 << 18
 MAX_VALUES = 100_000
 """Values after aliases are followed: nine lines of YAML can name a billion."""
 
+_DIGITS = 300
+"""Of the longest whole number: a few more, and it is no float either."""
+
 Path = tuple["str | int", ...]
 """Keys and list positions from the root to a value."""
 
@@ -230,7 +233,14 @@ class _Builder:
 
 
 def _integer(text: str) -> int:
+    """Return a whole number.
+
+    Raises:
+        ValueError: it is longer than any number that a setting has; Python refuses to write such a one.
+    """
     digits = text.replace("_", "")
+    if len(digits) > _DIGITS:
+        raise ValueError(f"{len(digits):,} digits")
     if digits.startswith(("0x", "0o")):
         return int(digits, 0)
     return int(digits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from anabatic.config import commands, deepspeed, yaml_file
 from anabatic.convert import calls, recipe, tables, work
 from anabatic.convert.calls import Call, Option
 from anabatic.convert.draft import Draft, draft
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean, utf8
 
@@ -135,8 +136,8 @@ def _of_file(peer: str, path: Path) -> calls.Found:
 
 def _json(path: Path, text: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = json_text.loads(text)
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", "give the whole file") from error
     return dict(content)
 
@@ -210,7 +211,7 @@ def _nothing(peer: str, found: calls.Found, text: str) -> ConfigError:
     known = [row.shown.get("en") or row.theirs[0] for row in tables.load(peer).tables["commands"] if row.command]
     others = list(dict.fromkeys(found.others))
     hint = f"commands: {', '.join(known).replace('`', '')}"
-    if Path(text).is_file():
+    if os.path.isfile(text):
         text = Path(text).read_text(encoding="utf-8", errors="replace")
     try:
         other = calls.owner(peer, text)

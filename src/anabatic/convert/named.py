@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 from anabatic.convert import tables
 from anabatic.convert.draft import Draft, fit
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError
 
 _DATA = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
@@ -92,7 +93,9 @@ def sources(made: Draft, folder: Path) -> None:
 
 def _is_file(name: str, folder: Path) -> bool:
     path = name.partition("#")[0].partition("@")[0]
-    return path.endswith(_DATA) or path.startswith((".", "/", "~")) or (folder / path).exists()
+    if path.endswith(_DATA) or path.startswith((".", "/", "~")):
+        return True
+    return os.path.exists(folder / path)  # False for a text that is too long for a name
 
 
 def _listed(made: Draft, folder: Path) -> dict[str, str]:
@@ -102,8 +105,8 @@ def _listed(made: Draft, folder: Path) -> dict[str, str]:
     if made.call.peer != "llamafactory" or not file.is_file():
         return {}
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        content: Any = json_text.read(file)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read as JSON: {error}", "mend it, or take it away") from error
     found = {}
     for name, entry in content.items() if isinstance(content, dict) else ():

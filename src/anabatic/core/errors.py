@@ -19,12 +19,21 @@ TRACEBACK = "add --debug for the traceback"
 """The hint of an error that nobody has foreseen."""
 
 
+LONGEST = 4000
+"""Characters of a message; of one that quotes more, the middle is left out."""
+BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What libraries written in Python raise for damaged data beside their own errors. Caught only around a call of such a
+library, never around code of ours."""
+
+
 class AnabaticError(Exception):
     """Base of every error raised on purpose. `str(error)` is one line with the numbers, `hint` says what to do."""
 
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 4 :]}"
         super().__init__(message)
         self.hint = hint
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.core.paths import cannot_write
 
 _LONGEST = 4 << 20
@@ -153,7 +154,7 @@ class Follower:
 def _object(line: str | bytes) -> dict[str, Any] | None:
     """Return the object of a line; None where a crash has torn it, or it is none."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = json_text.loads(line)
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
 from anabatic.data.document import Columns, Message, Problem
@@ -91,12 +91,12 @@ def _row(file: str, path: Path, number: int, line: bytes | int, columns: Columns
         if path.name.lower().endswith(".txt"):
             said = text.rstrip("\r\n")
             return Asked(f"{file}:{number}", [{"role": "user", "content": said}], said)
-        return _of(json.loads(text, object_pairs_hook=no_key_twice), f"{file}:{number}", columns)
+        return _of(json_text.loads(text, no_key_twice), f"{file}:{number}", columns)
     except UnicodeDecodeError as error:
         return Problem(f"{place}: invalid UTF-8 at byte {error.start} of the line", _HINT)
     except BadRow as error:
         return Problem(f"{place}: {error}", _HINT)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return Problem(f"{place}: broken JSON: {error}", f"write one JSON object a line; {_HINT}")
 
 

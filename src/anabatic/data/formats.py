@@ -8,11 +8,11 @@ beside the better answer), messages (OpenAI), ShareGPT (`conversations` of `from
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.core.text import did_you_mean
 from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 from anabatic.data.document import Message
@@ -242,7 +242,7 @@ def _turn(turn: Any, index: int) -> Message:
     role = turn.get("role")
     if role not in ROLES:
         near = did_you_mean(role, ROLES) if isinstance(role, str) else ""
-        raise BadRow(f"message {index} has the role {role!r}, not one of {', '.join(ROLES)}.{near}")
+        raise BadRow(f"message {index} has the role {_shown(role)}, not one of {', '.join(ROLES)}.{near}")
     clean: Message = {key: item for key, item in turn.items() if item is not None}
     speaks_otherwise = clean.get("tool_calls") or clean.get("reasoning_content")
     content = clean["content"] = _joined(clean.get("content", "" if speaks_otherwise else None))
@@ -286,33 +286,40 @@ def _unspelt(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
-        return json.loads(value)
+        return json_text.loads(value)
     except ValueError:
         return value
 
 
-def all_encodable(value: Any, where: str) -> None:
+def all_encodable(value: Any, where: str, depth: int = 0) -> None:
     """Make sure that no text at any depth has a lone surrogate.
 
     Raises:
-        BadRow: one has.
+        BadRow: one has, or `value` is nested so deep that what comes behind could not walk through it.
     """
+    if depth > json_text.MAX_DEPTH:
+        raise BadRow(f"{where} is nested more than {json_text.MAX_DEPTH} deep")
     if isinstance(value, str):
         encodable(value, where)
     elif isinstance(value, dict):
         for key, item in value.items():
             encodable(key, where)
-            all_encodable(item, where)
+            all_encodable(item, where, depth + 1)
     elif isinstance(value, list):
         for item in value:
-            all_encodable(item, where)
+            all_encodable(item, where, depth + 1)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a message quotes it."""
+    return repr(value)[:80]
 
 
 def _from_value(turn: dict[str, Any], index: int) -> dict[str, Any]:
     speaker = turn["from"]
-    if speaker not in SHAREGPT_ROLES:
+    if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
         near = did_you_mean(speaker, SHAREGPT_ROLES) if isinstance(speaker, str) else ""
-        raise BadRow(f'message {index} has "from" {speaker!r}, not one of {", ".join(SHAREGPT_ROLES)}.{near}')
+        raise BadRow(f'message {index} has "from" {_shown(speaker)}, not one of {", ".join(SHAREGPT_ROLES)}.{near}')
     rest = {key: item for key, item in turn.items() if key not in ("from", "value")}
     if speaker in ("function_call", "tool_call"):
         return {**rest, "role": "assistant", "content": "", "tool_calls": _calls(turn.get("value"), index)}
@@ -320,9 +327,11 @@ def _from_value(turn: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def _calls(value: Any, index: int) -> list[dict[str, Any]]:
+    if not isinstance(value, str):
+        raise BadRow(f"message {index}: the function call is {kind_of(value)}, not JSON in a text")
     try:
-        parsed = json.loads(value)
-    except (TypeError, ValueError) as error:
+        parsed = json_text.loads(value)
+    except ValueError as error:
         raise BadRow(f"message {index}: the function call is not JSON ({error})") from error
     calls = parsed if isinstance(parsed, list) else [parsed]
     if not all(isinstance(call, dict) and "name" in call for call in calls):
@@ -368,7 +377,7 @@ def _tools(row: Row) -> list[dict[str, Any]] | None:
     tools = row.get("tools")
     if isinstance(tools, str) and tools:
         try:
-            tools = json.loads(tools)
+            tools = json_text.loads(tools)
         except ValueError as error:
             raise BadRow(f'"tools" is not JSON ({error})') from error
     if not tools:

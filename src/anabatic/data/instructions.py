@@ -7,11 +7,11 @@ sentences can differ by abbreviations.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError, DataError
 
 Settings = Mapping[str, Any]
@@ -77,8 +77,8 @@ def _sections(reply: str, settings: Settings) -> bool:
 def _json(reply: str, settings: Settings) -> bool:
     text = re.sub(r"^```(?:json)?|```$", "", reply.strip(), flags=re.IGNORECASE).strip()
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        json_text.loads(text)
+    except ValueError:
         return False
     return True
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from anabatic.core.errors import DataError
+from anabatic.core.errors import BROKEN, DataError
 from anabatic.core.text import count
 from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
 from anabatic.data.rows import format_name, listed, missing, missing_hint, needed, to_document
@@ -35,25 +36,61 @@ def parquet_items(
     Args:
         columns: names the columns to read of a schema; None: all.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
-            wanted = columns(file.schema_arrow)
-            for batch in file.iter_batches(batch_size=256, columns=wanted, use_threads=False):
-                for row in _batch_rows(batch):
-                    number += 1
-                    item = make(number, row)
-                    if item is not None:
-                        yield item
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        with closing(_rows(path, columns)) as rows:
+            for row in rows:
+                number += 1
+                item = make(number, row)
+                if item is not None:
+                    yield item
+    except Damaged as error:
         yield Problem(
-            f"{path}: cannot be read as Parquet after row {number}: {reason}",
+            f"{path}: cannot be read as Parquet after row {number}: {error}",
             "the file is cut short or damaged: fetch or write it again",
         )
+
+
+class Damaged(Exception):
+    """A Parquet file cannot be read on; the reason as Arrow names it."""
+
+
+@contextmanager
+def damage() -> Iterator[None]:
+    """Turn what Arrow raises for damaged files into one kind of error; only calls of Arrow may stand inside.
+
+    Raises:
+        Damaged: with the reason in one line.
+    """
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, *BROKEN) as error:
+        raise Damaged(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+
+
+def _rows(path: Path, columns: Callable[[Any], list[str] | None]) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    import pyarrow.parquet
+
+    with ExitStack() as stack:
+        with damage():
+            file = stack.enter_context(pyarrow.parquet.ParquetFile(path, memory_map=True))
+            schema = file.schema_arrow
+            names = schema.names
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise Damaged(f'the column "{twice}" stands twice')
+        wanted = columns(schema)
+        with damage():
+            batches = file.iter_batches(batch_size=256, columns=wanted, use_threads=False)
+        while True:
+            with damage():
+                batch = next(batches, None)
+                rows = [] if batch is None else _batch_rows(batch)
+            if batch is None:
+                return
+            yield from rows
 
 
 def _parquet_columns(path: Path, schema: Any, settings: Columns) -> list[str]:
@@ -78,15 +115,19 @@ def _parquet_columns(path: Path, schema: Any, settings: Columns) -> list[str]:
     return [theirs]
 
 
-def _batch_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+def _batch_rows(batch: Any) -> list[dict[str, Any] | UnicodeDecodeError]:
     try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:  # raised before the first row: find out which ones
-        for index in range(batch.num_rows):
-            try:
-                yield batch.slice(index, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield error
+        return list(batch.to_pylist())
+    except UnicodeDecodeError:  # find out which ones
+        return [_batch_row(batch, index) for index in range(batch.num_rows)]
+
+
+def _batch_row(batch: Any, index: int) -> dict[str, Any] | UnicodeDecodeError:
+    try:
+        found: dict[str, Any] = batch.slice(index, 1).to_pylist()[0]
+        return found
+    except UnicodeDecodeError as error:
+        return error
 
 
 def _parquet_row(

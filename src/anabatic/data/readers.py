@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from json import JSONDecodeError
 from pathlib import Path
 from typing import IO, cast
 
+from anabatic.core import json_text
 from anabatic.core.text import size
 from anabatic.data.document import MAX_ROW, SKIP_HINT, Columns, Document, Problem
 from anabatic.data.parquet import read_parquet
@@ -134,12 +135,12 @@ def _json_row(path: Path, name: str, make: Make[T], number: int, offset: int, li
     if not text.strip():
         return None
     try:
-        row = json.loads(text.rstrip("\r\n"), object_pairs_hook=no_key_twice)
-    except (ValueError, RecursionError) as error:
+        row = json_text.parse(text.rstrip("\r\n"), no_key_twice)
+    except ValueError as error:
         if isinstance(error, Twice):
             return Problem(f"{place}: {error}", f"leave one of them, {SKIP_HINT}")
         what = str(error)
-        if isinstance(error, json.JSONDecodeError):
+        if isinstance(error, JSONDecodeError):
             what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         return Problem(f"{place}: broken JSON: {what}", f"write one JSON object a line, {SKIP_HINT}")
     return make(row, f"{name}:{number}", place)

@@ -17,7 +17,6 @@ a target exactly once. A conversation is one entry: `n` stored ids give `n - 1` 
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from bisect import bisect_right
@@ -27,11 +26,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anabatic.core import json_text
 from anabatic.core.errors import DataError
 from anabatic.data.pack import Piece
 
 FORMAT = 2
 TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_LONGEST = 1 << 30
+"""Bytes of one entry at most."""
 _OPEN_FILES = 256
 _DAMAGED = "delete the folder; it is built again from the sources"
 
@@ -64,6 +66,8 @@ class _Files:
         Raises:
             DataError: the file ends early or cannot be read.
         """
+        if start < 0 or not 0 <= num_bytes < _LONGEST:  # of a damaged index: nobody has so much memory
+            raise DataError(f"{self._folder / name}: {num_bytes:,} bytes from byte {start:,} are named", _DAMAGED)
         try:
             with self._lock:
                 handle = self._open.pop(name, -1)
@@ -134,17 +138,21 @@ class ShardSet:
         """
         path = Path(path)
         try:
-            meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+            meta = json_text.read(path / "meta.json")
         except FileNotFoundError as error:
             raise DataError(f"{path}: no tokenised data here (no meta.json)", "build it first") from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path / 'meta.json'}: cannot be read ({error})", _DAMAGED) from error
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise DataError(f"{path}: shards of another format, {FORMAT} is needed", _DAMAGED)
-        if meta["dtype"] not in TYPES:
-            raise DataError(f"{path}: dtype {meta['dtype']!r}, expected one of {', '.join(TYPES)}", _DAMAGED)
-        _check_sizes(path, meta)
-        return cls(path, meta)
+        try:
+            if meta["dtype"] not in TYPES:
+                raise DataError(f"{path}: dtype {meta['dtype']!r}, expected one of {', '.join(TYPES)}", _DAMAGED)
+            _check_numbers(path, meta)
+            _check_sizes(path, meta)
+            return cls(path, meta)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path / 'meta.json'}: no description of shards: {error!r}", _DAMAGED) from error
 
     def close(self) -> None:
         """Close the files; reading opens them again."""
@@ -196,6 +204,17 @@ class ShardSet:
             raise IndexError(f"entry {i} of {self.num_docs}")
         shard = bisect_right(self._first_docs, i) - 1
         return shard, i - self._first_docs[shard]
+
+
+def _check_numbers(path: Path, meta: dict[str, Any]) -> None:
+    """Counts are whole numbers, and the shards' make up the whole."""
+    counted = [meta[name] for name in ("num_docs", "num_tokens", "num_bytes", "eot")]
+    counted += [shard[name] for shard in meta["shards"] for name in ("docs", "tokens")]
+    wrong = next((one for one in counted if type(one) is not int or not 0 <= one < 2**62), None)
+    docs = sum(shard["docs"] for shard in meta["shards"]) if wrong is None else 0
+    if wrong is not None or docs != meta["num_docs"] or not isinstance(meta["counts"], dict):
+        what = f"{docs} documents in the shards, {meta['num_docs']!r:.40} in all" if wrong is None else f"{wrong!r:.40}"
+        raise DataError(f"{path / 'meta.json'}: a number is wrong: {what}", _DAMAGED)
 
 
 def _check_sizes(path: Path, meta: dict[str, Any]) -> None:

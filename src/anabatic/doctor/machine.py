@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from anabatic.core import json_text
 from anabatic.doctor import installed
 from anabatic.doctor.files import Files
 
@@ -160,8 +160,8 @@ def rooted(root: str | os.PathLike[str]) -> Machine:
     stored = files.text(f"{OWN}/environ")
     environ = stored if stored is not None else files.text("/proc/1/environ")
     try:
-        facts = json.loads(files.text(f"{OWN}/facts.json") or "{}")
-    except (ValueError, RecursionError):
+        facts = json_text.loads(files.text(f"{OWN}/facts.json") or "{}")
+    except ValueError:
         facts = {}
     variables = parse_environ(environ or "")
     if facts and isinstance(facts, dict):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.doctor import commands
 
 _MARK = "anabatic-probe:"
@@ -70,7 +70,7 @@ def parse(text: str) -> dict[str, Any]:
     for line in text.splitlines():
         if line.startswith(_MARK):
             try:
-                row = json.loads(line[len(_MARK) :])
+                row = json_text.loads(line[len(_MARK) :])
             except ValueError:  # cut by the end of the process
                 continue
             if isinstance(row, dict):

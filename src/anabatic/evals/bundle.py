@@ -11,7 +11,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import alone, cache_root, cannot_write, folder_atomic, require_space
 from anabatic.core.text import size
@@ -134,8 +134,11 @@ def _unpack(part: Path, bundle: Path, url: str) -> None:
 def checksums(bundle: Path) -> dict[str, str]:
     """Return the checksums that were remembered when a bundle was unpacked; none of a folder that the user made."""
     path = bundle / FILES
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    try:
+        found = json_text.read(path) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "remove the folder: it is fetched again") from error
+    return {str(name): str(sha) for name, sha in found.items()} if isinstance(found, dict) else {}
 
 
 def _sha256(path: Path) -> str:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from anabatic.config.chat import Sampling
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.progress import Bar
@@ -143,7 +144,7 @@ class Endpoint:
         try:
             request = urllib.request.Request(self._url + path, data, headers)
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                return json.loads(answer.read())
+                return json_text.loads(answer.read())
         except urllib.error.HTTPError as error:
             said = error.read().decode("utf-8", "replace")[:300]
             if error.code in (400, 404, 422) and body is not None and body.get("echo"):

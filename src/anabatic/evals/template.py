@@ -19,7 +19,7 @@ _CANNOT = (
     TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError,
     re.error,
 )  # fmt: skip
-"""What a template that was compiled may raise with a row."""
+"""What a template may raise, and one that was compiled with a row."""
 _ONE_EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
 
@@ -67,8 +67,9 @@ def check(text: str, what: str, columns: Container[str] = ()) -> None:
         )
     try:
         _compiled(text, False)
-    except TemplateSyntaxError as error:
-        raise ConfigError(f"{what} is no template: {error.message}", "write {{ column }} for a column") from error
+    except (*_CANNOT, TemplateSyntaxError) as error:  # brackets nested too deep, a number of thousands of digits
+        told = error.message if isinstance(error, TemplateSyntaxError) else str(error) or type(error).__name__
+        raise ConfigError(f"{what} is no template: {told}", "write {{ column }} for a column") from error
 
 
 def text(template: str, row: RawRow, what: str) -> str:

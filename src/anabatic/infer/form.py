@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from anabatic.config.chat import Sampling
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError
 from anabatic.infer.request import Form
 
@@ -75,7 +76,7 @@ def _grammar(library: Any, sampling: Sampling) -> str:
         return str(matcher.grammar_from_lark(f"start: {alternatives}"))
     if sampling.regex:
         return str(matcher.grammar_from_regex(sampling.regex))
-    schema = json.loads(sampling.json_schema or "")
+    schema = json_text.loads(sampling.json_schema or "")
     schema = {} if schema is True else schema
     options = {"overrides": {"whitespace_pattern": _BLANKS}} if isinstance(schema, dict) else {}
     return str(matcher.grammar_from_json_schema(schema, **options))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from anabatic.core import json_text
 from anabatic.core.errors import AnabaticError
 from anabatic.data.tokenizer import chat_text
 from anabatic.infer.stream import overlap
@@ -318,7 +319,7 @@ def _called(value: Any, key: str, names: Collection[str]) -> Call | None:
 def _json(text: str) -> Any:
     """Return what a text of strict JSON holds; None: it is none."""
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return json_text.require_shallow(json.loads(text, parse_constant=_refuse, parse_float=_finite))
     except (ValueError, RecursionError):
         return None
 

@@ -24,7 +24,7 @@ import yaml
 
 from anabatic.config import commands
 from anabatic.config.launch import Launch
-from anabatic.core import child, log
+from anabatic.core import child, json_text, log
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.stopping import AGAIN, NOW, SIGNALS, Wish, code_of
@@ -84,9 +84,9 @@ def run(command: str, recipe: str, launch: Launch, out: Path | None = None) -> i
 def _finished(folder: RunFolder, recipe: str) -> bool:
     """True when this very job has come to its end: a machine that was away then must not wait for the others."""
     try:
-        done = json.loads(folder.summary.read_text(encoding="utf-8"))["finished"]
+        done = json_text.read(folder.summary)["finished"]
         before = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return False
     return done is True and before == yaml.safe_load(recipe) and folder.final_model.is_dir()
 

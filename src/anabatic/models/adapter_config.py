@@ -5,13 +5,13 @@ Keys: PEFT 0.21, `peft/tuners/lora/config.py`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from anabatic.config.tuner import Lora
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError, DataError
 
 CONFIG = "adapter_config.json"
@@ -45,7 +45,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json_text.read(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
     if not isinstance(config, dict) or "peft_type" not in config:

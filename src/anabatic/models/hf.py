@@ -25,7 +25,7 @@ from transformers import (
 
 from anabatic.config.parallel import Recompute
 from anabatic.core import log, run_names
-from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.errors import BROKEN, ConfigError, DataError
 from anabatic.core.model_kind import require_text_decoder
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.core.text import did_you_mean
@@ -152,15 +152,15 @@ def load_config(path: str | Path) -> PretrainedConfig:
     told = stored.read_json(folder / "config.json")
     require_text_decoder(told, str(folder / "config.json"))
     kind = told.get("model_type")
-    if kind and kind not in CONFIG_MAPPING:
+    if kind and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
         raise DataError(
-            f'{folder / "config.json"}: transformers {transformers.__version__} knows no model_type "{kind}".'
+            f'{folder / "config.json"}: transformers {transformers.__version__} knows no model_type "{str(kind)[:60]}".'
             f"{did_you_mean(str(kind), CONFIG_MAPPING)}",
             "a newer transformers may know it: pip install -U transformers",
         )
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+    except (OSError, *BROKEN, StrictDataclassError) as error:
         raise DataError(f"{folder / 'config.json'}: {_first_line(error)}", "copy the folder again") from error
     return config
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import cache_root, cannot_write, write_atomic
 from anabatic.core.text import size
@@ -84,10 +84,10 @@ def snapshot(name: str, wanted: Callable[[str], bool], offline: bool) -> Path:
 def _fetched(folder: Path) -> list[_File]:
     """Return the files that were there when everything had been fetched, and still have their size."""
     try:
-        rows = json.loads((folder / _LIST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        rows = json_text.read(folder / _LIST)
+        files = [_File(**row) for row in rows]
+    except (FileNotFoundError, ValueError, TypeError):  # not there, or torn: everything is looked at again
         return []
-    files = [_File(**row) for row in rows]
     return [file for file in files if _has_size(folder, file)]
 
 
@@ -110,7 +110,7 @@ def _is_whole(folder: Path, file: _File) -> bool:
 def _list(name: str) -> list[_File]:
     with _open(name, "repo/files", Revision="master", Recursive="true") as answer:
         try:
-            rows = json.load(answer)["Data"]["Files"]
+            rows = json_text.loads(answer.read())["Data"]["Files"]
             files = [_File(row["Path"], int(row["Size"]), row.get("Sha256") or "") for row in rows if _is_file(row)]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(

@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.errors import DataError
 from anabatic.models.packed import Packed, weights
 from anabatic.parallel.sharded import Part, fill, is_sharded, put, whole
@@ -46,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: it is missing, torn, or no object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_text.read(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
     if not isinstance(content, dict):
@@ -92,8 +93,8 @@ def opened(folder: Path) -> Iterator[Stored]:
     """
     names = [SINGLE]
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
-    missing = [name for name in names if not (folder / name).is_file()]
+        names = _listed(folder / INDEX)
+    missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
         raise DataError(
             f"{folder} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:3])}",
@@ -107,6 +108,14 @@ def opened(folder: Path) -> Iterator[Stored]:
             except Exception as error:  # safetensors raises its own class, straight from Rust
                 raise DataError(f"{folder / name} is torn: {error}", "copy it again") from error
         yield Stored(folder, files)
+
+
+def _listed(index: Path) -> list[str]:
+    mapped = read_json(index).get("weight_map")
+    names = list(mapped.values()) if isinstance(mapped, dict) else []
+    if not names or not all(isinstance(name, str) and name and "/" not in name for name in names):
+        raise DataError(f"{index} names no weight files beside it", "copy the folder again")
+    return sorted(set(names))
 
 
 def require_files(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import jsonl, run_names
+from anabatic.core import json_text, jsonl, run_names
 from anabatic.core.errors import ConfigError
 from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
@@ -184,8 +183,8 @@ def _held(lock: Path) -> bool:
 def _finished(summary: Path) -> bool:
     try:
         text = summary.read_text(encoding="utf-8") if summary.is_file() else "{}"
-        return json.loads(text).get("finished") is True
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return json_text.loads(text).get("finished") is True
+    except (OSError, ValueError, AttributeError):
         return False
 
 

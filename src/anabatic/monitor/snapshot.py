@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from anabatic.core.jsonl import number
+
 Kind = Literal["npu", "gpu", "cpu"]
 
 
@@ -148,7 +150,7 @@ def from_row(row: Mapping[str, Any]) -> Snapshot | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number(value) is not None
 
 
 def _known(row: object, kind: type[Device] | type[Process]) -> dict[str, Any]:

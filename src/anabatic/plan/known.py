@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from importlib import resources
@@ -11,7 +10,7 @@ from typing import Any
 
 from anabatic.config import yaml_file
 from anabatic.config.classify_train import WordsJob
-from anabatic.core import run_names, text
+from anabatic.core import json_text, run_names, text
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.text import did_you_mean
 from anabatic.plan import depth, shape
@@ -90,8 +89,8 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         if (size := file.stat().st_size) > _MOST_BYTES:
             raise DataError(f"{file} has {text.size(size)}, too much for a description", "look at the file")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = json_text.read(file)
+    except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}", "look at the file") from None
     if not isinstance(found, dict):
         raise DataError(f"{file} holds no JSON object", "look at the file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from anabatic.config.dpo import DpoJob
 from anabatic.config.parallel import Recompute
 from anabatic.config.reward import RewardJob
 from anabatic.config.rl import RlJob
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.plan.shape import ADAPTER, Linear, Shape, folder_of
 
@@ -145,7 +145,7 @@ def _tuned(job: Any) -> tuple[Tuner, int]:
     if job.tuner not in ("auto", "lora") or not file.is_file() or (file.parent / "config.json").is_file():
         return ("full" if job.tuner == "auto" else job.tuner), job.lora.r
     try:
-        rank = json.loads(file.read_text(encoding="utf-8"))["r"]
+        rank = json_text.read(file)["r"]
         return "lora", int(rank)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be read: {error!r}", "look at the file") from None

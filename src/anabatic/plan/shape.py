@@ -198,9 +198,9 @@ def strange(config: Mapping[str, Any]) -> str:
     """Return what is to be minded of the family that a config.json names; empty where its blocks are known."""
     inner = config.get("text_config")
     kind = (inner if isinstance(inner, Mapping) else config).get("model_type") or config.get("model_type")
-    if kind in _PLAIN:
+    if isinstance(kind, str) and kind in _PLAIN:
         return ""
-    return f"{f'model_type {kind} is not known here' if kind else 'no model_type'}: taken for one like Llama"
+    return f"{f'model_type {str(kind)[:60]} is not known here' if kind else 'no model_type'}: taken for one like Llama"
 
 
 def _require_multiple(config: Mapping[str, Any], name: str, whole: str, part: str) -> None:

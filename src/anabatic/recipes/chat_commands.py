@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabatic.config import check
 from anabatic.config.chat import Sampling
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
 from anabatic.core.text import did_you_mean, size
@@ -106,10 +106,10 @@ def read(path: Path) -> list[dict[str, str]]:
             raise DataError(f"{path} is no file", "give a file that /save has written")
         if length > LARGEST_FILE:
             raise DataError(f"{path} has {size(length)}; at most {size(LARGEST_FILE)} are read", "give a conversation")
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json_text.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "give a file that /save has written") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is no JSON: {error}", "give a file that /save has written") from error
     if len(rows) != 1 or not isinstance(rows[0], dict):
         raise DataError(f"{path} holds {len(rows)} rows, not one conversation", "give a file that /save has written")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from anabatic.core import log
-from anabatic.core.errors import ConfigError
+from anabatic.core import json_text, log
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import cannot_write, file_atomic
 
@@ -58,7 +58,7 @@ class Part:
                 self._writer.write({"job": job})
 
     def _require(self, job: dict[str, Any], before: dict[str, Any]) -> None:
-        now = json.loads(json.dumps(job))
+        now = json_text.loads(json.dumps(job))
         changed = [key for key in now if now[key] != before.get(key)]
         if changed:
             was, is_now = before.get(changed[0]), now[changed[0]]
@@ -117,8 +117,8 @@ def _known(path: Path) -> tuple[dict[str, Any], int] | None:
 def _begun(path: Path, line: bytes) -> dict[str, Any]:
     """Return what the first line of a part says that it was begun with."""
     try:
-        job = json.loads(line)["job"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        job = json_text.loads(line)["job"]
+    except (ValueError, KeyError, TypeError):
         job = None
     if not isinstance(job, dict):
         raise ConfigError(f"{path} is no part of answers, and stands where one is written", _START_OVER)
@@ -160,7 +160,11 @@ def _in_order(parts: list[Path]) -> Iterator[dict[str, Any]]:
                 line = file.readline()
                 if not line:
                     return
-                yield json.loads(line)
+                try:
+                    row = json_text.loads(line)
+                except ValueError as error:
+                    raise DataError(f"{file.name} is damaged: {error}", _START_OVER) from error
+                yield row
     finally:
         for file in files:
             file.close()

@@ -18,7 +18,7 @@ from typing import Any
 
 from anabatic.config import load
 from anabatic.config.pipeline import PipelineJob
-from anabatic.core import child, log
+from anabatic.core import child, json_text, log
 from anabatic.core.errors import ConfigError, Failure, UserError
 from anabatic.core.jsonl import JsonlWriter
 from anabatic.core.paths import alone, cannot_write, write_atomic
@@ -215,7 +215,7 @@ def _finished(stage: Plan) -> bool:
     if not path.is_file():
         return False
     try:
-        return json.loads(path.read_text(encoding="utf-8")).get("finished") is True
+        return json_text.read(path).get("finished") is True
     except (ValueError, AttributeError) as error:
         raise Failure(f"{path} is not readable: {error}", "remove it and run the stage again with --from") from error
 

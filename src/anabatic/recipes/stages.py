@@ -17,6 +17,7 @@ from anabatic import __version__
 from anabatic.config import check, commands, load
 from anabatic.config.commands import Command
 from anabatic.config.pipeline import PipelineJob, Stage
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError, Several, UserError
 from anabatic.core.text import did_you_mean
 from anabatic.recipes import first_rows
@@ -222,7 +223,7 @@ _WHY = {
 def read_state(stage: Plan) -> dict[str, Any] | None:
     """Return the stage.json of an earlier run; None where there is none that can be read."""
     try:
-        left = json.loads((stage.folder / "stage.json").read_text(encoding="utf-8"))
+        left = json_text.read(stage.folder / "stage.json")
         whole = isinstance(left["parts"], dict) and isinstance(left["key"], str) and float(left["seconds"]) >= 0
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -20,7 +20,7 @@ import torch
 from anabatic.config.rl import RlJob
 from anabatic.config.shared import Batch
 from anabatic.config.train import LoopJob, WithAuto
-from anabatic.core import child, log
+from anabatic.core import child, json_text, log
 from anabatic.core.errors import CheckpointError, Failure, StartAgain
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.device.device import Device
@@ -73,7 +73,7 @@ class State:
         if not text:
             return cls()
         try:
-            found = json.loads(text)
+            found = json_text.loads(text)
             found["way"] = found["way"] and tuple(found["way"])
             found["refused"] = tuple(map(tuple, found["refused"]))
             return cls(**found)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import log, run_names
+from anabatic.core import json_text, log, run_names
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, fsync_folder, replace_folder
 
@@ -89,7 +89,7 @@ def read(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError, KeyError, TypeError, AttributeError, RecursionError: it is torn, or none of ours.
     """
-    content: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    content: dict[str, Any] = json_text.read(path / MANIFEST)
     for name, entry in content["files"].items():
         if not isinstance(entry["bytes"], int) or not isinstance(entry["crc32"], int) or "/" in name:
             raise TypeError(name)
@@ -114,7 +114,7 @@ def faults(
     except OSError as error:
         yield f"{MANIFEST} cannot be read ({error.strerror})"
         return
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         yield f"{MANIFEST} is torn"
         return
     if STATE not in files:
@@ -146,7 +146,7 @@ def _file_fault(file: Path, entry: dict[str, Any], checksum: bool, advance: Adva
 
 def host(path: Path) -> dict[str, Any]:
     """Return the host numbers of a whole checkpoint."""
-    content: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+    content: dict[str, Any] = json_text.read(path / STATE)
     return content
 
 

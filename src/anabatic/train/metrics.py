@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from anabatic.config.shared import Log
+from anabatic.core import json_text
 from anabatic.core import log as messages
-from anabatic.core.jsonl import JsonlWriter, finite
+from anabatic.core.jsonl import JsonlWriter, finite, number
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.text import count, duration, size
 from anabatic.train.sinks import Sink, open_sinks, switched_off
@@ -228,11 +229,12 @@ def _cut(folder: RunFolder, resumed_step: int, evaluated_step: int) -> None:
         before = file.readlines()
     for line in before:
         try:
-            row = json.loads(line)
-            step, kind = row["step"], row.get("kind")
+            row = json_text.loads(line)
+            step, kind = number(row["step"]), row.get("kind")
         except (ValueError, KeyError, TypeError):  # torn by a crash, or not a row of ours
             continue
-        if resumed_step and step <= (evaluated_step if kind in ("eval", "sample") else resumed_step):
+        last = evaluated_step if kind in ("eval", "sample") else resumed_step
+        if step is not None and resumed_step and step <= last:
             kept.append(line)
     if len(kept) < len(before):
         write_atomic(folder.metrics, b"".join(kept))

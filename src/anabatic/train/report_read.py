@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anabatic.config.pipeline import PipelineJob
-from anabatic.core import jsonl
+from anabatic.core import json_text, jsonl
 from anabatic.core.jsonl import number
 from anabatic.core.paths import RunFolder
 
@@ -194,8 +193,8 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError) as error:
+        value = json_text.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
         notes.append(f"{path.name} is left out, it is not JSON: {error}")
         return {}
     if not isinstance(value, dict):

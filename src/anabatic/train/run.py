@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from anabatic import __version__
 from anabatic.config import load
 from anabatic.config.train import LoopJob
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.child import RETRY
 from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.paths import RunFolder, alone, cannot_write, fsync_folder, replace_folder, write_atomic
@@ -290,7 +289,7 @@ def _link(source: str, target: str) -> None:
 def finished(folder: RunFolder) -> bool:
     """True when the run folder's summary says that the run is complete."""
     try:
-        return json.loads(folder.summary.read_text(encoding="utf-8")).get("finished") is True
+        return json_text.read(folder.summary).get("finished") is True
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -25,7 +25,7 @@ Index = NDArray[np.intp]
 
 def is_ship(vessel: str) -> bool:
     """True for an id that a ship can have."""
-    return vessel.isascii() and vessel.isdigit() and SHIP[0] <= int(vessel) <= SHIP[1]
+    return len(vessel) < 20 and vessel.isascii() and vessel.isdigit() and SHIP[0] <= int(vessel) <= SHIP[1]
 
 
 def pieces(points: Points, max_knots: float, counts: Counter[str]) -> list[Points]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from anabatic.core.errors import DataError, Failure
+from anabatic.core.errors import BROKEN, DataError, Failure
 from anabatic.trajectory.rows import BadRows
 from anabatic.trajectory.tables import Batch, unreadable
 
 NAMES = (".nmea", ".nm4", ".aivdm", ".ais")
 BATCH = 50_000
+LONGEST = 4096
+"""Characters of a line that is looked at; a sentence has 82, the tag block before it some more."""
+WAITING = 1000
+"""Messages whose other sentences are awaited: the oldest is given up then."""
+_BLOCK = 1 << 20
 _LINE = re.compile(r"^(?:\\[^\\]*?c:(\d{9,13})[^\\]*\\|(\d{9,13}(?:\.\d+)?)[ ,;\t])?.*?([!$]\w{5},.*)$")
 
 
@@ -41,8 +46,8 @@ def read(path: Path, bad: BadRows) -> Iterator[Batch]:
 
     rows: list[tuple[Any, ...]] = []
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            for row in _positions(path, file, NMEAMessage, (AISBaseException, ValueError, IndexError), bad):
+        with open(path, "rb") as file:
+            for row in _positions(path, _lines(file), NMEAMessage, (AISBaseException, *BROKEN), bad):
                 rows.append(row)
                 if len(rows) == BATCH:
                     yield _batch(rows, pyarrow)
@@ -68,11 +73,15 @@ def _positions(
         stamp = found[1] or found[2]
         time = float(stamp) if stamp else time
         try:
-            message = _decoded(sentence.from_bytes(found[3].encode()), parts)
+            told = _decoded(sentence, found[3].encode(), parts, bad)
         except broken as error:
-            bad.row(f"{path}: line {number}: no AIS sentence: {error}", "mend the line")
+            bad.row(f"{path}: line {number}: no AIS sentence: {error or type(error).__name__}", "mend the line")
             continue
-        row = None if message is None else _row(message, types)
+        try:
+            row = None if told is None else _row(told, types)
+        except _Cut as error:
+            bad.row(f"{path}: line {number}: {error}", "mend the line")
+            continue
         if row is not None and time is None:
             raise DataError(
                 f"{path}: line {number}: no time; the sentences carry none of their own",
@@ -82,29 +91,57 @@ def _positions(
             yield number, time, *row
 
 
-def _decoded(sentence: Any, parts: dict[tuple[Any, ...], list[Any]]) -> Any:
-    """Decode a sentence; of a message of several, None until the last is there."""
+def _lines(file: IO[bytes]) -> Iterator[str]:
+    """Yield the lines of a file; one that is too long for a sentence is cut."""
+    rest = b""
+    while block := file.read(_BLOCK):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line[:LONGEST].decode("ascii", "replace")
+        rest = rest[: LONGEST + 1]
+    if rest:
+        yield rest[:LONGEST].decode("ascii", "replace")
+
+
+class _Cut(Exception):
+    """A message ends before what it must hold."""
+
+
+def _decoded(kind: Any, line: bytes, parts: dict[tuple[Any, ...], list[Any]], bad: BadRows) -> dict[str, Any] | None:
+    """Return what a sentence tells; of a message of several, None until the last is there."""
+    sentence = kind.from_bytes(line)
     if sentence.is_single:
-        return sentence.decode()
+        return dict(sentence.decode().asdict())
     key = (sentence.seq_id, sentence.channel, sentence.frag_cnt)
     held = parts.setdefault(key, [])
     held.append(sentence)
+    if len(parts) > WAITING:
+        del parts[next(iter(parts))]
+        bad.counts["messages whose sentences are not all there"] += 1
     if len(held) < sentence.frag_cnt:
         return None
     del parts[key]
-    return type(sentence).assemble_from_iterable(held).decode()
+    return dict(kind.assemble_from_iterable(held).decode().asdict())
 
 
-def _row(message: Any, types: dict[int, str]) -> tuple[Any, ...] | None:
-    """Return a position report as a row; remember the ship type that a message tells."""
-    told = message.asdict()
-    kind, vessel = told["msg_type"], int(told["mmsi"])
+def _row(told: dict[str, Any], types: dict[int, str]) -> tuple[Any, ...] | None:
+    """Return a position report as a row; remember the ship type that a message tells.
+
+    Raises:
+        _Cut: it has no vessel, or a position report lacks a value.
+    """
+    kind, vessel = told.get("msg_type"), told.get("mmsi")
+    if not vessel:
+        raise _Cut("a message that is cut before its vessel's number")
+    vessel = int(vessel)
     if told.get("ship_type"):
         types[vessel] = str(int(told["ship_type"]))
     if kind not in (1, 2, 3, 18, 19):
         return None
-    values = (float(told[name]) for name in ("lat", "lon", "speed", "course", "heading"))
-    return (f"{vessel:09d}", types.get(vessel, ""), *values)
+    values = [told.get(name) for name in ("lat", "lon", "speed", "course", "heading")]
+    if any(value is None for value in values):
+        raise _Cut("a position report that is cut short")
+    return (f"{vessel:09d}", types.get(vessel, ""), *map(float, values))
 
 
 def _batch(rows: list[tuple[Any, ...]], arrow: Any) -> Batch:

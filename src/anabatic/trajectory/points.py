@@ -114,7 +114,9 @@ class Converter:
         keep = np.ones(len(lines), bool)
         for name in ("lat", "lon", "sog", "cog", "heading"):
             if name in columns:
-                rows[name], wrong = numbers(columns[name], name, path, lines, self._bad)
+                values, wrong = numbers(columns[name], name, path, lines, self._bad)
+                with np.errstate(over="ignore"):  # what no float32 holds becomes infinite, which is out of range
+                    rows[name] = values
                 keep &= ~wrong
             else:
                 rows[name] = np.nan

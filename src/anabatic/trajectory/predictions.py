@@ -7,7 +7,6 @@ chosen on it) when `anabatic classify predict` wrote them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anabatic.core import json_text
 from anabatic.core.errors import DataError
+from anabatic.core.jsonl import number
 from anabatic.trajectory.split import Split
 
 SIDES = ("train", "valid", "test")
@@ -83,7 +84,7 @@ def read(paths: Sequence[str | Path], classes: Sequence[str] = ()) -> Prediction
     counts["rows without a true label"] = len(found) - len(kept)
     if not kept:
         raise DataError(f"none of {len(found)} rows has a true label", "predict on rows that have `label`")
-    places = [row.get("place") or (math.nan, math.nan) for row in kept]
+    places = [_place(row) for row in kept]
     return Predictions(
         classes=names,
         truth=np.array([_truth(row, names) for row in kept], dtype=np.int64),
@@ -93,6 +94,15 @@ def read(paths: Sequence[str | Path], classes: Sequence[str] = ()) -> Prediction
         counts=counts,
         split=_split(kept),
     )
+
+
+def _place(row: dict[str, Any]) -> tuple[float, float]:
+    """Return where a row's segment lies; NaN where the row does not say it."""
+    given = row.get("place")
+    if not isinstance(given, list) or len(given) != 2:
+        return math.nan, math.nan
+    lat, lon = (math.nan if (known := number(one)) is None else known for one in given)
+    return lat, lon
 
 
 def _split(rows: Sequence[dict[str, Any]]) -> Split | None:
@@ -117,7 +127,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _row(line: str, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json_text.loads(line)
     except ValueError as error:
         raise DataError(f"{place}: broken JSON: {error}", FIX) from error
     if not isinstance(row, dict) or "probabilities" not in row:
@@ -162,7 +172,7 @@ def _truth(row: dict[str, Any], names: tuple[str, ...]) -> int:
         return names.index(label)
     if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(names):
         return label
-    raise DataError(f"{row['_place']}: true label {label!r} is none of {len(names)} classes", f"{', '.join(names)}")
+    raise DataError(f"{row['_place']}: true label {label!r:.60} is none of {len(names)} classes", f"{', '.join(names)}")
 
 
 def _vessel(row: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabatic.core.errors import DataError
+from anabatic.core import json_text
+from anabatic.core.errors import BROKEN, DataError
 from anabatic.core.paths import write_atomic
 
 
@@ -57,10 +58,10 @@ def load(path: Path) -> Split:
         DataError: the file is missing or holds no split, or a vessel is on two sides.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_text.read(path)
         train, valid, test = (tuple(map(str, found.get(name, []))) for name in ("train", "valid", "test"))
         split = Split(train, valid, test, int(found["seed"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *BROKEN) as error:
         raise DataError(f"{path}: no split: {error}", "it is written by `anabatic classify train`") from error
     twice = (
         set(split.train) & set(split.valid) | set(split.train) & set(split.test) | set(split.valid) & set(split.test)

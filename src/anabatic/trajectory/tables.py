@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import zipfile
@@ -96,7 +97,7 @@ def _csv(path: Path, renamed: dict[str, str], bad: BadRows) -> Iterator[Batch]:
         strings_can_be_null=True,
     )
     parse = arrow.ParseOptions(delimiter=delimiter, ignore_empty_lines=False, invalid_row_handler=broken_row)
-    with _open(path) as stream:
+    with _open(path) as raw, pyarrow.PythonFile(_Text(raw), mode="r") as stream:
         read_options = arrow.ReadOptions(use_threads=False, block_size=BLOCK)
         reader = arrow.open_csv(stream, read_options=read_options, parse_options=parse, convert_options=options)
         line = 2
@@ -123,11 +124,37 @@ def _heading(path: Path) -> tuple[list[str], str]:
     if not line.strip():
         raise DataError(f"{path}: no heading in line 1", "the first line names the columns, such as MMSI,LAT,LON")
     delimiter = max(_DELIMITERS, key=line.count)
-    heading = next(csv.reader(io.StringIO(line), delimiter=delimiter))
+    try:
+        heading = next(csv.reader(io.StringIO(line), delimiter=delimiter))
+    except csv.Error as error:
+        raise DataError(f"{path}: line 1: broken CSV: {error}", "the first line names the columns") from error
     twice = next((name for name in heading if name and heading.count(name) > 1), None)
     if twice is not None:
         raise DataError(f'{path}: the column "{twice}" stands twice in the heading', "rename one of them")
     return heading, delimiter
+
+
+class _Text(io.RawIOBase):
+    """Bytes of a stream, which must be UTF-8: Arrow's parser drops what it calls back about bytes that are not."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes.
+
+        Raises:
+            UnicodeDecodeError: the stream is no UTF-8 there.
+        """
+        data = self._stream.read(size)
+        self._decoder.decode(data, final=not data)
+        return data
 
 
 @contextmanager

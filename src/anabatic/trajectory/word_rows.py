@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.reading import Reading
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.jsonl import number as finite_number
 from anabatic.data.readers import numbered_lines, open_lines
 from anabatic.trajectory.features import NAMES
 from anabatic.trajectory.labels import check_label, resolve
@@ -23,6 +25,7 @@ from anabatic.trajectory.words import SOURCE_CLASSES, WordSpec, points_of, strip
 
 _MARKS = (("H3_CHAR_", "char"), ("H3_cell_", "cell"), ("TURN_", "motion"), ("DT_", "compact"))
 """Words that tell the format of a row that does not name it."""
+MOST_CLASSES = 10_000
 UNKNOWN_SHARE = 0.01
 """More unknown words than this are warned of."""
 
@@ -76,7 +79,7 @@ def objects(path: Path, bad: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
                         yield number, row
                     else:
                         bad.row(f"{path}: line {number}: {row}", "write one JSON object a line")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}", "the file is cut short or damaged") from error
 
 
@@ -96,8 +99,8 @@ def prediction_rows(path: Path, bad: BadRows) -> Iterator[dict[str, Any]]:
 def _object(line: bytes) -> dict[str, Any] | str:
     """Return the object, or what is wrong."""
     try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        row = json_text.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
         return f"broken JSON: {error}"
     return row if isinstance(row, dict) else f"{type(row).__name__}, not an object"
 
@@ -160,7 +163,8 @@ def _numbers(row: dict[str, Any], key: str, count: int) -> tuple[float, ...] | N
     if not numbers or len(found) != count:
         what = f"{len(found)} numbers" if numbers else "no list of numbers"
         raise Rejected(f"{key}: {what}, expected {count}", "make the rows anew with `anabatic classify words`")
-    return tuple(math.nan if one is None else float(one) for one in found)
+    known = map(finite_number, found)
+    return tuple(math.nan if one is None else one for one in known)
 
 
 def _label(row: dict[str, Any]) -> tuple[int | None, str]:
@@ -172,6 +176,8 @@ def _label(row: dict[str, Any]) -> tuple[int | None, str]:
         raise Rejected(f"label {json.dumps(label)[:40]} is no number and no name", "labels are class numbers or names")
     if isinstance(label, float) and not label.is_integer():
         raise Rejected(f"label {label} is no whole number", "labels are class numbers or names")
+    if label is not None and not 0 <= label < MOST_CLASSES:
+        raise Rejected(f"label {label!r:.40} is no class", f"classes count from 0 to {MOST_CLASSES - 1:,}")
     whole = None if label is None else int(label)
     return whole, f"label:{name}" if isinstance(name, str) else ""
 

@@ -6,12 +6,12 @@ Fields that change an answer and that we do not know how to honour are refused, 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from anabatic.core import json_text
 from anabatic.core.text import utf8
 from anabatic.infer.server.bounds import KEPT, LONGEST_STOP, few_biases, few_messages, few_prompts
 
@@ -79,8 +79,8 @@ class ToolCall(BaseModel):
     def plain(self) -> dict[str, Any]:
         """Return the call as chat templates read it: arguments that are a JSON object as such, else as they came."""
         try:
-            arguments = json.loads(self.function.arguments)
-        except (ValueError, RecursionError):
+            arguments = json_text.loads(self.function.arguments)
+        except ValueError:
             arguments = None
         known = arguments if isinstance(arguments, dict) else self.function.arguments
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": known}}

@@ -1,0 +1,199 @@
+"""Readers of what people write: recipes, options, tasks, templates, commands and files of other programs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from anabatic.config import check, deepspeed, load, yaml_file
+from anabatic.config.task import EvalTask
+from anabatic.convert import make
+from anabatic.data import raw_rows
+from anabatic.data.raw_rows import RawRow
+from anabatic.evals import items, known
+from fuzz.engine import Good
+from fuzz.reading import Reader
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {"rl_demo": "rl", "dpo": "dpo", "tools": "sft", "qwen-lora": "sft", "demo": "pretrain", "vessel": "pipeline"}
+
+
+@cache
+def recipes() -> list[Good]:
+    """The recipes that come with the package, named by their commands, one of them as JSON, which is YAML too."""
+    found = []
+    for name in ("rl_demo", "dpo", "qwen-lora", "speedrun", "vessel", "qwen32b-lora-curriculum"):
+        text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+        tree = yaml_file.parse(text, name).tree
+        command = "pipeline" if "stages" in tree else "sft" if "lora" in name else name.partition("_")[0]
+        found.append(Good(f"{command}/{name}.yaml", text.encode()))
+        found.append(Good(f"{command}/{name}.json.yaml", json.dumps(tree).encode(), "json"))
+    return found
+
+
+def recipe(path: Path) -> None:
+    """Read a recipe, and write what was understood."""
+    tree = yaml_file.read(path).tree
+    yaml_file.parse(yaml_file.dump(tree), "again")
+    name = path.parent.name
+    load.load("run" if name == "pipeline" else name, [path])
+
+
+SET = (
+    "seed=1 optim.lr=3e-4 data.train=[a.jsonl,b.jsonl#5@0.5] batch.seq_len=512 save.resume=never"
+    " model=Qwen/Qwen2.5-0.5B lora.target_modules=[q_proj] schedule.max_steps=10 log.sinks=[] recompute=full"
+)
+
+
+def _set(path: Path) -> None:
+    """Options of the command line."""
+    tree: dict[str, Any] = {}
+    for word in path.read_bytes().decode("utf-8", "surrogateescape").split():
+        key, _, value = word.partition("=")
+        *sections, last = key.split(".")
+        place = tree
+        for section in sections:
+            inner = place.setdefault(section, {})
+            place = inner if isinstance(inner, dict) else {}
+        place[last] = check.Text(value)
+    load.load("sft", [], tree)
+
+
+TASKS = {
+    "choices.yaml": {
+        "name": "mine", "about": "A task.", "kind": "choices", "prompt": "Q: {{ question }}\nA:",
+        "choices": "{{ choices }}", "answer": "{{ answer }}", "data": {"files": ["rows.jsonl"]}, "metric": "acc_norm",
+        "keep": "{{ answer >= 0 }}", "shots": 1,
+    },
+    "answer.yaml": {
+        "name": "sums", "about": "Sums.", "kind": "generate", "prompt": "{{ question }}", "answer": "{{ answer }}",
+        "extract": "regex", "pattern": "#### (.*)", "check": "number", "data": {"files": ["rows.jsonl"]},
+        "stop": ["\n\n"], "max_new_tokens": 20,
+    },
+}  # fmt: skip
+_ROW = {"question": "1 + 1?", "choices": ["1", "2", "three"], "answer": 1, "more": {"a": [1, "b"]}}
+
+
+def _tasks() -> list[Good]:
+    return [Good(name, json.dumps(task).encode(), "json") for name, task in TASKS.items()] + [
+        Good("text.yaml", yaml_file.dump(TASKS["choices.yaml"]).encode())
+    ]
+
+
+def task(path: Path) -> None:
+    """Read a task and ask it of three rows."""
+    found, _ = known.read(str(path))
+    if isinstance(found, EvalTask):
+        rows = [RawRow({**_ROW, "answer": at % 2}, f"rows.jsonl: line {at}") for at in range(3)]
+        items.items(found, rows, None, shots=0 if found.kind == "generate" else 1, limit=3, seed=0)
+
+
+def _task_rows(path: Path) -> None:
+    rows = list(raw_rows.read(path))
+    for name in ("choices.yaml", "answer.yaml"):
+        items.items(load_task(name), rows * 2, None, shots=0, limit=2, seed=0)
+
+
+@cache
+def load_task(name: str) -> EvalTask:
+    """Return one of the tasks above."""
+    found = known._made(yaml_file.parse(json.dumps(TASKS[name]), name), name)
+    assert isinstance(found, EvalTask)
+    return found
+
+
+LLAMAFACTORY = {
+    "model_name_or_path": "Qwen/Qwen2.5-7B-Instruct", "stage": "sft", "do_train": True, "finetuning_type": "lora",
+    "lora_target": "q_proj,v_proj", "dataset": "identity,mine", "dataset_dir": "data", "template": "qwen",
+    "cutoff_len": 1024, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "learning_rate": "1.0e-4",
+    "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "bf16": True, "val_size": 0.1, "report_to": "none",
+    "num_train_epochs": 3.0, "save_steps": 500, "max_samples": 1000, "lora_rank": 8, "output_dir": "out",
+}  # fmt: skip
+SWIFT = {
+    "model": "Qwen/Qwen2.5-7B", "dataset": ["a.jsonl#500"], "train_type": "lora", "lora_rank": 8, "max_length": 2048,
+    "learning_rate": 1e-4, "num_train_epochs": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16,
+    "target_modules": ["all-linear"], "system": "You help.", "torch_dtype": "bfloat16", "ENV": {"NPROC_PER_NODE": 2},
+}  # fmt: skip
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "train_batch_size": 8,
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}, "overlap_comm": True},
+    "bf16": {"enabled": True}, "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": "auto"}},
+}  # fmt: skip
+SCRIPT = """#!/bin/bash
+set -e
+export OMP_NUM_THREADS=1
+MODEL=Qwen/Qwen2.5-7B
+BATCH=$((100 * 2))
+if [ -z "$X" ]; then X=1; fi
+NPROC_PER_NODE=${N:-4} ASCEND_RT_VISIBLE_DEVICES=0,1 swift sft --model $MODEL \\
+    --dataset 'AI-ModelScope/alpaca-gpt4-data-zh#500' a.jsonl --max_length 2048 \\
+    --per_device_train_batch_size 1 --learning_rate 1e-4 --lora_rank 8 > log.txt 2>&1
+swift rlhf --rlhf_type dpo --model "$MODEL" --dataset pairs.jsonl --beta 0.1
+swift infer --adapters output/x --val_dataset rows.jsonl
+"""
+NANOCHAT = """#!/bin/bash
+NPROC_PER_NODE=8
+python -m nanochat.dataset -n 8
+python -m scripts.tok_train --max-chars=2000000000 --vocab-size=65536
+torchrun --standalone --nproc_per_node=$NPROC_PER_NODE -m scripts.base_train -- --depth=20 --run=$WANDB_RUN
+torchrun --standalone --nproc_per_node=$NPROC_PER_NODE -m scripts.chat_sft -- --device-batch-size=16
+"""
+FACTORY_SCRIPT = "FORCE_TORCHRUN=1 llamafactory-cli train x.yaml learning_rate=3e-5 stage=dpo pref_loss=orpo\n"
+OWN_SCRIPT = "torchrun --nproc_per_node 4 train.py --model_name_or_path M --learning_rate 1e-4 --max_length 512\n"
+
+
+def _peers() -> Sequence[Good]:
+    return [
+        Good("llamafactory/x.yaml", yaml_file.dump(LLAMAFACTORY).encode()),
+        Good("llamafactory/x.json", json.dumps(LLAMAFACTORY).encode(), "json"),
+        Good("llamafactory/run.sh", FACTORY_SCRIPT.encode()),
+        Good("swift/x.yaml", yaml_file.dump(SWIFT).encode()),
+        Good("swift/args.json", json.dumps(SWIFT).encode(), "json"),
+        Good("swift/run.sh", SCRIPT.encode()),
+        Good("deepspeed/ds.json", json.dumps(DEEPSPEED).encode(), "json"),
+        Good("deepspeed/run.sh", OWN_SCRIPT.encode()),
+        Good("nanochat/speedrun.sh", NANOCHAT.encode()),
+    ]
+
+
+def peer(path: Path) -> None:
+    """Convert what another program is told; what comes of it is a recipe that can be read."""
+    made = make.convert(path.parent.name, [str(path)])
+    yaml_file.parse(made.text, "made")
+    if path.name == "ds.json":
+        deepspeed.translate(deepspeed.read(str(path)), str(path))
+
+
+def _typed(path: Path) -> None:
+    """A command as one text."""
+    text = path.read_bytes().decode("utf-8", "surrogateescape").replace("\0", "")
+    make.convert("swift", [text])
+    make.convert("swift", shlex.split("swift sft") + text.split())
+
+
+def _dataset_info(path: Path) -> None:
+    folder = path.parent.parent
+    (folder / "x.yaml").write_text(yaml_file.dump(LLAMAFACTORY), encoding="utf-8")
+    make.convert("llamafactory", [str(folder / "x.yaml")])
+
+
+INFO = {
+    "mine": {"file_name": "mine.json", "num_samples": 50, "columns": {"prompt": "q"}},
+    "identity": {"hf_hub_url": "a"},
+}
+TYPED = "swift sft --model M --dataset a.jsonl b.jsonl#5 --max_length 1000 --per_device_train_batch_size 3"
+
+READERS = [
+    Reader("recipes", recipes, recipe, 400),
+    Reader("options", lambda: [Good("words.txt", SET.encode())], _set, 300),
+    Reader("tasks", _tasks, task, 200),
+    Reader("rows of tasks", lambda: [Good("row.jsonl", json.dumps(_ROW).encode(), "jsonl")], _task_rows, 150),
+    Reader("other programs", _peers, peer, 300),
+    Reader("typed commands", lambda: [Good("typed.txt", TYPED.encode())], _typed, 100),
+    Reader("dataset_info", lambda: [Good("data/dataset_info.json", json.dumps(INFO).encode(), "json")], _dataset_info),
+]  # fmt: skip

@@ -1,0 +1,149 @@
+"""Readers of data sets: texts, rows, tables, and what asks for an answer."""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.shared import Data
+from anabatic.data import asked, raw_rows, sources
+from anabatic.data.document import Document
+from fuzz.engine import Good, gzipped, zstd
+from fuzz.reading import Reader
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2, {"c": "d"}]}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
+ROWS: tuple[dict[str, Any], ...] = (
+    {"text": "Plain text, 普通文本, with 12 numbers: 3.5."},
+    {
+        "messages": [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": [{"type": "text", "text": "How many?"}, {"type": "python", "text": "1+1"}]},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [CALL]},
+            {"role": "tool", "content": "3"},
+            {"role": "assistant", "content": "Three."},
+        ],
+        "tools": TOOLS,
+    },
+    {
+        "conversations": [
+            {"from": "human", "value": "Hello"},
+            {"from": "function_call", "value": json.dumps({"name": "add", "arguments": {"a": 1}})},
+            {"from": "observation", "value": "1"},
+            {"from": "gpt", "value": "One"},
+        ],
+        "system": "You help.",
+        "tools": json.dumps(TOOLS),
+    },
+    {"instruction": "Add", "input": "1 2", "output": "3", "history": [["a", "b"], ["c", "d"]], "system": "s"},
+    {"query": "q", "response": "r", "history": json.dumps([["a", "b"]]), "label": True},
+    {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "r"}]},
+    {"messages": json.dumps([{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}])},
+    {"question": "What?", "answer": "That. #### 4"},
+    {"prompt": "p", "chosen": "yes", "rejected": "no", "kto_tag": True},
+    {
+        "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+        "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}],
+    },
+    {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "rejected_response": "b"},
+    {
+        "conversations": [{"from": "human", "value": "q"}],
+        "chosen": {"from": "gpt", "value": "a"},
+        "rejected": {"from": "gpt", "value": "b"},
+    },
+)
+_WORDS = "The quick brown fox, 12.5 km; 敏捷的狐狸\n\n" * 20
+
+
+def _lines(rows: tuple[dict[str, Any], ...] = ROWS) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+def _csv(mark: str) -> bytes:
+    rows = [("instruction", "output", "history", "n"), ("Add 1", "2", '[["a"# "b"]]'.replace("#", ","), "7")]
+    return "\n".join(
+        mark.join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows * 1 + rows[1:]
+    ).encode()
+
+
+@cache
+def parquet() -> bytes:
+    """A file of nested rows, as hubs hold them."""
+    import pyarrow
+    import pyarrow.parquet
+
+    turns = [{"role": "user", "content": "q 1"}, {"role": "assistant", "content": "答 2"}]
+    table = pyarrow.table(
+        {
+            "messages": [turns] * 5,
+            "text": ["a", "b", None, "d", "e"],
+            "n": [1, 2, 3, 4, 5],
+            "x": [0.5] * 5,
+            "day": pyarrow.array([1, 2, 3, 4, 5], pyarrow.timestamp("us", "UTC")),
+        }
+    )
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table, file)
+    return file.getvalue()
+
+
+@cache
+def text_parquet() -> bytes:
+    """A file of one column of text, by dictionary."""
+    import pyarrow
+    import pyarrow.parquet
+
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two", "one"] * 200}), file, compression="zstd")
+    return file.getvalue()
+
+
+def _tables() -> list[Good]:
+    return [Good("a.csv", _csv(",")), Good("b.tsv", _csv("\t"))]
+
+
+def _packed() -> list[Good]:
+    lines = _lines(ROWS[:4])
+    return [Good("a.jsonl.gz", gzipped(lines), "jsonl"), Good("b.jsonl.zst", zstd(lines), "jsonl")]
+
+
+def documents(path: Path) -> None:
+    """Read a file as a training does, both where bad rows stop and where they are passed over."""
+    for policy in ("skip", "fail"):
+        data = Data(train=[str(path)], on_bad_row=policy)
+        for document in sources.documents(sources.parse(str(path)), data):
+            _use(document)
+
+
+def _use(document: Document) -> None:
+    """What every training does with a document before it is rendered."""
+    if document.text is not None:
+        document.text.encode()
+    else:
+        json.dumps([document.messages, document.tools, document.rejected]).encode()
+
+
+def _asked(path: Path) -> None:
+    for row in asked.read([str(path)], {}):
+        str(row)
+
+
+def _raw(path: Path) -> None:
+    list(raw_rows.read(path))
+
+
+READERS = [
+    Reader("text", lambda: [Good("a.txt", _WORDS.encode()), Good("b.md", _WORDS.encode())], documents),
+    Reader("json lines", lambda: [Good("a.jsonl", _lines(), "jsonl")], documents, 500),
+    Reader("json", lambda: [Good("a.json", json.dumps(list(ROWS)).encode(), "json")], documents, 300),
+    Reader("csv", _tables, documents, 150),
+    Reader("packed lines", _packed, documents, 150),
+    Reader("parquet", lambda: [Good("a.parquet", parquet()), Good("b.parquet", text_parquet())], documents, 250),
+    Reader("asked", lambda: [Good("a.jsonl", _lines(), "jsonl"), Good("b.txt", _WORDS.encode())], _asked, 150),
+    Reader(
+        "raw rows", lambda: [Good("a.jsonl", _lines(), "jsonl"), Good("a.parquet", parquet()), *_tables()], _raw, 150
+    ),
+]

@@ -1,0 +1,138 @@
+"""Readers of AIS files: sentences and tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.reading import Reading
+from anabatic.trajectory import features, predictions, split, word_rows
+from anabatic.trajectory.rows import BadRows
+from anabatic.trajectory.tracks import open_tracks
+from fuzz.engine import Good, gzipped, zstd
+from fuzz.reading import Reader
+
+SENTENCES = (
+    "!AIVDM,1,1,,A,15M67FC000G?ufbE`FepT@3n00Sa,0*5C",
+    "!AIVDM,1,1,,B,177KQJ5000G?tO`K>RA1wUbN0TKH,0*5C",
+    "!AIVDM,1,1,,A,B5NJ;PP005l4ot5Isbl03wsUkP06,0*76",
+    "!AIVDM,1,1,,B,H42O55i18tMET00000000000000,2*6D",
+    "!AIVDM,2,1,1,A,55?MbV02;H;s<HtKR20EHE:0@T4@Dn2222222216L961O5Gf0NSQEp6ClRp8,0*1C",
+    "!AIVDM,2,2,1,A,88888888880,2*25",
+    "!AIVDM,1,1,,A,C5N3SRgPEnJGEBT>NhWAwwo862PaLELTBJ:V00000000S0D:R220,0*0B",
+)
+
+
+def checksum(sentence: str) -> str:
+    """Return a sentence with the checksum that belongs to it (IEC 61162-1: the bytes between `!` and `*`, XORed)."""
+    body = sentence.lstrip("!").partition("*")[0]
+    return f"!{body}*{reduce(lambda one, letter: one ^ ord(letter), body, 0):02X}"
+
+
+def sentences() -> bytes:
+    """Thirty good sentences with times, and one that is cut behind its type, whose checksum is right."""
+    good = [f"{1577836800 + 10 * at} {checksum(SENTENCES[at % len(SENTENCES)])}" for at in range(30)]
+    return "\n".join([*good, ""]).encode()
+
+
+HEADING = "mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type"
+_ROWS = [
+    f"36700000{v},2020-01-01T00:{m:02d}:09Z,29.5{m},-94.{m},10.1,{90 + m},87,Tug_Tow" for v in (1, 2) for m in range(9)
+]
+TABLE = "\n".join([HEADING, *_ROWS, ""]).encode()
+_EPOCH = "\n".join(["MMSI;time;LAT;LON", *(f"367000001;{1577836800 + 60 * m};29.5;-94.{m}" for m in range(9)), ""])
+_DANISH = "\n".join(
+    [
+        "# Timestamp,Type of mobile,MMSI,Latitude,Longitude,Navigational status,ROT,SOG,COG,Heading,IMO,Ship type",
+        *(f"01/01/2020 00:{m:02d}:09,Class A,367000001,29.5,-94.{m},,,10.1,9{m},87,,Towing" for m in range(9)),
+        "",
+    ]
+)
+
+
+@cache
+def _parquet() -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    times = pyarrow.array([1577836800 + 60 * m for m in range(9)], pyarrow.timestamp("s"))
+    columns = {"mmsi": [367000001] * 9, "time": times, "lat": [29.5] * 9, "lon": [-94.0 - m / 10 for m in range(9)]}
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+def _tables() -> Sequence[Good]:
+    return [Good("a.csv", TABLE), Good("b.csv", _EPOCH.encode()), Good("c.csv", _DANISH.encode())]
+
+
+def tracks(path: Path) -> None:
+    """Read a file as the vessel commands do, both where bad rows stop and where they are passed over."""
+    for policy in ("fail", "skip"):
+        with open_tracks([path], Reading(on_bad_row=policy), BadRows(policy == "skip")) as found:
+            for track in found:
+                str(track)
+
+
+def _skipping(path: Path) -> None:
+    with open_tracks([path], Reading(on_bad_row="skip"), BadRows(True)) as found:
+        list(found)
+
+
+def _whole_sentences(path: Path) -> None:
+    """The damage is under a checksum that is right, as a receiver that cuts messages sends it."""
+    lines = path.read_text(encoding="latin-1").splitlines()
+    mended = [f"{one[:11]}{checksum(one[11:])}" if one[11:12] == "!" else one for one in lines]
+    path.write_text("\n".join(mended), encoding="latin-1")
+    _skipping(path)
+
+
+WORDS = "YEAR_2021 MONTH_1 DAY_2 HOUR_3 MINUTE_4 SECOND_5 H3_base_12 SPD_10 COG_90 POINT_END"
+SEGMENTS = [
+    {"text": WORDS, "label": at, "class": f"class_{at}", "vessel": f"36700000{at}", "source_file": "a.csv",
+     "start": 1577836800, "features": [0.5] * len(features.NAMES), "place": [29.5, -94.5], "window": 0,
+     "words": "compact-10"}
+    for at in (0, 1)
+]  # fmt: skip
+PREDICTED = [
+    {"predicted_class": at, "class_name": "Cargo", "true_label": at, "probabilities": [0.9, 0.1], "vessel": "367000001",
+     "place": [29.5, -94.5], "split": "test"}
+    for at in (0, 1)
+]  # fmt: skip
+SPLIT = {"train": ["367000001"], "valid": ["367000002"], "test": ["367000003"], "seed": 3}
+
+
+def _lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def segments(path: Path) -> None:
+    """Read rows of words, both where bad rows stop and where they are passed over."""
+    for policy in ("skip", "fail"):
+        word_rows.read_rows([path], Reading(on_bad_row=policy), None, BadRows(policy == "skip"))
+
+
+def _segments() -> list[Good]:
+    lines = _lines(SEGMENTS)
+    return [Good("a.jsonl", lines, "jsonl"), Good("b.jsonl.gz", gzipped(lines), "jsonl")]
+
+
+def _predictions(path: Path) -> None:
+    predictions.read([path])
+    list(word_rows.prediction_rows(path, BadRows(True)))
+
+
+READERS = [
+    Reader("rows of words", _segments, segments, 200),
+    Reader("predictions", lambda: [Good("a.jsonl", _lines(PREDICTED), "jsonl")], _predictions, 200),
+    Reader("splits", lambda: [Good("a.json", json.dumps(SPLIT).encode(), "json")], split.load),
+    Reader("sentences", lambda: [Good("a.nmea", sentences())], _skipping, 250, needs="pyais"),
+    Reader("sentences with right sums", lambda: [Good("a.nmea", sentences())], _whole_sentences, 250, needs="pyais"),
+    Reader("vessel tables", _tables, tracks, 250),
+    Reader("packed tables", lambda: [Good("a.csv.gz", gzipped(TABLE)), Good("b.csv.zst", zstd(TABLE))], tracks, 100),
+    Reader("vessel parquet", lambda: [Good("a.parquet", _parquet())], tracks, 150),
+]
