@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from anabatic.config.shared import Device as DeviceConfig
+from anabatic.device import device as devices
 from anabatic.device.attention import Scores
 from anabatic.device.device import pick
 from anabatic.device.experts import ends_of
@@ -15,8 +16,7 @@ from anabatic.device.segments import Segments
 
 def accelerator(kind: str) -> torch.device:
     """The first device of this kind; skips, with the reason, where there is none."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or found.type != kind:
+    if devices.accelerator() != kind:
         pytest.skip(f"torch {torch.__version__} sees no {kind} device here")
     return pick(DeviceConfig(type=kind)).torch  # type: ignore[arg-type]
 
