@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from anabatic.config.shared import Device as DeviceConfig
-from anabatic.device import device as devices
 from anabatic.device.attention import Scores
 from anabatic.device.device import pick
 from anabatic.device.experts import ends_of
@@ -16,7 +15,8 @@ from anabatic.device.segments import Segments
 
 def accelerator(kind: str) -> torch.device:
     """The first device of this kind; skips, with the reason, where there is none."""
-    if devices.accelerator() != kind:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type != kind:
         pytest.skip(f"torch {torch.__version__} sees no {kind} device here")
     return pick(DeviceConfig(type=kind)).torch  # type: ignore[arg-type]
 

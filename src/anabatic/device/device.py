@@ -177,7 +177,8 @@ def peak_flops(device: Device) -> tuple[float, str]:
 
 def _choose_type(asked: str) -> tuple[str, str]:
     _load_npu_backend()
-    usable = accelerator()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    usable = found.type if found is not None else None
     if asked == "auto":
         if usable in DEVICES:
             return str(usable), "auto: the accelerator that torch found"
@@ -190,17 +191,6 @@ def _choose_type(asked: str) -> tuple[str, str]:
             "check the driver and that torch (and torch_npu) match it, or use --device.type auto",
         )
     return asked, "asked for"
-
-
-def accelerator() -> str | None:
-    """Return the type of the accelerator that works here; None where there is none.
-
-    `current_accelerator(check_available=True)` says the same from torch 2.7 on; torch 2.6 raises where there is none.
-    """
-    if not torch.accelerator.is_available():
-        return None
-    found = torch.accelerator.current_accelerator()
-    return found.type if found is not None else None
 
 
 def _load_npu_backend() -> None:

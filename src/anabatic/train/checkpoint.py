@@ -8,7 +8,6 @@ valid manifest does not exist.
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -27,9 +26,6 @@ from anabatic.core.text import size
 from anabatic.device.device import Device
 from anabatic.parallel.world import Group, World, all_gather_text, barrier, broadcast_text
 from anabatic.train import manifest
-
-_ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in inspect.signature(dcp.save).parameters else {}
-"""How torch is told that no other process takes part; torch 2.6 cannot be told, and sees that there is no group."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,8 @@ def save(folder: RunFolder, step: int, content: Content, group: Group) -> Path:
             shutil.rmtree(built, ignore_errors=True)
             built.mkdir(parents=True)
         barrier(group)
-        together = _ALONE if group.size == 1 else {"process_group": group.handle}
-        dcp.save(dict(content.tensors), checkpoint_id=str(built), **together)
+        alone: dict[str, Any] = {"no_dist": True} if group.size == 1 else {"process_group": group.handle}
+        dcp.save(dict(content.tensors), checkpoint_id=str(built), **alone)
         save_file(dict(content.random), built / f"rng-{group.rank}.safetensors")
         barrier(group)
         if first:
@@ -166,7 +162,7 @@ def read(path: Path, tensors: Mapping[str, Tensor], world: World) -> None:
     """
     quiet()
     try:
-        dcp.load(dict(tensors), checkpoint_id=str(path), **(_ALONE if world.size == 1 else {}))
+        dcp.load(dict(tensors), checkpoint_id=str(path), no_dist=world.size == 1)
     except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{path} does not fit this model or optimizer: {str(error).splitlines()[0]}",

@@ -20,7 +20,8 @@ def test_auto_says_why() -> None:
 
 
 def test_an_absent_device_is_an_error_not_a_fallback() -> None:
-    absent = "npu" if devices.accelerator() != "npu" else "cuda"
+    found = torch.accelerator.current_accelerator(check_available=True)
+    absent = "npu" if found is None or found.type != "npu" else "cuda"
     with pytest.raises(DeviceError, match=f"device {absent} was asked for"):
         devices.pick(DeviceConfig(type=absent))
 
