@@ -66,7 +66,7 @@ WORKS = (
     f"classify pretrain {VESSEL} --out vessels {SHORT}",
     f"classify train {VESSEL} --out vessel --head.trees 0 {SHORT}",
     "classify predict rows.jsonl -m vessel -o predictions.jsonl --device.type cpu",
-    "classify eval -m vessel --data rows.jsonl --out scored --seen mark --device.type cpu",
+    "classify eval -m vessel --data rows.jsonl --out scored --seen mark --no-figures --device.type cpu",
     "classify map ais.csv -o map.html",
     "checkpoint export base/checkpoint-2 -o again",
 )
