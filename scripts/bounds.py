@@ -21,10 +21,9 @@ TOOLS = (
     "openai",
     "httpx2",
     "selenium",
-    "pre-commit",
+    "expecttest",
     "import-linter",
 )
-TOOLS += ("expecttest",)
 """What tests work with: the newest will do."""
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ("dependencies", "trajectory", "serve", "nmea", "constrain", "dev")
