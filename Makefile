@@ -1,14 +1,14 @@
 # Two commands do everything on a fresh Linux machine with Python 3.10-3.13: `make demo` and `make test`.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest check format docs reference bench clean
+.PHONY: help setup demo test pytest test-oldest test-newest test-wheel check format docs reference bench clean
 
 BIN := .venv/bin
 PYTEST_ARGS ?=
 JOBS ?= 2
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | while IFS=$$'\t' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
 
 setup: ## make .venv with CPU torch, this package and its tools (every target does this by itself)
 	@scripts/setup.sh
@@ -26,6 +26,22 @@ test: check pytest ## everything in `check`, then all tests; PYTEST_ARGS="-k loa
 
 pytest: setup
 	@env -u MAKEFLAGS -u MFLAGS $(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(PYTEST_ARGS)
+
+# Warnings of libraries that are newer or older than the pinned ones are no mistake of ours.
+OTHER := env -u MAKEFLAGS -u MFLAGS
+OTHER_ARGS = -n $(JOBS) --dist loadscope -W default $(or $(PYTEST_ARGS),tests/e2e)
+
+test-oldest: ## end-to-end tests with the lower bounds of pyproject.toml, in .venv-oldest (Python 3.10; PYTHON=... names it)
+	@scripts/setup_other.sh oldest
+	@$(OTHER) .venv-oldest/bin/python -m pytest $(OTHER_ARGS)
+
+test-newest: ## the same with the newest torch that has a torch_npu, in .venv-newest
+	@scripts/setup_other.sh newest
+	@$(OTHER) .venv-newest/bin/python -m pytest $(OTHER_ARGS)
+
+test-wheel: setup ## every command where the wheel and its base dependencies alone are installed, in .venv-wheel
+	@scripts/setup_other.sh wheel
+	@$(OTHER) ANABATIC_TEST_BARE=$(CURDIR)/.venv-wheel/bin/python $(BIN)/python -m pytest tests/e2e/test_bare.py
 
 format: setup ## mend format and lint where ruff can
 	$(BIN)/ruff check --fix

@@ -56,7 +56,8 @@ def _libraries() -> Iterator[None]:
     yield
     if torch := sys.modules.get("torch"):
         torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
+        if torch.get_default_device().type != "cpu":
+            torch.set_default_device(None)  # torch 2.7 cannot be asked for the default any more after this
         torch.set_num_threads(1)
         torch.set_grad_enabled(True)
         torch.set_flush_denormal(False)  # choosing a CPU switches it on; hypothesis refuses to work under it

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from anabatic.cli.launch_words import training_job
 from anabatic.config import check, commands, load, template, yaml_file
-from anabatic.recipes import stages
+from anabatic.recipes import plan, stages
 from house import tree
 
 RECIPES = sorted((tree.ROOT / "recipes").glob("*.yaml"))
 OVERLAYS = sorted((tree.ROOT / "recipes" / "overlays").glob("*.yaml"))
+
+
+NEAR = 1.05
+"""What `plan` calls no faster."""
+MOST = 0.9
+"""Share of a device's memory that a recipe may fill by the plan, which real runs exceed by some percent."""
 
 
 def command_of(recipe: Path) -> str:
@@ -29,6 +39,49 @@ def test_recipe_is_strictly_valid(recipe: Path) -> None:
     if name == "run":
         supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
         assert [stage.name for stage in stages.plan(job, supplied)] == list(job.stages)
+
+
+def planned(recipe: Path) -> list[str]:
+    """The words of the `anabatic plan` in a recipe's first lines; empty where there is none."""
+    lines = recipe.read_text(encoding="utf-8").splitlines()
+    found = [line.lstrip("# ") for line in lines if line.startswith("#   anabatic plan ")]
+    assert len(found) <= 1, tree.name(recipe)
+    return shlex.split(found[0])[2:] if found else []
+
+
+def require_best(job: Any, chip: str, npus: int, nodes: int) -> None:
+    """Nothing that leaves as much memory is faster than the settings of a job, by the plan."""
+    place = plan.place_of(job, chip, npus, nodes)
+    found = plan.on_paper(job, place)
+    mine = found.choice
+    assert mine.needs <= MOST * mine.room, "more memory than is safe"
+    best = max((one for one in found.fitting if one.needs <= MOST * one.room), key=lambda one: one.tokens_per_s)
+    assert best.tokens_per_s <= NEAR * mine.tokens_per_s, replace(best.setup, shape=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=tree.name)
+def test_settings_are_what_the_plan_finds_best(recipe: Path) -> None:
+    """A recipe that trains and names its devices says for what, in a command that the reader can repeat."""
+    words = planned(recipe)
+    if not words:
+        assert command_of(recipe) == "run", "say for which model and chip the settings are: anabatic plan ... FILE"
+        return
+    border = words.index("--")
+    options = dict(zip(words[:border:2], words[1:border:2], strict=True))
+    assert f"recipes/{recipe.name}" in words
+    words = [str(recipe) if word == f"recipes/{recipe.name}" else word for word in words[border + 1 :]]
+    _, job = training_job(words)
+    npus = int(options.get("--npus", job.device.nproc))
+    require_best(job, options["--chip"], npus, int(options.get("--nodes", 1)))
+
+
+def test_the_stages_of_the_speedrun_are_what_the_plan_finds_best() -> None:
+    job = load.load("run", [tree.ROOT / "recipes" / "speedrun.yaml"])
+    supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
+    found = {stage.name: stage.job for stage in stages.plan(job, supplied)}
+    require_best(found["base"], "910B3", 8, 1)
+    same = [(found[name].batch, found[name].parallel.strategy) for name in ("base", "mid")]
+    assert same[0] == same[1], "the same model"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=tree.name)

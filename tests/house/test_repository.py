@@ -34,7 +34,7 @@ def test_file_is_there(name: str) -> None:
     assert (tree.ROOT / name).stat().st_size > 0
 
 
-@pytest.mark.parametrize("name", [".ci/run", "scripts/setup.sh"])
+@pytest.mark.parametrize("name", [".ci/run", "scripts/setup.sh", "scripts/setup_other.sh"])
 def test_scripts_are_sound(name: str) -> None:
     assert os.access(tree.ROOT / name, os.X_OK)
     subprocess.run(["bash", "-n", tree.ROOT / name], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ class Command:
     """Dotted key -> shorter names of its option, with blanks between them."""
     words: str = ""
     """The setting that words without an option fill: `classify words FILE FILE`; one word if it is no list."""
+    extra: str = ""
+    """The extra of the package without which nothing of it works."""
 
     def job_class(self) -> type:
         """Import and return the dataclass of the command's settings."""
@@ -42,7 +45,16 @@ class Command:
         """Import and return the function that runs the job; this is where heavy libraries come in.
 
         Imports make 650,000 objects that stay; to walk them again and again took a tenth of a start.
+
+        Raises:
+            ConfigError: a package of `extra` is not installed.
         """
+        for name in _EXTRAS.get(self.extra, ()):
+            if importlib.util.find_spec(name) is None:
+                raise ConfigError(
+                    f"anabatic {self.name} needs {name}, which is not installed",
+                    f"pip install 'anabatic[{self.extra}]'",
+                )
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -52,6 +64,10 @@ class Command:
                 gc.freeze()
                 gc.enable()
         return loaded
+
+
+_EXTRAS = {"serve": ("fastapi", "uvicorn", "prometheus_client")}
+"""Extra -> what of it is imported."""
 
 
 def _attribute(path: str) -> Any:
@@ -226,6 +242,7 @@ _ROWS = (
         "anabatic.recipes.serve:run",
         "Answer over HTTP, as OpenAI's API does.",
         words="model",
+        extra="serve",
     ),
     Command(
         "chat",

@@ -12,8 +12,6 @@ from anabatic.doctor.machine import Machine
 from anabatic.doctor.verdicts import say
 
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-_OLDEST = (2, 6)
-"""Of torch, as pyproject.toml says."""
 
 
 def install(torch: str, wheel: str) -> str:
@@ -25,10 +23,14 @@ def pair_for(machine: Machine) -> str:
     """Return the commands for the pair that suits the CANN here, with the torch here where one exists."""
     found = cann.installed(machine)
     release, torch = found.version if found else "", versions.base(machine.packages.get("torch", ""))
-    fitting = versions.wheels(release, torch) if torch else []
+    fitting = versions.wheels(release, torch) if torch and not _old(torch) else []
     any_release = [one for row in versions.RELEASES for one in row.wheels if versions.base(one) == torch]
-    chosen = (fitting or versions.wheels(release) or any_release or ["2.9.0"])[0]
+    chosen = (fitting or versions.supported(release) or any_release or ["2.9.0"])[0]
     return install(versions.base(chosen), chosen)
+
+
+def _old(torch: str) -> bool:
+    return (versions.key(torch) or (9, 0, 0, 0)) < (versions.key(versions.OLDEST) or ())
 
 
 def python(machine: Machine) -> Iterator[Line]:
@@ -64,8 +66,10 @@ def torch(machine: Machine) -> Iterator[Line]:
         yield say("torch.cuda_build", version=version, torch=versions.base(version))
     elif machine.has_gpu and not machine.has_npu and "+cpu" in version:
         yield say("torch.cpu_build", version=version)
-    elif (versions.key(version) or (9,))[:2] < _OLDEST:
-        yield say("torch.old", version=version)
+    elif _old(version):
+        yield say("torch.old", version=version, oldest=versions.OLDEST)
+    elif versions.base(version) not in versions.TRIED:
+        yield say("torch.untried", version=version, tried=", ".join(versions.TRIED))
     else:
         yield say("torch.ok", version=version)
 

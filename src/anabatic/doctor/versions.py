@@ -29,6 +29,12 @@ class Release:
     """Releases and CANN of one block may be mixed; the border is where CANN was repackaged (8.5)."""
 
 
+OLDEST = "2.7.1"
+"""Of torch, as pyproject.toml says."""
+TRIED = ("2.13.0", "2.7.1", "2.14.0")
+"""Versions of torch that the end-to-end tests run with: what set-up installs, the oldest, the newest with a torch_npu
+(`make test`, `make test-oldest`, `make test-newest`)."""
+
 RELEASES = (
     Release("26.2.0", "9.2", ("2.7.1.post11", "2.9.0.post9", "2.10.0.post7", "2.11.0.post3", "2.12.0.post3",
                               "2.13.0", "2.14.0"), 2),
@@ -164,6 +170,23 @@ def wheels(cann: str, torch: str = "") -> list[str]:
     chosen = [one for release in RELEASES if release.cann == line(cann) for one in release.wheels]
     fitting = [one for one in chosen if not torch or base(one) == base(torch)]
     return sorted(fitting, key=lambda one: (key(base(one)) or (0, 0, 0, 0), post(one)), reverse=True)
+
+
+def supported(cann: str) -> list[str]:
+    """Return the torch_npu versions for a CANN whose torch is not too old here, those to be preferred first.
+
+    Before those made for it come none; where there are none, those of releases that its vendor allows with it, what is
+    tried first.
+    """
+    oldest = key(OLDEST) or (0, 0, 0, 0)
+    made = [one for one in wheels(cann) if (key(base(one)) or oldest) >= oldest]
+    allowed = [
+        one
+        for release in RELEASES
+        for one in release.wheels
+        if line(cann) in BLOCKS[release.block] and (key(base(one)) or oldest) >= oldest
+    ]
+    return made or sorted(allowed, key=lambda one: base(one) not in TRIED)
 
 
 def drivers(cann: str) -> str:

@@ -23,6 +23,7 @@ from anabatic.config.parallel import Parallel
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
+from anabatic.parallel import older
 from anabatic.parallel.world import World
 
 Strategy = Literal["single", "ddp", "zero2", "zero3"]
@@ -96,6 +97,8 @@ def shard(root: nn.Module, units: list[nn.Module], division: Division, device: D
     }
     if division.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.row.pin_memory)
+    if device.type == "cpu":
+        older.complete(options["mesh"])
     for unit in units:
         fully_shard(unit, **options)
     fully_shard(root, **options)

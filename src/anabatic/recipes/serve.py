@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import uvicorn
+
 from anabatic.config.serve import LOCAL, ServeJob
 from anabatic.config.shared import require
 from anabatic.core import log
@@ -21,6 +23,8 @@ from anabatic.device.device import Device, pick
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.infer.plan import engine_of
 from anabatic.infer.score import Scorer, is_reward_model
+from anabatic.infer.server.app import make_app
+from anabatic.infer.server.patience import patient
 from anabatic.infer.server.served import Catalogue, Served
 from anabatic.infer.server.worker import Worker
 from anabatic.infer.web.runs import Runs
@@ -28,7 +32,6 @@ from anabatic.models import classifier
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
 
-EXTRA = "pip install 'anabatic[serve]'"
 KEYS = "ANABATIC_API_KEYS"
 _BACKLOG = 2048
 UNREAD_SECONDS = 60.0
@@ -42,13 +45,6 @@ def run(job: ServeJob) -> int:
         ConfigError: several processes, two models of one name, a port that is taken, no key in the file of keys.
         DataError: a model, an adapter or a classifier cannot be used.
     """
-    try:
-        import uvicorn
-
-        from anabatic.infer.server.app import make_app
-        from anabatic.infer.server.patience import patient
-    except ImportError as error:
-        raise ConfigError(f"serving needs {error.name}, which is not installed", EXTRA) from error
     require(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "one process serves: leave it out")
     keys = _keys(job.api_key_file)
     runs = _runs(job.runs)

@@ -82,6 +82,13 @@ def test_wheels_of_a_cann() -> None:
     assert versions.wheels("?") == []
 
 
+def test_a_pair_that_is_proposed_is_one_that_is_supported() -> None:
+    assert versions.supported("9.1.0")[0] == "2.12.0"
+    assert versions.supported("8.3.RC1")[0] == "2.8.0"
+    assert versions.supported("8.2.RC1")[0] == "2.7.1"  # its own wheels are too old
+    assert versions.supported("?") == []
+
+
 def test_the_tables_agree_with_each_other() -> None:
     for release in versions.RELEASES:
         for wheel in release.wheels:
