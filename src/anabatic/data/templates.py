@@ -67,7 +67,7 @@ def read(given: str) -> str:
         ConfigError: there is no such name or file, or the file is no text.
     """
     if given.lower() in NAMES:
-        file = resources.files("anabatic.data").joinpath("templates", f"{NAMES[given.lower()]}.jinja")
+        file = resources.files("anabatic.data") / "templates" / f"{NAMES[given.lower()]}.jinja"
         return file.read_text(encoding="utf-8").removesuffix("\n")
     path = Path(given).expanduser()
     if path.is_dir():

@@ -138,10 +138,11 @@ def _row(told: dict[str, Any], types: dict[int, str]) -> tuple[Any, ...] | None:
         types[vessel] = str(int(told["ship_type"]))
     if kind not in (1, 2, 3, 18, 19):
         return None
-    values = [told.get(name) for name in ("lat", "lon", "speed", "course", "heading")]
-    if any(value is None for value in values):
+    names = ("lat", "lon", "speed", "course", "heading")
+    values = [float(told[name]) for name in names if told.get(name) is not None]
+    if len(values) < len(names):
         raise _Cut("a position report that is cut short")
-    return (f"{vessel:09d}", types.get(vessel, ""), *map(float, values))
+    return (f"{vessel:09d}", types.get(vessel, ""), *values)
 
 
 def _batch(rows: list[tuple[Any, ...]], arrow: Any) -> Batch:
