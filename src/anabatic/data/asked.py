@@ -13,7 +13,7 @@ from anabatic.core import json_text
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
 from anabatic.data.document import Columns, Message, Problem
-from anabatic.data.formats import BadRow, encodable, kind_of, question, require_text_alone
+from anabatic.data.formats import BadRow, encodable, kind_of, question
 from anabatic.data.readers import numbered_lines, open_lines
 from anabatic.data.rows import listed, renamed
 from anabatic.data.tables import no_key_twice
@@ -104,7 +104,6 @@ def _of(row: Any, name: str, columns: Columns) -> Asked:
     if not isinstance(row, dict):
         raise BadRow(f"the row is {kind_of(row)}, not an object")
     row = renamed(row, columns)
-    require_text_alone(row)
     label = next((label for key in _LABELS if (label := _label(row.get(key))) is not None), None)
     asked = question(row)
     if asked is None:

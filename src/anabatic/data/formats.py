@@ -34,24 +34,8 @@ SHAREGPT_ROLES = {
 """Role names of ShareGPT-style rows (LLaMA-Factory's and ms-swift's data sets)."""
 
 
-MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-"""Columns of what is no text (the data sets of ms-swift and LLaMA-Factory)."""
-_MEDIA_PARTS = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio")
-
-
 class BadRow(Exception):
     """What is wrong with a row, without its place."""
-
-
-def require_text_alone(row: Mapping[str, Any]) -> None:
-    """Make sure that nothing of a conversation would be dropped without a word.
-
-    Raises:
-        BadRow: the row has pictures, films or sound.
-    """
-    found = [name for name in MEDIA if row.get(name)]
-    if found:
-        raise BadRow(f"the row has {', '.join(found)}, and only text is supported")
 
 
 @dataclass(frozen=True)
@@ -260,9 +244,6 @@ def _joined(content: Any) -> Any:
     """
     if not isinstance(content, list) or not content:
         return content
-    media = [part["type"] for part in content if isinstance(part, dict) and part.get("type") in _MEDIA_PARTS]
-    if media:
-        raise BadRow(f"a message has a part of the type {media[0]}, and only text is supported")
     texts = [
         _FRAMES[part["type"]].format(part["text"]) for part in content if isinstance(part, dict) and _is_text(part)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from anabatic.core.text import did_you_mean
 from anabatic.data.document import SKIP_HINT, Columns, Document, Form, Problem
-from anabatic.data.formats import FORMATS, MEDIA, BadRow, Format, encodable, find, kind_of, require_text_alone
+from anabatic.data.formats import FORMATS, BadRow, Format, encodable, find, kind_of
 from anabatic.data.turn_order import require_order
 
 _SHAPE = 'a conversation needs "messages": [{"role": "user", "content": "..."}, ...]'
@@ -33,7 +33,6 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
         if columns.text in row and (form is None or row.get("messages") is None):
             return _text(row[columns.text], doc_id, place, columns)
         if form is not None:
-            require_text_alone(row)
             made = form.read(row)
             for turns in (made.messages, made.rejected or []):
                 require_order(turns)
@@ -103,7 +102,7 @@ def format_name(columns: list[str], settings: Columns) -> str:
 def needed(columns: list[str], settings: Columns) -> list[str]:
     """Return the columns of a table that reading its rows takes."""
     ours = {theirs: ours for ours, theirs in settings.names}
-    wanted = {settings.text, settings.level, *MEDIA, *(name for form in FORMATS for name in (*form.needs, *form.takes))}
+    wanted = {settings.text, settings.level, *(name for form in FORMATS for name in (*form.needs, *form.takes))}
     return [name for name in columns if ours.get(name, name) in wanted]
 
 

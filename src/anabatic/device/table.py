@@ -125,8 +125,6 @@ class Chip:
     """Largest power that the maker gives; 0: none is published."""
     taken_gib: float | None = None
     """Of the memory, in use before a job begins; None: not looked at."""
-    trains: bool = True
-    """False: made for inference (torch_npu's lists of products name no training on it)."""
 
 
 # Ascend: cube cores x 4096 MAC x 2 x clock, from the platform_config/*.ini of CANN 8.1.RC1; memory and bandwidth from
@@ -151,7 +149,7 @@ CHIPS: tuple[Chip, ...] = (
     Chip("Ascend910ProB", 283.0, 32, 1200, bf16=False),
     Chip("Ascend910A", 262.0, 32, 1200, bf16=False, watts=310),
     Chip("Ascend910B", 221.0, 32, 1200, bf16=False),
-    Chip("Ascend310P3", 69.5, 24, 204, bf16=False, trains=False),
+    Chip("Ascend310P3", 69.5, 24, 204, bf16=False),
     Chip("NVIDIA B200", 2250.0, 180, 8000, watts=1000),
     Chip("NVIDIA H200", 989.0, 141, 4800, watts=700),
     Chip("NVIDIA H100 80GB HBM3", 989.0, 80, 3350, watts=700),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core.errors import DataError
-from anabatic.core.model_kind import require_text_decoder
 from anabatic.core.paths import RunFolder
 
 ADAPTER = "adapter_config.json"
@@ -155,7 +154,6 @@ def read(config: Mapping[str, Any], name: str) -> Shape:
     Raises:
         DataError: sizes are missing or no positive numbers, or the blocks are of another kind.
     """
-    require_text_decoder(config, name)
     kind = str(config.get("model_type", ""))
     if isinstance(config.get("text_config"), Mapping):
         return read({**config["text_config"], "model_type": config["text_config"].get("model_type", kind)}, name)

@@ -207,7 +207,7 @@ def chip_named(name: str) -> Chip:
     """The chip called `910B3`, `Ascend910B3`, `910C` or `H100`.
 
     Raises:
-        ConfigError: there is none, or it is made for inference.
+        ConfigError: there is none.
     """
     wanted = name.lower().replace(" ", "")
     rows = {chip.name: chip for chip in table.CHIPS}
@@ -217,10 +217,4 @@ def chip_named(name: str) -> Chip:
         return rows["Ascend910_9391"]
     if not wanted or not (ends or first):
         raise ConfigError(f"no chip {name!r} is known.{did_you_mean(name, rows)}", f"these are: {', '.join(rows)}")
-    chip = (ends or first)[0]
-    if not chip.trains:
-        raise ConfigError(
-            f"{chip.name} is a chip for inference: no bf16, {chip.bandwidth_gbs:g} GB/s of memory, few collectives",
-            "plan the training on one for training, such as 910B3; `anabatic serve` runs on this one",
-        )
-    return chip
+    return (ends or first)[0]
