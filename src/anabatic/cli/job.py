@@ -20,6 +20,7 @@ from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
 from anabatic.config.train import WithAuto
 from anabatic.core.errors import ConfigError
+from anabatic.plan import supported
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
@@ -67,7 +68,9 @@ def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
 
 def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
-    device = load.tree_of(job).get("device", {})
+    settings = load.tree_of(job)
+    supported.require_job(settings)
+    device = settings.get("device", {})
     nproc = device.get("nproc", 1)
     if (
         nproc > 1 or isinstance(job, WithAuto) and job.auto
