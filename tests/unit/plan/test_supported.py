@@ -124,3 +124,17 @@ def test_every_command_refuses_before_torch_is_loaded(command: str, tmp_path: Pa
     assert done.returncode == 2, done.stderr
     assert "Qwen3VLForConditionalGeneration reads pictures, video or sound (vision_config)" in done.stderr
     assert done.stdout.strip() == "False"
+
+
+def test_no_training_is_planned_on_a_chip_for_inference_and_both_sizes_of_the_910b4_are_known() -> None:
+    from anabatic.config.sft import SftJob
+    from anabatic.config.shared import Data
+    from anabatic.core.errors import ConfigError
+    from anabatic.recipes import plan
+
+    job = SftJob(model="Qwen/Qwen3-0.6B", data=Data(train=["rows.jsonl"]))
+    with pytest.raises(ConfigError, match="Ascend310P3 is made for inference") as error:
+        plan.on_paper(job, plan.place_of(job, "310P3", 1, 1))
+    assert "910B4" in error.value.hint
+    sizes = {chip: plan.chip_named(chip).memory_gib for chip in ("910B4", "910B4-1")}
+    assert sizes == {"910B4": 32, "910B4-1": 64}
