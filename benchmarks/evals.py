@@ -58,8 +58,9 @@ def model_folder(folder: Path, depth: int) -> None:
     from anabatic.config.shared import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
     from anabatic.data import tokenizer, tokenizer_train
-    from anabatic.models.build import build, shape
+    from anabatic.models.build import build
     from anabatic.models.hf import save_model
+    from anabatic.plan.depth import shape
 
     tokenizer_train.train(TokenizerTrainJob(out=str(folder), vocab_size=4096, data=Data(train=["stdlib:docs"])))
     import torch

@@ -21,6 +21,7 @@ from anabatic.config.launch import Launch
 from anabatic.config.train import WithAuto
 from anabatic.core.errors import ConfigError
 from anabatic.core.stopping import LISTENER
+from anabatic.plan import supported
 
 COMMON = Group("Recipe and help", sort_key=0)
 TOP = Group("Job", sort_key=1)
@@ -85,11 +86,13 @@ def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
 
 def run_job(row: commands.Command, job: Any) -> int:
     """Run a job here, or start one process per device that run it."""
-    if "RANK" not in os.environ:
+    settings = load.tree_of(job)
+    if "RANK" not in os.environ:  # before torch is imported, which takes seconds
         from anabatic.recipes import precheck
 
-        precheck.require(row.name, job)  # before torch is imported, which takes seconds
-    device = load.tree_of(job).get("device", {})
+        supported.require_job(settings)
+        precheck.require(row.name, job)
+    device = settings.get("device", {})
     nproc = device.get("nproc", 1)
     if (
         nproc > 1 or isinstance(job, WithAuto) and job.auto

@@ -15,7 +15,7 @@ from anabatic.core.text import did_you_mean
 from anabatic.data.document import Columns, Message, Problem
 from anabatic.data.formats import BadRow, encodable, kind_of, question
 from anabatic.data.readers import numbered_lines, open_lines
-from anabatic.data.rows import listed, renamed
+from anabatic.data.rows import listed, no_media, renamed
 from anabatic.data.tables import no_key_twice
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
@@ -95,7 +95,7 @@ def _row(file: str, path: Path, number: int, line: bytes | int, columns: Columns
     except UnicodeDecodeError as error:
         return Problem(f"{place}: invalid UTF-8 at byte {error.start} of the line", _HINT)
     except BadRow as error:
-        return Problem(f"{place}: {error}", _HINT)
+        return Problem(f"{place}: {error}", error.hint or _HINT)
     except ValueError as error:
         return Problem(f"{place}: broken JSON: {error}", f"write one JSON object a line; {_HINT}")
 
@@ -104,6 +104,7 @@ def _of(row: Any, name: str, columns: Columns) -> Asked:
     if not isinstance(row, dict):
         raise BadRow(f"the row is {kind_of(row)}, not an object")
     row = renamed(row, columns)
+    no_media(row, "--on-bad-row skip")
     label = next((label for key in _LABELS if (label := _label(row.get(key))) is not None), None)
     asked = question(row)
     if asked is None:

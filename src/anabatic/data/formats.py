@@ -14,6 +14,7 @@ from typing import Any
 
 from anabatic.core import json_text
 from anabatic.core.text import did_you_mean
+from anabatic.data import media
 from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 from anabatic.data.document import Message
 
@@ -35,7 +36,11 @@ SHAREGPT_ROLES = {
 
 
 class BadRow(Exception):
-    """What is wrong with a row, without its place."""
+    """What is wrong with a row, without its place; `hint` where there is one of its own."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -229,6 +234,8 @@ def _turn(turn: Any, index: int) -> Message:
         raise BadRow(f"message {index} has the role {_shown(role)}, not one of {', '.join(ROLES)}.{near}")
     clean: Message = {key: item for key, item in turn.items() if item is not None}
     speaks_otherwise = clean.get("tool_calls") or clean.get("reasoning_content")
+    if kind := media.part(clean.get("content")):
+        raise BadRow(f'message {index} has a part of the type "{kind}": pictures, video and sound are not supported')
     content = clean["content"] = _joined(clean.get("content", "" if speaks_otherwise else None))
     if not isinstance(content, str):
         raise BadRow(f"message {index}: content is {kind_of(content)}, not text or parts of text")

@@ -11,6 +11,7 @@ from anabatic.data.document import Problem
 from anabatic.data.formats import BadRow, all_encodable, kind_of
 from anabatic.data.parquet import parquet_items
 from anabatic.data.readers import jsonl_items
+from anabatic.data.rows import no_media
 from anabatic.data.tables import csv_items, json_items
 
 _HINT = "mend the row, or fetch the file again"
@@ -27,9 +28,10 @@ def _row(row: Any, _: str, place: str) -> RawRow | Problem:
     if not isinstance(row, dict):
         return Problem(f"{place}: the row is {kind_of(row)}, not an object", _HINT)
     try:
+        no_media(row)
         all_encodable(row, "a text")
     except BadRow as error:
-        return Problem(f"{place}: {error}", _HINT)
+        return Problem(f"{place}: {error}", error.hint or _HINT)
     return RawRow(row, place)
 
 
@@ -68,7 +70,7 @@ def read(path: Path) -> Iterator[RawRow]:
     try:
         for item in _READ[ending](path, path.name, _row):
             if isinstance(item, Problem):
-                raise DataError(item.message, _HINT)
+                raise DataError(item.message, item.hint)
             found += 1
             yield item
     except OSError as error:

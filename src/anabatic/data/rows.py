@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabatic.core.text import did_you_mean
+from anabatic.data import media
 from anabatic.data.document import SKIP_HINT, Columns, Document, Form, Problem
 from anabatic.data.formats import FORMATS, BadRow, Format, encodable, find, kind_of
 from anabatic.data.turn_order import require_order
@@ -33,6 +34,7 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
         if columns.text in row and (form is None or row.get("messages") is None):
             return _text(row[columns.text], doc_id, place, columns)
         if form is not None:
+            no_media(row, "data.on_bad_row: skip")
             made = form.read(row)
             for turns in (made.messages, made.rejected or []):
                 require_order(turns)
@@ -41,7 +43,8 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
             return Document(None, made.messages, doc_id, made.tools, made.rejected, level, told, place, _label(row))
     except BadRow as error:
         return Problem(
-            f"{place}: {error}", f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}"
+            f"{place}: {error}",
+            error.hint or f"mend the row, or pass over such rows with data.on_bad_row: skip; {_SHAPE}",
         )
     what = f"{place}: {missing(columns, row)}; the row has {listed(row)}"
     begun, _ = _begun(row)
@@ -59,6 +62,20 @@ def _label(row: dict[str, Any]) -> bool | None:
     """`label` as TRL and ms-swift have it, `kto_tag` as LLaMA-Factory."""
     found = [row[name] for name in ("label", "kto_tag") if isinstance(row.get(name), bool)]
     return found[0] if found else None
+
+
+def no_media(row: Mapping[str, Any], skip: str = "") -> None:
+    """Refuse a row with pictures, video or sound.
+
+    Args:
+        skip: the setting that passes over such rows, if there is one.
+
+    Raises:
+        BadRow: it has such a column, and something in it.
+    """
+    if name := media.column(row):
+        hint = f"{media.HINT}, or pass over the others with {skip}" if skip else media.HINT
+        raise BadRow(f'column "{name}" holds pictures, video or sound, which are not supported', hint)
 
 
 def renamed(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
@@ -102,7 +119,12 @@ def format_name(columns: list[str], settings: Columns) -> str:
 def needed(columns: list[str], settings: Columns) -> list[str]:
     """Return the columns of a table that reading its rows takes."""
     ours = {theirs: ours for ours, theirs in settings.names}
-    wanted = {settings.text, settings.level, *(name for form in FORMATS for name in (*form.needs, *form.takes))}
+    wanted = {
+        settings.text,
+        settings.level,
+        *media.COLUMNS,
+        *(name for form in FORMATS for name in (*form.needs, *form.takes)),
+    }
     return [name for name in columns if ours.get(name, name) in wanted]
 
 

@@ -125,10 +125,15 @@ class Chip:
     """Largest power that the maker gives; 0: none is published."""
     taken_gib: float | None = None
     """Of the memory, in use before a job begins; None: not looked at."""
+    trains: bool = True
+    """False: the maker sells it for inference."""
 
 
 # Ascend: cube cores x 4096 MAC x 2 x clock, from the platform_config/*.ini of CANN 8.1.RC1; memory and bandwidth from
 # the data sheets and Ascend/msmodeling. A device of an A3 server is one of a card's two dies.
+# The 910B4 is sold with 32 GB (Atlas 300T A2, 800I A2) and, as 910B4-1, with 64 GB: the platform_config of CANN 8.1
+# still says 32 of it, npu-smi of such cards and the data sheet of the 800I A2 say 64.
+# The 310P is Atlas 300I and 300V, inference products: no bf16, few collectives (torch_npu's lists of products).
 # NVIDIA: data sheets, dense figures; where a name covers several cards, the power of the largest. Power of the first
 # Ascend 910: Huawei's announcement of 23 August 2019 ("310 W"); of its successors none is published.
 CHIPS: tuple[Chip, ...] = (
@@ -149,7 +154,7 @@ CHIPS: tuple[Chip, ...] = (
     Chip("Ascend910ProB", 283.0, 32, 1200, bf16=False),
     Chip("Ascend910A", 262.0, 32, 1200, bf16=False, watts=310),
     Chip("Ascend910B", 221.0, 32, 1200, bf16=False),
-    Chip("Ascend310P3", 69.5, 24, 204, bf16=False),
+    Chip("Ascend310P3", 69.5, 24, 204, bf16=False, trains=False),
     Chip("NVIDIA B200", 2250.0, 180, 8000, watts=1000),
     Chip("NVIDIA H200", 989.0, 141, 4800, watts=700),
     Chip("NVIDIA H100 80GB HBM3", 989.0, 80, 3350, watts=700),

@@ -18,7 +18,7 @@ from anabatic.data import raw_rows, tasks
 from anabatic.data.raw_rows import RawRow
 from anabatic.data.tokenizer import chat_prompt
 from anabatic.evals import records
-from anabatic.evals.encode import encode, prefix_token
+from anabatic.evals.encode import beginnings, encode, prefix_token
 from anabatic.evals.items import Item, items, require_chat
 from anabatic.evals.judge import judge, require_judged
 from anabatic.evals.known import Planned
@@ -196,21 +196,31 @@ def _likelihoods(task: EvalTask, asked_items: list[Item], asked: Asked, how: How
         records.of_likelihoods(task, item, found[end - len(item.pairs) : end])
         for item, end in zip(asked_items, ends, strict=True)
     ]
-    return _Made(made, encoded.cut, known)
+    return _Made(_marked(made, encoded.cut), len(encoded.cut), known)
+
+
+def _marked(made: list[Record], cut: Iterable[int]) -> list[Record]:
+    """Tell in the record of an item that it was not asked as a whole."""
+    for at in cut:
+        made[at]["cut"] = True
+    return made
 
 
 def _whole_texts(task: EvalTask, asked_items: list[Item], asked: Asked, how: How, store: Store) -> _Made:
-    """Every token counts. A text longer than the context is read in pieces that share one token (lm-evaluation-harness,
-    lm_eval/utils.py, get_rolling_token_windows)."""
+    """Every token counts, once. A text longer than the context is read in pieces: each begins with the last token of
+    the one before, the last piece with as many as there is room for (lm-evaluation-harness, lm_eval/utils.py,
+    get_rolling_token_windows)."""
     first = prefix_token(asked.tokenizer)
     texts, pieces = [], []
     for item in asked_items:
-        ids = asked.tokenizer.encode(str(item.pairs[0].context), add_special_tokens=False)
-        if not ids:
+        text = str(item.pairs[0].context)
+        ids = beginnings(asked.tokenizer, [text])[text]
+        if not text or not ids:
             raise DataError(f"{item.place}: the text is empty", "leave the row out with `keep`")
         whole = [first, *ids]
-        starts = range(0, len(ids), asked.max_len)
-        texts += [Text(part := whole[at : at + asked.max_len + 1], len(part) - 1) for at in starts]
+        for at in (starts := range(0, len(ids), asked.max_len)):
+            end = min(at + asked.max_len, len(ids))
+            texts.append(Text(whole[max(0, end - asked.max_len) : end + 1], end - at))
         pieces.append(len(starts))
     found, known = _scores(task, texts, asked, store)
     made, at = [], 0
@@ -239,11 +249,12 @@ def _keep(
 def _replies(task: EvalTask, asked_items: list[Item], asked: Asked, how: How, store: Store) -> _Made:
     longest = _longest(task, how)
     sampling = Sampling(temperature=0.0, max_new_tokens=longest, stop=task.stop)
-    prompts, cut = [], 0
+    prompts: list[list[int]] = []
+    cut: list[int] = []
     room = asked.max_len - longest
-    for item in asked_items:
+    for at, item in enumerate(asked_items):
         ids = _prompt(asked.tokenizer, item)
-        cut += len(ids) > room
+        cut += [at] * (len(ids) > room)
         prompts.append(ids[-room:])
     names = [reply_key(ids, sampling) for ids in prompts]
     fresh = list({name: ids for name, ids in zip(names, prompts, strict=True) if store.get(name) is None}.items())
@@ -251,12 +262,12 @@ def _replies(task: EvalTask, asked_items: list[Item], asked: Asked, how: How, st
     _keep(store, fresh, asked.reply([ids for _, ids in fresh], sampling, f"asking {task.name}"), str)
     replies = [store.get(name) for name in names]
     made = judge(task, asked_items, replies, how.sandbox)
-    return _Made(made, cut, known, sum(not reply.strip() for reply in replies))
+    return _Made(_marked(made, cut), len(cut), known, sum(not reply.strip() for reply in replies))
 
 
 def _prompt(tokenizer: Any, item: Item) -> list[int]:
     context = item.pairs[0].context
     if not isinstance(context, str):
         return chat_prompt(tokenizer, context)
-    ids: list[int] = tokenizer.encode(context)
+    ids = beginnings(tokenizer, [context])[context]
     return ids or [prefix_token(tokenizer)]

@@ -23,11 +23,11 @@ class Encoded:
 
     Attributes:
         texts: they.
-        cut: items of which a text had to be cut from the left, to the model's context.
+        cut: places of the items of which a text had to be cut from the left, to the model's context.
     """
 
     texts: list[Text] = field(default_factory=list)
-    cut: int = 0
+    cut: list[int] = field(default_factory=list)
 
 
 def prefix_token(tokenizer: Any) -> int:
@@ -58,12 +58,12 @@ def encode(tokenizer: Any, items: Sequence[Item], max_len: int, core: bool = Fal
         part = items[first : first + _AT_ONCE]
         pairs = [pair for item in part for pair in item.pairs]
         made = iter(_core(tokenizer, part) if core else _pairs(tokenizer, pairs))
-        for item in part:
+        for at, item in enumerate(part, start=first):
             mine = [next(made) for _ in item.pairs]
             if any(text.scored < 1 for text in mine):
                 hint = "it is empty, or nothing but blanks: mend it"
                 raise DataError(f"{item.place}: a continuation has no tokens", hint)
-            result.cut += any(len(text.tokens) - 1 > max_len for text in mine)
+            result.cut += [at] * any(len(text.tokens) - 1 > max_len for text in mine)
             result.texts += [fit(text, max_len) for text in mine]
     return result
 
@@ -74,6 +74,17 @@ def fit(text: Text, max_len: int) -> Text:
     return Text(tokens, min(text.scored, len(tokens) - 1))
 
 
+def beginnings(tokenizer: Any, texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the tokens of texts that begin something, by text: with those that the tokenizer puts around a text, but
+    for texts that spell the first one themselves, as filled chat templates do (lm_eval/models/huggingface.py,
+    tok_encode)."""
+    starts = [token for token in (tokenizer.bos_token, tokenizer.eos_token) if token]
+    spelt = [text for text in texts if starts and text.startswith(starts[0])]
+    own = set(spelt)
+    plain = _ids(tokenizer, [text for text in texts if text not in own])
+    return plain | _ids(tokenizer, spelt, add_special_tokens=False)
+
+
 def _ids(tokenizer: Any, texts: Sequence[str], **settings: Any) -> dict[str, list[int]]:
     unique = list(dict.fromkeys(texts))
     found = tokenizer(unique, return_attention_mask=False, **settings)["input_ids"] if unique else []
@@ -82,9 +93,9 @@ def _ids(tokenizer: Any, texts: Sequence[str], **settings: Any) -> dict[str, lis
 
 def _pairs(tokenizer: Any, pairs: Sequence[Pair]) -> list[Text]:
     """Blanks at the end of a context go over to the continuation; both are encoded together, and what is longer than
-    the context alone is the continuation."""
+    the context alone is the continuation. A context of nothing but blanks is none."""
     moved = [_moved(pair) for pair in pairs if isinstance(pair.context, str)]
-    ids = _ids(tokenizer, [text for context, rest in moved if context for text in (context, context + rest)])
+    ids = beginnings(tokenizer, [text for context, rest in moved if context for text in (context, context + rest)])
     bare = _ids(tokenizer, [rest for context, rest in moved if not context], add_special_tokens=False)
     chats = [pair for pair in pairs if not isinstance(pair.context, str)]
     replies = _ids(tokenizer, [pair.continuation for pair in chats], add_special_tokens=False)
@@ -110,10 +121,16 @@ def _moved(pair: Pair) -> tuple[str, str]:
 
 
 def _joined(context: list[int], whole: list[int]) -> Text:
-    """Where the continuation's first letters became part of the context's last token, from that token on."""
-    size = len(context)
-    if size >= len(whole):
-        size = next((at for at, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(whole) - 1)
+    """The context by itself, then the tokens of the whole behind as many: where the border falls into a token, the
+    model reads the context as it was asked, and the letters that this token has of the continuation count nowhere
+    (lm_eval/api/model.py, _encode_pair, whose requests are both lists one after the other).
+
+    A continuation that is wholly part of the context's last token would have no tokens, and is refused there; here the
+    tokens count from where the whole is another than the context.
+    """
+    if len(context) < len(whole):
+        return Text([*context, *whole[len(context) :]], len(whole) - len(context))
+    size = next((at for at, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(whole) - 1)
     return Text(whole, len(whole) - max(1, size))
 
 

@@ -15,6 +15,7 @@ from anabatic.device.segments import Segments, Trees
 from anabatic.device.transfer import send
 from anabatic.evals.progress import Bar
 from anabatic.evals.trees import Text, Tree, batches, trees
+from anabatic.models import rope_lengths
 from anabatic.models.forward import Packed, token_scores
 from anabatic.parallel.world import ALONE, Group
 
@@ -49,6 +50,7 @@ def likelihoods(
         share: read equal beginnings once.
         group: processes that each read their share of the batches of one process.
     """
+    share = share and rope_lengths.border(model.config) is None  # else a beginning depends on how long its text is
     made = list(batches(trees(texts, model.config.hidden_size, batch_tokens, share), batch_tokens))
     made = made[group.rank :: group.size]
     done = 0

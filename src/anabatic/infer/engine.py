@@ -22,7 +22,7 @@ from anabatic.infer.sampling import Sampling, pick, source_of_draws
 from anabatic.infer.schedule import Schedule
 from anabatic.infer.stream import decode
 from anabatic.infer.tool import PythonTool
-from anabatic.models import forward
+from anabatic.models import forward, rope_lengths
 from anabatic.models.cache import Cache
 from anabatic.models.forward import Root
 from anabatic.models.hf import chat_ids
@@ -101,7 +101,7 @@ class Engine:
             raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {SIZE} or more")
         self.max_len = min(max_len, blocks * SIZE)
         self._cache = Cache(model.config, blocks, SIZE, model.device, model.dtype, self._root.parts)
-        self._schedule = Schedule(blocks, max_batch, step_tokens)
+        self._schedule = Schedule(blocks, max_batch, step_tokens, rope_lengths.border(model.config))
         self._adapters = Adapters(model)
         self._scaled = scaled
         self._tool = tool

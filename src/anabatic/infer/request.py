@@ -70,6 +70,7 @@ class Request:
         cached: tokens of the prompt that were in the cache already.
         running: it has a place in the batch.
         computed: tokens whose keys and values are in its blocks.
+        beyond: it is longer than the border of the model's frequencies, see `Schedule`.
     """
 
     prompt: list[int]
@@ -91,6 +92,7 @@ class Request:
     cached: int = 0
     running: bool = False
     computed: int = 0
+    beyond: bool = False
     table: Table = field(default_factory=Table)
     _names: list[bytes] = field(default_factory=list)
     _ended_by_id: bool = False
@@ -124,6 +126,13 @@ class Request:
             before = self._names[-1] if self._names else self.salt
             self._names.append(digest(before, self.tokens(at * SIZE, (at + 1) * SIZE)))
         return self._names[:blocks]
+
+    def cross(self) -> None:
+        """Tell its blocks from those of equal tokens in requests that are shorter than the border."""
+        if not self.beyond:
+            self.beyond = True
+            self.salt += b"beyond"
+            self._names.clear()
 
     def take_token(self, token: int, logprob: float) -> None:
         """Add a token to the answer, and find out whether it ends it."""

@@ -17,10 +17,13 @@ class Schedule:
         waiting: requests in the order of their arrival; those that had to make room stand first.
         running: in the order in which they began.
         shared_tokens: of prompts, that were in the cache already; put_back: requests that had to make room.
+        border: tokens beyond which a request is turned by other frequencies: it is read anew then, and shares blocks
+            with those beyond alone; None: the model has one set of frequencies.
     """
 
-    def __init__(self, blocks: int, max_batch: int, step_tokens: int) -> None:
+    def __init__(self, blocks: int, max_batch: int, step_tokens: int, border: int | None = None) -> None:
         self.blocks = Blocks(blocks)
+        self.border = border
         self._max_batch, self._step_tokens = max_batch, step_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -37,6 +40,8 @@ class Schedule:
         """Decide which tokens are read in this step: the next one of everybody, then of prompts what else fits."""
         rows: dict[Request, Row] = {}
         left = self._step_tokens
+        if self.border is not None:
+            self._cross(self.border)
         for request in list(self.running):  # the oldest first; the youngest may have to make room on the way
             reading = request.size - request.computed > 1
             if not request.running or (reading and left < 1) or not self._make_room(request):
@@ -54,6 +59,17 @@ class Schedule:
             begun.update(self._unread(request))
         return rows
 
+    def _cross(self, border: int) -> None:
+        """Let requests that have grown beyond the border begin again, the oldest first."""
+        for request in list(reversed(self.running)):
+            if request.size > border and not request.beyond:
+                self.leave(request)
+                request.computed = 0
+                self.waiting.appendleft(request)
+        for request in self.waiting:
+            if request.size > border:
+                request.cross()
+
     def _unread(self, request: Request) -> list[bytes]:
         """Names of the blocks of a prompt that will be in the cache when it is read."""
         if request.size - request.computed <= 1:
@@ -64,8 +80,9 @@ class Schedule:
         start = request.computed
         end = min(request.size, start + max(1, left))
         return Row(
-            request.tokens(start, end), start, request.table.ids, request.table.runs, end == request.size, request.place
-        )
+            request.tokens(start, end), start, request.table.ids, request.table.runs, end == request.size,
+            request.place, request.size,
+        )  # fmt: skip
 
     def _admit(self, request: Request, begun: set[bytes]) -> bool:
         """Give a waiting request its blocks, those of an equal beginning first; False: it has to wait."""

@@ -16,7 +16,7 @@ from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data import tokenizer as tokenizers
 from anabatic.data.document import Message
 from anabatic.device.device import Device
-from anabatic.models import adapter, adapter_config, reward, stack
+from anabatic.models import adapter, adapter_config, reward, rope_lengths, stack
 from anabatic.models.hf import base_of, below, is_adapter, load_config, resolve, tokenizer_folder
 
 _TOKENS = 8192
@@ -82,7 +82,9 @@ class Scorer:
 
     def _passes(self, rows: Sequence[Sequence[int]], found: list[float]) -> Iterator[None]:
         """Fill `found`, some of it with each forward pass."""
-        for chosen in _batches([len(row) for row in rows], self._model.config.pad_token_id is not None):
+        config = self._model.config
+        together = config.pad_token_id is not None and rope_lengths.border(config) is None
+        for chosen in _batches([len(row) for row in rows], together):
             batch = [rows[at] for at in chosen]
             longest = max(map(len, batch))
             pad = self._model.config.pad_token_id or 0

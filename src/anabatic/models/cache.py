@@ -46,6 +46,7 @@ class Row:
         runs: the same as `(first, count)` of consecutive blocks.
         wanted: logits after the last one are asked for.
         adapter: place of the request's adapter among those loaded; -1: none.
+        length: tokens of the request so far, of which these may be a piece; 0: up to the last of these.
     """
 
     tokens: Sequence[int]
@@ -54,6 +55,7 @@ class Row:
     runs: Sequence[Sequence[int]]
     wanted: bool = True
     adapter: int = -1
+    length: int = 0
 
 
 class Cache:
@@ -109,6 +111,7 @@ class Pass:
         cached: the others.
         attended: layers that have used the plan.
         adapters: place of each row's adapter and the number of its tokens, in the order of the tokens.
+        lengths: tokens of each row's request, and the number of the new ones, in the order of the tokens.
     """
 
     def __init__(self, rows: Sequence[Row], cache: Cache) -> None:
@@ -122,6 +125,7 @@ class Pass:
         write: list[int] = []
         ends = [0] * len(rows)
         self.adapters: list[tuple[int, int]] = []
+        self.lengths: list[tuple[int, int]] = []
         borders, spans = [0], []
         for at in order:
             row = rows[at]
@@ -131,6 +135,7 @@ class Pass:
             write += [row.blocks[place // size] * size + place % size for place in range(row.start, end)]
             ends[at] = len(ids) - 1
             self.adapters.append((row.adapter, len(row.tokens)))
+            self.lengths.append((row.length or end, len(row.tokens)))
             if row.start:
                 spans.append(Span(row.start, len(row.tokens), row.runs))
             else:

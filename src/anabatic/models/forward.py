@@ -18,7 +18,7 @@ from anabatic.data.batch import IGNORE, Batch
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
 from anabatic.device.segments import Segments
 from anabatic.device.transfer import send
-from anabatic.models import head, lora_many
+from anabatic.models import head, lora_many, rope_lengths
 from anabatic.models.cache import Cache, Pass, Row
 from anabatic.models.head import Head
 
@@ -75,13 +75,16 @@ def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
     """
     _require_known(model)
     before = packed.segments.attended
-    out = model.base_model(
-        input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
-        attention_mask=NO_MASK,
-        use_cache=False,
-        segments=packed.segments,
-    )
+    borders = packed.segments.cu_seqlens
+    plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
+    with rope_lengths.lengths(model, plan):
+        out = model.base_model(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            attention_mask=NO_MASK,
+            use_cache=False,
+            segments=packed.segments,
+        )
     _require_apart(model, packed.segments.attended - before)
     states: Tensor = out.last_hidden_state.squeeze(0)
     return states
@@ -190,13 +193,14 @@ def extend(model: PreTrainedModel, rows: Sequence[Row], cache: Cache) -> Tensor:
     _require_known(model)
     now = cache.now = Pass(rows, cache)
     lora_many.use(model, now.adapters)
-    out = model.base_model(
-        input_ids=now.input_ids,
-        position_ids=now.position_ids,
-        attention_mask=NO_MASK,
-        use_cache=False,
-        cache=cache,
-    )
+    with rope_lengths.lengths(model, now.lengths):
+        out = model.base_model(
+            input_ids=now.input_ids,
+            position_ids=now.position_ids,
+            attention_mask=NO_MASK,
+            use_cache=False,
+            cache=cache,
+        )
     _require_apart(model, now.attended)
     return _logits(model, out.last_hidden_state.squeeze(0).index_select(0, now.last))
 

@@ -33,18 +33,20 @@ from anabatic.device.ops import dear_operators, for_device
 from anabatic.models import adapter, adapter_config, attention, fuse, hub, portable, stack, stored
 from anabatic.parallel.sharded import materialise
 from anabatic.parallel.world import World
+from anabatic.plan.supported import require_supported
 
 
 def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:
     """Return the model folder that `path` means: itself, that of a run folder (best or final), or a hub's `OWNER/NAME`.
 
     Raises:
-        DataError: there is no model there.
+        DataError: there is no model there, or it is of a kind that is not supported.
     """
     root = hub.fetch(str(path), named_hub, world) if hub.is_id(path, named_hub) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.CONFIG).is_file():
+            require_supported(folder)
             return folder
     if not root.exists():
         raise _no_folder(str(path), root)

@@ -15,6 +15,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.text import did_you_mean
 from anabatic.plan import depth, shape
 from anabatic.plan.shape import Shape
+from anabatic.plan.supported import require_text_decoder
 
 USUAL_VOCABULARY = 32_768
 """Of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
@@ -81,6 +82,7 @@ def _of_folder(folder: Path) -> tuple[Shape, str]:
     if not file.is_file():
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")
     config = _json(file)
+    require_text_decoder(config, str(file))
     told = shape.strange(config)
     return shape.read(config, str(file)), f"{file}; {told}" if told else str(file)
 

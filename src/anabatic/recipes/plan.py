@@ -136,10 +136,15 @@ def on_paper(job: Any, place: Place, tokens: int | None = None) -> show.Plan:
     """Return the plan of a resolved job.
 
     Raises:
-        ConfigError, DataError: the model is not known here, or the sizes cannot be planned.
+        ConfigError, DataError: the model is not known here, the chip trains nothing, or the sizes cannot be planned.
     """
     shape, source = known.of_job(job)
     chip, world = place.chip, place.npus * place.nodes
+    if not chip.trains:
+        raise ConfigError(
+            f"{chip.name} is made for inference, and this is a training",
+            "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
+        )
     if world % job.parallel.tensor:
         raise ConfigError(
             f"parallel.tensor {job.parallel.tensor} does not divide {world} devices",

@@ -50,7 +50,7 @@ BAD_ROWS = [
     (messages(USER, {"role": "assistant", "content": []}), "message 2: content is a list, not text or parts of text"),
     (
         messages({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, SAID),
-        "message 1: content is a list, not text or parts of text",
+        'message 1 has a part of the type "image_url": pictures, video and sound are not supported',
     ),
     (
         messages(USER, {**SAID, "weight": 0.5}),

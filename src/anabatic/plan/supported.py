@@ -1,0 +1,104 @@
+"""Which models can be trained and asked here, told by their config.json before anything is loaded. No torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from anabatic.core.errors import DataError
+from anabatic.plan.shape import ADAPTER, folder_of
+
+_TOWER = re.compile(r"(vision|visual|vit|image|img|video|audio|speech|sound|thinker|talker)(_|$)|^mm_|_tower$")
+"""Names of what reads pictures or sound: `vision_config` (Qwen-VL, Llava, InternVL, Gemma 3), `audio_config`,
+`thinker_config` (Qwen-Omni), `visual` (the first Qwen-VL), `img_processor` (Phi-3-vision), `mm_vision_tower` (the
+first Llava)."""
+_ENCODERS = frozenset(
+    ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert")
+    + ("modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "squeezebert", "xlm-roberta", "xlm-roberta-xl")
+)
+"""Values of model_type whose tokens see what comes after them, unless `is_decoder` says otherwise."""
+_HINT = "use a decoder of text alone, such as Qwen3, Llama, Mistral, Gemma, GLM or Phi: its architecture ends in"
+_DECODER = "ForCausalLM"
+_OWN_USE = "ForSequenceClassification"
+"""Encoders that give one number for a text: reward models of others."""
+
+
+def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a model that is not a decoder of text alone.
+
+    Args:
+        name: of the config.json, for the message.
+
+    Raises:
+        DataError: it reads pictures, video or sound, is an encoder, or an encoder with a decoder.
+    """
+    named = [str(one) for one in config.get("architectures") or [] if isinstance(one, str)]
+    called = named[0] if named else str(config.get("model_type") or "the model")
+    if towers := [key for key, value in config.items() if value and _is_tower(key, value)]:
+        raise DataError(
+            f"{name}: {called} reads pictures, video or sound ({', '.join(towers[:3])}), which is not supported",
+            f"{_HINT} {_DECODER}; of some such models the text part is published alone",
+        )
+    if config.get("is_encoder_decoder") is True:
+        raise DataError(f"{name}: {called} is an encoder with a decoder, which is not supported", f"{_HINT} {_DECODER}")
+    masked = any(one.endswith("ForMaskedLM") for one in named)
+    encodes = config.get("model_type") in _ENCODERS and not config.get("is_decoder")
+    if masked or encodes and not any(one.endswith((_DECODER, _OWN_USE)) for one in named):
+        raise DataError(f"{name}: {called} is an encoder, which writes no text: not supported", f"{_HINT} {_DECODER}")
+
+
+def _is_tower(key: str, value: Any) -> bool:
+    """Settings of a tower are an object, a name, or true; numbers such as `vision_start_token_id` name tokens."""
+    if key.endswith(("_token_id", "_token_index", "_token")) or not _TOWER.search(key):
+        return False
+    return isinstance(value, Mapping) or (isinstance(value, str) and key.endswith("_tower"))
+
+
+def require_supported(folder: Path) -> None:
+    """Refuse a model's folder as `require_text_decoder` does; for an adapter the model that it was made for.
+
+    A folder that is not here (a hub's name) or whose file cannot be read is left to whoever reads it next.
+
+    Raises:
+        DataError: the model is not supported.
+    """
+    found = folder_of(folder)
+    config = _object(found / "config.json")
+    if config is None and (adapter := _object(found / ADAPTER)) is not None:
+        base = adapter.get("base_model_name_or_path")
+        if isinstance(base, str) and base and Path(base).is_dir():
+            found = folder_of(Path(base))
+            config = _object(found / "config.json")
+    if config is not None:
+        require_text_decoder(config, str(found / "config.json"))
+
+
+def require_job(tree: Mapping[str, Any]) -> None:
+    """Refuse the models of a job, as its settings name them, before a heavy library is loaded.
+
+    Raises:
+        DataError: one is not supported.
+    """
+    for path in _models(tree):
+        if (folder := Path(path).expanduser()).is_dir():
+            require_supported(folder)
+
+
+def _models(tree: Mapping[str, Any]) -> Iterator[str]:
+    given = tree.get("model")
+    for one in given if isinstance(given, list) else [given]:
+        if isinstance(one, Mapping):
+            one = one.get("path")
+        if isinstance(one, str) and one:
+            yield one
+
+
+def _object(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # told with its place by whoever needs the file
+        return None
+    return found if isinstance(found, dict) else None
