@@ -66,12 +66,16 @@ def torch(machine: Machine) -> Iterator[Line]:
         yield say("torch.cuda_build", version=version, torch=versions.base(version))
     elif machine.has_gpu and not machine.has_npu and "+cpu" in version:
         yield say("torch.cpu_build", version=version)
-    elif _old(version):
-        yield say("torch.old", version=version, oldest=versions.OLDEST)
-    elif versions.base(version) not in versions.TRIED:
-        yield say("torch.untried", version=version, tried=", ".join(versions.TRIED))
     else:
-        yield say("torch.ok", version=version)
+        yield _age(version)
+
+
+def _age(version: str) -> Line:
+    if _old(version):
+        return say("torch.old", version=version, oldest=versions.OLDEST)
+    if versions.base(version) not in versions.TRIED:
+        return say("torch.untried", version=version, tried=", ".join(versions.TRIED))
+    return say("torch.ok", version=version)
 
 
 def _cuda_build(machine: Machine, version: str) -> bool:

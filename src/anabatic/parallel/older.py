@@ -32,7 +32,7 @@ def complete(mesh: DeviceMesh) -> None:
 def _averages(group: dist.ProcessGroup) -> bool:
     """Say whether gloo's reduce-scatter averages when it is asked to; that of torch 2.7 and 2.8 sums, without a word.
 
-    Source: pytorch issue 162338. Where the collective has its new name (torch 2.13) there is nothing to ask.
+    Source: pytorch/pytorch/issues/162338. Where the collective has its new name (torch 2.13) there is nothing to ask.
     """
     if hasattr(dist, "reduce_scatter_single"):
         return True
