@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,9 @@ def damage() -> Iterator[None]:
         raise Damaged(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
 
-def _rows(path: Path, columns: Callable[[Any], list[str] | None]) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+def _rows(
+    path: Path, columns: Callable[[Any], list[str] | None]
+) -> Generator[dict[str, Any] | UnicodeDecodeError, None, None]:
     import pyarrow.parquet
 
     with ExitStack() as stack:

@@ -138,7 +138,7 @@ def _row(told: dict[str, Any], types: dict[int, str]) -> tuple[Any, ...] | None:
         types[vessel] = str(int(told["ship_type"]))
     if kind not in (1, 2, 3, 18, 19):
         return None
-    values = [told.get(name) for name in ("lat", "lon", "speed", "course", "heading")]
+    values: list[Any] = [told.get(name) for name in ("lat", "lon", "speed", "course", "heading")]
     if any(value is None for value in values):
         raise _Cut("a position report that is cut short")
     return (f"{vessel:09d}", types.get(vessel, ""), *map(float, values))
