@@ -84,11 +84,7 @@ def _read(peer: str, words: list[str]) -> tuple[calls.Found, Path]:
     if peer == "deepspeed" and deepspeed.is_name(word):
         return calls.Found([_file_call(peer, word, {"deepspeed": word})]), Path()
     path = Path(word)
-    try:
-        there = path.exists()
-    except OSError:  # a command is longer than a name of a file may be
-        there = False
-    if there or not any(mark in word for mark in " \n=;"):
+    if os.path.exists(word) or not any(mark in word for mark in " \n=;"):
         return _of_file(peer, path), path.parent
     return calls.find(word, peer), Path()
 
@@ -109,7 +105,7 @@ def _followed(found: calls.Found, folder: Path) -> tuple[calls.Found, Path]:
 
 
 def _of_file(peer: str, path: Path) -> calls.Found:
-    if path.is_dir():
+    if os.path.isdir(path):  # which takes a text that is longer than a name may be, too
         inside = path / "args.json"
         hint = f"give {inside}" if inside.is_file() else "give a file inside it"
         raise ConfigError(f"{path} is a folder", hint)

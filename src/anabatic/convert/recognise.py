@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from anabatic.config import check, commands, deepspeed, load, yaml_file
 from anabatic.convert import calls, foreign, make, tables
+from anabatic.core import json_text
 from anabatic.core.errors import ConfigError
 
 OURS = "anabatic"
@@ -66,8 +66,8 @@ def tree_of(path: Path) -> dict[str, Any]:
     if not text.lstrip().startswith(("{", "[")):
         return yaml_file.parse(text, str(path)).tree
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = json_text.loads(text)
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", "give the whole file") from error
     return content if isinstance(content, dict) else {}
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.errors import ConfigError
 from anabatic.core.paths import cache_root, write_atomic
 from anabatic.core.text import did_you_mean
@@ -116,7 +116,7 @@ def folder_with(folder: Path, given: str | None) -> Path:
 
 def _config(before: bytes, template: str) -> str:
     try:
-        config = json.loads(before)
+        config = json_text.loads(before)
     except ValueError:
         config = {}  # what is wrong with it is said where the tokenizer is loaded
     return json.dumps({**config, "chat_template": template}, ensure_ascii=False, indent=2)

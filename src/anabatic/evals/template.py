@@ -16,7 +16,7 @@ from anabatic.data.raw_rows import RawRow
 from anabatic.data.rows import listed
 
 _CANNOT = (
-    TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError,
+    TemplateError, ArithmeticError, LookupError, NameError, TypeError, ValueError, AttributeError, MemoryError, RecursionError,
     re.error,
 )  # fmt: skip
 """What a template may raise, and one that was compiled with a row."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_text
 from anabatic.core.errors import DataError
 from anabatic.plan.shape import ADAPTER, folder_of
 
@@ -98,7 +98,7 @@ def _models(tree: Mapping[str, Any]) -> Iterator[str]:
 
 def _object(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # told with its place by whoever needs the file
+        found = json_text.read(file)
+    except (OSError, ValueError):  # told with its place by whoever needs the file
         return None
     return found if isinstance(found, dict) else None

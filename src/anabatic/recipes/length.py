@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anabatic.core import log
+from anabatic.core import json_text, log
 from anabatic.core.paths import RunFolder
 
 Job = TypeVar("Job", bound=Any)
@@ -84,7 +83,7 @@ def follow(job: Job, positions: int | None = None) -> Job:
 def read_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty where it cannot be read: who loads the model says what is wrong."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = json_text.read(file)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
