@@ -16,8 +16,8 @@ from anabatic.data.raw_rows import RawRow
 from anabatic.data.rows import listed
 
 _CANNOT = (
-    TemplateError, ArithmeticError, LookupError, NameError, TypeError, ValueError, AttributeError, MemoryError, RecursionError,
-    re.error,
+    TemplateError, ArithmeticError, LookupError, NameError, TypeError, ValueError, AttributeError, MemoryError,
+    RecursionError, re.error,
 )  # fmt: skip
 """What a template may raise, and one that was compiled with a row."""
 _ONE_EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
