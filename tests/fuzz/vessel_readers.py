@@ -95,7 +95,7 @@ WORDS = "YEAR_2021 MONTH_1 DAY_2 HOUR_3 MINUTE_4 SECOND_5 H3_base_12 SPD_10 COG_
 SEGMENTS = [
     {"text": WORDS, "label": at, "class": f"class_{at}", "vessel": f"36700000{at}", "source_file": "a.csv",
      "start": 1577836800, "features": [0.5] * len(features.NAMES), "place": [29.5, -94.5], "window": 0,
-     "words": "compact-10"}
+     "words": "compact-v1-r10"}
     for at in (0, 1)
 ]  # fmt: skip
 PREDICTED = [

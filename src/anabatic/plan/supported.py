@@ -35,7 +35,8 @@ def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
     Raises:
         DataError: it reads pictures, video or sound, is an encoder, or an encoder with a decoder.
     """
-    named = [str(one) for one in config.get("architectures") or [] if isinstance(one, str)]
+    architectures = config.get("architectures")
+    named = [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []
     called = named[0] if named else str(config.get("model_type") or "the model")
     if towers := [key for key, value in config.items() if value and _is_tower(key, value)]:
         raise DataError(
@@ -45,7 +46,7 @@ def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
     if config.get("is_encoder_decoder") is True:
         raise DataError(f"{name}: {called} is an encoder with a decoder, which is not supported", f"{_HINT} {_DECODER}")
     masked = any(one.endswith("ForMaskedLM") for one in named)
-    encodes = config.get("model_type") in _ENCODERS and not config.get("is_decoder")
+    encodes = str(config.get("model_type")) in _ENCODERS and not config.get("is_decoder")
     if masked or encodes and not any(one.endswith((_DECODER, _OWN_USE)) for one in named):
         raise DataError(f"{name}: {called} is an encoder, which writes no text: not supported", f"{_HINT} {_DECODER}")
 

@@ -39,7 +39,7 @@ def recipe(tmp_path: Path) -> str:
         ("sft -c GOOD --schedule.max-steps 1.5", '--schedule.max-steps is "1.5", expected a whole number'),
         ("sft -c GOOD --schedule.max_steps=1.5", '--schedule.max-steps is "1.5", expected a whole number'),
         ("sft -c GOOD --batch.seq-len 1e3", '--batch.seq-len is "1e3", expected a whole number'),
-        ("sft -c GOOD --batch.seq-len null", '--batch.seq-len is "null"'),
+        ("sft -c GOOD --seed null", '--seed is "null"'),
         ("sft -c GOOD --optim.lr fast", '--optim.lr is "fast", expected a number'),
         ("sft -c GOOD --optim.lr nan", '--optim.lr is "nan", expected a number'),
         ("sft -c GOOD --optim.lr -1e-4", "optim.lr is -0.0001"),

@@ -258,7 +258,10 @@ def test_a_step_counts_per_pair_and_a_checkpoint_keeps_the_sums() -> None:
     seen, split = one.drain(), two.drain()
     assert seen.targets == split.targets == 9 and list(seen.means) == list(NAMES)
     assert seen.loss == pytest.approx(split.loss, rel=1e-4) and seen.loss < math.log(2)
-    assert seen.means == pytest.approx(split.means, rel=1e-2, abs=1e-3)
+    # At the first step the model is its own reference: which of two equal rewards is larger, rounding decides.
+    assert seen.means["accuracy"] == pytest.approx(split.means["accuracy"], abs=3 / 9)
+    others = [{name: mean for name, mean in one.means.items() if name != "accuracy"} for one in (seen, split)]
+    assert others[0] == pytest.approx(others[1], rel=1e-2, abs=1e-3)
     assert seen.means["margin"] == pytest.approx(seen.means["rewards/chosen"] - seen.means["rewards/rejected"])
     for name, tensor in one.state().items():
         tensor.copy_(kept[name])
