@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from anabatic.testing.corpora import byte_tokenizer
+
 # Imported by every interpreter at its start, because its folder is on PYTHONPATH.
 CUSTOMIZE = """
 import sys, types
@@ -51,9 +53,12 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
     (folder / "sitecustomize.py").write_text(CUSTOMIZE)
     paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "HOW": how, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    words = ["pretrain", "--tokenizer", "t", "--data.train", "a", "--device.nproc", "2", "--seed", "7"]
+    text = folder / "a.txt"
+    text.write_text("the wind moves upward\n")
+    words = ["pretrain", "--tokenizer", byte_tokenizer(folder / "t"), "--data.train", text]
+    words += ["--device.nproc", "2", "--seed", "7"]
     return subprocess.Popen(
-        [sys.executable, "-m", "anabatic", *words], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "anabatic", *map(str, words)], env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
