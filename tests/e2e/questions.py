@@ -33,7 +33,11 @@ ASKED: list[tuple[str, str, str]] = [
     ("guides/web", "look at the loss curve in a browser", "在浏览器里看损失曲线"),
     ("concepts/packing guides/fine-tuning", "conversations longer than seq_len", "对话太长被截断"),
     # what people who train on NPUs ran into
-    ("guides/when-it-fails guides/plan guides/parallel", "full sft out of memory on 8 npus", "8 卡全参微调爆显存"),
+    (
+        "guides/when-it-fails guides/plan guides/parallel guides/fine-tuning",
+        "full sft out of memory on 8 npus",
+        "8 卡全参微调爆显存",
+    ),
     ("guides/parallel concepts/strategies", "every rank loads the whole 72B model", "72B 模型每张卡都加载一份"),
     (
         "guides/plan guides/when-it-fails guides/fine-tuning",

@@ -143,16 +143,37 @@ class Server:
         assert answer, "the process that forks programs has ended"
         return int(answer)
 
+    @property
+    def ended(self) -> bool:
+        """Whether a program under test has ended the server with itself."""
+        return self._process.poll() is not None
 
-@functools.cache
+
 def plain() -> Server:
     """The server of this process."""
+    return _alive(_plain)
+
+
+def simulated(cache: Path) -> Server:
+    """One for `anabatic sim`, whose programs find torch_npu loaded; `cache` holds the simulator."""
+    return _alive(_simulated, cache)
+
+
+def _alive(make: Any, *args: Path) -> Server:
+    server: Server = make(*args)
+    if server.ended:
+        make.cache_clear()
+        server = make(*args)
+    return server
+
+
+@functools.cache
+def _plain() -> Server:
     return Server(os.environ, os.environ)
 
 
 @functools.cache
-def simulated(cache: Path) -> Server:
-    """One for `anabatic sim`, whose programs find torch_npu loaded; `cache` holds the simulator."""
+def _simulated(cache: Path) -> Server:
     from anabatic.sim import build, environment
 
     old = os.environ.get("ANABATIC_CACHE")

@@ -12,7 +12,7 @@ const SATURATION = 1.2;
 const LENGTH = 0.6;
 const OF_PAGE = 0.35; // what the other sections of a page add to one
 const AGAIN = 0.75; // a second section of the same page counts so much less
-const LISTS = { "reference/": 0.8, "guides/migration-guides": 0.75, "concepts/mistakes": 0.9, index: 0.85 }; // they name all
+const LISTS = { "reference/": 0.6, "guides/migration-guides": 0.75, "concepts/mistakes": 0.9, index: 0.85 }; // they name all
 const PREFIX = 0.6;
 const SLIP = 0.5;
 const WORD = /[\p{Script=Han}]+|[\p{L}\p{N}]+(?:[._-][\p{L}\p{N}]+)*/gu;

@@ -65,7 +65,7 @@ def run(
     if found := [error for errors in problems.values() for error in errors]:
         raise told_together(found)
     out = Path(job.out)
-    stage_checks.require_disk(out, stages, todo)
+    stage_checks.warn_of_disk(out, stages, todo)
     if dry_run:
         return 0
     try:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anabatic.core.errors import Failure, UserError
+from anabatic.core import log
+from anabatic.core.errors import UserError
 from anabatic.core.text import size
 from anabatic.plan import depth, known
 from anabatic.plan.shape import Shape
@@ -50,11 +51,10 @@ def _of_stage(name: str, error: UserError) -> UserError:
     return type(error)(f"stages.{name}.job: {error}", hint)
 
 
-def require_disk(out: Path, stages: list[Plan], todo: Mapping[str, str]) -> None:
-    """Make sure that there is room for the models and checkpoints of the stages that run, as far as sizes are known.
+def warn_of_disk(out: Path, stages: list[Plan], todo: Mapping[str, str]) -> None:
+    """Warn where there is no room for the models and checkpoints of the stages that run, as far as sizes are known.
 
-    Raises:
-        Failure: there is not.
+    It is an estimate, and room may be made while they run: a full disk ends a stage with what was saved.
     """
     params: dict[str, int] = {}
     entries: dict[str, int] = {}
@@ -72,9 +72,9 @@ def require_disk(out: Path, stages: list[Plan], todo: Mapping[str, str]) -> None
     place = next(one for one in (out.absolute(), *out.absolute().parents) if one.exists())
     free = shutil.disk_usage(place).free
     if free < wanted:
-        raise Failure(
-            f"the stages write about {size(wanted)} of models and checkpoints, {place} has {size(free)} free",
-            "free some space, choose another folder with --out, or keep fewer checkpoints (save.keep_last)",
+        log.warn(
+            f"the stages write about {size(wanted)} of models and checkpoints, {place} has {size(free)} free: free some"
+            " space, choose another folder with --out, or keep fewer checkpoints (save.keep_last)"
         )
 
 

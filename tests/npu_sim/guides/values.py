@@ -26,7 +26,7 @@ VALUES = {
         "parallel.strategy": "zero3", "parallel.offload": "cpu", "batch.micro_batch_tokens": "4096",
         "batch.global_batch_tokens": "262144", "curriculum.use": "true", "seed": "42", "lora.r": "64",
         "lora.alpha": "128", "lora.dropout": "0.05", "lora.target_modules": "q_proj", "optim.lr": "2e-5",
-        "schedule.epochs": "3", "batch.seq_len": "4096", "schedule.warmup_ratio": "0.03", "optim.weight_decay": "0.01",
+        "schedule.epochs": "3", "batch.seq_len": "2048", "schedule.warmup_ratio": "0.03", "optim.weight_decay": "0.01",
     },
     "vessel": {
         "data.train": "train_dataset_demo.jsonl", "model.path": "runs/vessel-words", "model.depth": "2",
