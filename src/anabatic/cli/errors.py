@@ -26,7 +26,7 @@ from anabatic.core import log, paths
 from anabatic.core.child import EXPLAIN, INTERRUPTED, REPORTS
 from anabatic.core.errors import TRACEBACK, AnabaticError, ConfigError, Failure
 from anabatic.core.paths import RunFolder
-from anabatic.core.stopping import Stopped
+from anabatic.core.stopping import LISTENER, Stopped
 from anabatic.core.text import did_you_mean
 
 BROKEN_PIPE = 141
@@ -41,7 +41,10 @@ def guard(call: Callable[[], int], debug: bool) -> int:
     A worker's message is shown whatever its rank, because the user cannot know whose log to open. When our
     own launcher started the workers, it collects the messages and shows equal ones once.
     """
-    code = _guarded(call, debug)
+    try:
+        code = _guarded(call, debug)
+    except Stopped as stopped:  # it came between an error and what holds signals back
+        code = stopped.code
     if folder := os.environ.get(REPORTS):
         paths.write_atomic(Path(folder) / f"rank-{log.rank()}.code", str(code))
     return code
@@ -60,6 +63,7 @@ def _guarded(call: Callable[[], int], debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except Exception as error:
+        LISTENER.hold()  # a launcher ends the others by SIGTERM when one of them has failed
         trace = traceback.format_exc()
         shown = readable(error)
         _to_log_files(trace)

@@ -118,6 +118,11 @@ class Listener:
             else:
                 self._tell = _remember
 
+    def hold(self) -> None:
+        """Let no signal interrupt what is done from here on: an error that is being told, after which this ends."""
+        if self._tell is None:
+            self._tell = _remember
+
     def _listens(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._receive
 

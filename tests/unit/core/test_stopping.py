@@ -136,3 +136,23 @@ def test_a_library_that_keeps_the_process_is_not_waited_for(tmp_path: Path) -> N
     process.send_signal(TERM)
     process.communicate(timeout=120)
     assert process.returncode == 143
+
+
+def test_a_signal_does_not_interrupt_an_error_that_is_told() -> None:
+    """A launcher ends the others by SIGTERM when one of them fails: they are often telling the same error then."""
+    code = (
+        "import os, signal, sys\n"
+        "from anabatic.cli import errors\n"
+        "from anabatic.core.errors import DataError\n"
+        "from anabatic.core.stopping import LISTENER\n"
+        "LISTENER.start(watches=False)\n"
+        "class Told(DataError):\n"
+        "    def render(self):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        return super().render()\n"
+        "def fail():\n"
+        "    raise Told('no corpus', 'give one')\n"
+        "sys.exit(errors.guard(fail, False))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (2, "error: no corpus\nhint: give one\n")
