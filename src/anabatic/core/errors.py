@@ -60,7 +60,7 @@ class DataError(UserError):
 
 
 class Several(UserError):
-    """More than one thing that the user can mend, told together."""
+    """Several errors that the user can fix, reported together."""
 
     def __init__(self, errors: Sequence[UserError], hint: str = "") -> None:
         super().__init__("; ".join(map(str, errors)), hint)

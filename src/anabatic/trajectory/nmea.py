@@ -75,12 +75,12 @@ def _positions(
         try:
             told = _decoded(sentence, found[3].encode(), parts, bad)
         except broken as error:
-            bad.row(f"{path}: line {number}: no AIS sentence: {error or type(error).__name__}", "mend the line")
+            bad.row(f"{path}: line {number}: no AIS sentence: {error or type(error).__name__}", "fix the line")
             continue
         try:
             row = None if told is None else _row(told, types)
         except _Cut as error:
-            bad.row(f"{path}: line {number}: {error}", "mend the line")
+            bad.row(f"{path}: line {number}: {error}", "fix the line")
             continue
         if row is not None and time is None:
             raise DataError(
