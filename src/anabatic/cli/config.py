@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from anabatic.config import check as checks
 from anabatic.config import commands, load, template, yaml_file
+from anabatic.convert.recognise import is_complete, takes_settings
 from anabatic.core.errors import ConfigError
 
 
@@ -57,22 +57,6 @@ def _check(file: str, name: str) -> str:
 
 def _fitting(tree: dict[str, Any]) -> list[str]:
     """Return the commands that take `tree`; when none does, the one that takes most of its keys."""
-    taken = {name: sum(_takes(name, key, value) for key, value in tree.items()) for name in commands.COMMANDS}
-    good = [name for name in commands.COMMANDS if _complete(name, tree)]
+    taken = {name: sum(takes_settings(name, {key: value}) for key, value in tree.items()) for name in commands.COMMANDS}
+    good = [name for name in commands.COMMANDS if is_complete(name, tree)]
     return good or [max(taken, key=lambda name: taken[name])]
-
-
-def _takes(name: str, key: str, value: Any) -> bool:
-    try:
-        checks.section({key: value}, commands.get(name).job_class(), checks.Where())
-    except ConfigError:
-        return False
-    return True
-
-
-def _complete(name: str, tree: dict[str, Any]) -> bool:
-    try:
-        load.build(name, tree, "")
-    except ConfigError:
-        return False
-    return True

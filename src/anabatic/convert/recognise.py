@@ -92,12 +92,13 @@ def kind_of_tree(tree: dict[str, Any]) -> Kind | None:
 
 def fitting(tree: dict[str, Any]) -> list[str]:
     """Return the commands of ours that take every key of a recipe; those for which it is complete, if there are."""
-    taken = [name for name in commands.COMMANDS if tree and _takes(name, tree)]
-    whole = [name for name in taken if _complete(name, tree)]
+    taken = [name for name in commands.COMMANDS if tree and takes_settings(name, tree)]
+    whole = [name for name in taken if is_complete(name, tree)]
     return whole or taken
 
 
-def _takes(name: str, tree: dict[str, Any]) -> bool:
+def takes_settings(name: str, tree: dict[str, Any]) -> bool:
+    """Return whether a command has all settings of a tree, with values of their types."""
     try:
         check.section(tree, commands.get(name).job_class(), check.Where())
     except ConfigError:
@@ -105,7 +106,8 @@ def _takes(name: str, tree: dict[str, Any]) -> bool:
     return True
 
 
-def _complete(name: str, tree: dict[str, Any]) -> bool:
+def is_complete(name: str, tree: dict[str, Any]) -> bool:
+    """Return whether a tree is a whole job of a command."""
     try:
         load.build(name, tree, "")
     except ConfigError:
