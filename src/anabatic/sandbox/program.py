@@ -6,6 +6,7 @@ import builtins
 import linecache
 import os
 import resource
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -56,6 +57,7 @@ def run(source: str, report: int, nonce: bytes, before: Step | None = None, afte
         before, after: get the names of `__main__` before the source runs, and when it has run.
     """
     code, last = 1, b""
+    _let_children_be_terminated()
     try:
         try:
             _run(compile(source, NAME, "exec", dont_inherit=True), source, before, after)
@@ -76,6 +78,23 @@ def run(source: str, report: int, nonce: bytes, before: Step | None = None, afte
         code = code or 1
     finally:
         os._exit(code)
+
+
+def _let_children_be_terminated() -> None:
+    """Give SIGTERM its meaning back in what the program forks: the keeper passes over it, `Pool.terminate` needs it.
+
+    Blocked meanwhile: one that came between the fork and the change would be lost, and the parent would wait forever.
+    """
+
+    def after_in_child() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}),
+        after_in_child=after_in_child,
+    )
 
 
 def _run(code: CodeType, source: str, before: Step | None, after: Step | None) -> None:

@@ -236,6 +236,8 @@ def test_what_programs_may_do(box: Sandbox) -> None:
         assert box.run("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'])").stdout == "1\n"
         pool = "from multiprocessing import Pool\nwith Pool(2) as p: print(p.map(abs, [-1, -2]))"
         assert box.run(pool).stdout == "[1, 2]\n"
+        sleeper = "from multiprocessing import Process\nimport time\np = Process(target=time.sleep, args=(60,))\n"
+        assert box.run(sleeper + "p.start()\np.terminate()\np.join()\nprint(p.exitcode)").stdout == "-15\n"
 
 
 def test_what_cannot_start_is_a_failure(box: Sandbox) -> None:
