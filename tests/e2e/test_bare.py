@@ -53,8 +53,11 @@ def needed() -> set[str]:
 def hidden() -> list[str]:
     """Top-level modules that are installed here and that `pip install anabatic` does not bring."""
     keep = needed() | {"anabatic", "pip", "setuptools"}
-    table = importlib.metadata.packages_distributions()
-    return sorted(name for name, of in table.items() if not keep & {normal(one) for one in of} and name.isidentifier())
+    kept, others = set[str](), set[str]()
+    for one in importlib.metadata.distributions():  # before Python 3.11 `packages_distributions` knows a part of them
+        tops = {path.parts[0].partition(".")[0] for path in one.files or [] if path.suffix in (".py", ".so")}
+        (kept if normal(one.metadata["Name"]) in keep else others).update(tops)
+    return sorted(name for name in others - kept if name.isidentifier())
 
 
 @pytest.fixture(scope="module")
