@@ -74,5 +74,5 @@ def cut_at(tail: bytes) -> int:
     before = len(prefix[1]) if prefix else 0
     for line in tail[frame.start() :].split(b"\n")[1:]:
         if line[before : before + 1].strip():
-            return -1 if _NAMED.match(line) else frame.start()
+            return -1 if _NAMED.match(line, before) or _NAMED.match(line) else frame.start()
     return frame.start()

@@ -139,6 +139,40 @@ def test_a_traceback_with_a_last_line_is_whole(last: str, code: str | None) -> N
     assert (first.code if first else None) == code
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "(Worker rank=3 pid=7) "])
+def test_a_traceback_that_ends_in_a_wrapper_is_whole(prefix: str) -> None:
+    frames = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    x.item()"]
+    said = "RuntimeError: The Inner error is reported as above. The current working operator name is Own."
+    log = "\n".join(prefix + line for line in [*frames, said])
+    assert "traceback-cut" not in [finding.entry.id for finding in told(log).findings]
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        ("RuntimeError: Two accelerators cannot be used at the same time in PyTorch: npu and cuda",
+         "npu-two-accelerators"),
+        ("RuntimeError: call aclnnMul failed, detail:EZ1001: self not implemented for DT_DOUBLE, "
+         "should be in dtype support list [DT_FLOAT,DT_BFLOAT16,].", "EZ1001"),
+        ("[ERROR] HCCL(7,p):2026-11-20-10:42:34.020.677 listen on ip[192.0.2.4] and specific port[16666] fail.\n"
+         "[ERROR] HCCL(7,p):2026-11-20-10:42:34.020.678 call trace: hcclRet -> 7\n"
+         "[ERROR] HCCL(7,p):2026-11-20-10:44:34.020.678 wait socket establish timeout, role[1]", "hccl-listen"),
+        ("EJ0002: [PID: 7] 2026-11-20-10:42:34.020.677 The network port is down.\n"
+         "[ERROR] HCCL(7,p):2026-11-20-10:42:34.020.678 listen on ip[192.0.2.4] and specific port[16666] fail.",
+         "EJ0002"),
+        ('  File "/opt/te/common/__init__.py", line 250, in _load_cudnn\n    libs = subprocess.check_output(',
+         "cuda-hard-coded"),
+        ("Optype [Own] of Ops kernel [X] is unsupported. Reason: op type Own is not found in this op store.", "EZ3002"),
+        ("torch._inductor.exc.InductorError: ModuleNotFoundError: No module named 'triton.language.own'",
+         "triton-package"),
+        ("ModuleNotFoundError: No module named 'own.part'", "py-no-submodule"),
+    ],
+)  # fmt: skip
+def test_kinds_that_lie_close_to_each_other(log: str, first: str) -> None:
+    found = told(f"step 1\n{log}\nstep 2\n").first
+    assert found is not None and found.entry.id == first
+
+
 def test_one_word_is_enough_and_nothing_is_collected_twice() -> None:
     assert told("all is well\n").first is None
     said = explain_next.steps(told("all is well\n"), "en")
