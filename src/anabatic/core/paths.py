@@ -59,8 +59,9 @@ def os_error(error: Exception) -> OSError | None:
     """Return the `OSError` that `error` is or tells of: Rust libraries (safetensors) only name the number."""
     if isinstance(error, OSError):
         return error
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
+    # `Os { code: 28, ...` is safetensors 0.5's way.
+    match = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
+    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else None
 
 
 @contextmanager

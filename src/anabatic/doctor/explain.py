@@ -22,8 +22,8 @@ from anabatic.doctor.knowledge import Entry, Knowledge
 CARRIED = 20
 """Lines below an exception that belong to it."""
 _CARRIERS = frozenset(
-    {"aclnn-call", "aclnn-inner", *(f"{knowledge.UNKNOWN}{name}" for name in ("RuntimeError", "DistBackendError",
-     "OSError", "ImportError", "SystemError", "Exception"))}
+    {"aclnn-call", "aclnn-inner", "EE1001", *(f"{knowledge.UNKNOWN}{name}" for name in ("RuntimeError",
+     "DistBackendError", "OSError", "ImportError", "SystemError", "Exception"))}
 )  # fmt: skip
 """Entries that say that something failed, seldom what."""
 _CODE = re.compile(r"[eE](?:[a-zA-Z]\d{4}|\d{5}|[rR]{2}\d{5})|-?\d{4,6}|hccl:\d{1,2}|0x[0-9a-fA-F]{4,6}")

@@ -54,6 +54,8 @@ def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path: Path, write, mes
 def test_the_number_in_a_rust_library_s_message_counts() -> None:
     found = paths.os_error(RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"))
     assert found is not None and found.errno == errno.ENOSPC
+    older = paths.os_error(RuntimeError("Error while serializing: IoError(Os { code: 28, kind: StorageFull })"))
+    assert older is not None and older.errno == errno.ENOSPC
     assert paths.os_error(RuntimeError("no number")) is None
 
 
