@@ -29,6 +29,9 @@ _MOST = 20
 _QUESTIONS = 10
 _LONGEST = timedelta(seconds=120)
 _MARK = ".anabatic-check-"
+_ENDED: list[Any] = []
+"""Groups that are destroyed but referenced: gloo's destructor of torch 2.7 joins its threads while it holds the GIL,
+which one of them may be waiting for."""
 
 
 def main(file: Path) -> None:
@@ -180,6 +183,7 @@ def _rate(pair: list[int], backend: str, device: str) -> float:
     times = timing.times(exchange, where, _SECONDS, _MOST, group)
     rate = _BYTES * times / timing.slowest(exchange, times, where, group)
     dist.destroy_process_group(group)
+    _ENDED.append(group)
     return rate
 
 
