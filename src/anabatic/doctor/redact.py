@@ -13,7 +13,10 @@ from typing import Any
 from anabatic.doctor import redact_rules
 from anabatic.doctor.redact_rules import GONE
 
-SECRET_NAME = re.compile(rf"(?i)(?<![a-z])(?:{redact_rules.WORD}|pat|key|license|pwd|jwt|bearer|ak|sk)s?(?![a-z])")
+SECRET_NAME = re.compile(
+    rf"(?i)(?<![a-z])(?:{redact_rules.WORD}|pat|key|license|pwd|pass|psk|cred|creds|access|login|jwt|"
+    r"bearer|ak|sk)s?(?![a-z])"
+)
 """Names of variables and keys whose value is never shown."""
 _HOME = re.compile(r"(/(?:home|Users|data/home|mnt/home)/)(?!USER\b)[^/\s:\"',;]+")
 _KEPT = re.compile(

@@ -79,7 +79,10 @@ def _grammar(library: Any, sampling: Sampling) -> str:
     schema = json_text.loads(sampling.json_schema or "")
     schema = {} if schema is True else schema
     options = {"overrides": {"whitespace_pattern": _BLANKS}} if isinstance(schema, dict) else {}
-    return str(matcher.grammar_from_json_schema(schema, **options))
+    try:
+        return str(matcher.grammar_from_json_schema(schema, **options))
+    except ValueError as error:  # llguidance takes integers of 64 bits at most
+        raise ConfigError(f"json_schema cannot be used: {error}", "use smaller numbers") from error
 
 
 class _Matched:

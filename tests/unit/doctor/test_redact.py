@@ -211,3 +211,11 @@ def test_the_rules_of_the_library_are_used() -> None:
     for secret in (stripe, telegram):
         assert secret not in redact.text(f"before {secret} after", set())
     assert telegram not in redact.text("x" * 3000 + " " + telegram, set())
+
+
+@pytest.mark.parametrize("name", ["ASCEND_CA_PASS", "TORCH_PSK", "ASCEND_CREDS", "HCCL_ACCESS", "NPU_SSH_LOGIN"])
+def test_variables_that_are_named_after_secrets_leave_without_their_value(name):
+    assert redact.environ({name: "s3cr3t-value", "ASCEND_HOME_PATH": "/opt/cann"}, set()) == {
+        name: redact_rules.GONE,
+        "ASCEND_HOME_PATH": "/opt/cann",
+    }

@@ -24,6 +24,8 @@ KEPT = frozenset({
     "return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 })  # fmt: skip
 """Words of a template, and of who fills it in, that clients may not set."""
+_OTHER = 2
+"""Bytes of a value that is no text: `{}`, `[]`, a digit and its comma."""
 LONGEST_FORM = 256 << 10
 """Bytes of an expression or a schema."""
 
@@ -81,7 +83,8 @@ def require_room(texts: Iterable[Any], max_len: int, limits: Limits, param: str)
     """Refuse texts that cannot fit into a context, by their bytes: tokens need not be counted for that.
 
     Args:
-        texts: of one prompt; what is no text (messages, schemas) counts with all texts in it.
+        texts: of one prompt; what is no text (messages, schemas) counts with all texts in it, and two bytes or more for
+            each other value: a template writes `{}` and `0` too.
         max_len: tokens of the context.
 
     Raises:
@@ -96,16 +99,18 @@ def require_room(texts: Iterable[Any], max_len: int, limits: Limits, param: str)
 
 
 def _size(value: Any) -> int:
-    """Return the bytes of all texts in a value, its keys included."""
+    """Return the bytes of all texts in a value, its keys included, and those of what else is in it."""
     total, rest = 0, [value]
     while rest:
         one = rest.pop()
         if isinstance(one, str):
             total += _bytes(one)
-        elif isinstance(one, dict):
+        elif isinstance(one, dict) and one:
             rest += [*one, *one.values()]
-        elif isinstance(one, (list, tuple)):
+        elif isinstance(one, (list, tuple)) and one:
             rest += one
+        else:
+            total += _OTHER + (one.bit_length() // 4 if isinstance(one, int) else 0)  # digits of a number, about
     return total
 
 

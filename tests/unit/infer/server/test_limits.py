@@ -126,13 +126,15 @@ def test_the_cost_of_a_request_is_bounded_before_its_tokens_are_counted(engine_p
         monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: pytest.fail("tokens are counted"))
         long = [{"role": "user", "content": "你" * 100}]
         tool = {"type": "function", "function": {"name": "f", "description": "x" * 300}}
+        empty = {"type": "function", "function": {"name": "f", "parameters": {"x": [{}] * 300}}}
         talks = [USER] * 9
         cases = {
             "messages: 9 messages": (CHAT, {"messages": USER * 9}),
             "messages: 10 messages": ("/tokenize", {"messages": USER * 10}),
             "messages: 9 messages are": ("/v1/classify", {"messages": talks}),
-            "the texts have 315 bytes; a context of this model takes 256": (CHAT, {"messages": long}),
+            "the texts have 317 bytes; a context of this model takes 256": (CHAT, {"messages": long}),
             "the texts have 3": (CHAT, {"messages": USER, "tools": [tool]}),
+            "the texts have 6": (CHAT, {"messages": USER, "tools": [empty]}),
             "takes 256 bytes at most": ("/v1/completions", {"prompt": "x" * 257}),
             "the texts have 258 bytes": ("/tokenize", {"prompt": "x" * 258}),
             "the texts have 259 bytes": ("/v1/embeddings", {"input": ["a", "x" * 259]}),
@@ -152,6 +154,7 @@ def test_forms_are_bounded(engine_parts):
         "choice has 4 texts": {"choice": ["a", "b", "c", "d"]},
         "regex has": {"regex": "a" * 300_000},
         "the schema has": {"json": {"enum": ["a" * 300_000]}},
+        "json_schema cannot be used": {"json": {"type": "integer", "maximum": 2**64}},
     }
     with serving(catalogue_of(engine_parts, choices=3)) as running:
         for words, form in forms.items():
