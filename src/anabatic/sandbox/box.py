@@ -93,7 +93,7 @@ class _Keeper:
 
     def used(self) -> int:
         """Return the bytes of memory that the program under way holds, with all that it has started."""
-        return sum(memory.private_bytes(pid) for pid in {*memory.descendants(self.process.pid)} - self._own)
+        return memory.used_bytes({*memory.descendants(self.process.pid)} - self._own)
 
     def close(self) -> None:
         """End it, with the program that it runs."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-_KINDS = (b"RssAnon:", b"RssShmem:")
-"""What a process holds that is no file's (proc_pid_status(5))."""
+_NO_FILE = b"00:01"
+"""The device of memory that processes share without a file, in /proc/PID/maps: of mmap(MAP_SHARED|MAP_ANONYMOUS)."""
 
 
 def can_count() -> bool:
@@ -26,10 +26,32 @@ def descendants(pid: int) -> Iterator[int]:
             yield from descendants(int(child))
 
 
-def private_bytes(pid: int) -> int:
-    """Return the resident memory of a process that no file stands behind; 0: it has ended."""
-    lines = _read(f"/proc/{pid}/status").splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_KINDS))
+def used_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of processes that no file stands behind: what each holds, and all that they share, once.
+
+    What is shared counts with the size of its mapping: after madvise(MADV_DONTNEED) the pages are still there, and
+    resident in no process.
+    """
+    total, shared = 0, dict[bytes, int]()
+    for pid in pids:
+        kinds = [b"RssAnon:"]
+        if maps := _read(f"/proc/{pid}/maps"):
+            for inode, end in _shared(maps):
+                shared[inode] = max(shared.get(inode, 0), end)
+        else:  # it has ended, or this kernel shows it to nobody
+            kinds.append(b"RssShmem:")
+        lines = _read(f"/proc/{pid}/status").splitlines()
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(tuple(kinds)))
+    return total + sum(shared.values())
+
+
+def _shared(maps: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield inode and last byte of the mappings without a file (proc_pid_maps(5))."""
+    for line in maps.splitlines():
+        place, _, offset, device, inode, *_ = line.split(maxsplit=5)
+        if device == _NO_FILE:
+            first, _, last = place.partition(b"-")
+            yield inode, int(offset, 16) + int(last, 16) - int(first, 16)
 
 
 def _read(path: str) -> bytes:

@@ -164,10 +164,18 @@ def test_memory_of_all_processes_is_bounded() -> None:
         box.close()
         pytest.skip(f"a program may start no processes, or their memory is not counted: {box.protections.guards}")
     hold = "import os, time\nfor _ in range(3):\n if not os.fork(): break\nx = b'x' * (200 << 20)\ntime.sleep(60)"
+    drop = (
+        "import mmap, os, time\nfor _ in range(3):\n if not os.fork(): break\nx = mmap.mmap(-1, 200 << 20)\n"
+        "for at in range(0, len(x), 8 << 20):\n x[at : at + (8 << 20)] = b'x' * (8 << 20)\n"
+        " x.madvise(mmap.MADV_DONTNEED, at, 8 << 20)\ntime.sleep(60)"
+    )
+    share = "import mmap, os\nx = mmap.mmap(-1, 100 << 20)\nfor _ in range(3): os.fork()\nprint(1)"
     with box:
-        done = box.run(hold)
-        assert (done.status, done.passed) == ("memory", False)
-        assert done.seconds < 60
+        for source in (hold, drop):
+            done = box.run(source)
+            assert (done.status, done.passed) == ("memory", False)
+            assert done.seconds < 60
+        assert box.run(share).ok
         denied = box.run("import os\nos.memfd_create('x')")
         assert "PermissionError" in denied.stderr
         assert box.run("print(1)").stdout == "1\n"
