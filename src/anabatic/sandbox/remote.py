@@ -53,7 +53,13 @@ class Remote:
 
 
 def _ask(remote: Remote, operation: str, *operands: object) -> Any:
-    return remote.__dict__["_peer"].ask(operation, remote, *operands)
+    try:
+        return remote.__dict__["_peer"].ask(operation, remote, *operands)
+    except StopIteration as error:
+        if operation == "next":
+            raise
+        # As PEP 479 has it: from a function it would end `all(map(f, cases))` of a test as if every case had passed.
+        raise RuntimeError(f"the program raised StopIteration: {error}") from error
 
 
 def _forward(operation: str) -> Any:

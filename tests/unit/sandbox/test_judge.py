@@ -81,6 +81,13 @@ def test_cheats_do_not_pass(box: Sandbox, kind: str) -> None:
     assert box.check("def square(x): return x * x", TEST).passed
 
 
+def test_a_program_does_not_end_the_loops_of_its_tests(box: Sandbox) -> None:
+    test = "assert all(map(lambda one: square(one) == one * one, [2, 3]))"
+    assert not box.check("def square(x): raise StopIteration", test).passed
+    assert box.check("def square(x): return x * x", test).passed
+    assert box.check("def walk(x): yield x", "assert list(walk(3)) == [3]").passed
+
+
 def test_program_never_sees_the_tests(box: Sandbox) -> None:
     """Not in what any of its objects holds."""
     program = """
