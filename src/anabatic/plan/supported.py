@@ -22,6 +22,10 @@ _ENCODERS = frozenset(
 """Values of model_type whose tokens see what comes after them, unless `is_decoder` says otherwise."""
 _HINT = "use a decoder of text alone, such as Qwen3, Llama, Mistral, Gemma, GLM or Phi: its architecture ends in"
 _DECODER = "ForCausalLM"
+_SIZES = ("vocab_size", "hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+          "num_hidden_layers")  # fmt: skip
+_LARGEST = 1 << 31
+"""Of a size: no tensor of a published model has a side like this."""
 _OWN_USE = "ForSequenceClassification"
 """Encoders that give one number for a text: reward models of others."""
 
@@ -33,8 +37,13 @@ def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
         name: of the config.json, for the message.
 
     Raises:
-        DataError: it reads pictures, video or sound, is an encoder, or an encoder with a decoder.
+        DataError: it reads pictures, video or sound, is an encoder, or an encoder with a decoder; or a size is none.
     """
+    for key in _SIZES:
+        size = config.get(key)
+        if isinstance(size, int) and not 0 < size < _LARGEST:
+            shown = size if size.bit_length() < 64 else f"a number of {size.bit_length()} bits"
+            raise DataError(f"{name}: {key} is {shown}", "fetch config.json again: a size is at least 1")
     architectures = config.get("architectures")
     named = [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []
     called = named[0] if named else str(config.get("model_type") or "the model")

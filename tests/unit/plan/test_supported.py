@@ -96,6 +96,13 @@ def test_decoders_of_text_pass(config: dict[str, Any]) -> None:
     require_text_decoder(config, "config.json")
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"])
+@pytest.mark.parametrize("size", [0, -1, 10**30])
+def test_sizes_that_are_none_are_refused(key: str, size: int) -> None:
+    with pytest.raises(DataError, match=f"config.json: {key} is "):
+        require_text_decoder({"model_type": "qwen3", "hidden_size": 64, "head_dim": None, key: size}, "config.json")
+
+
 def test_what_cannot_be_read_is_left_to_the_reader(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     require_supported(tmp_path)
