@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder
@@ -32,7 +32,7 @@ _PLAIN = frozenset(
 )
 """Families whose blocks are as `Shape` has them."""
 _KINDS = "Qwen2, Qwen3, Llama, Mistral, Gemma, GLM or Phi-3"
-_MOST = 10**9
+MOST = 10**9
 """No size of a model is greater."""
 
 
@@ -209,7 +209,7 @@ def _require_multiple(config: Mapping[str, Any], name: str, whole: str, part: st
 def _size(config: Mapping[str, Any], key: str, name: str) -> int:
     if key not in config:
         raise DataError(f"{name} has no {key}", f"give the config.json of a causal language model like {_KINDS}")
-    return _optional(config, (key,), name) or _refuse(config, key, name)
+    return _optional(config, (key,), name) or refuse_size(config, key, name)
 
 
 def _optional(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int:
@@ -218,12 +218,17 @@ def _optional(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> in
         value = config.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-            _refuse(config, key, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+            refuse_size(config, key, name)
         return int(value)
     return 0
 
 
-def _refuse(config: Mapping[str, Any], key: str, name: str) -> int:
+def refuse_size(config: Mapping[str, Any], key: str, name: str) -> NoReturn:
+    """Refuse a model for one of its sizes.
+
+    Raises:
+        DataError: always.
+    """
     shown = repr(config.get(key))[:60]
-    raise DataError(f"{name}: {key} is {shown}, not a whole number from 1 to {_MOST:,}", "look at the file")
+    raise DataError(f"{name}: {key} is {shown}, not a whole number from 1 to {MOST:,}", "look at the file")

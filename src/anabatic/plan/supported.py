@@ -9,7 +9,7 @@ from typing import Any
 
 from anabatic.core import json_text
 from anabatic.core.errors import DataError
-from anabatic.plan.shape import ADAPTER, folder_of
+from anabatic.plan.shape import ADAPTER, MOST, folder_of, refuse_size
 
 _TOWER = re.compile(r"(vision|visual|vit|image|img|video|audio|speech|sound|thinker|talker)(_|$)|^mm_|_tower$")
 """Names of what reads pictures or sound: `vision_config` (Qwen-VL, Llava, InternVL, Gemma 3), `audio_config`,
@@ -24,8 +24,6 @@ _HINT = "use a decoder of text alone, such as Qwen3, Llama, Mistral, Gemma, GLM 
 _DECODER = "ForCausalLM"
 _SIZES = ("vocab_size", "hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads",
           "num_hidden_layers")  # fmt: skip
-_LARGEST = 1 << 31
-"""Of a size: no tensor of a published model has a side like this."""
 _OWN_USE = "ForSequenceClassification"
 """Encoders that give one number for a text: reward models of others."""
 
@@ -41,9 +39,8 @@ def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
     """
     for key in _SIZES:
         size = config.get(key)
-        if isinstance(size, int) and not 0 < size < _LARGEST:
-            shown = size if size.bit_length() < 64 else f"a number of {size.bit_length()} bits"
-            raise DataError(f"{name}: {key} is {shown}", "fetch config.json again: a size is at least 1")
+        if isinstance(size, int) and not 0 < size <= MOST:
+            refuse_size(config, key, name)
     architectures = config.get("architectures")
     named = [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []
     called = named[0] if named else str(config.get("model_type") or "the model")
