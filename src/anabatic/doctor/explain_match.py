@@ -191,7 +191,7 @@ class Matcher:
                 yield Found(index, hits, count)
 
     def in_line(self, line: bytes, suspect: Suspect) -> list[Hit]:
-        """Return the codes of a line and the most special text in it."""
+        """Return the codes of a line and the most special text in it: the longest, of equals the first in the line."""
         low = line.lower()
         found: list[Hit] = []
         if suspect.number:
@@ -202,7 +202,7 @@ class Matcher:
         best: Hit | None = None
         for text in suspect.texts:
             at = _in_order(low, text.pieces)
-            if at >= 0 and (best is None or text.weight > best.weight):
+            if at >= 0 and (best is None or (text.weight, -at) > (best.weight, -best.at)):
                 best = Hit(text.entry, "", text.weight, at)
         if best is not None and not _among(found, best.entry):
             found.append(best)
@@ -253,7 +253,8 @@ class Matcher:
         if _QUIET.match(low):
             return None
         stems = {stem for word in words for stem in self.stems.get(word, ())}
-        texts = tuple(text for stem in stems for text in self.filed[stem] if _in_order(low, text.bare) >= 0)
+        filed = (text for stem in sorted(stems) for text in self.filed[stem])  # a set's order differs by process
+        texts = tuple(text for text in filed if _in_order(low, text.bare) >= 0)
         number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
         less = not stems.isdisjoint(_LESS) and _LESS_BARE.search(low) is not None
         code = _CODE_BARE.search(line) is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +73,26 @@ def test_both_languages_say_it(entry: knowledge.Entry) -> None:
 @pytest.mark.parametrize("path", sorted(knowledge.FOLDER.glob("*.yaml")), ids=lambda path: path.name)
 def test_files_read_the_same_with_line_numbers(path: Path) -> None:
     assert yaml_file.read(path).tree == yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+_JUDGE_ALL = """
+import sys, yaml
+from anabatic.doctor import explain, explain_match, explain_scan, knowledge
+matcher = explain_match.Matcher(knowledge.load())
+for name, samples in yaml.safe_load(open(sys.argv[1], encoding="utf-8")).items():
+    for sample in samples:
+        report = explain.judge(explain_scan.scan_text(sample, matcher))
+        print(name, [(found.entry.id, found.code, found.role) for found in report.findings])
+"""
+
+
+def test_the_answer_does_not_depend_on_the_hash_seed() -> None:
+    """Strings hash differently in every process: an answer that follows the order of a set changes with it."""
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", _JUDGE_ALL, str(HERE / "explain_samples.yaml")],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in range(1, 5)
+    }  # fmt: skip
+    assert len(answers) == 1 and len(answers.pop().splitlines()) >= len(FOUND)
