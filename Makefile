@@ -43,7 +43,7 @@ test-wheel: setup ## every command where the wheel and its base dependencies alo
 	@scripts/setup_other.sh wheel
 	@$(OTHER) ANABATIC_TEST_BARE=$(CURDIR)/.venv-wheel/bin/python $(BIN)/python -m pytest tests/e2e/test_bare.py
 
-format: setup ## mend format and lint where ruff can
+format: setup ## fix format and lint where ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from anabatic.config import commands, load, template, yaml_file
-from anabatic.convert.recognise import is_complete, takes_settings
+from anabatic.convert.recognise import OURS, is_complete, kind_of_tree, takes_settings
 from anabatic.core.errors import ConfigError
 
 
@@ -38,7 +38,13 @@ def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = 
     if not files:
         raise ConfigError("which file?", "give one or more recipes")
     for file in files:
-        names = [command] if command else _fitting(yaml_file.read(file).tree)
+        tree = yaml_file.read(file).tree
+        kind = None if command else kind_of_tree(tree)
+        if kind is not None and kind.program != OURS:
+            from anabatic.cli import habits  # reads the tables of other programs
+
+            raise habits.misplaced(file, "")
+        names = [command] if command else _fitting(tree)
         calls = [f"`anabatic {name}{_check(file, name)}`" for name in names]
         sys.stdout.write(f"{file}: a good recipe for {', '.join(calls)}\n")
 

@@ -137,9 +137,13 @@ _SAID = ("true", "false", "yes", "no", "on", "off")
 
 def usage(error: CycloptsError, tokens: Sequence[str]) -> ConfigError:
     """Return the CLI library's error in our words; `tokens` are the words of the whole line."""
-    from anabatic.cli import habits  # reads the tables of other programs: for mistakes alone
+    from anabatic.cli import habits, other_programs  # they read the tables of other programs: for mistakes alone
 
-    if (found := habits.usage(error, tokens)) is not None:
+    if isinstance(error, UnknownCommandError):
+        found = other_programs.unknown_command(error, tokens)
+    else:
+        found = habits.usage(error, tokens)
+    if found is not None:
         return found
     words = " ".join(("anabatic", *(error.command_chain or ())))
     hint = f"see `{words} --help`"

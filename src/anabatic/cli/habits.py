@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from anabatic.config import check, commands, yaml_file
-from anabatic.convert import foreign, recognise, tables
+from anabatic.config.shared import SEQ_LEN
+from anabatic.convert import foreign, recognise
 from anabatic.convert.calls import Option
 from anabatic.core.errors import ConfigError
 from anabatic.core.text import did_you_mean
+from anabatic.recipes import length
 
 _CONFIG = ("-c", "--config")
 _MOST = 6
@@ -23,16 +25,12 @@ _MOST = 6
 _ALIKE = 0.75
 """How near a name must be to be meant: a wrong guess is worse than none."""
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
-_VERBS = {
-    "finetune": "sft", "fine-tune": "sft", "lora": "sft", "grpo": "rl", "ppo": "rl", "kto": "dpo", "orpo": "dpo",
-    "rm": "reward", "generate": "infer", "inference": "infer", "predict": "infer", "evaluate": "eval",
-    "tokenize": "tokenizer train", "convert": "export", "upload": "export", "check": "doctor", "smi": "monitor",
-}  # fmt: skip
-"""Names for what is done that no table has -> the command."""
+_NO_CONVERTER = ("axolotl", "verl")
+"""Programs whose files are said in options: `config from-...` does not read them."""
 
 
 @dataclass
-class _Line:
+class Line:
     """A command line of ours, in parts.
 
     Attributes:
@@ -58,8 +56,6 @@ def usage(error: CycloptsError, tokens: Sequence[str]) -> ConfigError | None:
     """Return what the words of a line mean that the CLI library does not know; None where nothing tells."""
     if isinstance(error, UnknownOptionError):
         return unknown_option(error, tokens)
-    if isinstance(error, UnknownCommandError):
-        return unknown_command(error, tokens)
     return unused_words(error, tokens) if isinstance(error, UnusedCliTokensError) else None
 
 
@@ -74,8 +70,8 @@ def unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> ConfigEr
     name = " ".join(chain)
     if name not in commands.COMMANDS or name == "run":
         return None
-    line = _line(tokens, name, known)
-    return _explained(line, word, known, f"see `anabatic {name} --help`")
+    line = parse_line(tokens, name, known)
+    return explain_line(line, word, known, f"see `anabatic {name} --help`")
 
 
 def unused_words(error: UnusedCliTokensError, tokens: Sequence[str]) -> ConfigError | None:
@@ -85,37 +81,13 @@ def unused_words(error: UnusedCliTokensError, tokens: Sequence[str]) -> ConfigEr
     if name not in commands.COMMANDS or not words:
         return None
     for word in words:
-        if recognise.is_recipe(word) and (found := _file(word, name, list(tokens))) is not None:
+        if recognise.is_recipe(word) and (found := explain_file(word, name, list(tokens))) is not None:
             return found
     if not all(_is_pair(word) for word in words):
         return None
-    known = _names_of(name)
-    line = _line(tokens, name, known)
-    return _explained(line, words[0].partition("=")[0], known, f"see `anabatic {name} --help`")
-
-
-def unknown_command(error: UnknownCommandError, tokens: Sequence[str]) -> ConfigError | None:
-    """Return what a command of another program is here, or what a file without a command is for."""
-    word = (error.unused_tokens or [""])[0]
-    if error.command_chain:
-        return None
-    if recognise.is_recipe(word):
-        return _file(word, "", list(tokens))
-    rest = [token for token in tokens if token != word]
-    file = next((token for token in rest if recognise.is_recipe(token)), None)
-    if file is not None and (found := _file(file, "", rest)) is not None:
-        return found
-    if word in _VERBS:
-        ours = _VERBS[word]
-        return ConfigError(f'unknown command "{word}": `anabatic {ours}` here', _see_or_line(ours, rest))
-    for peer in ("llamafactory", "swift"):
-        for row in tables.load(peer).tables["commands"]:
-            if any(name.partition(" ")[2] == word for name in row.theirs):
-                here = row.here.get("en", "").replace("`", "") or f"anabatic {row.command}"
-                note = f" ({row.note['en']})".replace("`", "") if row.note else ""
-                told = f'unknown command "{word}" (of {tables.load(peer).title}): {here} here{note}'
-                return ConfigError(told, _see_or_line(row.command, rest) if row.command else "see `anabatic --help`")
-    return None
+    known = options_of(name)
+    line = parse_line(tokens, name, known)
+    return explain_line(line, words[0].partition("=")[0], known, f"see `anabatic {name} --help`")
 
 
 def misplaced(file: str, name: str) -> ConfigError:
@@ -124,7 +96,7 @@ def misplaced(file: str, name: str) -> ConfigError:
     lost = ConfigError(
         f"{file} does not belong to an option. Did you mean -c {file}?", _with(tokens, file, name, name, ["-c", file])
     )
-    return _file(file, name, tokens) or lost
+    return explain_file(file, name, tokens) or lost
 
 
 def misread(error: ConfigError, tokens: Sequence[str]) -> ConfigError:
@@ -135,7 +107,7 @@ def misread(error: ConfigError, tokens: Sequence[str]) -> ConfigError:
     file = next((token for token in tokens if str(error).startswith(f"{token}:") and recognise.is_recipe(token)), None)
     kind = recognise.kind_of(Path(file)) if file is not None else None
     if file is not None and kind is not None and not (kind.program == recognise.OURS and name in kind.commands):
-        return _file(file, name, list(tokens)) or error
+        return explain_file(file, name, list(tokens)) or error
     if not isinstance(error, check.UnknownSetting):
         return error
     key = error.key.rpartition(".")[2].replace("-", "_")
@@ -160,18 +132,7 @@ def _command_of(error: ConfigError, tokens: Sequence[str]) -> str:
     return next((name for name in names if name in commands.COMMANDS), "")
 
 
-def _see_or_line(command: str, rest: Sequence[str]) -> str:
-    if not rest:
-        return f"see `anabatic {command} --help`"
-    words = [one for at, word in enumerate(rest) for one in (["-c", word] if _lone_recipe(rest, at) else [word])]
-    return shlex.join(["anabatic", *command.split(), *words])
-
-
-def _lone_recipe(words: Sequence[str], at: int) -> bool:
-    return words[at].endswith((".yaml", ".yml")) and not (at and words[at - 1].startswith("-"))
-
-
-def _names_of(name: str) -> list[str]:
+def options_of(name: str) -> list[str]:
     """Return the options of a command."""
     row = commands.get(name)
     keys = [key for key, _ in check.leaves(row.job_class())]
@@ -179,17 +140,18 @@ def _names_of(name: str) -> list[str]:
     return [*_CONFIG, "--dry-run", *short, *map(check.Flags().option, keys)]
 
 
-def _line(tokens: Sequence[str], name: str, known: Collection[str]) -> _Line:
+def parse_line(tokens: Sequence[str], name: str, known: Collection[str]) -> Line:
     """Part the words of a line: what the command understands, and what it does not."""
     chain = name.split()
     at = next(at for at in range(len(tokens)) if list(tokens[at : at + len(chain)]) == chain) + len(chain)
-    line = _Line(name, list(tokens[:at]))
+    line = Line(name, list(tokens[:at]))
     row = commands.get(name)
     options = {check.Flags().option(key): key for key, _ in check.leaves(row.job_class())}
     options |= {one: key for key, names in row.short.items() for one in names.split()}
+    many = {key for key, hint in check.leaves(row.job_class()) if _takes_many(hint)}
     rest = list(tokens[at:])
     while rest:
-        word, values = rest.pop(0), []
+        word, values = rest.pop(0), list[str]()
         option, equals, value = word.partition("=")
         if not word.startswith("-") or not _NAME.match(word.lstrip("-")):
             if _is_pair(word) and not row.words:
@@ -197,9 +159,12 @@ def _line(tokens: Sequence[str], name: str, known: Collection[str]) -> _Line:
             else:
                 line.kept.append(word)
             continue
-        while rest and (not rest[0].startswith("-") or not _NAME.match(rest[0].lstrip("-"))):
-            values.append(rest.pop(0))
         plain = option.replace("_", "-")
+        single = plain in options and options[plain] not in many
+        while rest and (not rest[0].startswith("-") or not _NAME.match(rest[0].lstrip("-"))):
+            if single and (values or equals):
+                break
+            values.append(rest.pop(0))
         if plain in known or option in known:
             line.kept += [word, *values]
             if option in _CONFIG:
@@ -215,14 +180,18 @@ def _line(tokens: Sequence[str], name: str, known: Collection[str]) -> _Line:
     return line
 
 
+def _takes_many(hint: Any) -> bool:
+    return getattr(check.strip_optional(hint)[0], "__origin__", None) in (list, dict)
+
+
 def _is_pair(word: str) -> bool:
-    key, equals, _ = word.partition("=")
+    key, equals, _ = word.lstrip("+").partition("=")  # Hydra adds keys with +
     return bool(equals) and _NAME.fullmatch(key) is not None and not Path(word).exists()
 
 
-def _take_pair(line: _Line, word: str, options: Mapping[str, str]) -> None:
+def _take_pair(line: Line, word: str, options: Mapping[str, str]) -> None:
     """Take KEY=VALUE: a setting of ours, or one of another program."""
-    key, _, value = word.partition("=")
+    key, _, value = word.lstrip("+").partition("=")
     option = check.Flags().option(key.replace("-", "_"))
     if option in options:
         line.kept += [option, value]
@@ -230,7 +199,7 @@ def _take_pair(line: _Line, word: str, options: Mapping[str, str]) -> None:
         line.foreign.append(Option(key.replace("-", "_"), value, key))
 
 
-def _explained(line: _Line, word: str, known: Collection[str], see: str) -> ConfigError:
+def explain_line(line: Line, word: str, known: Collection[str], see: str) -> ConfigError:
     """Return the error for a line with options that do not exist, and the line put right."""
     own = _given(line)
     answer = foreign.look_up(line.command, line.foreign, own)
@@ -249,7 +218,7 @@ def _explained(line: _Line, word: str, known: Collection[str], see: str) -> Conf
             settings[meant[0]] = option.value
         open_ = open_ or len(meant) != 1
         guess = f" Did you mean {' or '.join(meant)}?" if meant else own_guess(option.shown, known)
-        clauses.append(f'"{option.shown}".{guess}')
+        clauses.append(f'"{option.shown}".{guess}'.removesuffix("."))
     if not clauses:
         return ConfigError(f"{word} is given as a word; here it is an option", line.typed())
     if len(clauses) > _MOST:
@@ -263,7 +232,7 @@ def _explained(line: _Line, word: str, known: Collection[str], see: str) -> Conf
     return ConfigError(f"unknown {what} {'; '.join(clauses)}".removesuffix("."), hint)
 
 
-def _given(line: _Line) -> dict[str, Any]:
+def _given(line: Line) -> dict[str, Any]:
     """Return what the line says in our own words: its recipes, then its options.
 
     Raises:
@@ -273,20 +242,17 @@ def _given(line: _Line) -> dict[str, Any]:
     hints = dict(check.leaves(root))
     given: dict[str, Any] = {}
     for file in line.files:
-        given |= {key: value for key, value in _flat(yaml_file.read(file).tree).items() if key in hints}
+        given |= {key: value for key, value in recognise.flatten(yaml_file.read(file).tree).items() if key in hints}
     for key, values in line.own.items():
         hint, _ = check.strip_optional(hints[key])
         texts = [check.Text(value) for value in values]
-        value = texts if getattr(hint, "__origin__", None) in (list, dict) else texts[0]
+        value = texts if _takes_many(hint) else texts[0]
         given[key] = check.convert(value, hints[key], check.Flags(), tuple(key.split(".")))
+    if "batch.seq_len" in hints and given.get("batch.seq_len") is None:
+        positions = length.positions_of(length.config_of(str(given.get("model") or given.get("model.path") or "")))
+        if positions is not None:  # as the job itself follows the model
+            given["batch.seq_len"] = min(SEQ_LEN, positions)
     return given
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def _inside(name: str, known: Collection[str]) -> list[str]:
@@ -322,7 +288,7 @@ def _words(command: str, key: str, value: Any) -> list[str]:
     return [option, "null" if value is None else str(value)]
 
 
-def _file(file: str, name: str, tokens: list[str]) -> ConfigError | None:
+def explain_file(file: str, name: str, tokens: list[str]) -> ConfigError | None:
     """Return whose file it is, and the line that runs or converts it; None where nothing tells.
 
     Args:
@@ -344,6 +310,8 @@ def _file(file: str, name: str, tokens: list[str]) -> ConfigError | None:
         command = name or "sft"
         if "parallel.deepspeed" in dict(check.leaves(commands.get(command).job_class())):
             return ConfigError(message, _with(tokens, file, name, command, ["--parallel.deepspeed", file]))
+    if kind.program in _NO_CONVERTER:
+        return _as_options(file, kind.commands[0], tokens, message)
     if kind.program in (recognise.ACCELERATE, "transformers") or (kind.program == "deepspeed" and not kind.commands):
         return _as_options(file, name or "sft", tokens, message)
     new = f"{Path(file).stem}-anabatic.yaml"
@@ -370,6 +338,11 @@ def _own_recipe(file: str, name: str, tokens: list[str], kind: recognise.Kind) -
 def _as_options(file: str, command: str, tokens: list[str], message: str) -> ConfigError:
     """Return the error for a file of arguments, with the line that says the same in options."""
     tree = recognise.tree_of(Path(file))
+    if "actor_rollout_ref" in tree:
+        tree = recognise.flatten(tree)
+    if isinstance(entries := tree.get("datasets"), list):  # axolotl's
+        files = [one.get("path") for one in entries if isinstance(one, dict)]
+        tree = {**tree, "datasets": [str(file) for file in files if file]}
     given = [Option(key.replace("-", "_"), value, key) for key, value in tree.items()]
     answer = foreign.look_up(command, [one for one in given if foreign.knows(one.name)])
     if answer.problem:

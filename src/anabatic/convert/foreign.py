@@ -13,7 +13,9 @@ from anabatic.convert import draft, tables, work
 from anabatic.convert.calls import SHARED, Call, Option
 from anabatic.core.errors import ConfigError
 
-_ORDER = ("transformers", "launch", "llamafactory", "swift", "deepspeed", "nanochat")
+_ORDER = (
+    "transformers", "launch", "llamafactory", "swift", "deepspeed", "nanochat", "axolotl", "verl", "lm_eval", "vllm",
+)  # fmt: skip
 """Files of the tables; what several of them know is said of the first."""
 _DERIVED = ("micro_rows", "accumulation", "global_rows")
 """Facts of a batch that a sum needs."""
@@ -46,7 +48,7 @@ class Word:
             told += f": {self.note}" if self.note and self.another else ""
         else:
             told = "nothing to set here" if self.needless else "no counterpart here"
-            told += f": {self.note}" if self.note else ""
+            told += f": {self.note}" if self.note and self.note != "no counterpart" else ""
         return f'"{self.typed}" (of {self.programs}): {told}'
 
 
@@ -70,6 +72,11 @@ class Answer:
 def knows(name: str) -> bool:
     """True if a table has an option or key of that name."""
     return any(name in _names(file) for file in _ORDER)
+
+
+def names(peer: str, name: str) -> bool:
+    """True if a program's own table has an option or key of that name."""
+    return name in _names(peer)
 
 
 def look_up(command: str, options: Sequence[Option], own: Mapping[str, Any] | None = None) -> Answer:

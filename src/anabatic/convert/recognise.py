@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ OURS = "anabatic"
 ACCELERATE = "accelerate"
 _RECIPES = (".yaml", ".yml", ".json")
 _ACCELERATE = ("compute_environment", "distributed_type", "main_training_function", "machine_rank")
+_NESTED = "verl"
+"""Its files are nested: keys in tables are dotted."""
+_AXOLOTL = {"dpo": "dpo", "ipo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dpo", "grpo": "rl"}
+"""Its key `rl` -> a command of ours."""
 _LEAST = 2
 """Names of another program that make a file its own."""
 
@@ -80,6 +84,9 @@ def kind_of_tree(tree: dict[str, Any]) -> Kind | None:
         return Kind(OURS, tuple(ours), tuple(names[:4]))
     if sum(name in _ACCELERATE for name in names) >= _LEAST:
         return Kind(ACCELERATE, (), tuple(name for name in names if name in _ACCELERATE))
+    nested = [key for key in flatten(tree) if foreign.names(_NESTED, key)]
+    if len(nested) >= _LEAST:
+        return Kind(_NESTED, ("rl",), tuple(nested))
     blocks = [key for key in tree if key in deepspeed.KEYS and (isinstance(tree[key], dict) or not foreign.knows(key))]
     if blocks:
         return Kind("deepspeed", ("sft",), tuple(blocks))
@@ -88,6 +95,14 @@ def kind_of_tree(tree: dict[str, Any]) -> Kind | None:
         return None
     peer = _peer(known, tree)
     return Kind(peer, (_command(peer, tree),), tuple(known))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of a nested mapping."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + str(key): value}
+    return flat
 
 
 def fitting(tree: dict[str, Any]) -> list[str]:
@@ -124,7 +139,7 @@ def _peer(names: Iterable[str], tree: dict[str, Any]) -> str:
     """Return the program with the most of these names; only those that have files of settings."""
     some = list(names)
     own = foreign.likely(some)
-    if own in ("llamafactory", "swift"):
+    if own in ("llamafactory", "swift", "axolotl"):
         return own
     counts = {peer: foreign.count(peer, some) for peer in ("llamafactory", "swift")}
     return (
@@ -136,6 +151,8 @@ def _peer(names: Iterable[str], tree: dict[str, Any]) -> str:
 
 def _command(peer: str, tree: dict[str, Any]) -> str:
     """Return the command of ours that a file of settings asks for."""
+    if peer == "axolotl":
+        return _AXOLOTL.get(str(tree.get("rl") or "").lower(), "sft")
     if peer not in ("llamafactory", "swift"):
         return "sft"
     return make.command_of(peer, tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from anabatic.core.errors import ConfigError
 
 _ROWS = {"dpo": 2, "reward": 2}
 """Sequences of a row: both answers of a pair."""
+_CHECKPOINT = re.compile(r"(?:global_)?(?:checkpoint|step)[-_]?\d+")
 _SCHEDULES = {
     "linear": "linear",
     "linear_with_warmup": "linear",
@@ -37,6 +39,7 @@ def finish(made: Draft, folder: Path) -> None:
     named.sources(made, folder)
     named.model(made)
     _kind(made)
+    _resume(made)
 
 
 def world(made: Draft) -> int:
@@ -121,6 +124,19 @@ def _kind(made: Draft) -> None:
         _without_adapters(made)
     if made.command == "rl" and "schedule.epochs" in made.settings and "schedule.max_steps" not in made.settings:
         made.set("schedule.max_steps", None, "schedule.epochs counts")
+
+
+def _resume(made: Draft) -> None:
+    """A checkpoint to go on from is found by the run folder that it lies in."""
+    one = made.facts.get("resume_from")
+    if one is None:
+        return
+    path = Path(str(one.value))
+    out = path.parent if _CHECKPOINT.fullmatch(path.name) else path
+    if made.hint("out") is not None and "out" not in made.settings:
+        made.set("out", str(out), one.shown)
+    told = "the newest whole checkpoint of `out` is taken by itself; another program's is a `model` to begin with"
+    made.notes.changed.append(f"{one.shown}: {told}")
 
 
 def _without_adapters(made: Draft) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from anabatic.core.errors import DataError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""A model on a hub, `OWNER/NAME`."""
 PLACES = ("runs", "output", "outputs", "saves", "checkpoints", "exported")
 """First parts of names that are always folders here."""
 _SIGNS = ("config.json", "adapter_config.json", "best_model", "final_model", "metrics.jsonl", "pipeline.json")
@@ -15,6 +20,19 @@ _MOST = 2000
 """Folders that are looked at."""
 _NEAR = 0.85
 """From here on a name of a hub's form is taken for a slip of the pen."""
+
+
+def is_id(name: str | Path, asked: str | None = None) -> bool:
+    """True for `OWNER/NAME` that is no path here. What begins with `.`, `/` or `~` or has more slashes never is one.
+
+    Neither is a name whose first part is a folder here, or that a run is called nearly so, unless a hub is asked for by
+    its own name: a slip of the pen is nothing to tell a hub.
+    """
+    if HUB_ID.fullmatch(str(name)) is None or os.path.lexists(name):
+        return False
+    if str(name).partition("/")[0] in PLACES:
+        return False
+    return asked is not None or not is_local(str(name))
 
 
 def is_local(name: str) -> bool:
@@ -38,6 +56,19 @@ def guess(name: str) -> str:
     """Return ` Did you mean "runs/mine"?`, or an empty text."""
     some = [f'"{one}"' for one in nearest(name)]
     return f" Did you mean {' or '.join(some)}?" if some else ""
+
+
+def missing_model(name: str) -> DataError:
+    """Return the error for a model that is not here, with the runs that may be meant."""
+    here = [one for one in found(name) if one not in nearest(name)]
+    hint = (
+        f"runs and models here: {', '.join(here[:6])}"
+        if here
+        else "give a Hugging Face folder or a finished run folder"
+    )
+    if is_id(name, "huggingface"):
+        hint += f"; a hub is asked for {name} from another folder, or with --hub in a training"
+    return DataError(f"model folder {os.path.expanduser(name)} does not exist.{guess(name)}".removesuffix("."), hint)
 
 
 def found(name: str = "") -> Iterator[str]:

@@ -42,31 +42,18 @@ def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | N
     Raises:
         DataError: there is no model there, or it is of a kind that is not supported.
     """
-    root = hub.fetch(str(path), named_hub, world) if hub.is_id(path, named_hub) else Path(path).expanduser()
+    root = hub.fetch(str(path), named_hub, world) if run_names.is_id(path, named_hub) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.CONFIG).is_file():
             require_supported(folder)
             return folder
     if not root.exists():
-        raise _no_folder(str(path), root)
+        raise run_names.missing_model(str(path))
     raise DataError(
         f"{root} holds no config.json or adapter_config.json, and no best_model or final_model either",
         "give a Hugging Face folder, or let the run finish (the same command continues it)",
     )
-
-
-def _no_folder(name: str, root: Path) -> DataError:
-    """Return the error for a model that is not here, with the runs that may be meant."""
-    here = [one for one in run_names.found(name) if one not in run_names.nearest(name)]
-    hint = (
-        f"runs and models here: {', '.join(here[:6])}"
-        if here
-        else "give a Hugging Face folder or a finished run folder"
-    )
-    if hub.is_id(name, "huggingface"):
-        hint += f"; a hub is asked for {name} from another folder, or with --hub in a training"
-    return DataError(f"model folder {root} does not exist.{run_names.guess(name)}".removesuffix("."), hint)
 
 
 def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:
@@ -79,7 +66,7 @@ def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None 
         return folder
     name = adapter_config.read_config(folder).get("base_model_name_or_path") or ""
     asked = named_hub or hub.chosen()  # a program has written the name: no slip of the pen
-    if not name or not (Path(name).exists() or hub.is_id(name, asked)):
+    if not name or not (Path(name).exists() or run_names.is_id(name, asked)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",

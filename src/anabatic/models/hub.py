@@ -7,14 +7,13 @@ Sources: huggingface_hub's `snapshot_download`; ModelScope's HTTP API as its own
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
-from anabatic.core import log, run_names
+from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.models import modelscope
 from anabatic.parallel.world import World, barrier
@@ -26,21 +25,6 @@ FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.t
 """Configuration, tokenizer, weights. Pickled weights (*.bin, *.pt, *.pth) are never fetched: loading them runs code."""
 NOT = ("*/*", "consolidated*")
 """Folders hold other formats, and `consolidated*.safetensors` are the same weights again under Mistral's names."""
-
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-
-
-def is_id(name: str | Path, asked: Hub | None = None) -> bool:
-    """True for `OWNER/NAME` that is no path here. What begins with `.`, `/` or `~` or has more slashes never is one.
-
-    Neither is a name whose first part is a folder here, or that a run is called nearly so, unless a hub is asked for by
-    its own name: a slip of the pen is nothing to tell a hub.
-    """
-    if _ID.fullmatch(str(name)) is None or os.path.lexists(name):
-        return False
-    if str(name).partition("/")[0] in run_names.PLACES:
-        return False
-    return asked is not None or not run_names.is_local(str(name))
 
 
 def chosen(hub: Hub | None = None) -> Hub:

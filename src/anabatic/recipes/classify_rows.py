@@ -90,7 +90,7 @@ def numbers(rows: Sequence[Segment], names: Sequence[str]) -> np.ndarray | None:
             "write the rows with `anabatic classify words`, or give the AIS table itself",
         )
     columns = [NAMES.index(name) for name in names]
-    found = np.asarray([row.features for row in rows], dtype=np.float32)[:, columns]
+    found = np.asarray([row.features for row in rows], dtype=np.float32).reshape(len(rows), len(NAMES))[:, columns]
     return np.where(np.isfinite(found), found, np.float32(np.nan))
 
 

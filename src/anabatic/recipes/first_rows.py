@@ -49,7 +49,8 @@ def sources(job: Any) -> list[str]:
     if data is None or isinstance(data, list):
         named = list(data or [])
     else:
-        named = [*getattr(data, "train", ()), *getattr(data, "valid", ())]
+        held_out = getattr(data, "valid", ()) if getattr(data, "holds_out", True) else ()  # `none` is no file
+        named = [*getattr(data, "train", ()), *held_out]
     inputs = getattr(job, "inputs", None)
     return [*named, *(inputs if isinstance(inputs, list) else ())]
 

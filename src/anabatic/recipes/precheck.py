@@ -6,18 +6,16 @@ No torch: a mistyped file is told in a fraction of a second.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import run_names
 from anabatic.core.errors import ConfigError, DataError, Several, UserError
 from anabatic.core.text import did_you_mean
 from anabatic.recipes import first_rows, length
 
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-"""A model on a hub, as `models.hub` knows them: what is there is not known before it is asked."""
 _INNER = ("", "best_model", "final_model")
 _MODELS = ("pretrain", "sft", "dpo", "rl", "merge", "export", "checkpoint export", "classify pretrain")
 _OTHERS = {"reward": "a reward model", "classify train": "a classifier"}
@@ -130,7 +128,10 @@ def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserErro
     if made is not None:
         yield from _model_of_stage(command, name, made, earlier or {})
         return
-    if earlier is None:  # a single command: whoever loads the model knows what else the name may mean
+    if earlier is None:  # a single command: who loads a folder that is there knows what it may mean
+        if not command.startswith("bench ") and not os.path.lexists(os.path.expanduser(name)):
+            hub = getattr(job, "hub", None)
+            yield from [] if run_names.is_id(name, hub) else [run_names.missing_model(name)]
         return
     if length.folder_of(name) is not None or _on_a_hub(name, earlier):
         return
@@ -146,7 +147,7 @@ def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserErro
 def _on_a_hub(name: str, earlier: Earlier) -> bool:
     """Whether a name may mean a model that is fetched; what would lie among the folders of the stages does not."""
     among = any(_whole(name).parent == _whole(folder).parent for folder in earlier)
-    return _ID.fullmatch(name) is not None and not os.path.lexists(name) and not among
+    return run_names.HUB_ID.fullmatch(name) is not None and not os.path.lexists(name) and not among
 
 
 def _no_model(root: Path) -> DataError:

@@ -21,6 +21,7 @@ from anabatic.core.errors import UserError
 from anabatic.data import tokenizer as tokenizers
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.models.hf import save_model
+from anabatic.recipes import precheck
 from anabatic.testing.tiny import tiny_model, tiny_text, tiny_tokenizer
 
 CLASSES = ("Ferry", "Trawler", "Yacht")
@@ -64,6 +65,7 @@ def run(verb: str, out: Path, source: Path, /, **more: Any) -> Path:
     for section, values in more.items():
         tree[section] = {**tree.get(section, {}), **values} if isinstance(values, dict) else values
     job = load.build(f"classify {verb}", tree, "test")
+    precheck.require(f"classify {verb}", job)
     assert commands.get(f"classify {verb}").recipe_function()(job) == 0
     return out
 
@@ -221,15 +223,21 @@ def predict(model: Path, inputs: list[Path], out: Path, **more: Any) -> list[dic
     return list(jsonl.read(out if out.suffix else out / "predictions.jsonl"))
 
 
-def test_numbers_beside_words(trained: Path, tmp_path: Path) -> None:
+def numbered_rows() -> list[dict[str, Any]]:
+    """Segments whose class shows in their numbers alone."""
     from anabatic.trajectory.features import GROUPS, NAMES
 
     draw = np.random.default_rng(0)
-    told = vessel_rows()
-    for row in told:
-        row["text"] = "DT_60 SPD_50 TURN_0 MOVE_NONE"  # the class shows in the numbers alone
+    found = vessel_rows()
+    for row in found:
+        row["text"] = "DT_60 SPD_50 TURN_0 MOVE_NONE"
         row["features"] = [float(row["label"]) + draw.normal(0, 0.2) if GROUPS[name] == "motion" else None
                            for name in NAMES]  # fmt: skip
+    return found
+
+
+def test_numbers_beside_words(trained: Path, tmp_path: Path) -> None:
+    told = numbered_rows()
     numbers = write(tmp_path / "rows.jsonl", told)
     out = run("train", tmp_path / "run", numbers, head={"features": ["motion", "heading"]}, schedule={"max_steps": 20})
     said = predict(out, [numbers], tmp_path / "said.jsonl")
@@ -363,6 +371,10 @@ def test_nobody_is_held_out_when_asked(rows: Path, tmp_path: Path, caplog: pytes
     assert "data.valid is none: the model gets no score" in caplog.text
     kept = json.loads((out / "final_model" / "split.json").read_text())
     assert (len(kept["train"]), kept["valid"]) == (30, [])
+    numbers = write(tmp_path / "numbers.jsonl", numbered_rows())
+    head = {"features": ["motion"], "trees": 3, "dropout": 0.0}
+    out = run("train", tmp_path / "trees", numbers, data={"valid": ["none"]}, head=head, schedule={"max_steps": 2})
+    assert predict(out, [numbers], tmp_path / "said.jsonl")
     with pytest.raises(UserError, match="data.valid is"):
         run("train", tmp_path / "other", rows, data={"valid": ["none", str(rows)]})
 

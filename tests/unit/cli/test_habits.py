@@ -96,7 +96,6 @@ BECOMES: dict[str, dict[str, Any]] = {
 
 # What needs no setting, or has no counterpart, and a word of the reason.
 NOTHING = {
-    "--template qwen": ("LLaMA-Factory", "nothing to set here", "chat template"),
     "--attn_impl flash_attn": ("ms-swift", "nothing to set here", "fused attention"),
     "--flash_attn fa2": ("LLaMA-Factory", "nothing to set here", "fused attention"),
     "--dataloader_num_workers 4": (HUGGING_FACE, "nothing to set here", "by themselves"),
@@ -106,8 +105,8 @@ NOTHING = {
     "--do_train": (HUGGING_FACE, "nothing to set here", "command says it"),
     "--trust_remote_code true": (HUGGING_FACE, "no counterpart here", "never run"),
     "--push_to_hub": (HUGGING_FACE, "no counterpart here", "nothing is uploaded"),
-    "--neftune_noise_alpha 5": ("LLaMA-Factory", "no counterpart here", "no counterpart"),
-    "--use_galore true": ("LLaMA-Factory", "no counterpart here", "no counterpart"),
+    "--neftune_noise_alpha 5": ("LLaMA-Factory", "no counterpart here", ""),
+    "--use_galore true": ("LLaMA-Factory", "no counterpart here", ""),
     "--rope_scaling linear": (HUGGING_FACE, "no counterpart here", "config.json"),
     "--sequence_parallel_size 2": (HUGGING_FACE, "no counterpart here", "one sequence"),
     "--auto_find_batch_size": (HUGGING_FACE, "no counterpart here", "anabatic plan"),
