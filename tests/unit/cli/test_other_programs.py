@@ -145,7 +145,7 @@ MISTYPED = [
     "chat runs/stf",
     "sft --model runs/stf --data.train a.jsonl",
     "export runs/stf -o x",
-    "merge runs/stf -o x",
+    "merge runs/stf --out x",
     "pretrain --model.path runs/stf --data.train a.txt",
 ]
 
