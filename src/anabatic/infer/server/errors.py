@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
 
 from anabatic.core.errors import AnabaticError
+from anabatic.data.tokenizer import TemplateRefuses
 
 _LONGEST = 200
 """Of what a client has written, in a message."""
@@ -55,6 +56,23 @@ class ApiError(Exception):
 def from_ours(error: AnabaticError, status: int = 400, param: str | None = None) -> ApiError:
     """Return one of our errors, its hint included."""
     return ApiError(status, f"{error}. {error.hint}" if error.hint else str(error), param)
+
+
+def refused(error: TemplateRefuses, name: str, param: str) -> ApiError:
+    """Return what a chat template has against a conversation; the folder of the model is nobody's business."""
+    why = error.why if len(error.why) <= _LONGEST else f"{error.why[:_LONGEST]}..."
+    return ApiError(400, f"the chat template of {name} refuses the conversation: {why}. {error.hint}", param)
+
+
+def unreadable(why: BaseException | None) -> str:
+    """Return why a body could not be read as JSON, by what reading it ended in."""
+    if isinstance(why, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(why, UnicodeError):
+        return "the body is no UTF-8, or it is compressed: send JSON as it is"
+    if isinstance(why, ValueError):  # all that is left: Python's bound for whole numbers
+        return "the body holds an integer that is too long, of thousands of digits"
+    return "the body cannot be read as JSON"
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
