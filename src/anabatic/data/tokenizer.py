@@ -180,7 +180,7 @@ FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
 """What templates end in beside jinja's own errors: they join what is no text, divide, count too far."""
 
 
-def _filled(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
+def _filled(tokenizer: Any, messages: list[dict[str, Any]], /, **how: Any) -> Any:
     from jinja2 import TemplateError
 
     try:

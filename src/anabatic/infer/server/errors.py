@@ -115,4 +115,4 @@ def _place(error: Any) -> list[int | str]:
 
 def _is_form(part: int | str) -> bool:
     """True for what pydantic calls one of several forms of a field, which is no name of a client's."""
-    return isinstance(part, str) and ("[" in part or part == "NamedTool")
+    return isinstance(part, str) and ("[" in part or part in ("NamedTool", "FlatChoice"))

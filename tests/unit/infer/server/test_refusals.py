@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import socket
 import time
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from anabatic.data.tokenizer import _filled, chat_prompt
 from unit.infer.server.running import KEY, catalogue_of, serving
 
 CHAT = "/v1/chat/completions"
@@ -130,6 +133,18 @@ def test_what_is_nested_too_deeply_is_refused_by_a_limit(server, where, depth):
     assert "nested" in answer.json()["error"]["message"]
     shallow = raw(server, start + DEEP[where] % nested(3) + "}")
     assert shallow.status_code in (200, 400) and "nested" not in shallow.text  # tools are longer than the context
+
+
+def test_variables_of_a_template_are_called_like_no_argument_of_ours(server):
+    """Whatever the functions on the way to the template call their arguments."""
+    tokenizer = server.catalogue.model("one").engine.tokenizer
+    way = (chat_prompt, _filled, type(tokenizer).apply_chat_template, render_jinja_template)
+    names = {name for function in way for name in inspect.signature(function).parameters}
+    assert {"tokenizer", "conversation", "conversations"} <= names
+    for name in sorted(names):
+        answer = server.post(CHAT, {"messages": USER, "chat_template_kwargs": {name: 1}, "max_tokens": 2})
+        assert answer.status_code in (200, 400), (name, answer.text)
+        assert tokenizer.name_or_path not in answer.text
 
 
 REFUSING = {

@@ -159,6 +159,7 @@ WRONG = {
     "half a call": ({"input": [{"type": "function_call", "name": "f"}]}, "needs call_id, arguments"),
     "a message without a role": ({"input": [{"content": "a"}]}, "needs role"),
     "a reference": ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+    "a choice of no kind": ({"tools": [ADD], "tool_choice": {"name": "f"}}, "tool_choice.type: Field required"),
     "a tool that is not there": ({"tools": [ADD], "tool_choice": {"type": "function", "name": "g"}}, "not among"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "too many tokens": ({"max_output_tokens": 65}, "at most 64"),
