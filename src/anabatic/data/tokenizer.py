@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from anabatic.core.errors import DataError
+from anabatic.core.errors import DataError, TemplateRefuses
 from anabatic.core.paths import cannot_write, write_atomic
 from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
@@ -164,16 +164,6 @@ def chat_text(
     """
     text: str = _filled(tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=False)
     return text
-
-
-class TemplateRefuses(DataError):
-    """A chat template cannot write a conversation.
-
-    Attributes:
-        why: what it said of it; nothing about this machine.
-    """
-
-    why: str = ""
 
 
 FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)

@@ -11,8 +11,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
 
-from anabatic.core.errors import AnabaticError
-from anabatic.data.tokenizer import TemplateRefuses
+from anabatic.core.errors import AnabaticError, TemplateRefuses
 
 _LONGEST = 200
 """Of what a client has written, in a message."""

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from anabatic.config.chat import Sampling
 from anabatic.config.serve import Limits
 from anabatic.core import json_text
-from anabatic.core.errors import AnabaticError
+from anabatic.core.errors import AnabaticError, TemplateRefuses
 from anabatic.core.text import did_you_mean, utf8
-from anabatic.data.tokenizer import TemplateRefuses, chat_prompt
+from anabatic.data.tokenizer import chat_prompt
 from anabatic.infer import tool_calls
 from anabatic.infer.classify import TrajectoryClassifier
 from anabatic.infer.dialogue import continuation
