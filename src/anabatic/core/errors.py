@@ -4,6 +4,7 @@ AnabaticError
 |-- UserError          exit code 2: the user can mend it (a file, a key, a value)
 |   |-- ConfigError    a recipe, an overlay or a flag
 |   |-- DataError      a corpus, a conversation file, a tokenizer, a model folder
+|   |   |-- TemplateRefuses    a chat template cannot write a conversation
 |   |-- Several        more than one of these
 |-- Failure            exit code 1: the machine or the job failed
     |-- DeviceError    an accelerator is missing or broken
@@ -57,6 +58,16 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A corpus, a conversation file, a tokenizer or a model folder is wrong."""
+
+
+class TemplateRefuses(DataError):
+    """A chat template cannot write a conversation.
+
+    Attributes:
+        why: what it said of it; nothing about this machine.
+    """
+
+    why: str = ""
 
 
 class Several(UserError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from anabatic.core.errors import DataError
+from anabatic.core.errors import DataError, TemplateRefuses
 from anabatic.core.paths import cannot_write, write_atomic
 from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
@@ -140,7 +140,7 @@ def chat_prompt(
         variables: of the chat template, such as `enable_thinking`.
 
     Raises:
-        DataError: the chat template refuses the conversation (some know no system message).
+        TemplateRefuses: the chat template refuses the conversation (some know no system message).
     """
     ids: list[int] = _filled(
         tokenizer,
@@ -160,7 +160,7 @@ def chat_text(
     """Return a conversation as text; with `answer`, ready for the assistant to speak.
 
     Raises:
-        DataError: the chat template refuses the conversation.
+        TemplateRefuses: the chat template refuses the conversation.
     """
     text: str = _filled(tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=False)
     return text
@@ -170,16 +170,30 @@ FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
 """What templates end in beside jinja's own errors: they join what is no text, divide, count too far."""
 
 
-def _filled(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
+def _filled(tokenizer: Any, messages: list[dict[str, Any]], /, **how: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
         return tokenizer.apply_chat_template(messages, **how)
     except (TemplateError, *FAILURES) as error:
-        raise DataError(
-            f"the chat template of {tokenizer.name_or_path} refuses the conversation: {error}",
-            "leave the system message out, or begin with the user's turn",
-        ) from error
+        why = str(error) or type(error).__name__
+        refused = TemplateRefuses(
+            f"the chat template of {tokenizer.name_or_path} refuses the conversation: {why}", _advice(error)
+        )
+        refused.why = why
+        raise refused from error
+
+
+def _advice(error: Exception) -> str:
+    """Return what can be done about a template's refusal. What it raises itself is about the order of the turns."""
+    from jinja2 import TemplateError
+    from jinja2.exceptions import SecurityError
+
+    if isinstance(error, (SecurityError, OverflowError, MemoryError, RecursionError)):
+        return "it asks for more than templates may: make the variables that it is given smaller"
+    if type(error) is TemplateError:
+        return "leave the system message out, or begin with the user's turn"
+    return "a part of the conversation is not as it expects it: look at its tools, its calls and its variables"
 
 
 def turn_end(tokenizer: Any) -> int | None:

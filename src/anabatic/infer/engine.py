@@ -6,7 +6,8 @@ for everybody, and pieces of new prompts beside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from anabatic.infer import form
 from anabatic.infer.blocks import SIZE
 from anabatic.infer.request import Completion, Request
 from anabatic.infer.sampling import Sampling, pick, source_of_draws
-from anabatic.infer.schedule import Schedule
+from anabatic.infer.schedule import Pace, Schedule
 from anabatic.infer.stream import decode
 from anabatic.infer.tool import PythonTool
 from anabatic.models import forward, rope_lengths
-from anabatic.models.cache import Cache
+from anabatic.models.cache import Cache, Row
 from anabatic.models.forward import Root
 from anabatic.models.hf import chat_ids
 from anabatic.models.lora_many import Adapters
@@ -33,6 +34,10 @@ __all__ = ["Completion", "Engine", "Load", "PromptTooLong", "Request"]
 
 class PromptTooLong(DataError):
     """A prompt leaves no room for an answer."""
+
+
+class _Abandoned(Exception):
+    """Nobody waits any more for what a step reads."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class Engine:
             `max_len`. Requests wait while there is no room, and the youngest makes room for older ones.
         step_tokens: tokens of prompts that are read in one step at most; longer prompts are read in pieces, and those
             who are already being answered do not wait for the whole.
+        step_seconds: a step of several requests reads no more of prompts than takes about so long, as the steps before
+            have shown; None: `step_tokens` alone counts. Not for ranks that make the same calls: their clocks differ.
         scaled: log-probabilities of drawn tokens are those at the temperature they were drawn at, not at 1.
         tool: runs the code that answers hold, and gives them its output. Not for ranks that make the same calls: the
             output of a program may differ between them.
@@ -82,8 +89,8 @@ class Engine:
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int, root: Root | None = None,
-        cache_tokens: int | None = None, step_tokens: int = 2048, scaled: bool = False,
-        tool: PythonTool | None = None,
+        cache_tokens: int | None = None, step_tokens: int = 2048, step_seconds: float | None = None,
+        scaled: bool = False, tool: PythonTool | None = None,
     ) -> None:  # fmt: skip
         positions = model.config.max_position_embeddings
         if max_len > positions:
@@ -102,6 +109,7 @@ class Engine:
         self.max_len = min(max_len, blocks * SIZE)
         self._cache = Cache(model.config, blocks, SIZE, model.device, model.dtype, self._root.parts)
         self._schedule = Schedule(blocks, max_batch, step_tokens, rope_lengths.border(model.config))
+        self._pace = None if step_seconds is None else Pace(step_seconds)
         self._adapters = Adapters(model)
         self._scaled = scaled
         self._tool = tool
@@ -111,6 +119,11 @@ class Engine:
     def busy(self) -> bool:
         """True while a request waits or runs."""
         return bool(self._schedule.waiting or self._schedule.running)
+
+    @property
+    def max_batch(self) -> int:
+        """Requests that run at once."""
+        return self._schedule.max_batch
 
     @property
     def adapters(self) -> list[str]:
@@ -260,6 +273,8 @@ class Engine:
     def step(self) -> list[Request]:
         """Read one token for every running request, and pieces of prompts; return the requests that finished.
 
+        Where all requests of the step are `abandoned` while it runs, it ends at the next layer as if it had not begun.
+
         Raises:
             Failure: the model's logits are not numbers.
         """
@@ -286,10 +301,16 @@ class Engine:
         rows = self._schedule.plan()
         if not rows:
             return []
-        logits = self._root(forward.extend, list(rows.values()), self._cache)
+        began = time.monotonic()
+        self._cache.look = lambda: _require_awaited(rows)
+        try:
+            logits = self._root(forward.extend, list(rows.values()), self._cache)
+        except _Abandoned:
+            return []
         done = [request for request, row in rows.items() if row.wanted]
         chosen = pick(logits, done, self._scaled) if done else []
         self._steps += 1
+        self._measure(rows, time.monotonic() - began)
         if any(value != value for _, value, _ in chosen):
             self.forget()
             raise Failure(
@@ -309,6 +330,18 @@ class Engine:
         for request in finished:
             self._schedule.leave(request)
         return finished
+
+    def _measure(self, rows: Mapping[Request, Row], seconds: float) -> None:
+        """Learn from a step how fast prompts are read. Only where tokens were chosen has the device been waited for."""
+        read = sum(len(row.tokens) for row in rows.values() if len(row.tokens) > 1)
+        if self._pace is not None and read and any(row.wanted for row in rows.values()):
+            self._pace.add(read, seconds)
+            self._schedule.most = self._pace.tokens
+
+
+def _require_awaited(requests: Iterable[Request]) -> None:
+    if all(request.abandoned for request in requests):
+        raise _Abandoned
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

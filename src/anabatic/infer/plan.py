@@ -21,11 +21,15 @@ SHARE = 0.4
 """Of the free memory, at most, where nobody says."""
 
 
-def engine_of(model: PreTrainedModel, tokenizer: Any, device: Device, batching: Batching, nproc: int = 1) -> Engine:
+def engine_of(
+    model: PreTrainedModel, tokenizer: Any, device: Device, batching: Batching, nproc: int = 1,
+    step_seconds: float | None = None,
+) -> Engine:  # fmt: skip
     """Return an engine whose cache fits the device, and say how large it is.
 
     Args:
         nproc: processes that share the memory of a processor.
+        step_seconds: as of `Engine`.
 
     Raises:
         DataError: there is no room for one request, or `max_len` is more than the model has positions for.
@@ -34,6 +38,7 @@ def engine_of(model: PreTrainedModel, tokenizer: Any, device: Device, batching: 
     return Engine(
         model, tokenizer, max_batch=batching.batch, max_len=longest,
         cache_tokens=room(model, device, batching, nproc), step_tokens=batching.step_tokens,
+        step_seconds=step_seconds,
     )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ class Request:
         finish_reason: empty until it is finished; `cancelled` when it was given up.
         stop_string: the text that ended it.
         cached: tokens of the prompt that were in the cache already.
+        abandoned: nobody waits for it any more, and it will be cancelled; any thread may say so.
         running: it has a place in the batch.
         computed: tokens whose keys and values are in its blocks.
         beyond: it is longer than the border of the model's frequencies, see `Schedule`.
@@ -90,6 +91,7 @@ class Request:
     finish_reason: str = ""
     stop_string: str | None = None
     cached: int = 0
+    abandoned: bool = False
     running: bool = False
     computed: int = 0
     beyond: bool = False

@@ -218,32 +218,49 @@ _READERS: dict[Style, Callable[[Collection[str], bool], Reader]] = {"hermes": Ta
 
 
 class Forced:
-    """An answer whose form was prescribed: the arguments of one tool, or a list of calls."""
+    """An answer whose form was prescribed: the arguments of one tool, or a list of calls, each certain when it ends."""
 
     def __init__(self, names: Collection[str], named: str | None) -> None:
         self._names, self._named = names, named
         self._held = ""
+        self._object = _Object()
+        self._calls = 0
+        self._text = False
 
     def push(self, piece: str) -> list[Event]:
-        """Keep the piece: only the whole is JSON."""
+        """Return the calls that have ended; the arguments of one tool are JSON only as a whole."""
         self._held += piece
-        return []
+        return [] if self._named is not None else self._read()
 
     def finish(self) -> list[Event]:
-        """Return the calls; an answer that was cut stays text."""
-        raw, self._held = self._held, ""
-        if not raw:
+        """Return what is left. A call that was cut is given up where others are whole, and stays text otherwise."""
+        rest, self._held = self._held, ""
+        if not rest:
             return []
-        value = _json(raw)
-        if self._named is not None and isinstance(value, dict):
-            return [Event(raw, call=Call(self._named, _dump(value)))]
-        if isinstance(value, list) and value:
-            calls = [_called(one, "parameters", self._names) for one in value]
-            if None not in calls:
-                return [Event(raw if at == 0 else "", call=call) for at, call in enumerate(calls)]
-        return [Event(raw, raw)]
+        if self._named is not None and isinstance(value := _json(rest), dict):
+            return [Event(rest, call=Call(self._named, _dump(value)))]
+        return [Event(rest, "" if self._calls and not self._text else rest)]
+
+    def _read(self) -> list[Event]:
+        events: list[Event] = []
+        while not self._text and (found := (_NEXT if self._calls else _FIRST).match(self._held)):
+            end = self._object.end(self._held, found.end())
+            if end == 0:
+                break
+            call = _call(self._held[found.end() : end], "parameters", self._names)
+            if call is None:
+                self._text = True
+                break
+            events.append(Event(self._held[:end], call=call))
+            self._held, self._object = self._held[end:], _Object()
+            self._calls += 1
+        return events
 
 
+_FIRST = re.compile(r"\s*\[\s*(?=\{)")
+_NEXT = re.compile(r"\s*,\s*(?=\{)")
+MOST_CALLS = 32
+"""In one answer that must call: a small model repeats itself until its answer is cut."""
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """OpenAI: a function whose parameters are left out has none."""
 
@@ -267,8 +284,8 @@ def schema(tools: list[dict[str, Any]], named: str | None, several: bool = True)
         }
         for name, one in arguments.items()
     ]
-    most = {} if several else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most}
+    most = MOST_CALLS if several else 1
+    return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}}
 
 
 class _Object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,7 @@ class Cache:
     Attributes:
         keys: `[layers, tokens, K, D]`; values: `[layers, tokens, K, E]`.
         now: the plan of the running forward pass.
+        look: called at every layer; what it raises ends the pass.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Cache:
         self._layers = list(zip(self.keys, self.values, strict=True))
         self.blocks, self.size = blocks, size
         self.now: Pass
+        self.look: Callable[[], None] = lambda: None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """Keep the new keys and values, and return the attention `[T, N, E]` of all new tokens.
@@ -83,6 +85,7 @@ class Cache:
         Args:
             q: `[T, N, D]`; k: `[T, K, D]`; v: `[T, K, E]`, in the order of the plan.
         """
+        self.look()
         now = self.now
         now.attended += 1
         keys, values = self._layers[layer]

@@ -26,6 +26,7 @@ from transformers import (
 from anabatic.config.parallel import Recompute
 from anabatic.core import log, run_names
 from anabatic.core.errors import BROKEN, ConfigError, DataError
+from anabatic.core.model_files import no_model
 from anabatic.core.paths import RunFolder, folder_atomic
 from anabatic.core.text import did_you_mean
 from anabatic.data.tokenizer import turn_end
@@ -50,10 +51,7 @@ def resolve(path: str | Path, named_hub: hub.Hub | None = None, world: World | N
             return folder
     if not root.exists():
         raise run_names.missing_model(str(path))
-    raise DataError(
-        f"{root} holds no config.json or adapter_config.json, and no best_model or final_model either",
-        "give a Hugging Face folder, or let the run finish (the same command continues it)",
-    )
+    raise no_model(root)
 
 
 def base_of(folder: Path, named_hub: hub.Hub | None = None, world: World | None = None) -> Path:

@@ -12,6 +12,7 @@ from anabatic.config import yaml_file
 from anabatic.config.classify_train import WordsJob
 from anabatic.core import json_text, run_names, text
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.model_files import no_model
 from anabatic.core.text import did_you_mean
 from anabatic.plan import depth, shape
 from anabatic.plan.shape import Shape
@@ -63,6 +64,8 @@ def named(model: str) -> tuple[Shape, str]:
     name = _ENDINGS.sub("", model.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-"))
     if name in _public():
         return shape.read(_public()[name], model), f"the published sizes of {name}"
+    if folder.is_file():
+        raise no_model(folder)
     guess = run_names.guess(model) or did_you_mean(name, _public())
     raise ConfigError(
         f"{model} is neither a folder here nor a model whose sizes are known.{guess}",

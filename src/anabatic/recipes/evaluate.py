@@ -47,6 +47,8 @@ def run(job: EvalJob) -> None:
     if log.rank():
         _beside(job)
         return
+    if Path(job.model).expanduser().exists():
+        resolve(job.model)  # what is no model is said before rows are fetched; a hub's model comes after them
     data_sets = _data_sets(job)
     plan = known.plan(job.tasks, data_sets)
     require(bool(plan.tasks or not job.tasks), "tasks names none", "give --tasks arc_easy, or leave it out")

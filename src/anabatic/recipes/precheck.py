@@ -13,6 +13,7 @@ from typing import Any
 
 from anabatic.core import run_names
 from anabatic.core.errors import ConfigError, DataError, Several, UserError
+from anabatic.core.model_files import no_model
 from anabatic.core.text import did_you_mean
 from anabatic.recipes import first_rows, length
 
@@ -137,7 +138,7 @@ def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserErro
         return
     root = Path(name).expanduser()
     if root.exists():
-        yield from [] if command.startswith(("classify ", "bench ")) else [_no_model(root)]
+        yield from [] if command.startswith(("classify ", "bench ")) else [no_model(root)]
         return
     near = _near(root, [Path(folder) for folder in earlier])
     hint = "give a Hugging Face folder or a finished run folder"
@@ -148,13 +149,6 @@ def _on_a_hub(name: str, earlier: Earlier) -> bool:
     """Whether a name may mean a model that is fetched; what would lie among the folders of the stages does not."""
     among = any(_whole(name).parent == _whole(folder).parent for folder in earlier)
     return run_names.HUB_ID.fullmatch(name) is not None and not os.path.lexists(name) and not among
-
-
-def _no_model(root: Path) -> DataError:
-    return DataError(
-        f"{root} holds no config.json or adapter_config.json, and no best_model or final_model either",
-        "give a Hugging Face folder, or let the run finish (the same command continues it)",
-    )
 
 
 def _near(path: Path, made: list[Path]) -> str:

@@ -12,6 +12,7 @@ from anabatic.config import load, yaml_file
 from anabatic.config.train import TuneJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
+from anabatic.core.model_files import no_model
 from anabatic.core.text import did_you_mean
 from anabatic.data import templates
 from anabatic.device.device import Device
@@ -31,6 +32,8 @@ def model_of(
         DataError: nothing is there, or it is the checkpoint of a run whose model cannot be built from its settings.
         CheckpointError: its tensors do not fit.
     """
+    if path.is_file():
+        raise no_model(path)
     if not path.is_dir():
         found = [one.name for one in path.parent.glob("checkpoint-*")] if path.parent.is_dir() else []
         there = f"there are {', '.join(sorted(found)[:8])}" if found else "there is no checkpoint beside it"

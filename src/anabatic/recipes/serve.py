@@ -34,6 +34,8 @@ from anabatic.models.hf import below, load_config, load_model, require_fit, reso
 
 KEYS = "ANABATIC_API_KEYS"
 _BACKLOG = 2048
+STEP_SECONDS = 0.4
+"""Who is being answered waits about so long for a piece of somebody else's prompt."""
 UNREAD_SECONDS = 60.0
 """A client that takes nothing of its answer for so long is cut off."""
 
@@ -164,7 +166,7 @@ def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Se
     require_fit(load_config(root), tokenizer, root)
     model = load_model(root, device.torch, device.dtype, shares, job.quantize)
     log.info(f"{name}: {folder}, {count(count_parameters(model)[0])} parameters on {device.name}")
-    engine = engine_of(model, tokenizer, device, job.batching)
+    engine = engine_of(model, tokenizer, device, job.batching, step_seconds=STEP_SECONDS)
     yield Served(name, engine, model)
     for adapter in job.adapter if first else ():
         label, _, place = adapter.partition("=")

@@ -133,6 +133,23 @@ def test_an_answer_of_prescribed_form():
         assert said(read(Forced(NAMES, None), [torn])) == torn
 
 
+def test_calls_that_were_whole_before_an_answer_was_cut():
+    one, two = ({"name": name, "parameters": {"a": "}{"}} for name in NAMES)
+    whole = json.dumps([one, two], indent=1)
+    known = [Call(name, '{"a": "}{"}') for name in NAMES]
+    ends = [at + 3 for at in range(len(whole)) if whole.startswith("\n }", at)]
+    for length in range(len(whole) + 1):
+        events = read(Forced(NAMES, None), list(whole[:length]))
+        assert calls(events) == known[: sum(end <= length for end in ends)]
+        assert said(events) == ("" if calls(events) else whole[:length])
+        assert "".join(event.raw for event in events) == whole[:length]
+    assert calls(read(Forced(NAMES, None), [whole])) == known
+    strange = json.dumps([one, {"name": "ghost", "parameters": {}}])
+    assert said(read(Forced(NAMES, None), [strange])) == strange[len(json.dumps([one])) - 1 :]
+    reader = Forced(NAMES, None)
+    assert calls(reader.push(json.dumps([one, two])[:-3])) == known[:1]  # told as soon as it ends
+
+
 def test_half_characters_in_arguments_stay_escaped():
     text = OPEN + '{"name": "add", "arguments": {"x": "\\ud800", "y": "你"}}' + CLOSE
     (call,) = calls(read(Tagged(NAMES), [text]))

@@ -25,7 +25,7 @@ from anabatic.infer.score import Scorer
 from anabatic.infer.server.admission import Admission
 from anabatic.infer.server.answers import Shape
 from anabatic.infer.server.bounds import require_room
-from anabatic.infer.server.errors import ApiError, from_ours, from_validation
+from anabatic.infer.server.errors import ApiError, from_ours, from_validation, unreadable
 from anabatic.infer.server.events import ResponseShape
 from anabatic.infer.server.flow import Flow
 from anabatic.infer.server.gate import Gate
@@ -288,7 +288,7 @@ def make_app(
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         what = {
-            400: "the body cannot be read as JSON: it is no UTF-8, it is compressed, or it is nested too deeply",
+            400: unreadable(error.__cause__),
             404: f"there is nothing at {request.url.path[:200]}",
             405: f"{request.method[:20]} is not done here",
         }

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
 
-from anabatic.core.errors import AnabaticError
+from anabatic.core.errors import AnabaticError, TemplateRefuses
 
 _LONGEST = 200
 """Of what a client has written, in a message."""
@@ -57,6 +57,23 @@ def from_ours(error: AnabaticError, status: int = 400, param: str | None = None)
     return ApiError(status, f"{error}. {error.hint}" if error.hint else str(error), param)
 
 
+def refused(error: TemplateRefuses, name: str, param: str) -> ApiError:
+    """Return what a chat template has against a conversation; the folder of the model is nobody's business."""
+    why = error.why if len(error.why) <= _LONGEST else f"{error.why[:_LONGEST]}..."
+    return ApiError(400, f"the chat template of {name} refuses the conversation: {why}. {error.hint}", param)
+
+
+def unreadable(why: BaseException | None) -> str:
+    """Return why a body could not be read as JSON, by what reading it ended in."""
+    if isinstance(why, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(why, UnicodeError):
+        return "the body is no UTF-8, or it is compressed: send JSON as it is"
+    if isinstance(why, ValueError):  # all that is left: Python's bound for whole numbers
+        return "the body holds an integer that is too long, of thousands of digits"
+    return "the body cannot be read as JSON"
+
+
 def from_validation(error: RequestValidationError) -> ApiError:
     """Return the first thing that is wrong with a body."""
     first = _nearest(error.errors())
@@ -97,4 +114,4 @@ def _place(error: Any) -> list[int | str]:
 
 def _is_form(part: int | str) -> bool:
     """True for what pydantic calls one of several forms of a field, which is no name of a client's."""
-    return isinstance(part, str) and ("[" in part or part == "NamedTool")
+    return isinstance(part, str) and ("[" in part or part in ("NamedTool", "FlatChoice"))

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from anabatic.config.chat import Sampling
 from anabatic.config.serve import Limits
-from anabatic.core.errors import AnabaticError
+from anabatic.core import json_text
+from anabatic.core.errors import AnabaticError, TemplateRefuses
 from anabatic.core.text import did_you_mean, utf8
 from anabatic.data.tokenizer import chat_prompt
 from anabatic.infer import tool_calls
@@ -23,7 +24,7 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
 from anabatic.infer.score import Scorer
 from anabatic.infer.server.bounds import require_choices, require_form, require_room
-from anabatic.infer.server.errors import ApiError, from_ours
+from anabatic.infer.server.errors import ApiError, from_ours, refused
 from anabatic.infer.server.schema import ChatRequest, CompletionRequest, Generation, Message, NamedTool, Tool
 
 _SAMPLED = (
@@ -35,7 +36,6 @@ _SAMPLED = (
     "frequency_penalty",
     "logit_bias",
 )
-_DEEP = "the body is nested too deeply"
 
 
 @dataclass(frozen=True)
@@ -180,12 +180,13 @@ class Catalogue:
         for at, messages in enumerate(conversations):
             plain = [_clean(message.plain()) for message in messages]
             require_room(plain, scorer.max_len, self.limits, "messages")
+            param = f"messages[{at}]" if len(conversations) > 1 else "messages"
             try:
                 made.append(scorer.ids(plain))
+            except TemplateRefuses as error:
+                raise refused(error, "the model", param) from error
             except AnabaticError as error:
-                raise from_ours(error, param=f"messages[{at}]" if len(conversations) > 1 else "messages") from error
-            except RecursionError as error:
-                raise ApiError(400, _DEEP) from error
+                raise from_ours(error, param=param) from error
         return made
 
     def _missing(self, name: str | None, names: list[str]) -> ApiError:
@@ -254,10 +255,10 @@ class Catalogue:
         require_room([plain, shown], served.engine.max_len, self.limits, "messages")
         try:
             return chat_prompt(tokenizer, plain, shown, variables=_clean(dict(variables or {})))
+        except TemplateRefuses as error:
+            raise refused(error, served.name, "messages") from error
         except AnabaticError as error:
             raise from_ours(error, param="messages") from error
-        except RecursionError as error:
-            raise ApiError(400, _DEEP) from error
 
     def _sampling(self, asked: Generation, tokens: int | None) -> Sampling:
         """Return how an answer is sampled: as asked, else as the server's settings say."""
@@ -327,9 +328,9 @@ def _clean(value: Any) -> Any:
     """Lone surrogates, which JSON can write and no tokenizer reads, become question marks.
 
     Raises:
-        ApiError: 400, it is nested more deeply than Python follows.
+        ApiError: 400, it is nested more deeply than anybody writes.
     """
     try:
-        return json.loads(utf8(json.dumps(value, ensure_ascii=False)))
-    except RecursionError as error:
-        raise ApiError(400, _DEEP) from error
+        return json.loads(utf8(json.dumps(json_text.require_shallow(value), ensure_ascii=False)))
+    except ValueError as error:
+        raise ApiError(400, f"the body is {error}") from error

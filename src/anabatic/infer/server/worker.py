@@ -82,7 +82,12 @@ class Worker(threading.Thread):
         self._orders.put(lambda: self._enter(ticket))
 
     def give_up(self, ticket: Ticket) -> None:
-        """Free what the requests of a ticket hold; nobody waits for them any more. Any thread may call."""
+        """Free what the requests of a ticket hold; nobody waits for them any more. Any thread may call.
+
+        A step that reads for them alone ends at once; another one is short, see `Engine`.
+        """
+        for request in ticket.requests:
+            request.abandoned = True
         self._orders.put(lambda: self._drop(ticket))
 
     def ask(self, function: Callable[[], Any]) -> Future[Any]:

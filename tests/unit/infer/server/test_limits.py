@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import dataclass
 
 import pytest
 
@@ -187,6 +188,48 @@ def test_who_is_let_in_counts_before_the_engine_has_seen_him(engine_parts):
     with pytest.raises(ApiError) as refused:
         admission.enter(engine, 1)
     assert 1 <= refused.value.retry_after <= 60
+
+
+@dataclass
+class Clock:
+    """Goes when it is told to."""
+
+    now: float = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def asked_pause(admission, engine):
+    with pytest.raises(ApiError) as refused:
+        admission.enter(engine, 1000)
+    return refused.value.retry_after
+
+
+@pytest.mark.parametrize("before", ["a pause", "one at a time", "nothing"])
+def test_only_work_counts_as_the_pace_of_a_queue(engine_parts, before):
+    engine, clock = engine_parts["one"][0], Clock()
+    assert engine.max_batch == 4
+    admission = Admission(64, clock)
+    for _ in range(10 if before != "nothing" else 0):
+        admission.enter(engine, 1)
+        clock.now += 2
+        admission.leave(engine, 1)
+        clock.now += 3600 if before == "a pause" else 0
+    admission.enter(engine, 64)
+    assert asked_pause(admission, engine) == (1 if before == "nothing" else 16)  # 4 leave in 2 s, 32 in 16
+    for _ in range(8):
+        clock.now += 2
+        admission.leave(engine, 4)
+        admission.enter(engine, 4)
+    assert asked_pause(admission, engine) == 16
+    for _ in range(20):
+        clock.now += 0.25
+        admission.leave(engine, 4)
+        admission.enter(engine, 4)
+    assert asked_pause(admission, engine) == 2
+    clock.now += 600
+    assert asked_pause(admission, engine) == 60  # nobody leaves any more
 
 
 def test_what_is_cut_off_is_not_read_to_its_end(engine_parts):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import socket
 import time
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from anabatic.data.tokenizer import _filled, chat_prompt
 from unit.infer.server.running import KEY, catalogue_of, serving
 
 CHAT = "/v1/chat/completions"
@@ -87,6 +90,85 @@ def test_bodies_that_are_no_requests(server, body):
         answer = client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def raw(server, body, path=CHAT):
+    with server.client() as client:
+        return client.post(path, content=body, headers={"Content-Type": "application/json"})
+
+
+UNREADABLE = {
+    "an integer that is too long": b'{"messages": [], "seed": ' + b"9" * 100_000 + b"}",
+    "an integer that is too long, of": b'{"messages": [], "chat_template_kwargs": {"a": -' + b"1" * 5000 + b"}}",
+    "no UTF-8, or it is compressed": b'{"messages": "\xff\xfe"}',
+    "nested too deeply": b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "is no JSON": b'{"messages": ',
+}
+
+
+@pytest.mark.parametrize("words", UNREADABLE)
+def test_bodies_that_cannot_be_read_are_told_why(server, words):
+    answer = raw(server, UNREADABLE[words])
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+DEEP = {
+    "a variable": '"chat_template_kwargs": {"a": %s}',
+    "a tool": '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": %s}}}]',
+    "a form": '"structured_outputs": {"json": {"enum": %s}}',
+    "a schema": '"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": %s}}}',
+}
+
+
+@pytest.mark.parametrize("depth", [101, 900])
+@pytest.mark.parametrize("where", DEEP)
+def test_what_is_nested_too_deeply_is_refused_by_a_limit(server, where, depth):
+    start = f'{{"messages": {json.dumps(USER)}, "max_tokens": 2, '
+    answer = raw(server, start + DEEP[where] % nested(depth) + "}")
+    assert answer.status_code == 400, answer.text
+    assert "nested" in answer.json()["error"]["message"]
+    shallow = raw(server, start + DEEP[where] % nested(3) + "}")
+    assert shallow.status_code in (200, 400) and "nested" not in shallow.text  # tools are longer than the context
+
+
+def test_variables_of_a_template_are_called_like_no_argument_of_ours(server):
+    """Whatever the functions on the way to the template call their arguments."""
+    tokenizer = server.catalogue.model("one").engine.tokenizer
+    way = (chat_prompt, _filled, type(tokenizer).apply_chat_template, render_jinja_template)
+    names = {name for function in way for name in inspect.signature(function).parameters}
+    assert {"tokenizer", "conversation", "conversations"} <= names
+    for name in sorted(names):
+        answer = server.post(CHAT, {"messages": USER, "chat_template_kwargs": {name: 1}, "max_tokens": 2})
+        assert answer.status_code in (200, 400), (name, answer.text)
+        assert tokenizer.name_or_path not in answer.text
+
+
+REFUSING = {
+    "{{ range(n) | list }}": ({"n": 10**7}, "make the variables that it is given smaller"),
+    "{{ raise_exception('the turns must alternate') }}": ({}, "leave the system message out"),
+    "{{ messages[0].content + n }}": ({"n": 3}, "look at its tools, its calls and its variables"),
+    "{{ messages[7].content }}": ({}, "look at its tools"),
+    "{{ n.a.b }}": ({"n": "x" * 999}, "look at its tools"),
+    "{{ raise_exception(n) }}": ({"n": "x" * 9999}, "xxx..."),
+}
+
+
+@pytest.mark.parametrize("template", REFUSING)
+def test_a_template_that_refuses_says_nothing_of_this_machine(server, monkeypatch, template):
+    tokenizer = server.catalogue.model("one").engine.tokenizer
+    variables, hint = REFUSING[template]
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    answer = server.post(CHAT, {"messages": USER, "chat_template_kwargs": variables, "max_tokens": 2})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages")
+    assert "the chat template of one refuses the conversation: " in error["message"] and hint in error["message"]
+    assert tokenizer.name_or_path not in answer.text and len(error["message"]) < 500
+    told = server.post("/tokenize", {"messages": USER})
+    assert tokenizer.name_or_path not in told.text
 
 
 def test_half_characters_and_special_words_are_only_text(server):

@@ -159,6 +159,7 @@ WRONG = {
     "half a call": ({"input": [{"type": "function_call", "name": "f"}]}, "needs call_id, arguments"),
     "a message without a role": ({"input": [{"content": "a"}]}, "needs role"),
     "a reference": ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+    "a choice of no kind": ({"tools": [ADD], "tool_choice": {"name": "f"}}, "tool_choice.type: Field required"),
     "a tool that is not there": ({"tools": [ADD], "tool_choice": {"type": "function", "name": "g"}}, "not among"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "too many tokens": ({"max_output_tokens": 65}, "at most 64"),
@@ -191,3 +192,15 @@ def test_a_stream_that_takes_too_long_fails(server):
         assert (failed.type, failed.response.status) == ("response.failed", "failed")
         assert "more than" in failed.response.error.message
         assert running.post(PATH, {"model": "plain", "input": "a"}).status_code == 504
+
+
+@NEEDS_FORMS
+def test_calls_that_were_whole_outlive_a_cut(server):
+    tokenizer = server.catalogue.model("plain").engine.tokenizer
+    tool = {"type": "function", "name": "a", "parameters": {"const": {}, "type": "object"}}
+    body = {"model": "plain", "input": "How is it?", "tools": [tool], "tool_choice": "required",
+            "max_output_tokens": 64, "logit_bias": {str(tokenizer.convert_tokens_to_ids("]")): -100}}  # fmt: skip
+    answer = server.post("/v1/responses", body).json()
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    kinds = [(item["type"], item["status"]) for item in answer["output"]]
+    assert kinds and set(kinds) == {("function_call", "completed")}

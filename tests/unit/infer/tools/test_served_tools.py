@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from anabatic.infer.engine import Engine
+from anabatic.infer.tool_calls import MOST_CALLS
 from anabatic.testing.untrained import byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
@@ -33,9 +34,9 @@ def server(tmp_path_factory):
     tokenizer.add_tokens([piece for pieces in SAID.values() for piece in pieces if piece not in ("\n", "<tool_call>")])
     parts = {}
     for name, pieces in SAID.items():
-        model = says(tokenizer, [piece for piece in pieces if piece != "\n"])
-        parts[name] = (Engine(model, tokenizer, max_batch=4, max_len=900), model)
-    with serving(catalogue_of(parts, new_tokens=64)) as running:
+        model = says(tokenizer, [piece for piece in pieces if piece != "\n"], max_len=1800)
+        parts[name] = (Engine(model, tokenizer, max_batch=4, max_len=1800), model)
+    with serving(catalogue_of(parts, new_tokens=1024)) as running:
         yield running
 
 
@@ -153,6 +154,32 @@ def test_a_call_that_has_to_come(ask):
         (call,) = got.message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"x": 7})
         assert (got.message.content, got.finish_reason) == (None, "tool_calls")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="the extra constrain is not installed")
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_bounded_and_those_that_were_whole_outlive_a_cut(server, stream):
+    """The only call that may come is always the same; the model, left to itself, repeats it."""
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"const": {}, "type": "object"}}}
+    chosen = {"model": "plain", "messages": USER, "tools": [tool], "tool_choice": "required", "seed": 1}
+    repeats = {"logit_bias": {str(server.catalogue.model("plain").engine.tokenizer.convert_tokens_to_ids("]")): -100}}
+
+    def asked(**more):
+        body = {**chosen, **more, "stream": stream}
+        if not stream:
+            (choice,) = server.post(CHAT, body).json()["choices"]
+            return choice["finish_reason"], choice["message"]["content"], len(choice["message"].get("tool_calls", []))
+        lines = [line[6:] for line in server.post(CHAT, body).text.splitlines() if line.startswith("data: {")]
+        deltas = [json.loads(line)["choices"][0] for line in lines]
+        text = "".join(one["delta"].get("content") or "" for one in deltas)
+        return deltas[-1]["finish_reason"], text or None, sum(len(one["delta"].get("tool_calls", [])) for one in deltas)
+
+    end, text, count = asked(max_tokens=90, **repeats)
+    assert (end, text) == ("length", None) and count >= 2
+    assert asked(max_tokens=900, **repeats) == ("tool_calls", None, MOST_CALLS)
+    assert asked(max_tokens=900, parallel_tool_calls=False, **repeats) == ("tool_calls", None, 1)
+    end, text, count = asked(max_tokens=5)
+    assert (end, count) == ("length", 0) and text  # what was begun can be read
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llguidance") is not None, reason="the extra constrain is installed")

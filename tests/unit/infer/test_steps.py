@@ -1,0 +1,139 @@
+"""How long a step may be: it ends when nobody waits for it, and reads little beside those who are being answered."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from anabatic.infer.engine import Engine
+from anabatic.infer.sampling import Sampling
+from anabatic.infer.schedule import Pace, Schedule
+from anabatic.testing.untrained import random_model
+from unit.infer.server.running import catalogue_of, serving
+from unit.infer.server.test_limits import CHAT, figure, sent, until
+
+
+def greedy(tokens):
+    return Sampling(temperature=0.0, max_new_tokens=tokens)
+
+
+def own_model(tokenizer):
+    return random_model(len(tokenizer), seed=0)
+
+
+def test_a_step_ends_at_the_next_layer_when_nobody_waits_for_it(tokenizer):
+    model = own_model(tokenizer)
+    engine = Engine(model, tokenizer, max_batch=2, max_len=128)
+    prompt = [token % 90 for token in range(100)]
+    request = engine.request(prompt, greedy(5), [])
+    layers = model.base_model.layers
+    read = []
+    hooks = [
+        layers[0].register_forward_hook(lambda *_: setattr(request, "abandoned", True)),
+        layers[1].mlp.register_forward_hook(lambda *_: read.append(1)),
+    ]
+    engine.submit([request])
+    assert engine.step() == []
+    assert (read, request.computed, engine.load().steps) == ([], 0, 0)
+    engine.cancel([request])
+    assert (engine.busy, engine.load().used, engine.load().idle) == (False, 0, 0)
+    for hook in hooks:
+        hook.remove()
+    again = Engine(model, tokenizer, max_batch=2, max_len=128)
+    expected = again.generate([prompt], greedy(5), [])[0]
+    found = engine.generate([prompt], greedy(5), [])[0]
+    assert (found.ids, found.logprobs) == (expected.ids, expected.logprobs)
+
+
+def test_a_step_that_somebody_waits_for_goes_on(tokenizer):
+    model = own_model(tokenizer)
+    engine = Engine(model, tokenizer, max_batch=2, max_len=128)
+    gone, waits = (engine.request([first, 5, 6], greedy(5), []) for first in (3, 4))
+    expected = engine.generate([waits.prompt], greedy(5), [])[0].ids
+    gone.abandoned = True
+    engine.submit([gone, waits])
+    while not waits.finish_reason:
+        engine.step()
+    assert waits.ids == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_place_is_free_while_a_prompt_is_still_read(tokenizer, stream):
+    model = own_model(tokenizer)
+    engine = Engine(model, tokenizer, max_batch=1, max_len=128)
+    begun, goes_on, read = threading.Event(), threading.Event(), []
+
+    def wait(*_):
+        begun.set()
+        assert goes_on.wait(240)
+
+    hooks = [
+        model.base_model.layers[0].register_forward_hook(wait),
+        model.base_model.layers[1].mlp.register_forward_hook(lambda *_: read.append(1)),
+    ]
+    with serving(catalogue_of({"one": (engine, model)})) as running:
+        body = {"messages": [{"role": "user", "content": "abc" * 20}], "max_tokens": 16, "stream": stream}
+        with sent(running, CHAT, body):
+            assert begun.wait(240)
+        until(lambda: figure(running, 'anabatic_requests_total{end="gone",model="one"}') == 1)
+        goes_on.set()
+        until(lambda: not engine.busy)
+        assert (read, engine.load().steps) == ([], 0)
+        for hook in hooks:
+            hook.remove()
+        assert running.post(CHAT, {**body, "stream": False}).status_code == 200
+
+
+def request_of(engine, tokens, first=0):
+    return engine.request([(first + at) % 90 for at in range(tokens)], greedy(9), [])
+
+
+def test_little_is_read_beside_those_who_are_being_answered(tokenizer):
+    model = random_model(len(tokenizer), max_len=1024)
+    engine = Engine(model, tokenizer, max_batch=4, max_len=1024)
+    schedule = Schedule(256, 4, 600)
+    schedule.most = 100
+
+    def step():
+        rows = schedule.plan()
+        for request, row in rows.items():
+            schedule.note(request, row.start + len(row.tokens))
+            if row.wanted:
+                request.take_token(1, 0.0)
+        return [len(row.tokens) for row in rows.values()]
+
+    first, second = request_of(engine, 700), request_of(engine, 350, 7)
+    schedule.waiting.extend([first, second])
+    assert step() == [600]  # alone: as fast as it can be; nobody is kept waiting but who has to anyway
+    assert step() == [100]
+    assert step() == [1, 100]
+    short = request_of(engine, 20, 30)
+    schedule.waiting.append(short)
+    assert step() == [1, 100]
+    assert step() == [1, 100]
+    assert step() == [1, 50, 20]
+    assert step() == [1, 1, 1]
+
+
+def test_the_pace_fits_steps_into_the_time_that_they_may_take():
+    def seconds(tokens):
+        return 0.05 + 0.004 * tokens
+
+    pace = Pace(0.4)
+    assert pace.tokens is None
+    pace.add(3, seconds(3))
+    assert pace.tokens == 64
+    for _ in range(20):
+        pace.add(pace.tokens, seconds(pace.tokens))
+    assert 0.3 < seconds(pace.tokens) <= 0.41
+    pace.add(2048, seconds(2048))
+    assert 0.3 < seconds(pace.tokens) <= 0.45
+
+
+def test_an_engine_measures_its_pace_where_it_is_asked_to(tokenizer):
+    model = own_model(tokenizer)
+    for seconds, known in ((None, False), (0.4, True)):
+        engine = Engine(model, tokenizer, max_batch=2, max_len=128, step_seconds=seconds)
+        engine.generate([[3, 4, 5]], greedy(3), [])
+        assert (engine._schedule.most is not None) == known
