@@ -95,14 +95,9 @@ class ChatEncoder:
     def _encoded(self, rendered: chat.Rendered) -> list[Encoded]:
         length, counts = len(rendered.ids), self._counts
         pieces = list(self._learning.pieces(length, self._seq_len))
-        if pieces != [(0, length)]:
+        cut = pieces != [(0, length)]
+        if cut:
             counts.longest = max(counts.longest, length)
-        if not pieces:
-            counts.too_long += 1
-            return []
-        counts.documents += 1
-        counts.split += len(pieces) > 1
-        counts.truncated += len(pieces) == 1 and pieces[0] != (0, length)
         everything = self._learning.turns == "all"
         kept: list[Encoded] = []
         for start, stop in pieces:
@@ -110,5 +105,11 @@ class ChatEncoder:
             if mask[1:].any():
                 num_bytes = rendered.num_bytes(start + (start > 0), stop, everything)  # the first is no target
                 kept.append(Encoded(rendered.ids[start:stop].tolist(), mask.tobytes(), num_bytes, not kept))
+        if cut and not kept:  # left out, or cut before the assistant speaks
+            counts.too_long += 1
+            return []
+        counts.documents += 1
+        counts.split += len(pieces) > 1
+        counts.truncated += cut and len(pieces) == 1
         counts.unlearned += not kept
         return kept

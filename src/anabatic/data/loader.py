@@ -186,8 +186,9 @@ def shares(sources: Sources) -> list[float]:
         if shards.num_tokens == 0 or shards.num_docs == 0:
             raise DataError(
                 f"{shards.name}: 0 tokens ({_dropped(shards)})",
-                "raise batch.seq_len: the conversations were cut before the assistant speaks"
-                if shards.counts.get("unlearned") and shards.counts.get("truncated")
+                "give shorter rows, or keep other parts with truncation_strategy: left or split, or raise batch.seq_len"
+                " if the model has the positions"
+                if shards.counts.get("too_long")
                 else "give more documents, or leave the source out",
             )
         if weight is not None and not 0.0 < weight <= 1.0:

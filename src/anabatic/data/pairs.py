@@ -61,18 +61,21 @@ class PairEncoder(ChatEncoder):
         if not all(pieces):
             counts.too_long += 1
             return []
-        counts.documents += 1
+        cut = any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True))
         ids: list[int] = []
         masks: list[np.ndarray] = []
         num_bytes = 0
         for (side, mark), ((start, stop), *_) in zip(sides, pieces, strict=True):
             mask = side.mask[start:stop]
             if not mask[1:].any():
-                counts.unlearned += 1
+                counts.too_long += cut
+                counts.documents += not cut
+                counts.unlearned += not cut
                 return []
             ids += side.ids[start:stop].tolist() + [int(side.ids[stop - 1])] * closed
             masks.append(np.pad(mask, (0, int(closed))) | mark)
             num_bytes += side.num_bytes(start + (start > 0), stop)
+        counts.documents += 1
         counts.truncated += len(ids) < sum(lengths) + closed * len(sides)
         return [Encoded(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)]
 

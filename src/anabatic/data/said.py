@@ -8,6 +8,7 @@ from typing import Any
 from anabatic.core import log
 from anabatic.core.text import count, size
 from anabatic.data.document import Document
+from anabatic.data.learn import TooLong
 from anabatic.data.long_rows import LongRows
 from anabatic.data.shard_set import ShardSet
 from anabatic.data.shard_write import Counts
@@ -52,8 +53,14 @@ _ADVICE = {
     "bad": "data.on_bad_row: fail names the first of them",
     "truncated": "raise batch.seq_len to keep more, as far as the model has positions",
     "too_long": "raise batch.seq_len to keep more, as far as the model has positions",
-    "unlearned": "raise batch.seq_len, or cut the beginning: truncation_strategy: left",
 }
+_OTHERWISE: dict[TooLong, str] = {
+    "delete": "cut them with --truncation-strategy right",
+    "right": "nothing to learn is in what is kept of them: keep their ends with --truncation-strategy left",
+    "left": "nothing to learn is in what is kept of them: keep their beginnings with --truncation-strategy right",
+    "split": "nothing to learn is in their parts",
+}
+"""What else can be done about long conversations."""
 _MUCH = 0.05
 """Share of the rows whose loss is worth advice."""
 
@@ -79,8 +86,11 @@ def say(shards: ShardSet, cached: bool) -> None:
     log.debug(f"{shards.name} lies in {shards.path}")
 
 
-def require_share(sets: Iterable[ShardSet], seq_len: int, share: float) -> None:
+def require_share(sets: Iterable[ShardSet], seq_len: int, share: float, too_long: TooLong) -> None:
     """Make sure that not too many conversations were left out because they are too long.
+
+    Args:
+        too_long: what was done with long ones; those that are cut before the assistant speaks are left out, too.
 
     Raises:
         DataError: of a source more than the share were, and more than one.
@@ -90,7 +100,7 @@ def require_share(sets: Iterable[ShardSet], seq_len: int, share: float) -> None:
         long = LongRows(f"data {shards.name}", seq_len, share)
         long.count, long.longest = shards.counts["too_long"], shards.counts.get("longest", 0)
         if long.too_many(read):
-            long.require(read, "cut them with --truncation-strategy right")
+            long.require(read, _OTHERWISE[too_long])
 
 
 def _rows(formats: dict[str, dict[str, Any]], kept: str) -> str:

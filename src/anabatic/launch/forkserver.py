@@ -163,7 +163,7 @@ def _serve(modules: str, line: socket.socket) -> None:
             _tell_ends(line, running)
         if line.fileno() not in ready:
             continue
-        data = line.recv(65536)
+        data = _receive(line)
         if not data:
             return
         *requests, rest = (rest + data).split(b"\n")
@@ -183,6 +183,14 @@ def _serve(modules: str, line: socket.socket) -> None:
                     _become(asked["words"], asked["environment"])
             running.add(pid)
             _tell(line, {"pid": pid})
+
+
+def _receive(line: socket.socket) -> bytes:
+    """Return what the agent asks next; nothing once it has ended."""
+    try:
+        return line.recv(65536)
+    except ConnectionResetError:  # it was killed with an answer unread
+        return b""
 
 
 def _tell_ends(line: socket.socket, running: set[int]) -> None:

@@ -91,8 +91,8 @@ def corpus(
         train: Sources = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
     else:
         train = [(part, None) for part, _ in levels.sets]
-    if learning.too_long == "delete":
-        said.require_share([part for part, _ in train if isinstance(part, ShardSet)], seq_len, data.long_share)
+    sets = [part for part, _ in train if isinstance(part, ShardSet)]
+    said.require_share(sets, seq_len, data.long_share, learning.too_long)
     valid = None
     if data.valid or data.valid_fraction > 0:
         held_out = data.valid or data.train

@@ -10,8 +10,8 @@ import pytest
 
 from anabatic.config.shared import Data
 from anabatic.core.errors import DataError
-from anabatic.data import said, shards
-from anabatic.data.learn import Learning
+from anabatic.data import loader, said, shards
+from anabatic.data.learn import Learning, TooLong
 from anabatic.data.long_rows import LongRows
 from anabatic.testing.corpora import byte_tokenizer
 
@@ -44,15 +44,34 @@ def test_too_many_are_an_error_whose_hint_works() -> None:
     long(334, float(caught.value.hint.split()[-1])).require(1000)
 
 
-def test_conversations_that_are_left_out(tmp_path: Path) -> None:
+HINTS: dict[TooLong, str] = {
+    "delete": "cut them with --truncation-strategy right, or pass over all of them with --data.long-share 0.5",
+    "right": "keep their ends with --truncation-strategy left, or pass over all of them with --data.long-share 0.5",
+}
+
+
+@pytest.mark.parametrize("too_long", HINTS)
+def test_conversations_that_are_left_out(too_long: TooLong, tmp_path: Path) -> None:
+    """Those that are cut before the assistant speaks are as lost as those that are deleted."""
     path = tmp_path / "rows.jsonl"
     row = {"instruction": "x", "output": "y"}
     path.write_text("\n".join(json.dumps(one) for one in [row, {**row, "instruction": "x" * 300}] * 2))
     tok = byte_tokenizer(tmp_path / "tok")
-    learning = Learning(too_long="delete")
+    learning = Learning(too_long=too_long)
     made = shards.build(str(path), tok, Data(valid_fraction=0.0), "train", seq_len=128, learning=learning)
     assert made.counts["longest"] > 300
     with pytest.raises(DataError, match=r"2 of 4 rows .*the longest has 3\d\d") as caught:
-        said.require_share([made], 128, 0.05)
-    assert "--truncation-strategy right, or pass over all of them with --data.long-share 0.5" in caught.value.hint
-    said.require_share([made], 128, 0.5)
+        said.require_share([made], 128, 0.05, too_long)
+    assert caught.value.hint.endswith(HINTS[too_long])
+    said.require_share([made], 128, 0.5, too_long)
+
+
+def test_one_row_that_teaches_nothing_asks_for_no_longer_one_than_the_model_takes(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"instruction": "x" * 300, "output": "y"}))
+    tok = byte_tokenizer(tmp_path / "tok")
+    made = shards.build(str(path), tok, Data(valid_fraction=0.0), "train", seq_len=128)
+    said.require_share([made], 128, 0.05, "right")
+    with pytest.raises(DataError, match="0 tokens") as caught:
+        loader.shares([(made, None)])
+    assert "truncation_strategy: left" in caught.value.hint and "if the model has the positions" in caught.value.hint

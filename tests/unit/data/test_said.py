@@ -17,7 +17,7 @@ from anabatic.testing.corpora import byte_tokenizer
 
 ALPACA = {"instruction": "Say it", "input": "", "output": "yes"}
 MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-ADVICE = "; raise batch.seq_len, or cut the beginning: truncation_strategy: left"
+ADVICE = "; raise batch.seq_len to keep more, as far as the model has positions"
 PAIR = {"query": "a", "response": "b"}
 
 
@@ -82,8 +82,8 @@ def test_what_is_lost_makes_the_line_a_warning(tmp_path: Path, tok: Path, caplog
     for tail in ("", " (from the cache)"):
         (line,) = [one for one in said(spec, tok, caplog, data, seq_len=100) if "WARNING data" in one]
         assert "9 rows as alpaca" in line
-        assert "; 1 bad rows passed over (10.0%); 1 conversations too long and cut (10.0%)" in line
-        assert line.endswith(f"nothing to learn in what is left (10.0%); the longest has 322 tokens{ADVICE}{tail}")
+        assert "; 1 bad rows passed over (10.0%); 1 conversations too long and left out (10.0%)" in line
+        assert line.endswith(f"; the longest has 322 tokens{ADVICE}{tail}")
 
 
 def test_held_out_rows_are_counted(tmp_path: Path, tok: Path, caplog: pytest.LogCaptureFixture) -> None:

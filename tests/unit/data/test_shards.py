@@ -178,10 +178,9 @@ def test_build_conversations(tmp_path, tok, data, caplog):
     made = shards.build(spec, tok, data(valid=["x"]), "train", seq_len=60)
     assert made.is_chat
     assert made.num_docs == 19
-    assert made.counts["truncated"] == 2
-    assert made.counts["unlearned"] == 1
-    assert "2 conversations too long and cut (10.0%)" in caplog.text
-    assert "1 conversations dropped" in caplog.text
+    assert made.counts["truncated"] == 1
+    assert made.counts["too_long"] == 1  # cut before the assistant speaks
+    assert "1 conversations too long and cut (5.0%); 1 conversations too long and left out (5.0%)" in caplog.text
     ids, mask = made.doc(3)
     assert len(ids) == 61
     backend = tokenizer.encode_fast(tok)
