@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,11 @@ def test_what_differs_is_named(home: Home, nodes: Nodes, tmp_path: Path) -> None
     for number, text in enumerate(("a" * 300, "b" * 400)):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "corpus.txt").write_text(text)
-    (tmp_path / "1" / "torch-9.9.9.dist-info").mkdir()
-    (tmp_path / "1" / "torch-9.9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\n"
-                                                                       "Version: 9.9.9\n")  # fmt: skip
+    other = tmp_path / "1" / "torch-9.9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n")
+    # torch 2.14 finds gloo among its own entry points
+    (other / "entry_points.txt").write_text(metadata.distribution("torch").read_text("entry_points.txt") or "")
     words = home.pretrain(Path("run"), more={"data.train": "corpus.txt"})
     path = Path(script(tmp_path, "--check --join-seconds 100", words))
     path.write_text(path.read_text().replace("exec ", 'cd "$PLACE"; PYTHONPATH="$PLACE:$PYTHONPATH" exec '))

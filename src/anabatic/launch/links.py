@@ -79,7 +79,8 @@ def _together(
 def _measure(store: Any, number: int, size: int, found: dict[int, dict[str, Any]], out: str | None) -> dict[str, Any]:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=number, world_size=size)
+    meeting = dist.PrefixStore("gloo", store)
+    dist.init_process_group("gloo", store=meeting, rank=number, world_size=size, timeout=_LONGEST)
     parts: list[Any] = [None] * size
     mine = {"clocks": _clocks(number, size), "shared": _sees(store, number, out), "links": _links(number, size, found)}
     dist.all_gather_object(parts, mine)
