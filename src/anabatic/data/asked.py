@@ -13,10 +13,11 @@ from anabatic.core import json_text
 from anabatic.core.errors import DataError
 from anabatic.core.text import did_you_mean
 from anabatic.data.document import Columns, Message, Problem
-from anabatic.data.formats import BadRow, encodable, kind_of, question
+from anabatic.data.formats import question
 from anabatic.data.readers import numbered_lines, open_lines
 from anabatic.data.rows import listed, no_media, renamed
 from anabatic.data.tables import no_key_twice
+from anabatic.data.turn_fields import BadRow, encodable, kind_of
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
 _HINT = "mend the row, or pass over such rows with --on-bad-row skip"

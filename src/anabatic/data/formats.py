@@ -17,6 +17,7 @@ from anabatic.core.text import did_you_mean
 from anabatic.data import media
 from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 from anabatic.data.document import Message
+from anabatic.data.turn_fields import BadRow, check_tools, check_turn, check_values, encodable, kind_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -33,14 +34,6 @@ SHAREGPT_ROLES = {
     "tool": "tool",
 }
 """Role names of ShareGPT-style rows (LLaMA-Factory's and ms-swift's data sets)."""
-
-
-class BadRow(Exception):
-    """What is wrong with a row, without its place; `hint` where there is one of its own."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -236,11 +229,10 @@ def _turn(turn: Any, index: int) -> Message:
     speaks_otherwise = clean.get("tool_calls") or clean.get("reasoning_content")
     if kind := media.part(clean.get("content")):
         raise BadRow(f'message {index} has a part of the type "{kind}": pictures, video and sound are not supported')
-    content = clean["content"] = _joined(clean.get("content", "" if speaks_otherwise else None))
-    if not isinstance(content, str):
-        raise BadRow(f"message {index}: content is {kind_of(content)}, not text or parts of text")
+    clean["content"] = _joined(clean.get("content", "" if speaks_otherwise else None))
+    check_turn(clean, index)
     for key, item in clean.items():
-        all_encodable(item, f"{key} of message {index}")
+        check_values(item, f"{key} of message {index}")
     return clean
 
 
@@ -277,25 +269,6 @@ def _unspelt(value: Any) -> Any:
         return json_text.loads(value)
     except ValueError:
         return value
-
-
-def all_encodable(value: Any, where: str, depth: int = 0) -> None:
-    """Make sure that no text at any depth has a lone surrogate.
-
-    Raises:
-        BadRow: one has, or `value` is nested so deep that what comes behind could not walk through it.
-    """
-    if depth > json_text.MAX_DEPTH:
-        raise BadRow(f"{where} is nested more than {json_text.MAX_DEPTH} deep")
-    if isinstance(value, str):
-        encodable(value, where)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            encodable(key, where)
-            all_encodable(item, where, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            all_encodable(item, where, depth + 1)
 
 
 def _shown(value: Any) -> str:
@@ -352,7 +325,7 @@ def _system(row: Row) -> list[Message]:
 def _history(row: Row) -> list[Message]:
     """Earlier turns as `[[question, answer], ...]`."""
     history = _unspelt(row.get("history"))
-    if not history:
+    if history in (None, "", []):
         return []
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise BadRow('"history" is not a list of [question, answer] pairs')
@@ -368,28 +341,9 @@ def _tools(row: Row) -> list[dict[str, Any]] | None:
             tools = json_text.loads(tools)
         except ValueError as error:
             raise BadRow(f'"tools" is not JSON ({error})') from error
-    if not tools:
+    if tools in (None, "", [], {}):
         return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRow('"tools" is not a list of function descriptions')
-    all_encodable(tools, '"tools"')
-    return tools
-
-
-def encodable(text: str, where: str) -> str:
-    """Return `text`. JSON can spell half of a surrogate pair, which no UTF-8 text can hold.
-
-    Raises:
-        BadRow: it does.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise BadRow(f"{where} has a lone surrogate at character {error.start}") from error
-    return text
-
-
-def kind_of(value: Any) -> str:
-    """Return what a JSON value is, in words."""
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), f"a number ({value})" if isinstance(value, (int, float)) else type(value).__name__)
+    check_tools(tools)
+    check_values(tools, '"tools"')
+    described: list[dict[str, Any]] = tools
+    return described

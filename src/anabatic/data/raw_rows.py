@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from anabatic.core.errors import DataError
 from anabatic.data.document import Problem
-from anabatic.data.formats import BadRow, all_encodable, kind_of
 from anabatic.data.parquet import parquet_items
 from anabatic.data.readers import jsonl_items
 from anabatic.data.rows import no_media
 from anabatic.data.tables import csv_items, json_items
+from anabatic.data.turn_fields import BadRow, check_values, kind_of
 
 _HINT = "mend the row, or fetch the file again"
 
@@ -29,7 +29,7 @@ def _row(row: Any, _: str, place: str) -> RawRow | Problem:
         return Problem(f"{place}: the row is {kind_of(row)}, not an object", _HINT)
     try:
         no_media(row)
-        all_encodable(row, "a text")
+        check_values(row, "a text")
     except BadRow as error:
         return Problem(f"{place}: {error}", error.hint or _HINT)
     return RawRow(row, place)

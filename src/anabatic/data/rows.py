@@ -9,7 +9,8 @@ from typing import Any
 from anabatic.core.text import did_you_mean
 from anabatic.data import media
 from anabatic.data.document import SKIP_HINT, Columns, Document, Form, Problem
-from anabatic.data.formats import FORMATS, BadRow, Format, encodable, find, kind_of
+from anabatic.data.formats import FORMATS, Format, find
+from anabatic.data.turn_fields import BadRow, encodable, kind_of
 from anabatic.data.turn_order import require_order
 
 _SHAPE = 'a conversation needs "messages": [{"role": "user", "content": "..."}, ...]'
@@ -32,6 +33,7 @@ def to_document(row: Any, doc_id: str, place: str, columns: Columns) -> Document
         row = renamed(row, columns)
         form = find(row)
         if columns.text in row and (form is None or row.get("messages") is None):
+            no_media(row, "data.on_bad_row: skip")
             return _text(row[columns.text], doc_id, place, columns)
         if form is not None:
             no_media(row, "data.on_bad_row: skip")

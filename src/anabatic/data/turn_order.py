@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabatic.data.document import Message
-from anabatic.data.formats import BadRow
+from anabatic.data.turn_fields import BadRow
 
 _FIRST = ("system", "developer")
 

@@ -16,13 +16,14 @@ from anabatic.core.errors import DataError
 from anabatic.data import sample, shards, tokenizer
 from anabatic.data.batch import IGNORE
 from anabatic.data.document import Document
-from anabatic.data.formats import BadRow, find
+from anabatic.data.formats import find
 from anabatic.data.learn import Learning, TooLong
 from anabatic.data.loader import Loader
 from anabatic.data.pack import Piece
 from anabatic.data.pairs import REJECTED, PairEncoder, answers, flatten_answers, flatten_pairs, longest, parted
 from anabatic.data.shard_write import Counts
 from anabatic.data.sources import Source, documents
+from anabatic.data.turn_fields import BadRow
 from anabatic.testing.corpora import byte_tokenizer
 
 USER = {"role": "user", "content": "2 and 2?"}
