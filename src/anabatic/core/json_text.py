@@ -7,6 +7,7 @@ it, returns what nothing can walk through.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ def parse(text: str | bytes, pairs: Pairs | None = None) -> Any:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if "integer string conversion" not in str(error):  # no UTF-8
+            raise
+        raise ValueError(f"an integer of more than {sys.get_int_max_str_digits():,} digits") from error
 
 
 def read(path: Path) -> Any:

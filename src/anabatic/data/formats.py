@@ -343,7 +343,7 @@ def _tools(row: Row) -> list[dict[str, Any]] | None:
             raise BadRow(f'"tools" is not JSON ({error})') from error
     if tools in (None, "", [], {}):
         return None
-    check_tools(tools)
     check_values(tools, '"tools"')
+    check_tools(tools)
     described: list[dict[str, Any]] = tools
     return described

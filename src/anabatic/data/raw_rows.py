@@ -29,7 +29,7 @@ def _row(row: Any, _: str, place: str) -> RawRow | Problem:
         return Problem(f"{place}: the row is {kind_of(row)}, not an object", _HINT)
     try:
         no_media(row)
-        check_values(row, "a text")
+        check_values(row, "the row")
     except BadRow as error:
         return Problem(f"{place}: {error}", error.hint or _HINT)
     return RawRow(row, place)

@@ -255,7 +255,9 @@ def fill(model: PreTrainedModel, folder: Path, new: range = range(0), seed: int 
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return what an error says in one line; the reason, where its first line only announces it."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def require_fit(config: PretrainedConfig, tokenizer: Any, folder: Path, seq_len: int = 0) -> None:

@@ -187,7 +187,7 @@ def test_the_same_rows_from_every_format(tmp_path):
         ([{**ROW, "right": "c d"}], {}, "answer of capitals is 'c d'"),
         ([ROW], {"shots": 3}, "3 examples before a question, and has 0 rows"),
         ([{**ROW, "right": 0.5}], {}, "answer of capitals is 0.5"),
-        ([{**ROW, "right": math.nan}], {}, "answer of capitals is nan"),
+        ([{**ROW, "right": math.nan}], {}, "the row has the number nan"),
         ([{**ROW, "towns": ["a", ["b"]]}], {}, r"choices of capitals holds \['b'\], which is no text"),
         ([ROW] * 3, {"shots": 3, "shots_data": TaskData(files=["capitals.jsonl"])}, "and has 2 rows for them"),
         ([ROW], {"keep": "{{ false }}"}, "none of 1 rows is kept"),
@@ -198,7 +198,7 @@ def test_the_same_rows_from_every_format(tmp_path):
         ([ROW], {"answer": "right"}, 'answer of capitals is the word "right" for every row'),
         ([ROW], {"prompt": "{{ land | regex_replace('(') }}"}, "line 1: prompt of capitals cannot be made"),
         ([ROW], {"prompt": "{{ 'a' * 10 ** 12 }}"}, "line 1: prompt of capitals cannot be made"),
-        ([{**ROW, "land": "\ud83d"}], {}, "line 1: a text has a lone surrogate"),
+        ([{**ROW, "land": "\ud83d"}], {}, "line 1: the row has a lone surrogate"),
         ([{**ROW, "land": ""}], {**REPLY, "answer": "{{ land }}"}, "is '', nothing but blanks and marks"),
         ([ROW], {**REPLY, "answer": "{{ land }}", "check": "number"}, "is 'x', and check: number compares numbers"),
         (

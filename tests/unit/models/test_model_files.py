@@ -9,7 +9,7 @@ import pytest
 from anabatic.cli.app import main
 from anabatic.core.errors import DataError
 from anabatic.core.model_files import no_model
-from anabatic.models.hf import resolve
+from anabatic.models.hf import load_config, resolve
 
 
 @pytest.fixture
@@ -68,3 +68,9 @@ def test_commands_say_that_gguf_is_not_read(places, monkeypatch, capsys, command
     assert ended.value.code == 2
     err = capsys.readouterr().err
     assert "a.gguf is a GGUF file" in err and "gguf_file='a.gguf'" in err
+
+
+def test_the_reason_of_a_bad_configuration_is_whole(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "hidden_size": "x"}')
+    with pytest.raises(DataError, match=r"field 'hidden_size': \S+"):
+        load_config(tmp_path)

@@ -89,7 +89,9 @@ class Admission:
         now = self._clock()
         if now - self._told > _QUIET_SECONDS:
             hint = "raise limits.queue or batching.batch, or serve it twice"
-            log.warn(f"the queue is full: {waiting} requests wait, {self._refused} were refused ({hint})")
+            log.warn(
+                f"the queue is full: {waiting} requests wait, refused since the last warning: {self._refused} ({hint})"
+            )
             self._refused, self._told = 0, now
         error = ApiError(429, f"{waiting} requests wait already; try again soon", None, "queue_full")
         error.retry_after = _pause(line.rate(now), waiting)
