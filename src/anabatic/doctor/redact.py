@@ -8,6 +8,7 @@ import ipaddress
 import math
 import re
 import secrets
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -120,11 +121,34 @@ def values(told: Any, names: set[str]) -> Any:
     """Return a JSON value with every text in it redacted."""
     if isinstance(told, str):
         return text(told, names)
+    if isinstance(told, list):
+        return _arguments(told, names)
+    if not isinstance(told, dict):
+        return told
+    named = any(isinstance(told.get(field), str) and SECRET_NAME.search(told[field]) for field in ("name", "key", "id"))
+    shown = {}
+    for key, item in told.items():
+        secret = SECRET_NAME.search(str(key)) if not (named and key == "key") else None
+        secret = secret or (named and key in ("value", "val", "content", "default"))
+        shown[text(str(key), names)] = _hidden(item) if secret else values(item, names)
+    return shown
+
+
+def _hidden(told: Any) -> Any:
+    """Return a value that belongs to the name of a secret: no text of it stays."""
+    if isinstance(told, str):
+        return GONE if told else told
     if isinstance(told, dict):
-        return {
-            text(str(key), names): GONE
-            if SECRET_NAME.search(str(key)) and isinstance(item, str)
-            else values(item, names)
-            for key, item in told.items()
-        }
-    return [values(item, names) for item in told] if isinstance(told, list) else told
+        return {key: _hidden(item) for key, item in told.items()}
+    return [_hidden(item) for item in told] if isinstance(told, list) else told
+
+
+def _arguments(told: list[Any], names: set[str]) -> list[Any]:
+    """Return a list; where it is a command line, what follows the option of a secret is removed."""
+    shown = []
+    for before, item in zip(["", *told], told, strict=False):
+        hidden = False
+        if isinstance(item, str) and isinstance(before, str) and before.startswith("-") and not item.startswith("-"):
+            hidden = text(f"{told[0]} {before} {shlex.quote(item)}", names).endswith(GONE)
+        shown.append(GONE if hidden else values(item, names))
+    return shown

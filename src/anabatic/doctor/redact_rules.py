@@ -16,13 +16,34 @@ _COUNTED = (
     "reasoning", "think", "prefix", "suffix", "middle", "next", "last", "first", "train", "valid", "seen", "global", "local",
 )  # fmt: skip
 """What stands before `token` where it is a piece of a text."""
-_TEXT = "".join(rf"(?<!{before}[ _-])" for before in _COUNTED)
+_TEXT = "".join(rf"(?<!{before}[ _-]token)" for before in _COUNTED)
 _CHINESE = "密码|口令|密钥|秘钥|密匙|令牌|凭证|凭据|通行码|授权码|激活码|验证码|提取码|访问码"
-WORD = (
-    rf"{_TEXT}token(?!iz|_?type|[ _-]id|s?[ _-](?:per|id|count|embed|budget|limit)|s?/)|secret|passw(?:or)?d|"
-    r"passphrase|passcode|(?:api|access|private|account|secret|secure|encryption|signing|license|master)[ _.-]?key|"
+_HOLDERS = (
+    "api",
+    "access",
+    "auth",
+    "hub",
+    "hf",
+    "github",
+    "gitlab",
+    "refresh",
+    "bot",
+    "session",
+    "user",
+    "service",
+    "app",
+)
+"""What stands before `tokens` where they are secrets."""
+_TOKEN = (
+    rf"token(?!s){_TEXT}(?!iz|_?type|[ _-](?:id|per|count|embed|budget|limit)|/)|"
+    rf"(?:(?<![a-z_-])|{'|'.join(rf'(?<={before}[_-])' for before in _HOLDERS)})tokens(?![ _-](?:per|id|count)|/)"
+)
+_OTHER = (
+    r"(?<!pull)secret(?!_?(?:key)?_?(?:ref|name))|passw(?:or)?d|passphrase|passcode|"
+    r"(?:api|access|private|account|secret|secure|encryption|signing|license|master)[ _.-]?key|"
     rf"auth(?!or(?!i[sz]))|credential|cookie|session[_-]?id|signature|{_CHINESE}"
 )
+WORD = rf"{_TOKEN}|{_OTHER}"
 """Words that a secret follows, after a colon or the like."""
 _SHORT = r"(?<![a-z])(?:ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?)(?![a-z])"
 """Short words that a secret follows where they stand alone or after an underscore."""
@@ -39,9 +60,10 @@ _PROSE = (
 )
 """What follows the word password where none is told."""
 _SITES = (
-    "hf|api_org|sk|pk|rk|gh[oprsu]|glpat|gldt|glrt|github_pat|xox[a-z]|xapp|A[KSGI][IP]A|AROA|AIza|ya29|dckr_pat|npm|pypi|"
-    "wandb_v1|LTAI|AKID|JDC|r8|nvapi|gsk|tvly|SG|dop_v1|doo_v1|shp(?:at|ss|ca|pa)|sq0[a-z]{3}|lin_api|ntn|atlasv1|hv[sb]|"
-    "ms|ALTAK|dapi|rubygems|glsa|PMAK|sntrys|figd|ATATT|AGE-SECRET-KEY"
+    "(?:hf|api_org|sk|pk|rk|gh[oprsu]|glpat|gldt|glrt|github_pat|xox[a-z]|xapp|dckr_pat|npm|pypi|wandb_v1|JDC|r8|nvapi|gsk|"
+    "tvly|SG|dop_v1|doo_v1|shp(?:at|ss|ca|pa)|sq0[a-z]{3}|lin_api|ntn|atlasv1|hv[sb]|rubygems|glsa|PMAK|sntrys|figd|"
+    "AGE-SECRET-KEY|ATATT|dp|tskey|whsec|secret_api|pul|jina)[._-]|"
+    "A[KSGI][IP]A|AROA|AIza|ya29|LTAI|AKID|ALTAK|ATATT|AKLT|EAA[AC]|dapi|ms-(?=[0-9a-f]{8}-)"
 )
 """Start of the tokens of well-known sites."""
 _SIGNED = (
@@ -70,13 +92,20 @@ _ANY = (
     r"[^\s,;&\"'\[({][^\s,;&\"']*(?:[,;&](?![\w.-]{1,40}\s{0,2}[=:])[^\s,;&\"']+)*)"
 )
 """A value: quoted in any way, a list, or a word up to what cannot be its own."""
-_PLAIN = r"(?:[-+]?[\d.,_]{1,20}|none|null|true|false|\[\]|\(\)|<[^<>\n]{0,60}>|\[[A-Z]{1,9}\])(?![^\s,;&\"'\])}])"
-"""Values that are no secret: numbers, nothing, names of pieces of a text."""
+_END = r"(?![^\s,;&\"'\])}])"
+_NOTHING = rf"(?:none|null|true|false|\[\]|\(\)|\{{\}}|\"\"|'')(?!['\"]){_END}"
+_PLAIN = (
+    rf"(?:{_NOTHING}|[\"']?(?:[-+]?[\d.,_]{{1,20}}(?:[a-z]{{1,3}}/\w{{1,9}})?|<[^<>\n\"']{{0,60}}>|\[[A-Z]{{1,9}}\])[\"']?{_END}|(?-i:[a-z]{{1,7}}){_END}|"
+    rf"\[[\d\s,.-]{{1,4000}}\]|[\[(]\s{{0,9}}[\"']<)"
+)
+"""Values that are no secret: nothing; of tokens also numbers and names of pieces of a text."""
+_NAMED = r"[\w.-]{0,40}(?![\w.-])[\"'\])\\]{0,6}\s{0,20}(?::=|=>|[:：＝]|=(?!=)|%3[AD])\s{0,20}"
+"""The rest of a name, and what parts it from its value."""
 
 WHOLE: tuple[str, ...] = (
     # PEM
     r"-----BEGIN [A-Z0-9 ]{0,40}(?:PRIVATE KEY|CERTIFICATE)[A-Z ]{0,10}-----"
-    r"(?s:.{0,20000}?)(?:-----END [A-Z0-9 ]{0,50}-----|\Z)",
+    r"(?:[^-]|-(?!----)){0,20000}(?:-----END [A-Z0-9 ]{0,50}-----|\Z|(?=-----BEGIN))",
 )
 """Blocks that are removed as a whole, before all else."""
 
@@ -100,7 +129,6 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ),
     (r"snmp\w{2,12}", rf"-(?-i:A|X|c|3[mkM]?)(?:{_NEXT})?", _REST),
     (r"vault[ \t]{1,9}(?:kv[ \t]{1,9})?(?:put|write|patch)", r"[\w.-]{1,60}=", _REST),
-    (r"(?:wandb|swanlab|hf|huggingface-cli|modelscope|npm)[ \t]{1,9}(?:auth[ \t]{1,9})?login", "", _REST),
 )
 """(program, option, secret): every such option of a program's line."""
 AFTER: tuple[tuple[str, str], ...] = (
@@ -146,10 +174,8 @@ AFTER: tuple[tuple[str, str], ...] = (
     ),
     # name and value
     (rf"<[\w:.-]{{0,60}}(?:{WORD})[\w:.-]{{0,60}}(?:\s[^<>\n]{{0,300}})?>", r"[^<]{1,400}"),
-    (
-        rf"(?:{WORD})[\w.-]{{0,80}}[\"'\])\\]{{0,6}}\s{{0,20}}(?::=|=>|[:=：＝]|%3[AD])\s{{0,20}}",
-        rf"(?![|>][-+0-9]{{0,3}}\s)(?<!tokens: )(?!\[removed){_ANY}",
-    ),
+    (rf"(?:{_TOKEN}){_NAMED}", rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
+    (rf"(?:{_OTHER}){_NAMED}", rf"(?!{_NOTHING})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
     (
         rf"(?:{_CHINESE})[^\S\n]{{0,5}}[是为改成了设置重更新修变换已被就叫用的统一到如下]{{0,10}}"
         r"[^\S\n]{0,5}[:：=]?[^\S\n]{0,5}[\"'“‘「『]?",
@@ -159,11 +185,11 @@ AFTER: tuple[tuple[str, str], ...] = (
         rf"(?<![a-z0-9])(?:ak|sk|ak_id|sas|psk|jwt|pat|s3_key|appkey|ssh_?key|auth_?key|webhook){_IS}",
         rf"(?![/~\[]){_VALUE}{{6,}}",
     ),
-    (rf"(?:(?<![a-z])(?:\w{{0,40}}_)?(?:pwd|pass|pw)|(?-i:(?<=[a-z])P(?:w|wd|ass))){_IS}", rf"(?![/~\[\s]){_ANY}"),
-    (rf"(?<![a-z0-9])(?:\w{{0,40}}_)?(?:{_OWNERS})_?key{_IS}", rf"(?![/~\[\s]){_VALUE}{{6,}}"),
-    (rf"\b(?-i:[A-Z][A-Z0-9_]{{1,60}}_KEY){_IS}", rf"(?![/~\[\s]){_VALUE}{{6,}}"),
+    (rf"(?:(?<![a-z])(?:pwd|pass|pw)|(?-i:(?<=[a-z])P(?:w|wd|ass))){_IS}", rf"(?![/~\[\s]){_ANY}"),
+    (rf"(?<![a-z0-9])(?=[a-z])(?:{_OWNERS})_?key{_IS}", rf"(?![/~\[\s]){_VALUE}{{6,}}"),
+    (rf"\b(?-i:[A-Z][A-Z0-9_]{{1,60}}_KEY\b){_IS}", rf"(?![/~\[\s]){_VALUE}{{6,}}"),
     (
-        rf"(?<![a-z])(?:\w{{0,40}}_)?key{_IS}",
+        rf"(?<![a-z])key{_IS}",
         rf"(?={_VALUE}{{0,80}}\d)(?={_VALUE}{{0,80}}[a-z])[a-z0-9+/=_-]{{16,}}",
     ),
     (rf"\b(?:env|arg|setenv|set(?:\s{{1,9}}-\w{{1,3}})?)[ \t]{{1,9}}\w{{0,60}}(?:{WORD})\w{{0,60}}[ \t]{{1,9}}", _REST),
@@ -181,6 +207,11 @@ AFTER: tuple[tuple[str, str], ...] = (
     (rf"\bsshpass\b[^\n|;]{{0,100}}?-(?-i:p)(?:{_NEXT})?", _REST),
     (r"\bmc[ \t]{1,9}(?:alias[ \t]{1,9}set|config[ \t]{1,9}host[ \t]{1,9}add)[ \t]{1,9}\S{1,100}[ \t]{1,9}\S{1,300}[ \t]{1,9}",
      rf"{_REST}(?:[ \t]{{1,9}}{_REST})?"),
+    (
+        r"\b(?:wandb|swanlab|hf|huggingface-cli|modelscope|npm|clearml|ngc)[ \t]{1,9}(?:auth[ \t]{1,9})?login[ \t]{1,9}"
+        r"(?:--?[a-z-]{1,30}(?:=\S{0,200})?[ \t]{1,9}){0,3}",
+        rf"(?!-){_MIXED}{_REST}",
+    ),
     (r"\bnet[ \t]{1,9}use\b[^\n]{0,60}?\\\\\S{1,200}[ \t]{1,9}", rf"(?!/){_REST}"),
     (r"\bhtpasswd\b[^\n|;]{0,100}?\s-\w{0,5}b\w{0,5}\s+\S+\s+\S+\s+", r"\S+"),
     (
@@ -205,7 +236,7 @@ AFTER: tuple[tuple[str, str], ...] = (
 """(what stands before it, the secret), upper and lower case alike."""
 
 ANYWHERE: tuple[str, ...] = (
-    rf"(?<![A-Za-z0-9])(?:{_SITES})[._-]?[A-Za-z0-9_-]{{16,}}",
+    rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))(?:{_SITES})(?=[a-z_-]{{0,60}}[A-Z0-9])[A-Za-z0-9_-]{{16,}}(?!\.(?:py|so|json|safetensors)\b)",
     r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{4,4000}\.[A-Za-z0-9_-]*",
     r"\$(?:1|2[abxy]|5|6|y|apr1|argon2\w{0,2})\$[A-Za-z0-9./=,$+-]{8,}",
     r"\bbce-(?:v3|auth-v1)/[\w/:.-]{8,}",
@@ -240,12 +271,14 @@ LINES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
     for program, option, secret in COMMANDS
 )
 """(a program's line, what is removed in it)."""
-SCRAMBLED = re.compile(r"(?<![\w/+.=-])(?=[^\d\s]{0,60}\d)(?=[^a-z\s]{0,60}[a-z])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9/+]{36,64}(?![\w/+.-])")
+SCRAMBLED = re.compile(
+    r"(?<![\w/+.=-])(?=[A-Za-z0-9/+]{36})(?=[^\d\s]{0,60}\d)(?=[^a-z\s]{0,60}[a-z])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9/+]{36,64}(?![\w/+.-])"
+)
 """A key, unless it reads like a path."""
 HEXADECIMAL = re.compile(r"\b[A-Fa-f0-9]{32,}\b")
 """A key, unless a word before it says that it is the name of a commit or of a content."""
 NAMED = re.compile(
-    r"(?i)(?:commit|revision|\brev|git|head|branch|sha-?\d{0,3}|md5|crc|checksum|digest|blob|hash|etag)[^\n]{0,12}$"
+    r"(?i)(?:commit|revision|\brev|git|head|branch|sha-?\d{0,3}|md5|crc|checksum|digest|blob|hash|etag|(?:actor|node|task|worker|job|object|trace|request|span)[_-]?id)[^\n]{0,12}$"
 )
 ADDRESS = re.compile(r"(?<![\w./-])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?![\w-]|\.\d)")
 VERSION = re.compile(r"(?i)(?:version|ver|release|driver|firmware|cann|toolkit|v|[=<>~^])[\"']?[\s:=]{0,5}[\"']?$")
