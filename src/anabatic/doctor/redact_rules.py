@@ -10,19 +10,60 @@ import re
 from functools import cache
 
 GONE = "[removed]"
-WORD = (
-    r"(?<!num_)(?<!max_)(?<!new_)(?<!per_)(?<!batch_)(?<!total_)token(?!iz)|secret|passw(?:or)?d|passphrase|"
-    r"passcode|(?:api|access|private|account|secret)[ _-]?key|auth|credential|"
-    r"cookie|session[_-]?id|signature|密码|口令|密钥|秘钥|令牌|凭证|凭据|通行码"
+_COUNTED = (
+    "num", "max", "min", "new", "per", "batch", "total", "bos", "eos", "pad", "unk", "cls", "sep", "mask", "stop", "start",
+    "end", "special", "image", "video", "audio", "vision", "prompt", "completion", "input", "output", "generated", "cached",
+    "reasoning", "think", "prefix", "suffix", "middle", "next", "last", "first", "train", "valid", "seen", "global", "local",
+)  # fmt: skip
+"""What stands before `token` where it is a piece of a text."""
+_TEXT = "".join(rf"(?<!{before}[ _-]token)" for before in _COUNTED)
+_CHINESE = "密码|口令|密钥|秘钥|密匙|令牌|凭证|凭据|通行码|授权码|激活码|验证码|提取码|访问码"
+_HOLDERS = (
+    "api",
+    "access",
+    "auth",
+    "hub",
+    "hf",
+    "github",
+    "gitlab",
+    "refresh",
+    "bot",
+    "session",
+    "user",
+    "service",
+    "app",
 )
+"""What stands before `tokens` where they are secrets."""
+_TOKEN = (
+    rf"token(?!s){_TEXT}(?!iz|_?type|[ _-](?:id|per|count|embed|budget|limit)|/)|"
+    rf"(?:(?<![a-z_-])|{'|'.join(rf'(?<={before}[_-])' for before in _HOLDERS)})tokens(?![ _-](?:per|id|count)|/)"
+)
+_OTHER = (
+    r"(?<!pull)secret(?!_?(?:key)?_?(?:ref|name))|passw(?:or)?d|passphrase|passcode|"
+    r"(?:api|access|private|account|secret|secure|encryption|signing|license|master)[ _.-]?key|"
+    rf"auth(?!or(?!i[sz]))|credential|cookie|session[_-]?id|signature|{_CHINESE}"
+)
+WORD = rf"{_TOKEN}|{_OTHER}"
 """Words that a secret follows, after a colon or the like."""
-_CHINESE = "密码|口令|密钥|秘钥|令牌|凭证|凭据|通行码"
-_PROSE = "is|for|of|was|not|and|or|required|to|in|file|has|cannot|does"
+_SHORT = r"(?<![a-z])(?:ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?)(?![a-z])"
+"""Short words that a secret follows where they stand alone or after an underscore."""
+_OWNERS = (
+    "openai|azure|anthropic|claude|gemini|google|hf|huggingface|hub|modelscope|dashscope|qwen|zhipu|glm|moonshot|kimi|"
+    "deepseek|minimax|baidu|qianfan|ark|volc|wandb|swanlab|comet|neptune|clearml|mlflow|github|gitlab|gitee|aws|gcp|s3|obs|"
+    "oss|cos|minio|tencent|aliyun|huawei|huaweicloud|ssh|db|redis|mysql|enc|aes|hmac|root|admin|client|app|server|"
+    "login|serper|tavily|bing|mistral|groq|cohere|sentry|slack|dingtalk|feishu|lark|bot|webhook|wifi"
+)
+"""Whose key it is, where a name ends in `_key`."""
+_PROSE = (
+    "is|are|for|of|was|not|and|or|required|to|in|file|has|have|cannot|does|must|may|should|will|expired|incorrect|"
+    "invalid|authentication|prompt|from|with|on|by|at|as|if|changed|the|a|an"
+)
 """What follows the word password where none is told."""
 _SITES = (
-    "hf|api_org|sk|pk|rk|gh[oprsu]|glpat|gldt|glrt|github_pat|xox[a-z]|xapp|A[KSGI][IP]A|AROA|AIza|ya29|dckr_pat|npm|pypi|"
-    "wandb_v1|LTAI|AKID|JDC|r8|nvapi|gsk|tvly|SG|dop_v1|doo_v1|shp(?:at|ss|ca|pa)|sq0[a-z]{3}|lin_api|ntn|atlasv1|hv[sb]|"
-    "ms|dapi|rubygems|glsa|PMAK|sntrys|figd|ATATT|AGE-SECRET-KEY"
+    "(?:hf|api_org|sk|pk|rk|gh[oprsu]|glpat|gldt|glrt|github_pat|xox[a-z]|xapp|dckr_pat|npm|pypi|wandb_v1|JDC|r8|nvapi|gsk|"
+    "tvly|SG|dop_v1|doo_v1|shp(?:at|ss|ca|pa)|sq0[a-z]{3}|lin_api|ntn|atlasv1|hv[sb]|rubygems|glsa|PMAK|sntrys|figd|"
+    "AGE-SECRET-KEY|ATATT|dp|tskey|whsec|secret_api|pul|jina)[._-]|"
+    "A[KSGI][IP]A|AROA|AIza|ya29|LTAI|AKID|ALTAK|ATATT|AKLT|EAA[AC]|dapi|ms-(?=[0-9a-f]{8}-)"
 )
 """Start of the tokens of well-known sites."""
 _SIGNED = (
@@ -30,21 +71,66 @@ _SIGNED = (
     r"signature|sig|sign|q-ak|q-signature|\w{0,10}accesskeyid|security-token|policy|key-pair-id|key|code|st"
 )
 """Parameters of addresses that let whoever holds them in."""
-_REST = r"(?:\"[^\"\n]+\"|'[^'\n]+'|(?![\s\"'])[^\s\"']+)"
+_QUOTE = r"\\{0,3}[\"'`“‘「『]"
+_REST = (
+    r"(?:\\{1,3}\"[^\"\n]{0,400}?\\{1,3}\"|\"(?:[^\"\\\n]|\\.){1,400}\"|'(?:[^'\\\n]|\\.){1,400}'|"
+    r"(?![\s\"'])(?:[^\s\"'\\]|\\[^\"'\n]){1,4000})"
+)
 """One word of a command line, quoted or not."""
-
-_LONG = r"[^\n|;]{0,300}?\s"
-"""Other options of a command line before the one that is meant."""
-_IS = r"[\"']?\s{0,9}[:=]\s{0,9}[\"']?"
-_VALUE = r"[^\s,;&\"']"
+_NEXT = r"(?:\\{0,3}[\"'],\s{0,9}\\{0,3}[\"']|=|(?:\s|\\\n){1,20})"
+"""Between an option and its value: a blank, an equals sign, or the borders of two texts of a list."""
+_IS = rf"(?:{_QUOTE})?\s{{0,9}}(?:[:=：＝]|%3[AD]|是|为)\s{{0,9}}(?:{_QUOTE})?"
+_VALUE = r"[^\s,;&\"'\\]"
+_MIXED = r"(?=[^\s\"',;]{0,80}\d)(?=[^\s\"',;]{0,80}[A-Za-z])"
+"""Letters and digits, as in no word of a sentence."""
+_ANY = (
+    r"(?:[rbuf]{0,2}'{3}(?s:.{1,2000}?)'{3}|[rbuf]{0,2}\"{3}(?s:.{1,2000}?)\"{3}|"
+    r"\\{1,3}\"[^\"\n]{0,1000}?\\{1,3}\"|"
+    r"[rbuf]{0,2}\"(?:[^\"\\\n]|\\.|\n(?!\n)){0,1000}\"|[rbuf]{0,2}'(?:[^'\\\n]|\\.|''|\n(?!\n)){0,1000}'|"
+    r"[“‘「『][^”’」』\n]{1,400}[”’」』]|[\"'][^\"'\n]{1,1000}|(?:bearer|basic|token)\s{1,9}\S{1,4000}|"
+    r"[\[({](?=\\?[\"'])[^\[\](){}]{1,4000}[\])}]|\[[^\[\](){}\n]{1,4000}\]|"
+    r"[^\s,;&\"'\[({][^\s,;&\"']*(?:[,;&](?![\w.-]{1,40}\s{0,2}[=:])[^\s,;&\"']+)*)"
+)
+"""A value: quoted in any way, a list, or a word up to what cannot be its own."""
+_END = r"(?![^\s,;&\"'\])}])"
+_NOTHING = rf"(?:none|null|true|false|\[\]|\(\)|\{{\}}|\"\"|'')(?!['\"]){_END}"
+_PLAIN = (
+    rf"(?:{_NOTHING}|[\"']?(?:[-+]?[\d.,_]{{1,20}}(?:[a-z]{{1,3}}/\w{{1,9}})?|<[^<>\n\"']{{0,60}}>|\[[A-Z]{{1,9}}\])[\"']?{_END}|(?-i:[a-z]{{1,7}}){_END}|"
+    rf"\[[\d\s,.-]{{1,4000}}\]|[\[(]\s{{0,9}}[\"']<)"
+)
+"""Values that are no secret: nothing; of tokens also numbers and names of pieces of a text."""
+_NAMED = r"[\w.-]{0,40}(?![\w.-])[\"'\])\\]{0,6}\s{0,20}(?::=|=>|[:：＝]|=(?!=)|%3[AD])\s{0,20}"
+"""The rest of a name, and what parts it from its value."""
 
 WHOLE: tuple[str, ...] = (
     # PEM
     r"-----BEGIN [A-Z0-9 ]{0,40}(?:PRIVATE KEY|CERTIFICATE)[A-Z ]{0,10}-----"
-    r"(?s:.{0,20000}?)(?:-----END [A-Z0-9 ]{0,50}-----|\Z)",
+    r"(?:[^-]|-(?!----)){0,20000}(?:-----END [A-Z0-9 ]{0,50}-----|\Z|(?=-----BEGIN))",
 )
 """Blocks that are removed as a whole, before all else."""
 
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    (r"obsutil|ossutil\w{0,3}|coscmd|coscli|tosutil|swanlab|modelscope", rf"-[kis](?:{_NEXT})?", _REST),
+    (
+        r"mongo\w{0,8}|(?:docker|podman|nerdctl|registry|az|oc|ctr|crane|oras|skopeo)[ \t]{1,9}login|7za?|bsdtar",
+        rf"-(?-i:p)(?:{_NEXT})?",
+        _REST,
+    ),
+    (r"(?:mysql|mariadb)[\w-]{0,20}", r"-(?-i:p)", _REST),
+    (
+        r"curl|https?|xh|aria2c|lftp|ncftp\w{0,3}|wget",
+        rf"(?-i:-u|-U|-a)(?:{_NEXT})?|--(?:user|proxy-user|auth){_NEXT}",
+        _REST,
+    ),
+    (
+        r"redis-cli|sqlcmd|ldap\w{2,8}|smbclient|zip|unzip|ipmitool|keytool|rar|unrar|kinit|bcp|impacket\w{0,20}",
+        rf"-(?-i:a|P|w|U|E|k|y|storepass|keypass)(?:{_NEXT})?",
+        _REST,
+    ),
+    (r"snmp\w{2,12}", rf"-(?-i:A|X|c|3[mkM]?)(?:{_NEXT})?", _REST),
+    (r"vault[ \t]{1,9}(?:kv[ \t]{1,9})?(?:put|write|patch)", r"[\w.-]{1,60}=", _REST),
+)
+"""(program, option, secret): every such option of a program's line."""
 AFTER: tuple[tuple[str, str], ...] = (
     (r"Private-Lines: \d{1,4}\n", r"(?:[A-Za-z0-9+/=]{1,80}\n){1,100}"),  # PuTTY
     # addresses: user and password, signed parameters, hooks
@@ -52,75 +138,109 @@ AFTER: tuple[tuple[str, str], ...] = (
     (r"\b[a-z][a-z0-9+.-]{0,30}://", r"[^\s@/:]{0,100}:[^\s@\"'<>]{1,200}(?=@)"),
     (rf"[?&;](?:amp;)?(?:{_SIGNED})=", r"[^&\s\"'<>#]+"),
     (
-        r"https://[\w.-]{0,100}(?:hooks\.slack\.com/services|/open-apis/bot/v2/hook|discord(?:app)?\.com/api/webhooks)/",
-        r"[\w/-]+",
+        r"https://[\w.-]{0,100}(?:hooks\.slack\.com/services|/open-apis/bot/(?:v\d/)?hook|discord(?:app)?\.com/api/webhooks|"
+        r"office\.com/webhook\w{0,3}|/trigger/\w{1,60}/(?:json/)?with/key|api\.day\.app|hc-ping\.com)/",
+        r"[^\s\"'<>?]+",
+    ),
+    (r"https?://[\w.-]{1,100}/[\w./-]{0,60}hooks?/", r"(?=[\w/-]{0,80}\d)[\w/-]{16,}"),
+    (r"<\(\s{0,3}(?:echo|printf)\s{1,9}(?:-\w\s{1,9})?", r"[^)\n]+"),
+    # a name, and its value in another field, after or before it
+    (
+        rf"\b(?:name|key|id|variable|param(?:eter)?|option|header|field)(?:{_QUOTE})?\s{{0,9}}[:=>]\s{{0,9}}(?:{_QUOTE})?"
+        rf"[\w./-]{{0,80}}(?:{WORD}|{_SHORT}|_key)[\w./-]{{0,60}}(?:{_QUOTE})?(?:</\w{{1,20}}>)?"
+        rf"(?:(?!\b(?:name|key|value)\b)[^{{}}]){{1,200}}?\b(?:value|val|content|default)(?:{_QUOTE})?\s{{0,9}}[:=>]\s{{0,9}}",
+        rf"(?!\s)(?:(?<=>)[^<\n]{{1,1000}}|{_ANY})",
+    ),
+    (
+        rf"(?<![\w:=])(?:value|val|content)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}",
+        r"(?:\\{0,3}\"[^\"\n]{1,400}\"|'[^'\n]{1,400}'|[^\s,\"'<>{}]{1,400})"
+        rf"(?=[\s,]{{1,100}}(?:{_QUOTE})?(?:name|key|id|variable)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}(?:{_QUOTE})?"
+        rf"[\w./-]{{0,80}}(?:{WORD}|{_SHORT}|_key))",
     ),
     # headers: the whole line
     (r"\b(?:proxy-)?authorization[\"']?\s{0,5}[:=]\s{0,5}[\"']?|\b(?:set-)?cookie:\s{0,5}", r"[^\n\"']+"),
-    # name and value
+    # what is asked for, with its answer; two names with two values
+    (r"\b(?:password|passphrase|passcode|token|pin)[ \t]{1,9}for[ \t]{1,9}[^\n]{1,200}?:[ \t]{1,9}", r"\S+"),
     (
-        rf"(?:{WORD})[\w.-]{{0,80}}[\"'\])]{{0,3}}\s{{0,20}}(?::=|=>|[:=：＝])\s{{0,20}}",
-        r"(?![|>][-+0-9]{0,3}\s)(?:\"[^\"]*\"|'[^']*'|bearer\s+\S+|basic\s+\S+|[^\s,;&\"']+)",
+        r"(?:user(?:name)?|login|account|用户名?|账号|帐号|账户)[ \t]{0,3}[/|、和][ \t]{0,3}(?:pass\w{0,5}|pwd?|密码|口令)"
+        r"[ \t]{0,5}[:：=是为]?[ \t]{0,5}",
+        r"[^\s/]{1,100}[ \t]{0,3}[/|、][ \t]{0,3}[^\s，。]{1,400}",
     ),
+    (r"\b[\w.-]{1,64}@[\w.-]{1,100}[ \t]{1,3}/[ \t]{1,3}", r"[^\s/]{4,}"),
     (
-        rf"(?:{_CHINESE})[^\S\n]{{0,5}}(?:是|为|改为|设为)?[^\S\n]{{0,5}}[:：=]?[^\S\n]{{0,5}}[\"'“‘「『]?",
-        r"(?![\s\"'])[\x21-\x7e]{3,}",
+        r"(?m:^)[ \t]{0,9}(?![^:\n]{0,200}\.(?:log|txt|py|json\w?|yaml|c|cpp|h|out)\b)[\w.*-]{1,200}:(?:\*|\d{4,5}):"
+        r"(?!info|debug|warn|err|crit)[\w.*-]{1,60}:[\w.*@-]{1,60}:",
+        r"(?![\s/])[^\s:]{4,}(?![:\w])",
+    ),
+    # name and value
+    (rf"<[\w:.-]{{0,60}}(?:{WORD})[\w:.-]{{0,60}}(?:\s[^<>\n]{{0,300}})?>", r"[^<]{1,400}"),
+    (rf"(?:{_TOKEN}){_NAMED}", rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
+    (rf"(?:{_OTHER}){_NAMED}", rf"(?!{_NOTHING})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
+    (
+        rf"(?:{_CHINESE})[^\S\n]{{0,5}}[是为改成了设置重更新修变换已被就叫用的统一到如下]{{0,10}}"
+        r"[^\S\n]{0,5}[:：=]?[^\S\n]{0,5}[\"'“‘「『]?",
+        r"(?![\s\"']|\[removed)[\x21-\x7e]{3,}",
     ),
     (
         rf"(?<![a-z0-9])(?:ak|sk|ak_id|sas|psk|jwt|pat|s3_key|appkey|ssh_?key|auth_?key|webhook){_IS}",
         rf"(?![/~\[]){_VALUE}{{6,}}",
     ),
-    (rf"(?<![a-z])(?:\w{{0,40}}_)?(?:pwd|pass){_IS}", rf"(?![/~\[\s]){_VALUE}{{3,}}"),
+    (rf"(?:(?<![a-z])(?:pwd|pass|pw)|(?-i:(?<=[a-z])P(?:w|wd|ass))){_IS}", rf"(?![/~\[\s]){_ANY}"),
+    (rf"(?<![a-z0-9])(?=[a-z])(?:{_OWNERS})_?key{_IS}", rf"(?![/~\[\s]){_VALUE}{{6,}}"),
+    (rf"\b(?-i:[A-Z][A-Z0-9_]{{1,60}}_KEY\b){_IS}", rf"(?![/~\[\s]){_VALUE}{{6,}}"),
     (
-        rf"(?<![a-z])(?:\w{{0,40}}_)?key{_IS}",
+        rf"(?<![a-z])key{_IS}",
         rf"(?={_VALUE}{{0,80}}\d)(?={_VALUE}{{0,80}}[a-z])[a-z0-9+/=_-]{{16,}}",
     ),
-    (rf"<[\w:.-]{{0,60}}(?:{WORD})[\w.-]{{0,60}}>", r"[^<]{1,400}"),
     (rf"\b(?:env|arg|setenv|set(?:\s{{1,9}}-\w{{1,3}})?)[ \t]{{1,9}}\w{{0,60}}(?:{WORD})\w{{0,60}}[ \t]{{1,9}}", _REST),
+    (rf"(?<![\w.-])[\w.-]{{1,60}}[_.-](?:{WORD}|key)(?:[_.](?:id|key))?[ \t|]{{1,20}}", rf"{_MIXED}[^\s,;\"'=:(|]{{6,}}(?![(=:])"),
     (r"\bpass(?:word|wd|phrase|code)?:", r"(?![/\s])[^\s\"']{3,}"),
     # options of programs
-    (rf"(?<![\w-])--?[\w-]{{0,80}}(?:{WORD})[\w-]{{0,80}}(?:\s{{1,20}}|=)", rf"(?!-){_REST}"),
-    (rf"\b(?:obsutil|ossutil\w{{0,3}}|coscmd|coscli|tosutil|swanlab|modelscope)\b{_LONG}-[ki](?:\s{{1,9}}|=)?", _REST),
+    (rf"(?<![\w-])--?[\w-]{{0,80}}(?:{WORD})(?!-stdin)[\w-]{{0,80}}{_NEXT}", rf"(?!-|{_PLAIN}){_REST}"),
+    (rf"(?<![\w-])--(?:[\w-]{{0,40}}[_-])?(?:ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?|apikey){_NEXT}", rf"(?!-){_REST}"),
+    (rf"(?<![\w-])--(?:[\w-]{{0,40}}[_-])?key{_NEXT}", rf"(?!-){_MIXED}[\w+/=-]{{12,}}(?![\w.])"),
+    (rf"--from-literal{_NEXT}[\w.-]{{1,100}}=", _REST),
     (
         r"(?<![\w-])-[ki](?:[ \t]{1,9}|=)[\"']?",
-        r"(?=[^\s\"']{0,80}\d)(?=[^\s\"']{0,80}[a-z])[a-z0-9+=_-]{8,}",
+        r"(?=[^\s\"']{0,80}\d)(?=[^\s\"']{0,80}[a-z])[a-z0-9+/=_-]{8,}",
     ),
+    (rf"\bsshpass\b[^\n|;]{{0,100}}?-(?-i:p)(?:{_NEXT})?", _REST),
+    (r"\bmc[ \t]{1,9}(?:alias[ \t]{1,9}set|config[ \t]{1,9}host[ \t]{1,9}add)[ \t]{1,9}\S{1,100}[ \t]{1,9}\S{1,300}[ \t]{1,9}",
+     rf"{_REST}(?:[ \t]{{1,9}}{_REST})?"),
     (
-        r"\b(?:sshpass|mongo\w{0,8}|(?:docker|podman|nerdctl|registry|az|oc|ctr|crane|oras|skopeo)[ \t]{1,9}login|"
-        rf"7za?|bsdtar)\b{_LONG}-(?-i:p)\s{{0,9}}",
-        _REST,
+        r"\b(?:wandb|swanlab|hf|huggingface-cli|modelscope|npm|clearml|ngc)[ \t]{1,9}(?:auth[ \t]{1,9})?login[ \t]{1,9}"
+        r"(?:--?[a-z-]{1,30}(?:=\S{0,200})?[ \t]{1,9}){0,3}",
+        rf"(?!-){_MIXED}{_REST}",
     ),
-    (rf"\b(?:mysql|mariadb)[\w-]{{0,20}}\b{_LONG}-(?-i:p)", _REST),
-    (
-        rf"\b(?:curl|https?|xh|aria2c|lftp|ncftp\w{{0,3}}|wget)\b{_LONG}(?:-u|--user|--proxy-user|-U)(?:\s{{0,9}}|=)",
-        rf"(?!-){_REST}",
-    ),
-    (
-        r"\b(?:redis-cli|sqlcmd|ldap\w{2,8}|smbclient|zip|unzip|ipmitool|keytool)\b"
-        rf"{_LONG}-(?-i:a|P|w|U|storepass)\s{{1,9}}",
-        _REST,
-    ),
-    (
-        r"\b(?:wandb|swanlab|hf|huggingface-cli|modelscope|npm)[ \t]{1,9}(?:auth[ \t]{1,9})?login[ \t]{1,9}",
-        rf"(?!-){_REST}",
-    ),
+    (r"\bnet[ \t]{1,9}use\b[^\n]{0,60}?\\\\\S{1,200}[ \t]{1,9}", rf"(?!/){_REST}"),
     (r"\bhtpasswd\b[^\n|;]{0,100}?\s-\w{0,5}b\w{0,5}\s+\S+\s+\S+\s+", r"\S+"),
     (
-        r"\becho\s{1,9}(?:-\w\s{1,9})?",
-        rf"{_REST}(?=\s{{0,9}}\|\s{{0,9}}(?:sudo|su|passwd|chpasswd|kinit|cryptsetup|docker)\b)",
+        r"\b(?:echo|printf)\s{1,9}(?:-\w\s{1,9})?",
+        rf"{_REST}(?=\s{{0,9}}(?:\|\s{{0,9}}(?:sudo|su|passwd|chpasswd|kinit|cryptsetup|docker|podman|gpg|openssl|ssh-add)\b|"
+        r">{1,2}\s{0,9}[^\s|;]{0,100}(?:pw|pass|secret|token|cred|netrc|key)))",
     ),
-    (r"\b(?:sudo\s{1,9}-S|chpasswd|passwd|kinit)[^\n]{0,60}<<<\s{0,9}", r"(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
+    (
+        r"\b(?:sudo|su|login|chpasswd|passwd|kinit|cryptsetup|gpg|openssl|ssh-add|password-stdin|stdin)\b[^\n<]{0,100}<<<\s{0,9}",
+        r"(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)",
+    ),
+    (r"\bsend[ \t]{1,9}(?:--[ \t]{1,9})?\\?\"", r"[^\"\n]{1,200}(?=\\[rn]\\?\")"),
     (r"\bidentified\s{1,9}by\s{1,9}", r"(?:'[^'\n]*'|\"[^\"\n]*\"|\S+)"),
     # prose
-    (r"\bpass(?:word|wd|phrase)(?: +is)? +", rf"(?!(?:{_PROSE})\b)[^\s:=]+"),
+    (r"\bpass(?:word|wd|phrase)(?: +is)? +", rf"(?!(?:{_PROSE})\b)(?![^\s:=]{{1,60}}[:=])[^\s:=]+"),
+    (
+        rf"\b(?:{WORD}|(?:with|the|my|your|api|login|license)[ \t]{{1,3}}key|ak|sk|pw|pwd)[ \t]{{1,9}}(?:(?:is|was|=|是|为)[ \t]{{1,9}})?",
+        r"(?=[^\s\"',;]{0,80}\d)(?=[^\s\"',;]{0,80}(?-i:[a-z]))(?=[^\s\"',;]{0,80}(?-i:[A-Z]))[a-z0-9+/=_-]{10,}(?![\w.(/])",
+    ),
     (r"\b(?:bearer|basic)\s+", r"[a-z0-9._~+/=-]{8,}"),
 )  # fmt: skip
 """(what stands before it, the secret), upper and lower case alike."""
 
 ANYWHERE: tuple[str, ...] = (
-    rf"(?<![A-Za-z0-9])(?:{_SITES})[._-]?[A-Za-z0-9_-]{{16,}}",
+    rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))(?:{_SITES})(?=[a-z_-]{{0,60}}[A-Z0-9])[A-Za-z0-9_-]{{16,}}(?!\.(?:py|so|json|safetensors)\b)",
     r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{4,4000}\.[A-Za-z0-9_-]*",
     r"\$(?:1|2[abxy]|5|6|y|apr1|argon2\w{0,2})\$[A-Za-z0-9./=,$+-]{8,}",
+    r"\bbce-(?:v3|auth-v1)/[\w/:.-]{8,}",
+    r"(?<![\w.])[0-9a-f]{32}\.[A-Za-z0-9]{12,40}(?![\w.])",  # Zhipu
     # the name of a key of Huawei Cloud: twenty capitals and digits, six or more of them letters, as in no serial number
     r"(?<![\w/+.-])(?=[A-Z]{0,19}\d)(?=(?:\d{0,19}[A-Z]){6})[A-Z0-9]{20}(?![\w/+.-])",
     # a word of 32 and more in which capitals, small letters and digits are mixed
@@ -131,8 +251,8 @@ ANYWHERE: tuple[str, ...] = (
 """What looks like a token, or names a person, wherever it stands."""
 
 BELOW = (
-    rf"(?i)^(?P<indent>[ \t]{{0,60}})(?P<key>(?:- )?[\"']?[\w.-]{{0,60}}(?:{WORD})[\w.-]{{0,60}}[\"']?[ \t]{{0,9}}:"
-    r"[ \t]{0,9}(?:[|>][-+0-9]{0,3})?[ \t]{0,9}\n)(?:(?P=indent)[ \t]{1,60}\S[^\n]{0,4000}(?:\n|\Z)){1,200}"
+    rf"(?i)^(?P<indent>[ \t]{{0,60}})(?P<key>(?:- )?[\"']?[\w.-]{{0,60}}(?:{WORD})[\w.-]{{0,60}}[\"']?[ \t]{{0,9}}[:=]"
+    r"[ \t]{0,9}(?:[|>][-+0-9]{0,3})?[ \t]{0,9}\n)(?:(?P=indent)(?:[ \t]{1,60}|- )\S[^\n]{0,4000}(?:\n|\Z)){1,200}"
 )
 """What YAML puts on the lines below a key."""
 
@@ -143,10 +263,22 @@ RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     *((re.compile(token), GONE) for token in ANYWHERE),
 )
 """(what, instead), in this order."""
+LINES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
+    (
+        re.compile(rf"(?i)\b(?:{program})\b(?:\"[^\"\n]{{0,400}}\"|'[^'\n]{{0,400}}'|\\\n|[^\n|;]){{0,2000}}"),
+        re.compile(rf"(?i)(?P<head>[\s\"']{{1,9}}(?:{option})){secret}"),
+    )
+    for program, option, secret in COMMANDS
+)
+"""(a program's line, what is removed in it)."""
+SCRAMBLED = re.compile(
+    r"(?<![\w/+.=-])(?=[A-Za-z0-9/+]{36})(?=[^\d\s]{0,60}\d)(?=[^a-z\s]{0,60}[a-z])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9/+]{36,64}(?![\w/+.-])"
+)
+"""A key, unless it reads like a path."""
 HEXADECIMAL = re.compile(r"\b[A-Fa-f0-9]{32,}\b")
 """A key, unless a word before it says that it is the name of a commit or of a content."""
 NAMED = re.compile(
-    r"(?i)(?:commit|revision|\brev|git|head|branch|sha-?\d{0,3}|md5|crc|checksum|digest|blob|hash|etag)[^\n]{0,12}$"
+    r"(?i)(?:commit|revision|\brev|git|head|branch|sha-?\d{0,3}|md5|crc|checksum|digest|blob|hash|etag|(?:actor|node|task|worker|job|object|trace|request|span)[_-]?id)[^\n]{0,12}$"
 )
 ADDRESS = re.compile(r"(?<![\w./-])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?![\w-]|\.\d)")
 VERSION = re.compile(r"(?i)(?:version|ver|release|driver|firmware|cann|toolkit|v|[=<>~^])[\"']?[\s:=]{0,5}[\"']?$")
