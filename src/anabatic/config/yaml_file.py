@@ -186,8 +186,8 @@ class _Builder:
         if self.count > MAX_VALUES:
             raise self.fail(node, f"more than {MAX_VALUES:,} values, aliases included", "write fewer")
         self.lines.setdefault(path, node.start_mark.line + 1)
-        plain = {yaml.MappingNode: "map", yaml.SequenceNode: "seq"}.get(type(node))
-        if plain is not None and node.tag != _TAG + plain:
+        plain = "map" if isinstance(node, yaml.MappingNode) else "seq"
+        if isinstance(node, yaml.CollectionNode) and node.tag != _TAG + plain:
             raise self.fail(node, f"tag {node.tag} is not known here", "remove the tag: nothing is made or run by one")
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)

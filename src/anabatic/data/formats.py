@@ -345,5 +345,4 @@ def _tools(row: Row) -> list[dict[str, Any]] | None:
         return None
     check_values(tools, '"tools"')
     check_tools(tools)
-    described: list[dict[str, Any]] = tools
-    return described
+    return list(tools)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import hashlib
 import ipaddress
@@ -50,10 +51,14 @@ def people(env: Mapping[str, str]) -> set[str]:
     return {name for name in {*names, home} if len(name) > 2 and name not in _COMMON}
 
 
+def _options_gone(option: re.Pattern[str], line: re.Match[str]) -> str:
+    return option.sub(rf"\g<head>{GONE}", line[0])
+
+
 def text(content: str, names: set[str]) -> str:
     """Return text without secrets, public addresses, home folders and the `names` of people."""
     for line, option in redact_rules.LINES:
-        content = line.sub(lambda found, option=option: option.sub(rf"\g<head>{GONE}", found[0]), content)
+        content = line.sub(functools.partial(_options_gone, option), content)
     for pattern, instead in redact_rules.RULES:
         content = pattern.sub(instead, content)
     content = "".join(_known(line) for line in content.splitlines(keepends=True))
@@ -128,7 +133,7 @@ def values(told: Any, names: set[str]) -> Any:
     named = any(isinstance(told.get(field), str) and SECRET_NAME.search(told[field]) for field in ("name", "key", "id"))
     shown = {}
     for key, item in told.items():
-        secret = SECRET_NAME.search(str(key)) if not (named and key == "key") else None
+        secret = SECRET_NAME.search(str(key)) is not None and not (named and key == "key")
         secret = secret or (named and key in ("value", "val", "content", "default"))
         shown[text(str(key), names)] = _hidden(item) if secret else values(item, names)
     return shown

@@ -11,9 +11,10 @@ from functools import cache
 
 GONE = "[removed]"
 _COUNTED = (
-    "num", "max", "min", "new", "per", "batch", "total", "bos", "eos", "pad", "unk", "cls", "sep", "mask", "stop", "start",
-    "end", "special", "image", "video", "audio", "vision", "prompt", "completion", "input", "output", "generated", "cached",
-    "reasoning", "think", "prefix", "suffix", "middle", "next", "last", "first", "train", "valid", "seen", "global", "local",
+    "num", "max", "min", "new", "per", "batch", "total", "bos", "eos", "pad", "unk", "cls", "sep", "mask", "stop",
+    "start", "end", "special", "image", "video", "audio", "vision", "prompt", "completion", "input", "output",
+    "generated", "cached", "reasoning", "think", "prefix", "suffix", "middle", "next", "last", "first", "train",
+    "valid", "seen", "global", "local",
 )  # fmt: skip
 """What stands before `token` where it is a piece of a text."""
 _TEXT = "".join(rf"(?<!{before}[ _-]token)" for before in _COUNTED)
@@ -45,10 +46,11 @@ _OTHER = (
 )
 WORD = rf"{_TOKEN}|{_OTHER}"
 """Words that a secret follows, after a colon or the like."""
-_SHORT = r"(?<![a-z])(?:ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?)(?![a-z])"
+_LETTERS = "ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?"
+_SHORT = rf"(?<![a-z])(?:{_LETTERS})(?![a-z])"
 """Short words that a secret follows where they stand alone or after an underscore."""
 _OWNERS = (
-    "openai|azure|anthropic|claude|gemini|google|hf|huggingface|hub|modelscope|dashscope|qwen|zhipu|glm|moonshot|kimi|"
+    "openai|azure|anthropic|gemini|google|hf|huggingface|hub|modelscope|dashscope|qwen|zhipu|glm|moonshot|kimi|"
     "deepseek|minimax|baidu|qianfan|ark|volc|wandb|swanlab|comet|neptune|clearml|mlflow|github|gitlab|gitee|aws|gcp|s3|obs|"
     "oss|cos|minio|tencent|aliyun|huawei|huaweicloud|ssh|db|redis|mysql|enc|aes|hmac|root|admin|client|app|server|"
     "login|serper|tavily|bing|mistral|groq|cohere|sentry|slack|dingtalk|feishu|lark|bot|webhook|wifi"
@@ -85,10 +87,10 @@ _MIXED = r"(?=[^\s\"',;]{0,80}\d)(?=[^\s\"',;]{0,80}[A-Za-z])"
 """Letters and digits, as in no word of a sentence."""
 _ANY = (
     r"(?:[rbuf]{0,2}'{3}(?s:.{1,2000}?)'{3}|[rbuf]{0,2}\"{3}(?s:.{1,2000}?)\"{3}|"
-    r"\\{1,3}\"[^\"\n]{0,1000}?\\{1,3}\"|"
+    r"(?P<escaped>\\{1,3})\"(?:[^\"\n]|(?<=\\\\\\)\"){0,1000}?(?<!\\)(?P=escaped)\"|"
     r"[rbuf]{0,2}\"(?:[^\"\\\n]|\\.|\n(?!\n)){0,1000}\"|[rbuf]{0,2}'(?:[^'\\\n]|\\.|''|\n(?!\n)){0,1000}'|"
     r"[“‘「『][^”’」』\n]{1,400}[”’」』]|[\"'][^\"'\n]{1,1000}|(?:bearer|basic|token)\s{1,9}\S{1,4000}|"
-    r"[\[({](?=\\?[\"'])[^\[\](){}]{1,4000}[\])}]|\[[^\[\](){}\n]{1,4000}\]|"
+    r"[\[({](?=\\?[\"'])[^\[\](){}]{1,4000}[\])}]|\[[^\[\](){}\n]{1,4000}\]|\{\{[^{}\n]{1,200}\}\}|\((?=[^()\n]{0,200}\d)[^()\n\"',]{1,1000}\)|"
     r"[^\s,;&\"'\[({][^\s,;&\"']*(?:[,;&](?![\w.-]{1,40}\s{0,2}[=:])[^\s,;&\"']+)*)"
 )
 """A value: quoted in any way, a list, or a word up to what cannot be its own."""
@@ -99,7 +101,7 @@ _PLAIN = (
     rf"\[[\d\s,.-]{{1,4000}}\]|[\[(]\s{{0,9}}[\"']<)"
 )
 """Values that are no secret: nothing; of tokens also numbers and names of pieces of a text."""
-_NAMED = r"[\w.-]{0,40}(?![\w.-])[\"'\])\\]{0,6}\s{0,20}(?::=|=>|[:：＝]|=(?!=)|%3[AD])\s{0,20}"
+_NAMED = r"[\w.-]{0,40}(?![\w.-])[\"'\])\\]{0,6}\s{0,20}(?::=|[=-]>|→|[:：＝]|=(?!=)|%3[AD])\s{0,20}"
 """The rest of a name, and what parts it from its value."""
 
 WHOLE: tuple[str, ...] = (
@@ -112,7 +114,8 @@ WHOLE: tuple[str, ...] = (
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     (r"obsutil|ossutil\w{0,3}|coscmd|coscli|tosutil|swanlab|modelscope", rf"-[kis](?:{_NEXT})?", _REST),
     (
-        r"mongo\w{0,8}|(?:docker|podman|nerdctl|registry|az|oc|ctr|crane|oras|skopeo)[ \t]{1,9}login|7za?|bsdtar",
+        r"mongo\w{0,8}|racadm|plink|7za?|bsdtar|"
+        r"(?:docker|podman|nerdctl|registry|az|oc|ctr|crane|oras|skopeo)(?:[ \t]{1,9}|[\"'],[ \t]{0,9}[\"'])login",
         rf"-(?-i:p)(?:{_NEXT})?",
         _REST,
     ),
@@ -124,7 +127,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"redis-cli|sqlcmd|ldap\w{2,8}|smbclient|zip|unzip|ipmitool|keytool|rar|unrar|kinit|bcp|impacket\w{0,20}",
-        rf"-(?-i:a|P|w|U|E|k|y|storepass|keypass)(?:{_NEXT})?",
+        rf"-(?-i:storepass|keypass|a|P|w|U|E|k|y)(?:{_NEXT})?",
         _REST,
     ),
     (r"snmp\w{2,12}", rf"-(?-i:A|X|c|3[mkM]?)(?:{_NEXT})?", _REST),
@@ -139,7 +142,7 @@ AFTER: tuple[tuple[str, str], ...] = (
     (rf"[?&;](?:amp;)?(?:{_SIGNED})=", r"[^&\s\"'<>#]+"),
     (
         r"https://[\w.-]{0,100}(?:hooks\.slack\.com/services|/open-apis/bot/(?:v\d/)?hook|discord(?:app)?\.com/api/webhooks|"
-        r"office\.com/webhook\w{0,3}|/trigger/\w{1,60}/(?:json/)?with/key|api\.day\.app|hc-ping\.com)/",
+        r"office\.com/webhook\w{0,3}|/trigger/\w{1,60}/(?:json/)?with/key|api\.day\.app|sctapi\.ftqq\.com|hc-ping\.com)/",
         r"[^\s\"'<>?]+",
     ),
     (r"https?://[\w.-]{1,100}/[\w./-]{0,60}hooks?/", r"(?=[\w/-]{0,80}\d)[\w/-]{16,}"),
@@ -154,7 +157,7 @@ AFTER: tuple[tuple[str, str], ...] = (
     (
         rf"(?<![\w:=])(?:value|val|content)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}",
         r"(?:\\{0,3}\"[^\"\n]{1,400}\"|'[^'\n]{1,400}'|[^\s,\"'<>{}]{1,400})"
-        rf"(?=[\s,]{{1,100}}(?:{_QUOTE})?(?:name|key|id|variable)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}(?:{_QUOTE})?"
+        rf"(?=(?:[\s,]|(?!value)[^{{}}\n]){{1,100}}?(?:{_QUOTE})?\b(?:name|key|id|variable)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}(?:{_QUOTE})?"
         rf"[\w./-]{{0,80}}(?:{WORD}|{_SHORT}|_key))",
     ),
     # headers: the whole line
@@ -162,7 +165,8 @@ AFTER: tuple[tuple[str, str], ...] = (
     # what is asked for, with its answer; two names with two values
     (r"\b(?:password|passphrase|passcode|token|pin)[ \t]{1,9}for[ \t]{1,9}[^\n]{1,200}?:[ \t]{1,9}", r"\S+"),
     (
-        r"(?:user(?:name)?|login|account|用户名?|账号|帐号|账户)[ \t]{0,3}[/|、和][ \t]{0,3}(?:pass\w{0,5}|pwd?|密码|口令)"
+        r"(?:user(?:name)?|login|account|用户名?|账号|帐号|账户)[ \t]{0,3}[/|、和][ \t]{0,3}"
+        r"(?:pass\w{0,5}|pwd?|密码|口令)"
         r"[ \t]{0,5}[:：=是为]?[ \t]{0,5}",
         r"[^\s/]{1,100}[ \t]{0,3}[/|、][ \t]{0,3}[^\s，。]{1,400}",
     ),
@@ -173,11 +177,15 @@ AFTER: tuple[tuple[str, str], ...] = (
         r"(?![\s/])[^\s:]{4,}(?![:\w])",
     ),
     # name and value
+    (
+        rf"<\w{{1,40}}\s[^<>\n]{{0,100}}?\b(?:name|key|id)=[\"'][\w./-]{{0,60}}(?:{WORD}|{_SHORT})[\w./-]{{0,40}}[\"'][^<>\n]{{0,100}}>",
+        r"[^<\s][^<]{0,400}",
+    ),
     (rf"<[\w:.-]{{0,60}}(?:{WORD})[\w:.-]{{0,60}}(?:\s[^<>\n]{{0,300}})?>", r"[^<]{1,400}"),
     (rf"(?:{_TOKEN}){_NAMED}", rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
     (rf"(?:{_OTHER}){_NAMED}", rf"(?!{_NOTHING})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
     (
-        rf"(?:{_CHINESE})[^\S\n]{{0,5}}[是为改成了设置重更新修变换已被就叫用的统一到如下]{{0,10}}"
+        rf"(?:{_CHINESE})(?:[(（][^()（）\n]{{0,12}}[)）])?[^\S\n]{{0,5}}[是为改成了设置重更新修变换已被就叫用的统一到如下]{{0,10}}"
         r"[^\S\n]{0,5}[:：=]?[^\S\n]{0,5}[\"'“‘「『]?",
         r"(?![\s\"']|\[removed)[\x21-\x7e]{3,}",
     ),
@@ -193,11 +201,17 @@ AFTER: tuple[tuple[str, str], ...] = (
         rf"(?={_VALUE}{{0,80}}\d)(?={_VALUE}{{0,80}}[a-z])[a-z0-9+/=_-]{{16,}}",
     ),
     (rf"\b(?:env|arg|setenv|set(?:\s{{1,9}}-\w{{1,3}})?)[ \t]{{1,9}}\w{{0,60}}(?:{WORD})\w{{0,60}}[ \t]{{1,9}}", _REST),
-    (rf"(?<![\w.-])[\w.-]{{1,60}}[_.-](?:{WORD}|key)(?:[_.](?:id|key))?[ \t|]{{1,20}}", rf"{_MIXED}[^\s,;\"'=:(|]{{6,}}(?![(=:])"),
+    (
+        rf"(?<![\w.-])[\w.-]{{0,60}}[_.-](?:{WORD}|key)(?:_?token|[_.](?:id|key))?[ \t|]{{1,20}}",
+        rf"{_MIXED}[^\s,;\"'=:(|]{{6,}}(?![(=:])",
+    ),
+    # names and values of a call
+    (rf"\w\(\s{{0,9}}[\"'][\w.-]{{0,60}}(?:{WORD}|{_SHORT}|_key)[\w.-]{{0,40}}[\"'],\s{{0,9}}(?=[\"'])", _REST),
+    (r"\blogin\(\s{0,9}(?:(?:key|token)\s{0,3}=\s{0,3})?(?=[\"'])|BasicAuth\([^,()\n]{1,200},\s{0,9}", _REST),
     (r"\bpass(?:word|wd|phrase|code)?:", r"(?![/\s])[^\s\"']{3,}"),
     # options of programs
     (rf"(?<![\w-])--?[\w-]{{0,80}}(?:{WORD})(?!-stdin)[\w-]{{0,80}}{_NEXT}", rf"(?!-|{_PLAIN}){_REST}"),
-    (rf"(?<![\w-])--(?:[\w-]{{0,40}}[_-])?(?:ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?|apikey){_NEXT}", rf"(?!-){_REST}"),
+    (rf"(?<![\w-])--(?:[\w-]{{0,40}}[_-])?(?:{_LETTERS}|apikey){_NEXT}", rf"(?!-){_REST}"),
     (rf"(?<![\w-])--(?:[\w-]{{0,40}}[_-])?key{_NEXT}", rf"(?!-){_MIXED}[\w+/=-]{{12,}}(?![\w.])"),
     (rf"--from-literal{_NEXT}[\w.-]{{1,100}}=", _REST),
     (
@@ -205,8 +219,15 @@ AFTER: tuple[tuple[str, str], ...] = (
         r"(?=[^\s\"']{0,80}\d)(?=[^\s\"']{0,80}[a-z])[a-z0-9+/=_-]{8,}",
     ),
     (rf"\bsshpass\b[^\n|;]{{0,100}}?-(?-i:p)(?:{_NEXT})?", _REST),
-    (r"\bmc[ \t]{1,9}(?:alias[ \t]{1,9}set|config[ \t]{1,9}host[ \t]{1,9}add)[ \t]{1,9}\S{1,100}[ \t]{1,9}\S{1,300}[ \t]{1,9}",
-     rf"{_REST}(?:[ \t]{{1,9}}{_REST})?"),
+    (
+        r"\bmc[ \t]{1,9}(?:alias[ \t]{1,9}set|config[ \t]{1,9}host[ \t]{1,9}add)"
+        r"[ \t]{1,9}\S{1,100}[ \t]{1,9}\S{1,300}[ \t]{1,9}",
+        rf"{_REST}(?:[ \t]{{1,9}}{_REST})?",
+    ),
+    (
+        r"\b(?:rootpw|rclone[ \t]{1,9}obscure|vault[ \t]{1,9}login)[ \t]{1,9}(?:--?[a-z-]{1,30}[ \t]{1,9}){0,3}",
+        rf"(?!-){_REST}",
+    ),
     (
         r"\b(?:wandb|swanlab|hf|huggingface-cli|modelscope|npm|clearml|ngc)[ \t]{1,9}(?:auth[ \t]{1,9})?login[ \t]{1,9}"
         r"(?:--?[a-z-]{1,30}(?:=\S{0,200})?[ \t]{1,9}){0,3}",
@@ -215,7 +236,7 @@ AFTER: tuple[tuple[str, str], ...] = (
     (r"\bnet[ \t]{1,9}use\b[^\n]{0,60}?\\\\\S{1,200}[ \t]{1,9}", rf"(?!/){_REST}"),
     (r"\bhtpasswd\b[^\n|;]{0,100}?\s-\w{0,5}b\w{0,5}\s+\S+\s+\S+\s+", r"\S+"),
     (
-        r"\b(?:echo|printf)\s{1,9}(?:-\w\s{1,9})?",
+        r"(?:\b(?:echo|printf)\s{1,9}(?:-\w\s{1,9}|['\"]%s(?:\\n)?['\"]\s{1,9})?|<<<\s{0,9})",
         rf"{_REST}(?=\s{{0,9}}(?:\|\s{{0,9}}(?:sudo|su|passwd|chpasswd|kinit|cryptsetup|docker|podman|gpg|openssl|ssh-add)\b|"
         r">{1,2}\s{0,9}[^\s|;]{0,100}(?:pw|pass|secret|token|cred|netrc|key)))",
     ),
@@ -228,7 +249,8 @@ AFTER: tuple[tuple[str, str], ...] = (
     # prose
     (r"\bpass(?:word|wd|phrase)(?: +is)? +", rf"(?!(?:{_PROSE})\b)(?![^\s:=]{{1,60}}[:=])[^\s:=]+"),
     (
-        rf"\b(?:{WORD}|(?:with|the|my|your|api|login|license)[ \t]{{1,3}}key|ak|sk|pw|pwd)[ \t]{{1,9}}(?:(?:is|was|=|是|为)[ \t]{{1,9}})?",
+        rf"\b(?:{WORD}|(?:with|the|my|your|api|login|license)[ \t]{{1,3}}key|{_LETTERS})[ \t]{{1,9}}"
+        r"(?:(?:is|was|=|是|为)[ \t]{1,9})?[\"']?",
         r"(?=[^\s\"',;]{0,80}\d)(?=[^\s\"',;]{0,80}(?-i:[a-z]))(?=[^\s\"',;]{0,80}(?-i:[A-Z]))[a-z0-9+/=_-]{10,}(?![\w.(/])",
     ),
     (r"\b(?:bearer|basic)\s+", r"[a-z0-9._~+/=-]{8,}"),

@@ -12,7 +12,7 @@ from anabatic.core import json_text
     [
         ('{"a": ' + "1" * 5000 + "}", "an integer of more than 4,300 digits"),
         ("[" * 100_000, "nested more than 100 deep"),
-        ("[" * 101 + "]" * 101, "nested more than 100 deep"),
+        ("[" * 150 + "]" * 150, "nested more than 100 deep"),
         (b"\xff", "invalid start byte"),
         ("{", "Expecting property name"),
     ],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from anabatic.doctor import redact, redact_rules
 
@@ -219,3 +221,12 @@ def test_variables_that_are_named_after_secrets_leave_without_their_value(name):
         name: redact_rules.GONE,
         "ASCEND_HOME_PATH": "/opt/cann",
     }
+
+
+@pytest.mark.parametrize(
+    "form", yaml.safe_load(Path(__file__).with_name("redact_forms.yaml").read_text(encoding="utf-8"))
+)
+def test_no_secret_of_a_form_is_left(form: str) -> None:
+    left = redact.text(f"step 1\n{form}\nstep 2\n", set())
+    assert "s3cr3t" not in left.lower()
+    assert left.startswith("step 1\n") and left.endswith("step 2\n")
