@@ -50,7 +50,7 @@ _LETTERS = "ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?"
 _SHORT = rf"(?<![a-z])(?:{_LETTERS})(?![a-z])"
 """Short words that a secret follows where they stand alone or after an underscore."""
 _OWNERS = (
-    "openai|azure|anthropic|gemini|google|hf|huggingface|hub|modelscope|dashscope|qwen|zhipu|glm|moonshot|kimi|"
+    "openai|azure|gemini|google|hf|huggingface|hub|modelscope|dashscope|qwen|zhipu|glm|moonshot|kimi|"
     "deepseek|minimax|baidu|qianfan|ark|volc|wandb|swanlab|comet|neptune|clearml|mlflow|github|gitlab|gitee|aws|gcp|s3|obs|"
     "oss|cos|minio|tencent|aliyun|huawei|huaweicloud|ssh|db|redis|mysql|enc|aes|hmac|root|admin|client|app|server|"
     "login|serper|tavily|bing|mistral|groq|cohere|sentry|slack|dingtalk|feishu|lark|bot|webhook|wifi"
