@@ -91,8 +91,9 @@ def corpus(
         train: Sources = shards.build_all(data.train, tokenizer_folder, data, "train", **options)
     else:
         train = [(part, None) for part, _ in levels.sets]
-    sets = [part for part, _ in train if isinstance(part, ShardSet)]
-    said.require_share(sets, seq_len, data.long_share, learning.too_long)
+    if learning.too_long == "delete":
+        sets = [part for part, _ in train if isinstance(part, ShardSet)]
+        said.require_share(sets, seq_len, data.long_share, learning.too_long)
     valid = None
     if data.valid or data.valid_fraction > 0:
         held_out = data.valid or data.train
