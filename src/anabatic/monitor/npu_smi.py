@@ -1,7 +1,8 @@
 """Reading what `npu-smi` prints: which kind of text it is, and the values in it.
 
 A tolerant reader: cells are split at `|`, never at character positions (the tool pads and never cuts), layouts are
-told by their header cells, chips by nothing. It raises on no text; a value that is not there is None, never 0.
+told by their header cells, chips by nothing; colours and what a log or a mail puts before the lines are dropped. It
+raises on no text; a value that is not there is None, never 0.
 Layouts: hicann/driver, src/custom/dev_prod/user/npucli/src/npu_info_print.c and npu_info_watch.c.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from anabatic.monitor import smi_pairs, smi_table, smi_text
+from anabatic.monitor import smi_pairs, smi_prefix, smi_table, smi_text
 from anabatic.monitor.smi_pairs import Listing, Pairs
 from anabatic.monitor.smi_table import InfoTable, VirtualTable
 from anabatic.monitor.smi_text import ErrorText, Mapping, Topology, Watch
@@ -31,7 +32,7 @@ _READERS: tuple[Callable[[list[str]], Parsed | None], ...] = (
 
 def parse(text: str) -> Parsed:
     """Return the values of any output of `npu-smi info ...`; text of no known form is an `ErrorText`."""
-    lines = text.splitlines()
+    lines = smi_prefix.strip(text)
     for read in _READERS:
         found = read(lines)
         if found is not None:
