@@ -60,8 +60,16 @@ def positions_of(config: dict[str, Any]) -> int | None:
 
 
 def follow(job: Job, positions: int | None = None) -> Job:
-    """Return the job with `batch.seq_len` set, where it is left open and the model is known; say so where the model
-    makes it shorter.
+    """Return `settled(job)`; say so where the model makes `batch.seq_len` shorter than what is common."""
+    found = settled(job, positions)
+    length, common = found.batch.seq_len, job.batch.length
+    if job.batch.seq_len is None and length is not None and length < common:
+        log.info(f"batch.seq_len {length} (the model was made for {length} positions; {common} is common)")
+    return found
+
+
+def settled(job: Job, positions: int | None = None) -> Job:
+    """Return the job with `batch.seq_len` set, where it is left open and the model is known.
 
     Args:
         positions: of the model; None: as its folder on this machine says.
@@ -75,8 +83,6 @@ def follow(job: Job, positions: int | None = None) -> Job:
             return job
     common = job.batch.length
     length = common if positions is None else min(common, positions)
-    if length < common:
-        log.info(f"batch.seq_len {length} (the model was made for {positions} positions; {common} is common)")
     return replace(job, batch=replace(job.batch, seq_len=length))
 
 
