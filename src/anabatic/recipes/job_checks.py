@@ -13,9 +13,10 @@ from typing import Any
 
 from anabatic.config import deepspeed
 from anabatic.config.rl import RlJob
+from anabatic.config.serve import ServeJob
 from anabatic.config.train import LoopJob, TuneJob
 from anabatic.core import run_names
-from anabatic.core.errors import AnabaticError, ConfigError
+from anabatic.core.errors import AnabaticError, ConfigError, DataError
 from anabatic.core.model_files import no_model
 from anabatic.data import templates
 from anabatic.models import adapter_config
@@ -33,6 +34,7 @@ def check(command: str, job: Any, earlier: Earlier | None) -> list[AnabaticError
     known = earlier or {}
     return [
         *settings(job, known),
+        *_served(job, known),
         *_refused(partial(_batch, job)),
         *_refused(partial(outputs.require, command, job, earlier is None)),
         *_refused(partial(_converter, command, job)),
@@ -46,6 +48,19 @@ def settings(job: Any, earlier: Earlier) -> list[AnabaticError]:
         *(error for spec in _adapters(job) for error in _refused(partial(_adapter, job, spec, earlier))),
         *_refused(partial(_tuner, job, earlier)),
     ]
+
+
+def missing(name: str, hub: str | None = None) -> DataError | None:
+    """Return the error for a name that means no model; None: it means one, here or on a hub.
+
+    Checkpoints of a run pass: whoever loads them knows what they may mean.
+    """
+    root = Path(name).expanduser()
+    if run_names.is_id(name, hub) or length.folder_of(name) is not None:
+        return None
+    if not os.path.lexists(root):
+        return run_names.missing_model(name)
+    return None if root.name.startswith("checkpoint-") else no_model(root)
 
 
 def _refused(ask: Callable[[], None]) -> list[AnabaticError]:
@@ -63,8 +78,7 @@ def _chat_template(job: Any, earlier: Earlier) -> None:
 
 
 def _adapters(job: Any) -> list[str]:
-    given = getattr(job, "adapter", None)
-    return given if isinstance(given, list) else []
+    return [] if isinstance(job, ServeJob) else getattr(job, "adapter", [])
 
 
 def _adapter(job: Any, spec: str, earlier: Earlier) -> None:
@@ -76,17 +90,27 @@ def _adapter(job: Any, spec: str, earlier: Earlier) -> None:
         if made.adapter is False:
             raise adapter_config.whole_model(Path(name))
         return
-    root = Path(name).expanduser()
+    _there(name, getattr(job, "hub", None))
     folder = length.folder_of(name)
+    if folder is not None and is_adapter(name, earlier) is False:
+        raise adapter_config.whole_model(folder)
     if folder is not None:
-        if is_adapter(name, earlier) is False:
-            raise adapter_config.whole_model(folder)
         adapter_config.read_config(folder)
-        return
-    if os.path.lexists(root):
-        raise no_model(root)
-    if not run_names.is_id(name, getattr(job, "hub", None)):
-        raise run_names.missing_model(name)
+
+
+def _there(name: str, hub: str | None = None) -> None:
+    found = missing(name, hub)
+    if found is not None:
+        raise found
+
+
+def _served(job: Any, earlier: Earlier) -> list[AnabaticError]:
+    """What is wrong with the models of a server, each `NAME=FOLDER` or a folder."""
+    if not isinstance(job, ServeJob):
+        return []
+    folders = [length.named(one)[1] for one in (*job.model, *job.classifier)]
+    folders += [one.partition("=")[2] for one in job.adapter]
+    return [error for one in folders if of_stage(one, earlier) is None for error in _refused(partial(_there, one))]
 
 
 def _tuner(job: Any, earlier: Earlier) -> None:

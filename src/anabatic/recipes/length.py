@@ -22,6 +22,16 @@ def model_of(job: Any) -> str:
     return model if isinstance(model, str) else str(getattr(model, "path", None) or "")
 
 
+def named(one: str) -> tuple[str, str]:
+    """Return the name and the folder of `NAME=FOLDER`, or of a folder that gives its own name."""
+    name, equals, folder = one.partition("=")
+    if equals and name and folder and not Path(one).exists():
+        return name, folder
+    path = Path(one).expanduser().resolve()
+    generic = ("final_model", "best_model")
+    return (path.parent.name if path.name in generic else path.name) or one, one
+
+
 def folder_of(name: str) -> Path | None:
     """Return the folder with config.json or adapter_config.json that a name means here; None where there is none."""
     root = Path(name).expanduser()

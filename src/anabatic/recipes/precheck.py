@@ -69,10 +69,9 @@ def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserErro
     if made is not None:
         yield from _model_of_stage(command, name, made, earlier or {})
         return
-    if earlier is None:  # a single command: who loads a folder that is there knows what it may mean
-        if not command.startswith("bench ") and not os.path.lexists(os.path.expanduser(name)):
-            hub = getattr(job, "hub", None)
-            yield from [] if run_names.is_id(name, hub) else [run_names.missing_model(name)]
+    if earlier is None:
+        found = None if command.startswith("bench ") else job_checks.missing(name, getattr(job, "hub", None))
+        yield from [] if found is None else [found]
         return
     if length.folder_of(name) is not None or _on_a_hub(name, earlier):
         return
