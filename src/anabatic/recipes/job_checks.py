@@ -45,7 +45,7 @@ def settings(job: Any, earlier: Earlier) -> list[AnabaticError]:
     """Return what is wrong with what a job names beside its data, wherever it is to run."""
     return [
         *_refused(partial(_chat_template, job, earlier)),
-        *(error for spec in _adapters(job) for error in _refused(partial(_adapter, job, spec, earlier))),
+        *(error for spec in adapters(job) for error in _refused(partial(_adapter, job, spec, earlier))),
         *_refused(partial(_tuner, job, earlier)),
     ]
 
@@ -77,8 +77,14 @@ def _chat_template(job: Any, earlier: Earlier) -> None:
         templates.read(given)
 
 
-def _adapters(job: Any) -> list[str]:
+def adapters(job: Any) -> list[str]:
+    """Return the adapters that go into the model of a job: `FOLDER[@WEIGHT]`."""
     return [] if isinstance(job, ServeJob) else getattr(job, "adapter", [])
+
+
+def is_absent(spec: str) -> bool:
+    """Whether nothing is there of the name of an adapter."""
+    return not os.path.lexists(Path(adapter_config.parse(spec)[0]).expanduser())
 
 
 def _adapter(job: Any, spec: str, earlier: Earlier) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,7 @@ def require(command: str, job: Any) -> None:
     Raises:
         AnabaticError: what is wrong with it; `Several` where that is more than one thing.
     """
-    found = problems(command, job)
-    if found:
-        raise found[0] if len(found) == 1 else Several(found)
+    _raise(problems(command, job))
 
 
 def problems(command: str, job: Any, earlier: Earlier | None = None) -> list[AnabaticError]:
@@ -59,6 +58,28 @@ def problems(command: str, job: Any, earlier: Earlier | None = None) -> list[Ana
     )  # fmt: skip
     found: list[AnabaticError] = list(first_rows.check(command, job, lambda name: of_stage(name, known) is not None))
     return [*found, *(error for check in checks for error in check)]
+
+
+def require_to_plan(command: str, job: Any) -> list[str]:
+    """Refuse what a job would refuse wherever it runs; return what it names and is not there yet, to be told behind the
+    plan: it is made before things are fetched.
+
+    Raises:
+        AnabaticError: what is wrong with it; `Several` where that is more than one thing.
+    """
+    absent = first_rows.absent(job)
+    later = [spec for spec in job_checks.adapters(job) if job_checks.is_absent(spec)]
+    here = replace(job, adapter=[spec for spec in job.adapter if spec not in later]) if later else job
+    found: list[AnabaticError] = list(first_rows.check(command, job, lambda name: name in absent))
+    checks = (_template(command, job, {}), _rewards(job), job_checks.settings(here, {}))
+    _raise([*found, *(error for check in checks for error in check)])
+    lacking = (*absent.values(), *(f"{spec}: no such adapter" for spec in later))
+    return [f"{what} (the plan is made without it, the job needs it)" for what in lacking]
+
+
+def _raise(found: list[AnabaticError]) -> None:
+    if found:
+        raise found[0] if len(found) == 1 else Several(found)
 
 
 def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserError]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from anabatic.cli import app
 
 PROGRAM = """
 import contextlib, io, json, shlex, sys
@@ -26,7 +29,10 @@ for line in json.load(sys.stdin):
 print(json.dumps(answers))
 """
 """Many commands in one process: each is refused, so none changes anything."""
-QWEN = {"model_type": "qwen3", "num_hidden_layers": 3, "max_position_embeddings": 64, "vocab_size": 300}
+QWEN = {
+    "model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 300,
+}  # fmt: skip
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 TUNE = "--model m --data a.jsonl"
 
@@ -132,3 +138,36 @@ def test_nothing_is_left_of_the_looks(place: Path, answers: dict[str, tuple[int,
     assert {path.name for path in place.iterdir()} == {
         "m", "adapted", "hollow", "empty.jinja", "a.txt", "a.jsonl", "pairs.jsonl", "sums.jsonl", "tracks.csv",
     }  # fmt: skip
+
+
+PLANNED = [
+    ("img.jsonl", "", 2, 'error: img.jsonl: line 1: column "images" holds pictures, video or sound'),
+    ("other.jsonl", "", 2, 'the row has "x"'),
+    ("a.jsonl", "--chat-template nosuch", 2, "error: chat_template: there is no file nosuch"),
+    ("a.jsonl", "--tuner lora --lora.target-modules foo_proj", 2, "error: lora.target_modules: no linear layer"),
+    ("a.jsonl", "--tuner freeze --freeze.last-layers 9", 2, "error: freeze.last_layers is 9, the model has 3 blocks"),
+    ("a.jsonl", "--adapter m", 2, "error: adapter: m is a whole model"),
+    ("a.jsonl", "--adapter runs/later", 0, "warning: runs/later: no such adapter (the plan is made without it"),
+    ("a.jsnl", "", 0, 'warning: a.jsnl: no such file or folder. Did you mean "a.jsonl"? (the plan is made without it'),
+    ("b*.jsonl", "", 0, "warning: b*.jsonl: no such files (the plan is made without it"),
+    ("a.jsonl", "", 0, ""),
+]
+"""Rows, options, exit code, and what is said beside the plan."""
+
+
+@pytest.mark.parametrize("line", ["plan -- sft", "plan --scale 4 -- sft", "sft --dry-run"])
+@pytest.mark.parametrize(("data", "options", "code", "said"), PLANNED, ids=[f"{row[0]} {row[1]}" for row in PLANNED])
+def test_a_plan_refuses_what_the_job_would_refuse(
+    line: str, data: str, options: str, code: int, said: str,
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(place)
+    (place / "img.jsonl").write_text(json.dumps({**TALK, "images": ["a.png"]}) + "\n")
+    (place / "other.jsonl").write_text('{"x": 1}\n')
+    given = f"{line} --model m --data {data} --batch.seq-len 64 --device.type cpu {options}"
+    with pytest.raises(SystemExit) as caught:
+        app.main(shlex.split(given))
+    out, err = capsys.readouterr()
+    assert (caught.value.code, bool(out)) == (code, not code)
+    assert said in err and (not code or err.startswith("error: "))
+    assert ("warning: " in err) == said.startswith("warning: ")
