@@ -42,6 +42,10 @@ def check(command: str, job: Any, made: Within) -> Iterator[UserError]:
         except UserError as error:
             yield error
     try:
+        if command in _CLASSES and not job.model.path and not any(map(made, job.data.train)):
+            from anabatic.trajectory import choice
+
+            choice.require_choice(job.data.train, job.tracks)
         if command in _WEIGHED:
             spec.parse_all(job.data.train)
     except UserError as error:
@@ -185,3 +189,4 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "infer": _inputs,
 }
 _WEIGHED = ("pretrain", "sft", "dpo", "reward")
+_CLASSES = ("classify train", "classify pretrain")

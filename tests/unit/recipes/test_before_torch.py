@@ -56,6 +56,8 @@ ALL = [
     *((f"{command} {option} a.jsonl/x", "cannot write a.jsonl/x: Not a directory", 1)
       for command, option in ((f"sft {TUNE}", "--out"), ("export m", "-o"), ("merge adapted", "--out"),
                               ("infer m --data a.jsonl", "-o"), ("tokenizer train --data a.txt", "--out"))),
+    *((f"classify {verb} --data one.csv", "one class is no choice: all rows are of Whaler", 2)
+      for verb in ("train", "pretrain")),
     (f"sft {TUNE} --out /proc/run", "cannot write /proc/run: No such file or directory", 1),
     (f"sft {TUNE} --adapter m", "m is a whole model, no adapter", 2),
     (f"sft {TUNE} --adapter adapted@x", "is no weight", 2),
@@ -110,6 +112,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
     (root / "sums.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "answer": "4"}) + "\n")
     (root / "tracks.csv").write_text("mmsi,timestamp,lat,lon,sog,cog,vessel_type\n")
+    point = "2{at},2020-01-01T00:0{at}:00Z,24.6,-84.1,18.8,292.4,291,Whaler\n"
+    head = "mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type\n"
+    (root / "one.csv").write_text(head + "".join(point.format(at=at) for at in range(5)))
     return root
 
 
@@ -137,6 +142,7 @@ def test_it_is_told_at_once_and_before_anything_else(
 def test_nothing_is_left_of_the_looks(place: Path, answers: dict[str, tuple[int, str]]) -> None:
     assert {path.name for path in place.iterdir()} == {
         "m", "adapted", "hollow", "empty.jinja", "a.txt", "a.jsonl", "pairs.jsonl", "sums.jsonl", "tracks.csv",
+        "one.csv",
     }  # fmt: skip
 
 
