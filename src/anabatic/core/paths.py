@@ -46,7 +46,7 @@ class RunFolder:
         Raises:
             Failure: the folder cannot be made or written.
         """
-        self._require_no_file()
+        self.require_no_file()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".write-test-{uuid.uuid4().hex}"
@@ -55,17 +55,12 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(self.root, error) from error
 
-    def require_place(self) -> None:
-        """Make sure that the folder could be made and written; nothing is left of the trial.
+    def require_no_file(self) -> None:
+        """Refuse a file in the place of the folder.
 
         Raises:
-            ConfigError: it is a file.
-            Failure: it could not.
+            ConfigError: there is one.
         """
-        self._require_no_file()
-        require_place(self.root)
-
-    def _require_no_file(self) -> None:
         if self.root.is_file():
             raise ConfigError(f"out is {self.root}, which is a file", "choose a folder with --out")
 

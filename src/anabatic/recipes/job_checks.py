@@ -1,6 +1,7 @@
 """Settings of a job against what is at hand: templates, adapters, layers, batches, the place to write. No torch.
 
-The very functions that the commands use later are asked here.
+The very functions that the commands use later are asked here; what needs more than the standard library is imported
+where a job names such a thing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from anabatic.config.train import LoopJob, TuneJob
 from anabatic.core import run_names
 from anabatic.core.errors import AnabaticError, ConfigError, DataError
 from anabatic.core.model_files import no_model
-from anabatic.data import templates
-from anabatic.models import adapter_config
 from anabatic.plan import divide, layers
 from anabatic.recipes import export_gguf, length, outputs
 from anabatic.recipes.made import UNKNOWN, Earlier, config_of, is_adapter, of_stage
@@ -74,6 +73,8 @@ def _refused(ask: Callable[[], None]) -> list[AnabaticError]:
 def _chat_template(job: Any, earlier: Earlier) -> None:
     given = getattr(job, "chat_template", None)
     if given is not None and of_stage(given, earlier) is None:
+        from anabatic.data import templates
+
         templates.read(given)
 
 
@@ -84,10 +85,14 @@ def adapters(job: Any) -> list[str]:
 
 def is_absent(spec: str) -> bool:
     """Whether nothing is there of the name of an adapter."""
+    from anabatic.models import adapter_config
+
     return not os.path.lexists(Path(adapter_config.parse(spec)[0]).expanduser())
 
 
 def _adapter(job: Any, spec: str, earlier: Earlier) -> None:
+    from anabatic.models import adapter_config
+
     name, _ = adapter_config.parse(spec)
     made = of_stage(name, earlier)
     if made is not None:

@@ -19,7 +19,7 @@ def require(command: str, job: Any, alone: bool) -> None:
     """Make sure that a command can write where it is told to.
 
     Args:
-        alone: it is no stage of a pipeline, which moves aside what an earlier run has left.
+        alone: it is no stage of a pipeline, which looks at its own folder and moves aside what an earlier run has left.
 
     Raises:
         ConfigError: a file is in the place of a folder, or what is there is not to be replaced.
@@ -30,12 +30,16 @@ def require(command: str, job: Any, alone: bool) -> None:
         return
     path = Path(out)
     if commands.get(command).trains or command in _RUNS or command.startswith("bench "):
-        RunFolder(path).require_place()
+        RunFolder(path).require_no_file()
+        if alone:
+            require_place(path)
         return
     path = path.expanduser()
-    if alone and command in _NEW:
+    if not alone:
+        return
+    if command in _NEW:
         require_new(path)
-    if alone and command == "export":
+    if command == "export":
         require_replaceable(path, job.overwrite)
     require_place(path.parent, path)
 
