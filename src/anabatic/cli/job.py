@@ -19,6 +19,7 @@ from cyclopts import Group, Parameter
 from anabatic.config import check, commands, load, template
 from anabatic.config.launch import Launch
 from anabatic.config.train import WithAuto
+from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.stopping import LISTENER
 from anabatic.plan import supported
@@ -44,7 +45,7 @@ def job_command(name: str) -> Callable[..., int]:
         if words:
             given[row.words] = _worded(cls, row.words, words, given.get(row.words))
         job = load.load(name, files, tree(given))
-        return _on_paper(job) if dry else run_job(row, job)
+        return _on_paper(name, job) if dry else run_job(row, job)
 
     common = [config_parameter(), *([_dry_run_parameter()] if row.trains else [])]
     parameters = [*_words_parameter(cls, row.words), *common, *_parameters(cls, row.short)]
@@ -66,10 +67,14 @@ def _not_a_recipe(name: str, word: str) -> None:
         raise habits.misplaced(word, name)
 
 
-def _on_paper(job: Any) -> int:
-    from anabatic.recipes import plan
+def _on_paper(name: str, job: Any) -> int:
+    from anabatic.recipes import plan, precheck
 
-    return plan.dry_run(job)
+    lacking = precheck.require_to_plan(name, job)
+    code = plan.dry_run(job)
+    for what in lacking:
+        log.warn(what)
+    return code
 
 
 def _worded(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from anabatic.cli.launch_words import positive, training_job
+from anabatic.core import log
 from anabatic.core.errors import ConfigError
 
 _Word = Annotated[str | None, Parameter(negative=(), show_default=False)]
@@ -49,11 +50,13 @@ def plan(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")
-    _, job = training_job(list(command))
+    row, job = training_job(list(command))
     from anabatic.recipes import plan as story
+    from anabatic.recipes import precheck
 
     total = positive("tokens", tokens) if tokens is not None else None
     file = svg_file(plot) if plot is not None else None
+    lacking = precheck.require_to_plan(row.name, job)
     if scale is not None:
         if sweep or nodes != "1" or chip == story.HERE:
             raise ConfigError(
@@ -61,10 +64,14 @@ def plan(
             )
         machine = positive("npus", npus) if npus is not None else story.devices_of_a_server(chip)
         place = story.place_of(job, chip, machine, 1)
-        return story.scaled(job, place, positive("scale", scale), total, json, file)
-    devices = positive("npus", npus) if npus is not None else job.device.nproc
-    place = story.place_of(job, chip, devices, positive("nodes", nodes))
-    return story.run(job, place, total, json, sweep, file)
+        code = story.scaled(job, place, positive("scale", scale), total, json, file)
+    else:
+        devices = positive("npus", npus) if npus is not None else job.device.nproc
+        place = story.place_of(job, chip, devices, positive("nodes", nodes))
+        code = story.run(job, place, total, json, sweep, file)
+    for what in lacking:
+        log.warn(what)
+    return code
 
 
 def svg_file(text: str) -> str:

@@ -71,9 +71,9 @@ class TemplateRefuses(DataError):
 
 
 class Several(UserError):
-    """Several errors that the user can fix, reported together."""
+    """Several errors, most of which the user can fix, reported together."""
 
-    def __init__(self, errors: Sequence[UserError], hint: str = "") -> None:
+    def __init__(self, errors: Sequence[AnabaticError], hint: str = "") -> None:
         super().__init__("; ".join(map(str, errors)), hint)
         self.errors = errors
 

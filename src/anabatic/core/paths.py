@@ -16,6 +16,8 @@ from typing import IO
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.text import size
 
+OTHER_OUT = "choose a folder you own with --out DIR"
+
 
 class RunFolder:
     """Paths inside `runs/<name>/`: configuration, metrics, events, checkpoints, models, report."""
@@ -44,8 +46,7 @@ class RunFolder:
         Raises:
             Failure: the folder cannot be made or written.
         """
-        if self.root.is_file():
-            raise ConfigError(f"out is {self.root}, which is a file", "choose a folder with --out")
+        self.require_no_file()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".write-test-{uuid.uuid4().hex}"
@@ -53,6 +54,35 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise cannot_write(self.root, error) from error
+
+    def require_no_file(self) -> None:
+        """Refuse a file in the place of the folder.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        if self.root.is_file():
+            raise ConfigError(f"out is {self.root}, which is a file", "choose a folder with --out")
+
+
+def require_place(folder: Path, path: Path | None = None) -> None:
+    """Make sure that a folder, which need not be there yet, could be written; nothing is left of the trial.
+
+    Args:
+        path: what is to be written in it; default: the folder itself.
+
+    Raises:
+        Failure: it could not.
+    """
+    top = folder
+    while not os.path.lexists(top) and top != top.parent:
+        top = top.parent
+    probe = top / f".write-test-{uuid.uuid4().hex}"
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise cannot_write(path or folder, error) from error
 
 
 def os_error(error: Exception) -> OSError | None:
@@ -81,9 +111,6 @@ def alone(root: Path, who: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise Failure(f"another {who} works in {root}", "wait for it, or choose --out DIR") from error
         yield
-
-
-OTHER_OUT = "choose a folder you own with --out DIR"
 
 
 def cannot_write(path: Path, error: OSError, remedy: str = OTHER_OUT) -> Failure:

@@ -28,6 +28,7 @@ from anabatic.models.adapter_config import CONFIG, PREFIX, WEIGHTS, adapted, lor
 from anabatic.models.lora import LoraLinear
 from anabatic.models.packed import Kind, PackedLinear, Scratch, put_in
 from anabatic.parallel.sharded import put, whole
+from anabatic.plan import layers as named_layers
 
 
 def scale_of(lora: Lora) -> float:
@@ -44,20 +45,7 @@ def find_targets(model: nn.Module, wanted: list[str]) -> list[str]:
     """
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    if wanted == ["all-linear"]:
-        return linear
-    for end in wanted:
-        if not any(_ends(name, end) for name in linear):
-            ends = sorted({name.rsplit(".", 1)[-1] for name in linear})
-            raise ConfigError(
-                f'lora.target_modules: no linear layer is called "{end}".{did_you_mean(end, ends)}',
-                f"layers of this model: {', '.join(ends)}, or all-linear",
-            )
-    return [name for name in linear if any(_ends(name, end) for end in wanted)]
-
-
-def _ends(name: str, end: str) -> bool:
-    return name == end or name.endswith("." + end)
+    return named_layers.targets(linear, wanted)
 
 
 def insert(model: PreTrainedModel, lora: Lora) -> list[str]:
@@ -109,22 +97,16 @@ def freeze(model: PreTrainedModel, settings: Freeze) -> None:
         ConfigError: the model has fewer blocks, or an expression finds nothing.
     """
     blocks = blocks_of(model)
-    if settings.last_layers > len(blocks):
-        raise ConfigError(
-            f"freeze.last_layers is {settings.last_layers}, the model has {len(blocks)} blocks",
-            f"use at most {len(blocks)}, or --tuner full",
-        )
+    named_layers.require_blocks(settings, len(blocks))
     wanted = tuple(f"{name}." for name in blocks[len(blocks) - settings.last_layers :])
     names = dict(model.named_parameters())
     chosen = {name for name in names if wanted and name.startswith(wanted)}
-    for expression in settings.train:
-        try:
-            found = {name for name in names if re.search(expression, name)}
-        except re.error as error:
-            raise ConfigError(f'freeze.train: "{expression}" is no regular expression: {error}', "mend it") from error
+    for expression in named_layers.expressions(settings):
+        found = {name for name in names if expression.search(name)}
         if not found:
             some = ", ".join([*names][:4])
-            raise ConfigError(f'freeze.train: no parameter matches "{expression}"', f"parameters: {some} and so on")
+            what = f'freeze.train: no parameter matches "{expression.pattern}"'
+            raise ConfigError(what, f"parameters: {some} and so on")
         chosen |= found
     for name, parameter in names.items():
         parameter.requires_grad_(name in chosen)
@@ -162,7 +144,9 @@ def starts(model: nn.Module) -> dict[str, Tensor]:
 
 def _whole(model: nn.Module, end: str) -> list[str]:
     names = [
-        name for name, module in model.named_modules() if _ends(name, end) and any(True for _ in module.parameters())
+        name
+        for name, module in model.named_modules()
+        if named_layers.ends(name, end) and any(True for _ in module.parameters())
     ]
     if not names:
         known = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
@@ -241,7 +225,7 @@ def save(
 def _targets(model: PreTrainedModel, found: Iterable[str]) -> list[str]:
     """Names for adapter_config.json: ends of names, or whole ones where not every layer so called has an adapter."""
     ends = sorted({name.rsplit(".", 1)[-1] for name in found})
-    called = {name for name, _ in model.named_modules() if any(_ends(name, end) for end in ends)}
+    called = {name for name, _ in model.named_modules() if any(named_layers.ends(name, end) for end in ends)}
     return ends if called == set(found) else sorted(found)
 
 
@@ -259,7 +243,11 @@ def _saved_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
         return lora.modules_to_save
     embedding = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
     head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
-    kept = [end for end in lora.modules_to_save if not _ends(head, end) and not _ends(embedding, end)]
+    kept = [
+        end
+        for end in lora.modules_to_save
+        if not named_layers.ends(head, end) and not named_layers.ends(embedding, end)
+    ]
     return [*kept, embedding.rsplit(".", 1)[-1]]
 
 

@@ -5,6 +5,7 @@ Keys: PEFT 0.21, `peft/tuners/lora/config.py`.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 _A = ".lora_A.weight"
+_USAGE = "write FOLDER or FOLDER@WEIGHT, such as runs/lora@0.5"
 _MERGE_FIRST = "merge the adapter with PEFT first (merge_and_unload), and give the merged model"
 
 _OTHER = (
@@ -35,6 +37,28 @@ _OTHER = (
 """Kinds of adapters that make other numbers than `W + scale B A`; set, they cannot be passed over."""
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` with which PEFT changes the base model's weights whenever it loads the adapter."""
+
+
+def parse(spec: str) -> tuple[str, float]:
+    """Read `FOLDER[@WEIGHT]`; a folder that exists as written, `@` included, is taken as written.
+
+    Raises:
+        ConfigError: no folder, or a weight that is no number but 0.
+    """
+    match = re.fullmatch(r"(.+)@([^@/]*)", spec)
+    if match is None or Path(spec).expanduser().exists():
+        if not spec.strip():
+            raise ConfigError("adapter: a name is empty", _USAGE)
+        return spec, 1.0
+    number = re.fullmatch(r"-?[0-9]*\.?[0-9]+(?:[eE]-?[0-9]+)?", match[2])
+    if number is None or float(match[2]) == 0.0:
+        raise ConfigError(f'adapter: "{match[2]}" in "{spec}" is no weight', f"{_USAGE}; any number but 0")
+    return match[1], float(match[2])
+
+
+def whole_model(folder: Path) -> ConfigError:
+    """Return the error for a model where an adapter is expected."""
+    return ConfigError(f"adapter: {folder} is a whole model, no adapter", "give it as --model")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -92,10 +92,10 @@ def below(
     """
     shares: list[stack.Share] = []
     for spec in specs:
-        path, weight = stack.parse(spec)
+        path, weight = adapter_config.parse(spec)
         folder = resolve(path, named_hub, world).resolve()
         if not is_adapter(folder):
-            raise ConfigError(f"adapter: {folder} is a whole model, no adapter", "give it as --model")
+            raise adapter_config.whole_model(folder)
         shares = [*_fitting(shares, folder), stack.Share(folder, weight)]
     if is_adapter(named):
         shares = _fitting(shares, named)

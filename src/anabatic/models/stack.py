@@ -7,7 +7,6 @@ With DoRA the order counts, since it scales the rows of what lies below; the ord
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from anabatic.parallel.sharded import put, whole
 
 RECORD = "merged_adapters"
 """Key of adapter_config.json, ours: what must be merged into the base model before this adapter fits."""
-_USAGE = "write FOLDER or FOLDER@WEIGHT, such as runs/lora@0.5"
 
 
 @dataclass(frozen=True)
@@ -35,23 +33,6 @@ class Share:
 
     def __str__(self) -> str:
         return str(self.folder) if self.weight == 1.0 else f"{self.folder}@{self.weight:g}"
-
-
-def parse(spec: str) -> tuple[str, float]:
-    """Read `FOLDER[@WEIGHT]`; a folder that exists as written, `@` included, is taken as written.
-
-    Raises:
-        ConfigError: no folder, or a weight that is no number but 0.
-    """
-    match = re.fullmatch(r"(.+)@([^@/]*)", spec)
-    if match is None or Path(spec).expanduser().exists():
-        if not spec.strip():
-            raise ConfigError("adapter: a name is empty", _USAGE)
-        return spec, 1.0
-    number = re.fullmatch(r"-?[0-9]*\.?[0-9]+(?:[eE]-?[0-9]+)?", match[2])
-    if number is None or float(match[2]) == 0.0:
-        raise ConfigError(f'adapter: "{match[2]}" in "{spec}" is no weight', f"{_USAGE}; any number but 0")
-    return match[1], float(match[2])
 
 
 def recorded(folder: Path) -> list[Share]:

@@ -21,10 +21,10 @@ from anabatic.models.hf import base_of, load_config, resolve
 from anabatic.parallel import world as parallel
 from anabatic.parallel.shard import Division
 from anabatic.parallel.world import World
+from anabatic.plan import divide
 from anabatic.plan.depth import Plan
 from anabatic.recipes import length
 from anabatic.train import auto
-from anabatic.train import plan as planning
 from anabatic.train.checkpoint import Found
 from anabatic.train.run import find_checkpoint, open_folder
 
@@ -43,7 +43,7 @@ def begun(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, Found | Non
     job, told, lost = deepspeed.apply(job, max(1, parallel.size() // job.parallel.tensor))
     device = pick(job.device)
     world = parallel.start(device, job.parallel.tensor)
-    planning.require_divisible(job.batch, world.data)
+    divide.require_batch(job.batch, world.data.size)
     job = length.follow(job, _positions(job, world))
     with open_folder(job, device, world) as folder:
         if told:

@@ -32,7 +32,7 @@ from anabatic.models.place import place
 from anabatic.models.stack import record
 from anabatic.parallel.shard import Division
 from anabatic.parallel.world import World
-from anabatic.recipes import pretrain, sft
+from anabatic.recipes import outputs, pretrain, sft
 from anabatic.train import checkpoint, manifest
 from anabatic.train.run import weights_of
 
@@ -48,8 +48,7 @@ def run(job: CheckpointExportJob) -> None:
         Failure: the folder cannot be written.
     """
     out = Path(job.out).expanduser()
-    if out.exists():
-        raise ConfigError(f"{out} exists already", "choose another --out")
+    outputs.require_new(out)
     path = manifest.newest_whole(Path(job.checkpoint).expanduser())
     command = manifest.read(path).get("command", "an unknown command")
     if command not in _BUILD:

@@ -22,7 +22,7 @@ from anabatic.device.device import DTYPES
 from anabatic.models import portable
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import chat_ids, save_model, skeleton
-from anabatic.recipes import export_gguf, export_serving
+from anabatic.recipes import export_gguf, export_serving, outputs
 from anabatic.recipes.whole import Parts, parts_of
 
 LICENSES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
@@ -42,7 +42,7 @@ def run(job: ExportJob) -> None:
         Failure: the disk is too small or refuses writes, or the converter fails. Nothing is left behind.
     """
     out = Path(job.out).expanduser()
-    _require_out(out, job.overwrite)
+    outputs.require_replaceable(out, job.overwrite)
     converter = export_gguf.find(job.llama_cpp) if job.gguf != "none" else []
     parts = parts_of(job.model, job.adapter)
     _require_apart(out, parts)
@@ -75,16 +75,6 @@ def run(job: ExportJob) -> None:
 
     save_model(model, out, tokenizer, True, complete, int(job.shard_gib * 2**30))
     _tell(out, parts, count_parameters(model)[0], told, notes)
-
-
-def _require_out(out: Path, overwrite: bool) -> None:
-    """Only a model folder is ever replaced: a wrong -o must not cost anybody a run or a home."""
-    if not out.exists() and not out.is_symlink():
-        return
-    if not overwrite:
-        raise ConfigError(f"{out} exists already", "choose another -o FOLDER, or add --overwrite")
-    if out.is_symlink() or not (out / portable.CONFIG).is_file() or any(out.glob("checkpoint-*")):
-        raise ConfigError(f"{out} is no folder of a model, and is not replaced", "choose another -o FOLDER")
 
 
 def _require_apart(out: Path, parts: Parts) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ _QUESTIONS = 2000
 _CHARS = 16
 """No tokenizer makes tokens that are longer on average: what has more than so many characters for every token of room
 is too long for certain."""
+_GUESS = re.compile(r"Did you mean [^?]*\?")
+_BUILT_IN = ("task:", "chat:", "stdlib:")
 _WHOLE = (".txt", ".md", ".py")
 """Read as one document: nothing can be wrong with a row."""
 
@@ -37,10 +42,31 @@ def check(command: str, job: Any, made: Within) -> Iterator[UserError]:
         except UserError as error:
             yield error
     try:
+        if command in _CLASSES and not job.model.path and not any(map(made, job.data.train)):
+            from anabatic.trajectory import choice
+
+            choice.require_choice(job.data.train, job.tracks)
         if command in _WEIGHED:
             spec.parse_all(job.data.train)
     except UserError as error:
         yield error
+
+
+def absent(job: Any) -> dict[str, str]:
+    """Return the files of a job that are not there, and what is to be said of each."""
+    found = {}
+    for name in sources(job):
+        source = spec.parse(name)
+        try:
+            there = spec.kind(source) != "glob" or bool(glob.glob(os.path.expanduser(source.path), recursive=True))
+        except DataError as error:
+            if not source.path.startswith(_BUILT_IN):
+                guess = _GUESS.search(error.hint)
+                found[name] = f"{error}{f'. {guess[0]}' if guess else ''}"
+            continue
+        if not there:
+            found[name] = f"{name}: no such files"
+    return found
 
 
 def sources(job: Any) -> list[str]:
@@ -163,3 +189,4 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "infer": _inputs,
 }
 _WEIGHED = ("pretrain", "sft", "dpo", "reward")
+_CLASSES = ("classify train", "classify pretrain")

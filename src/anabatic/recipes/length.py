@@ -22,6 +22,16 @@ def model_of(job: Any) -> str:
     return model if isinstance(model, str) else str(getattr(model, "path", None) or "")
 
 
+def named(one: str) -> tuple[str, str]:
+    """Return the name and the folder of `NAME=FOLDER`, or of a folder that gives its own name."""
+    name, equals, folder = one.partition("=")
+    if equals and name and folder and not Path(one).exists():
+        return name, folder
+    path = Path(one).expanduser().resolve()
+    generic = ("final_model", "best_model")
+    return (path.parent.name if path.name in generic else path.name) or one, one
+
+
 def folder_of(name: str) -> Path | None:
     """Return the folder with config.json or adapter_config.json that a name means here; None where there is none."""
     root = Path(name).expanduser()
@@ -60,8 +70,16 @@ def positions_of(config: dict[str, Any]) -> int | None:
 
 
 def follow(job: Job, positions: int | None = None) -> Job:
-    """Return the job with `batch.seq_len` set, where it is left open and the model is known; say so where the model
-    makes it shorter.
+    """Return `settled(job)`; say so where the model makes `batch.seq_len` shorter than what is common."""
+    found = settled(job, positions)
+    length, common = found.batch.seq_len, job.batch.length
+    if job.batch.seq_len is None and length is not None and length < common:
+        log.info(f"batch.seq_len {length} (the model was made for {length} positions; {common} is common)")
+    return found
+
+
+def settled(job: Job, positions: int | None = None) -> Job:
+    """Return the job with `batch.seq_len` set, where it is left open and the model is known.
 
     Args:
         positions: of the model; None: as its folder on this machine says.
@@ -75,8 +93,6 @@ def follow(job: Job, positions: int | None = None) -> Job:
             return job
     common = job.batch.length
     length = common if positions is None else min(common, positions)
-    if length < common:
-        log.info(f"batch.seq_len {length} (the model was made for {positions} positions; {common} is common)")
     return replace(job, batch=replace(job.batch, seq_len=length))
 
 

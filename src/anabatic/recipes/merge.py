@@ -10,6 +10,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import save_model
+from anabatic.recipes import outputs
 from anabatic.recipes.whole import parts_of
 
 
@@ -22,8 +23,7 @@ def run(job: MergeJob) -> None:
         Failure: the folder cannot be written.
     """
     out = Path(job.out).expanduser()
-    if out.exists():
-        raise ConfigError(f"{out} exists already", "choose another --out")
+    outputs.require_new(out)
     parts = parts_of(job.model, job.adapter)
     if not parts.adapters:
         what = f"{parts.named} is no adapter: there is nothing to merge"

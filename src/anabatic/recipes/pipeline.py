@@ -19,9 +19,9 @@ from typing import Any
 from anabatic.config import load
 from anabatic.config.pipeline import PipelineJob
 from anabatic.core import child, json_text, log
-from anabatic.core.errors import ConfigError, Failure, UserError
+from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from anabatic.core.jsonl import JsonlWriter
-from anabatic.core.paths import alone, cannot_write, write_atomic
+from anabatic.core.paths import alone, cannot_write, require_place, write_atomic
 from anabatic.core.text import did_you_mean, duration
 from anabatic.recipes import stage_checks
 from anabatic.recipes.stage_process import StageProcess
@@ -57,6 +57,7 @@ def run(
         Failure: the folder cannot be written, the disk has no room for what the stages make, or another `anabatic run`
             works in the folder.
     """
+    require_place(Path(job.out))
     stages, wrong = survey(job, vars or {})
     todo = _choose(stages, start, only)
     problems = stage_checks.check(stages, todo, wrong)
@@ -99,7 +100,7 @@ def _choose(stages: list[Plan], start: str | None, only: Sequence[str]) -> dict[
     return todo
 
 
-def _announce(stages: list[Plan], todo: dict[str, str], problems: dict[str, list[UserError]]) -> None:
+def _announce(stages: list[Plan], todo: dict[str, str], problems: dict[str, list[AnabaticError]]) -> None:
     for stage in stages:
         word = "run " if stage.name in todo else "skip"
         why = todo.get(stage.name) or _why_not(stage)

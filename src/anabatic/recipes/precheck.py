@@ -6,29 +6,27 @@ No torch: a mistyped file is told in a fraction of a second.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from anabatic.core import run_names
-from anabatic.core.errors import ConfigError, DataError, Several, UserError
+from anabatic.core.errors import AnabaticError, ConfigError, DataError, Several, UserError
 from anabatic.core.model_files import no_model
 from anabatic.core.text import did_you_mean
-from anabatic.recipes import first_rows, length
+from anabatic.recipes import first_rows, job_checks, length
+from anabatic.recipes.made import MODELS, OTHERS, UNKNOWN, Earlier, Made, of_stage, sizes_of, whole
 
 _INNER = ("", "best_model", "final_model")
-_MODELS = ("pretrain", "sft", "dpo", "rl", "merge", "export", "checkpoint export", "classify pretrain")
-_OTHERS = {"reward": "a reward model", "classify train": "a classifier"}
-"""Commands that make a model which writes no text."""
 _TAKES: dict[str, tuple[str, ...]] = {
     "classify predict": ("classify train",),
     "classify eval": ("classify train",),
-    "classify train": (*_MODELS, "classify train"),
-    "reward": (*_MODELS, "reward"),
-    "export": (*_MODELS, *_OTHERS),
-    "merge": (*_MODELS, *_OTHERS),
-    "serve": (*_MODELS, *_OTHERS),
+    "classify train": (*MODELS, "classify train"),
+    "reward": (*MODELS, "reward"),
+    "export": (*MODELS, *OTHERS),
+    "merge": (*MODELS, *OTHERS),
+    "serve": (*MODELS, *OTHERS),
 }
 """Command -> commands whose models it takes; the others take what writes text."""
 
@@ -36,46 +34,18 @@ _TAKES: dict[str, tuple[str, ...]] = {
 _CHATS = ("rl", "dpo", "reward")
 """Commands whose rows always are conversations."""
 _REWARDS = ("answer", "format", "length", "tests")
-_UNKNOWN = "run"
-"""Stands for a stage whose command is none."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a stage will have made.
-
-    Attributes:
-        stage, command: which, and what it runs.
-        positions, vocab: of its model, or of its tokenizer; None: not known.
-    """
-
-    stage: str
-    command: str
-    positions: int | None = None
-    vocab: int | None = None
-
-    @property
-    def has_model(self) -> bool:
-        """Whether it makes a model, of whatever kind."""
-        return self.command in (*_MODELS, *_OTHERS)
-
-
-Earlier = Mapping[str, Made]
-"""Folder of an earlier stage -> what it makes."""
 
 
 def require(command: str, job: Any) -> None:
     """Refuse a job that cannot run.
 
     Raises:
-        UserError: what is wrong with it; `Several` where that is more than one thing.
+        AnabaticError: what is wrong with it; `Several` where that is more than one thing.
     """
-    found = problems(command, job)
-    if found:
-        raise found[0] if len(found) == 1 else Several(found)
+    _raise(problems(command, job))
 
 
-def problems(command: str, job: Any, earlier: Earlier | None = None) -> list[UserError]:
+def problems(command: str, job: Any, earlier: Earlier | None = None) -> list[AnabaticError]:
     """Return what is wrong with a job, as far as that is known without its model.
 
     Args:
@@ -84,41 +54,32 @@ def problems(command: str, job: Any, earlier: Earlier | None = None) -> list[Use
     known = earlier or {}
     checks = (
         _model(command, job, earlier), _tokenizer(job, known), _template(command, job, known), _sizes(job, known),
-        _rewards(job), _tasks(command, job),
+        _rewards(job), _tasks(command, job), job_checks.check(command, job, earlier),
     )  # fmt: skip
-    found = list(first_rows.check(command, job, lambda name: of_stage(name, known) is not None))
+    found: list[AnabaticError] = list(first_rows.check(command, job, lambda name: of_stage(name, known) is not None))
     return [*found, *(error for check in checks for error in check)]
 
 
-def makes(stage: str, command: str, job: Any, earlier: Earlier) -> Made:
-    """Return what a stage will have made."""
-    base = length.model_of(job)
-    positions, vocab = _sizes_of(base, earlier) if base else (None, None)
-    if command == "tokenizer train":
-        vocab = job.vocab_size
-    elif command == "pretrain" and not base:
-        positions = job.batch.length
-        vocab = _sizes_of(job.tokenizer or "", earlier)[1]
-    return Made(stage, command, positions, vocab)
+def require_to_plan(command: str, job: Any) -> list[str]:
+    """Refuse what a job would refuse wherever it runs; return what it names and is not there yet, to be told behind the
+    plan: it is made before things are fetched.
+
+    Raises:
+        AnabaticError: what is wrong with it; `Several` where that is more than one thing.
+    """
+    absent = first_rows.absent(job)
+    later = [spec for spec in job_checks.adapters(job) if job_checks.is_absent(spec)]
+    here = replace(job, adapter=[spec for spec in job.adapter if spec not in later]) if later else job
+    found: list[AnabaticError] = list(first_rows.check(command, job, lambda name: name in absent))
+    checks = (_template(command, job, {}), _rewards(job), job_checks.settings(here, {}))
+    _raise([*found, *(error for check in checks for error in check)])
+    lacking = (*absent.values(), *(f"{spec}: no such adapter" for spec in later))
+    return [f"{what} (the plan is made without it, the job needs it)" for what in lacking]
 
 
-def of_stage(name: str, earlier: Earlier) -> Made | None:
-    """Return what an earlier stage will have made of a path; None: it lies elsewhere."""
-    return next((made for folder, made in earlier.items() if _whole(name).is_relative_to(_whole(folder))), None)
-
-
-def _whole(name: str) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(name)))
-
-
-def _sizes_of(name: str, earlier: Earlier) -> tuple[int | None, int | None]:
-    """Return positions and entries of the vocabulary, as far as they are known."""
-    made = of_stage(name, earlier)
-    if made is not None:
-        return made.positions, made.vocab
-    config = length.config_of(name)
-    vocab = config.get("vocab_size")
-    return length.positions_of(config), vocab if isinstance(vocab, int) else None
+def _raise(found: list[AnabaticError]) -> None:
+    if found:
+        raise found[0] if len(found) == 1 else Several(found)
 
 
 def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserError]:
@@ -129,10 +90,9 @@ def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserErro
     if made is not None:
         yield from _model_of_stage(command, name, made, earlier or {})
         return
-    if earlier is None:  # a single command: who loads a folder that is there knows what it may mean
-        if not command.startswith("bench ") and not os.path.lexists(os.path.expanduser(name)):
-            hub = getattr(job, "hub", None)
-            yield from [] if run_names.is_id(name, hub) else [run_names.missing_model(name)]
+    if earlier is None:
+        found = None if command.startswith("bench ") else job_checks.missing(name, getattr(job, "hub", None))
+        yield from [] if found is None else [found]
         return
     if length.folder_of(name) is not None or _on_a_hub(name, earlier):
         return
@@ -147,7 +107,7 @@ def _model(command: str, job: Any, earlier: Earlier | None) -> Iterator[UserErro
 
 def _on_a_hub(name: str, earlier: Earlier) -> bool:
     """Whether a name may mean a model that is fetched; what would lie among the folders of the stages does not."""
-    among = any(_whole(name).parent == _whole(folder).parent for folder in earlier)
+    among = any(whole(name).parent == whole(folder).parent for folder in earlier)
     return run_names.HUB_ID.fullmatch(name) is not None and not os.path.lexists(name) and not among
 
 
@@ -159,18 +119,18 @@ def _near(path: Path, made: list[Path]) -> str:
 
 
 def _model_of_stage(command: str, name: str, made: Made, earlier: Earlier) -> Iterator[UserError]:
-    takes = _TAKES.get(command, _MODELS)
+    takes = _TAKES.get(command, MODELS)
     fit = [other.stage for other in earlier.values() if other.command in takes]
     hint = f"name a stage that does: {', '.join(fit)}" if fit else "put one that does before it"
-    if made.command == _UNKNOWN:
+    if made.command == UNKNOWN:
         return
     if not made.has_model:
         yield ConfigError(f"model is {name}, of stage {made.stage}: `{made.command}` makes no model", hint)
     elif made.command not in takes:
-        kind = _OTHERS.get(made.command, "a model that writes text")
+        kind = OTHERS.get(made.command, "a model that writes text")
         yield ConfigError(f"model is {name}: stage {made.stage} makes {kind}, which `{command}` cannot use", hint)
     else:
-        inside = next(_whole(name).relative_to(_whole(folder)) for folder, one in earlier.items() if one is made)
+        inside = next(whole(name).relative_to(whole(folder)) for folder, one in earlier.items() if one is made)
         if str(inside.parts[0] if inside.parts else "") not in _INNER and not str(inside).startswith("checkpoint-"):
             yield ConfigError(
                 f"model is {name}: stage {made.stage} writes nothing of that name", "name best_model or final_model"
@@ -190,13 +150,13 @@ def _tokenizer(job: Any, earlier: Earlier) -> Iterator[UserError]:
         except UserError as error:
             yield error
         return
-    if not made.has_model and made.command not in ("tokenizer train", _UNKNOWN):
+    if not made.has_model and made.command not in ("tokenizer train", UNKNOWN):
         yield ConfigError(
             f"tokenizer is {name}, of stage {made.stage}: `{made.command}` makes no tokenizer",
             "name a stage of `tokenizer train`, or one that makes a model",
         )
     model = length.model_of(job)
-    entries = _sizes_of(model, earlier)[1] if model else None
+    entries = sizes_of(model, earlier)[1] if model else None
     if entries is not None and made.vocab is not None and made.vocab > entries:
         yield DataError(
             f"the tokenizer of {name} has {made.vocab} entries, the model {entries}",
@@ -251,7 +211,7 @@ def _tasks(command: str, job: Any) -> Iterator[UserError]:
 
 def _sizes(job: Any, earlier: Earlier) -> Iterator[UserError]:
     model = length.model_of(job)
-    positions = _sizes_of(model, earlier)[0] if model else None
+    positions = sizes_of(model, earlier)[0] if model else None
     if positions is None:
         return
     made = of_stage(model, earlier)

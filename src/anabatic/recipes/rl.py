@@ -26,7 +26,7 @@ from anabatic.models import fuse
 from anabatic.models.build import Plan
 from anabatic.models.forward import Root
 from anabatic.parallel.shard import settle
-from anabatic.parallel.world import World
+from anabatic.plan import divide
 from anabatic.recipes.begin import begun, say_plan
 from anabatic.recipes.sft import Opened, filled, opened, packed, require_weights
 from anabatic.recipes.training import Corpus, Training
@@ -67,7 +67,7 @@ def run(job: RlJob) -> int:
         require(whole, f"{division.strategy} divides the weights, and answers are drawn from whole ones", hint)
         packed(job, start.model, start.named, start.lora, start.shares, division)
         require_weights(start.named, start.base)
-        micro_steps = _micro_steps(job, world)
+        micro_steps = divide.micro_steps(job, world.data.size)
         asked = _questions(job, start)
         with (
             python_tool(job.python, job.sandbox, start.tokenizer) as tool,
@@ -127,18 +127,6 @@ def _rewards(job: RlJob, asked: _Asked, device: Device) -> Iterator[Rewards]:
         )
         rewards.require(rows)
         yield rewards
-
-
-def _micro_steps(job: RlJob, world: World) -> int:
-    answers = job.examples_per_step * job.num_samples // job.updates
-    each = job.device_batch_size * world.data.size
-    require(
-        answers % each == 0,
-        f"an update has {answers} answers, not a multiple of {world.data.size} ranks x device_batch_size"
-        f" {job.device_batch_size} = {each}",
-        "change device_batch_size, examples_per_step or num_samples",
-    )
-    return answers // each
 
 
 def _questions(job: RlJob, start: Opened) -> _Asked:

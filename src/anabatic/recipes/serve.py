@@ -31,6 +31,7 @@ from anabatic.infer.web.runs import Runs
 from anabatic.models import classifier
 from anabatic.models.build import count_parameters
 from anabatic.models.hf import below, load_config, load_model, require_fit, resolve, tokenizer_folder
+from anabatic.recipes import length
 
 KEYS = "ANABATIC_API_KEYS"
 _BACKLOG = 2048
@@ -157,7 +158,7 @@ def _catalogue(job: ServeJob) -> Catalogue:
 
 def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Served]:
     """Read a model, and the adapters beside it."""
-    name, folder = _named(one)
+    name, folder = length.named(one)
     root = resolve(folder)
     classifier.require_writer(root)
     shares = below([], root)
@@ -173,13 +174,3 @@ def _models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[Se
         engine.load_adapter(label, resolve(place))
         log.info(f"{label}: adapter {place}")
         yield Served(label, engine, model, label)
-
-
-def _named(one: str) -> tuple[str, str]:
-    """`NAME=FOLDER`, or a folder that gives its own name."""
-    name, equals, folder = one.partition("=")
-    if equals and name and folder and not Path(one).exists():
-        return name, folder
-    path = Path(one).expanduser().resolve()
-    generic = ("final_model", "best_model")
-    return (path.parent.name if path.name in generic else path.name) or one, one

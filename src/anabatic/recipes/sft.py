@@ -16,7 +16,7 @@ from anabatic.config.shared import require
 from anabatic.config.train import TuneJob
 from anabatic.config.tuner import Lora
 from anabatic.core import log
-from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder
 from anabatic.data import curriculum, padded, sample, templates
 from anabatic.data import tokenizer as tokenizers
@@ -35,6 +35,7 @@ from anabatic.models.reward import RewardObjective
 from anabatic.models.stack import Share
 from anabatic.parallel.shard import Division, settle
 from anabatic.parallel.world import World, barrier
+from anabatic.plan import layers
 from anabatic.plan.depth import Plan
 from anabatic.recipes.begin import begun, say_plan
 from anabatic.recipes.training import Corpus, Training, corpus, require_chats
@@ -63,9 +64,7 @@ def _skeleton(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[Pr
     model = skeleton(base, trained if tuner == "full" else device.dtype)
     lora = None
     if named != base:
-        if tuner != "lora":
-            what = f"{named} is an adapter, and tuner is {job.tuner}"
-            raise ConfigError(what, "go on with --tuner lora, or merge it first with `anabatic merge`")
+        layers.require_goes_on(named, job.tuner)
         lora = adapter.prepare(model, named)
         unused = job.lora != Lora()
         told = "; the settings of lora are not used: it goes on as it is" if unused else ""

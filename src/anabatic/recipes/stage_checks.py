@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import log
-from anabatic.core.errors import UserError
+from anabatic.core.errors import AnabaticError, UserError
 from anabatic.core.text import size
 from anabatic.plan import depth, known
 from anabatic.plan.shape import Shape
 from anabatic.recipes import length, precheck
-from anabatic.recipes.precheck import Made
+from anabatic.recipes.made import Made, makes
 from anabatic.recipes.stages import Plan
 
 _OPTION = re.compile(r"--([a-z][a-z0-9.-]*)(?= |$)")
@@ -23,7 +23,9 @@ _WEIGHT, _TRAINED = 4, 12
 """Bytes of a parameter in a saved model, and in a checkpoint with AdamW's two moments."""
 
 
-def check(stages: list[Plan], todo: Mapping[str, str], wrong: Mapping[str, UserError]) -> dict[str, list[UserError]]:
+def check(
+    stages: list[Plan], todo: Mapping[str, str], wrong: Mapping[str, UserError]
+) -> dict[str, list[AnabaticError]]:
     """Return what is wrong with the stages that are to run, by stage; nothing is loaded, and no torch.
 
     Args:
@@ -31,7 +33,7 @@ def check(stages: list[Plan], todo: Mapping[str, str], wrong: Mapping[str, UserE
         wrong: stages whose settings could not be read, and why.
     """
     earlier: dict[str, Made] = {}
-    found: dict[str, list[UserError]] = {}
+    found: dict[str, list[AnabaticError]] = {}
     for stage in stages:
         name, command = stage.name, stage.command.name
         if stage.job is None:
@@ -41,11 +43,11 @@ def check(stages: list[Plan], todo: Mapping[str, str], wrong: Mapping[str, UserE
         errors = precheck.problems(command, stage.job, earlier) if name in todo else []
         if errors:
             found[name] = [_of_stage(name, error) for error in errors]
-        earlier[str(stage.output)] = precheck.makes(name, command, stage.job, earlier)
+        earlier[str(stage.output)] = makes(name, command, stage.job, earlier)
     return found
 
 
-def _of_stage(name: str, error: UserError) -> UserError:
+def _of_stage(name: str, error: AnabaticError) -> AnabaticError:
     """Name the stage, and write the options of a hint as settings of it."""
     hint = _OPTION.sub(lambda match: f"stages.{name}.job.{match[1].replace('-', '_')}:", error.hint)
     return type(error)(f"stages.{name}.job: {error}", hint)

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from anabatic.config import check, commands, load
 from anabatic.config.commands import Command
 from anabatic.config.pipeline import PipelineJob, Stage
 from anabatic.core import json_text
-from anabatic.core.errors import ConfigError, Several, UserError
+from anabatic.core.errors import AnabaticError, ConfigError, Several, UserError
 from anabatic.core.text import did_you_mean
 from anabatic.recipes import first_rows
 
@@ -98,7 +98,7 @@ def survey(job: PipelineJob, given: dict[str, str]) -> tuple[list[Plan], dict[st
     return list(plans.values()), problems
 
 
-def told_together(errors: list[UserError]) -> UserError:
+def told_together(errors: Sequence[AnabaticError]) -> AnabaticError:
     """Return one error for several."""
     return errors[0] if len(errors) == 1 else Several(errors)
 

@@ -10,11 +10,10 @@ from transformers import PreTrainedModel
 
 from anabatic.config.shared import Batch, Optim, Schedule
 from anabatic.core import log
-from anabatic.core.errors import ConfigError
 from anabatic.core.text import count
 from anabatic.device.device import Device
 from anabatic.parallel.world import Group
-from anabatic.plan import fit
+from anabatic.plan import divide, fit
 from anabatic.plan.depth import Plan
 from anabatic.plan.setup import Setup
 from anabatic.train import paper
@@ -126,24 +125,6 @@ def padded(plan: Plan, schedule: Schedule, sizes: Sizes, batches: int, padding: 
     return sizes
 
 
-def require_divisible(batch: Batch, world: Group) -> None:
-    """Make sure that the sizes that are given fit together; called before the text is tokenised, which takes longer.
-
-    Raises:
-        ConfigError: the global batch is no multiple of all ranks' micro-batches.
-    """
-    if batch.global_batch_tokens is None or batch.micro_batch_tokens is None:
-        return
-    micro, target = batch.micro_batch_tokens, batch.global_batch_tokens
-    if target % (micro * world.size):
-        raise ConfigError(
-            f"batch.global_batch_tokens {target} is not a multiple of {world.size} ranks x {micro} micro-batch tokens"
-            f" = {micro * world.size}",
-            f"set batch.global_batch_tokens to {max(1, target // (micro * world.size)) * micro * world.size},"
-            " or change batch.micro_batch_tokens",
-        )
-
-
 def rounds(epochs: float, questions: int, each: int) -> int:
     """Return how often `each` questions are asked in so many passes."""
     return max(1, math.ceil(epochs * questions / each - 1e-6))
@@ -176,7 +157,7 @@ def batch_sizes(
         micro = divisor(target, world.size, micro, batch.length) or micro
     plan.add("global_batch_tokens", batch.global_batch_tokens, target, f"{count(tokens)} tokens to the power 0.383")
     plan.add("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
-    require_divisible(Batch(seq_len=batch.length, micro_batch_tokens=micro, global_batch_tokens=target), world)
+    divide.require_batch(Batch(seq_len=batch.length, micro_batch_tokens=micro, global_batch_tokens=target), world.size)
     return micro, target, target // (micro * world.size)
 
 

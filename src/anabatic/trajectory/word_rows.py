@@ -208,6 +208,18 @@ def _labelled(
     return classes, rows
 
 
+def class_of(row: dict[str, Any]) -> str | None:
+    """Return what names the class of a row, as `labels.resolve` takes it; empty: nothing that can be read does.
+
+    None: it is a number in a list of several classes.
+    """
+    try:
+        label, name = _label(row)
+    except Rejected:
+        return ""
+    return None if label or label == 0 and not name else name
+
+
 def _numbered(held: list[tuple[Segment, str, str]]) -> tuple[str, ...]:
     """Return the classes that rows with a number and a name spell out; empty: there are none."""
     names: dict[int, str] = {}

@@ -139,14 +139,14 @@ def test_what_cannot_be_joined(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["a@", "a@b", "a@0", "a@1.2.3", "a@nan", "a@inf", "", "  "])
 def test_weights_that_are_none(spec: str) -> None:
     with pytest.raises(ConfigError, match="is no weight|name is empty"):
-        stack.parse(spec)
+        adapter_config.parse(spec)
 
 
 def test_a_folder_with_an_at_sign(tmp_path: Path) -> None:
     (tmp_path / "run@2").mkdir()
-    assert stack.parse(f"{tmp_path}/run@2") == (f"{tmp_path}/run@2", 1.0)
-    assert stack.parse(f"{tmp_path}/run@2@-0.5") == (f"{tmp_path}/run@2", -0.5)
-    assert stack.parse("owner@home/name") == ("owner@home/name", 1.0)
+    assert adapter_config.parse(f"{tmp_path}/run@2") == (f"{tmp_path}/run@2", 1.0)
+    assert adapter_config.parse(f"{tmp_path}/run@2@-0.5") == (f"{tmp_path}/run@2", -0.5)
+    assert adapter_config.parse("owner@home/name") == ("owner@home/name", 1.0)
 
 
 def test_a_damaged_record(base: Path, tmp_path: Path) -> None:

@@ -115,6 +115,27 @@ BROKEN = [
     Broken(stage("rl", model="${base}", rewards=["answr"], data={"train": "sums.jsonl"}), 'no reward "answr"'),
     Broken(stage("dpo", model="plain", data={"train": "pairs.jsonl"}), "plain has no chat template"),
     Broken(stage("eval", model="small", tasks=["gsm8k"], max_new_tokens=64), "leaves no room for a question"),
+    Broken(stage("sft", model="${base}", chat_template="nosuch", **DATA), "there is no file nosuch", "qwen3"),
+    Broken(stage("rl", model="${sft}", chat_template="nosuch", data={"train": "sums.jsonl"}), "no file nosuch"),
+    Broken(stage("sft", model="${base}", adapter=["runs/nope@0.5"], **DATA), "runs/nope does not exist"),
+    Broken(stage("sft", model="${base}", adapter=["small"], **DATA), "small is a whole model, no adapter"),
+    Broken(stage("sft", model="${base}", adapter=["${tok}"], **DATA), "`tokenizer train` makes no adapter"),
+    Broken(stage("sft", model="${base}", adapter=["${sft}"], **DATA), "is a whole model, no adapter"),
+    Broken(
+        stage("sft", model="${base}", tuner="lora", lora={"target_modules": ["foo_proj"]}, **DATA),
+        'no linear layer is called "foo_proj"', "layers of this model: down_proj",
+    ),
+    Broken(
+        stage("sft", model="${sft}", tuner="freeze", freeze={"last_layers": 50}, **DATA),
+        "freeze.last_layers is 50, the model has 12 blocks", "use at most 12, or stages.extra.job.tuner:",
+    ),
+    Broken(
+        stage("sft", model="${base}", batch={"seq_len": 99, "micro_batch_tokens": 300, "global_batch_tokens": 1000},
+              **DATA),
+        "batch.global_batch_tokens 1000 is not a multiple of 1 ranks x 300",
+    ),
+    Broken(stage("export", model="${base}", out="x", format="gguf"), "there is no convert_hf_to_gguf.py on PATH"),
+    Broken(stage("sft", model="${base}", out="c.jsonl", **DATA), "out is c.jsonl, which is a file"),
 ]  # fmt: skip
 
 
@@ -138,7 +159,15 @@ GOOD: list[dict[str, Any]] = [
     stage("rl", model="${sft}", data={"train": "asks.jsonl"}, rewards=["length"]),
     stage("infer", model="${sft}", inputs=["sums.jsonl"], out="a.jsonl"),
     stage("eval", model="${base}", data={"train": "${corpus}"}),
-]
+    stage("sft", model="${base}", chat_template="qwen", **DATA),
+    stage("sft", model="${base}", chat_template="${sft}/best_model/chat_template.jinja", **DATA),
+    stage("sft", model="${base}", adapter=["some-owner/some-adapter@0.5"], **DATA),
+    stage("sft", model="some-owner/some-model", tuner="lora", lora={"target_modules": ["foo_proj"]}, **DATA),
+    stage("sft", model="small", tuner="lora", lora={"target_modules": ["foo_proj"]}, **DATA),  # of no known family
+    stage("sft", model="${base}", tuner="lora", lora={"target_modules": ["self_attn.q_proj", "up_proj"]}, **DATA),
+    stage("sft", model="${sft}", lora={"target_modules": ["foo_proj"]}, **DATA),  # not used: all is trained
+    stage("sft", model="${base}", tuner="freeze", freeze={"last_layers": 2}, **DATA),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("good", GOOD, ids=lambda good: f"{good['command']}-{list(good['job'].values())[1]}"[:60])

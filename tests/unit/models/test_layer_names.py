@@ -1,0 +1,44 @@
+"""What config.json tells of a model's layers before it is loaded is what the loaded model has."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from anabatic.config.tuner import Freeze
+from anabatic.core.errors import ConfigError
+from anabatic.models import adapter
+from anabatic.models.build import on_meta
+from anabatic.plan import layers
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted(layers._LINEAR))
+def test_a_family_has_the_layers_that_are_foretold(family: str) -> None:
+    config = AutoConfig.for_model(family, **SIZES)
+    with on_meta():
+        model = AutoModelForCausalLM.from_config(config)
+    told = config.to_dict()
+    assert sorted(layers.linear_of(told)) == sorted(adapter.find_targets(model, ["all-linear"]))
+    assert layers.blocks_of(told) == len(adapter.blocks_of(model)) == 3
+    for wanted, message in ((["q_prj"], 'no linear layer is called "q_prj"'), (["lm_head"], "lm_head")):
+        with pytest.raises(ConfigError, match=message) as early:
+            layers.targets(layers.linear_of(told), wanted)
+        with pytest.raises(ConfigError, match=message) as late:
+            adapter.find_targets(model, wanted)
+        assert (str(early.value), early.value.hint) == (str(late.value), late.value.hint)
+    with pytest.raises(ConfigError, match="freeze.last_layers is 4, the model has 3 blocks"):
+        adapter.freeze(model, Freeze(last_layers=4))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"model_type": "gpt2"}, {"model_type": "llama"}, {"model_type": "llama", "num_hidden_layers": "3"},
+     {"model_type": "llama", "num_hidden_layers": 3, "auto_map": {"AutoModelForCausalLM": "own.Model"}}],
+)  # fmt: skip
+def test_what_is_not_certain_is_not_told(config: dict[str, object]) -> None:
+    assert layers.blocks_of(config) is None and layers.linear_of(config) == []
