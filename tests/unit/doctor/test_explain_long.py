@@ -1,4 +1,4 @@
-"""Lines that no log should hold, and some do: padded, nested, megabytes long: all are read in time like their length."""
+"""Lines that no log should hold and some do: padded, nested, megabytes long. All are read in time like their length."""
 
 from __future__ import annotations
 
