@@ -22,8 +22,8 @@ ADDRESS = re.compile(rb"0x[0-9A-Fa-f]+(?![0-9A-Za-z_])")
 """A number in hexadecimal."""
 _RUNS = re.compile(rb"(%s|\d+)" % ADDRESS.pattern)
 _BEFORE = re.compile(
-    rb"(?:error|ret|code)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*-?$"  # what a call returned
-    rb"|(?:result|status|errno)\s*[=:]\s*\[?$|hcclret -> $"
+    rb"(?:error|ret|code)[a-z]?\]?\s{0,8}(?:is|[:=\[(,])?\s{0,8}[\[(]?\s{0,8}-?$"  # what a call returned
+    rb"|(?:result|status|errno)\s{0,8}[=:]\s{0,8}\[?$|hcclret -> $"
     rb"|\[rank:? ?$|\[default$|rankid:$",
     re.IGNORECASE,
 )

@@ -37,36 +37,43 @@ _HEXADECIMAL = re.compile(rb"\A[0-9a-f]+(?![0-9a-z_])")
 """Start of a text that may be the end of an address."""
 _CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
 _CODE_BARE = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
-_NUMBER = re.compile(rb"[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)")
+_GAP = rb"\s{0,8}"
+"""Bounded, as all repetitions here that can meet: three unbounded ones took minutes over a line padded with blanks."""
+_NUMBER = re.compile(
+    rb"[a-z]?\]?%(gap)s(?:is|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)"
+    % {b"gap": _GAP}
+)
 """What follows one of `_RETURNS`."""
-_RESULT = re.compile(rb"(?:result|status|errno)\s*[=:]\s*\[?(?!\d00000)(\d{6})(?![0-9a-z])")
+_RESULT = re.compile(rb"(?:result|status|errno)%(gap)s[=:]%(gap)s\[?(?!\d00000)(\d{6})(?![0-9a-z])" % {b"gap": _GAP})
 """Words that much else is called by too: only codes that an entry names count behind them."""
 _NUMBER_BARE = re.compile(
-    rb"(?:code|\bret|\berror)[a-z]?\]?\s*(?:is|[:=\[(,])?\s*[\[(]?\s*(?:x|-|\W|$)"
-    rb"|hccl.*(?:err|ret)"
+    rb"(?:code|\bret|\berror)[a-z]?\]?%(gap)s(?:is|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:x|-|\W|$)" % {b"gap": _GAP}
 )
-_LESS_BARE = re.compile(rb"(?:result|status|errno)\s*[=:]|s/it")
+_LESS_BARE = re.compile(rb"(?:result|status|errno)%(gap)s[=:]|s/it" % {b"gap": _GAP})
 _RETURNS = (b"error", b"ret", b"code")
 """One of them stands before the number that a call returned."""
 _LESS = (b"result", b"errno", b"status", b"s/it")
 """So may these."""
 _SLOW = re.compile(rb"(?<![\d.])(\d{2,6})(?:\.\d+)?s/it")
 """The pace of a progress bar (tqdm)."""
-_RARE = re.compile(_RESULT.pattern + rb"|(?:[6-9]\d|\d{3,})(?:\.\d+)?s/it")
+_RARE = re.compile(_RESULT.pattern + rb"|(?<![\d.])(?:[6-9]\d|\d{3,6})(?:\.\d+)?s/it")
 SLOW_SECONDS = 60
 """Seconds of a step that are worth a note."""
 _WORDY = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
 _HCCL = re.compile(
-    rb"(?:hccl function error|function error: hccl|hccl\w+ fail).*?error(?: code is|:) ?(\d{1,2})(?!\d)"
+    rb"(?:hccl function error|function error: hccl|hccl\w{1,80} fail).{0,400}?error(?: code is|:) ?(\d{1,2})(?!\d)"
     rb"|hcclret -> (\d{1,2})(?!\d)"
 )
 _HCCL_MODULE = re.compile(rb"errno\[0x0*5000([0-9a-f]{3})\]")
 """How HCCL's own log writes its result: module 5, then the result."""
 _BEFORE = (
     rb"(?:\x1b\[[\d;]*m|\([A-Za-z_][\w .=,:-]{0,80}\) ?|(?:ERROR|CRITICAL) [\d:. -]{0,24}\[?[\w.]{1,60}:\d{0,6}\] ?"
-    rb"|\[[^\]]{0,24}\]:? ?|\d{0,5}: ?)*"
+    rb"|\[[^\]]{0,24}\] ?|\d{0,5}: ?)*"
 )
-"""What stands before a line: `[rank3]:`, the `3:` of `srun --label`, `(Worker pid=7)` of Ray, the logger of vLLM."""
+"""What stands before a line: `[rank3]:`, the `3:` of `srun --label`, `(Worker pid=7)` of Ray, the logger of vLLM.
+
+A line fits in one way at most, or thirty `[a]: ` in a row would be tried in 2^30 ways.
+"""
 _RAISED = re.compile(_BEFORE + rb"([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
 """The last line of a Python traceback."""
 _FRAME = re.compile(_BEFORE + rb"(?:  |Traceback )")
@@ -255,7 +262,7 @@ class Matcher:
         stems = {stem for word in words for stem in self.stems.get(word, ())}
         filed = (text for stem in sorted(stems) for text in self.filed[stem])  # a set's order differs by process
         texts = tuple(text for text in filed if _in_order(low, text.bare) >= 0)
-        number = not stems.isdisjoint(_RETURNS) and _NUMBER_BARE.search(low) is not None
+        number = not stems.isdisjoint(_RETURNS) and (_NUMBER_BARE.search(low) is not None or _hccl_failed(low))
         less = not stems.isdisjoint(_LESS) and _LESS_BARE.search(low) is not None
         code = _CODE_BARE.search(line) is not None
         raised = (b"error" in stems or b"exception" in stems) and _RAISED.match(line) is not None
@@ -315,6 +322,12 @@ def _raised(line: bytes) -> list[Hit]:
     path = match[1].decode("utf-8", "replace")
     name = path.rpartition(".")[2]
     return [Hit(exception(path), name, len(name), match.start(1))]
+
+
+def _hccl_failed(low: bytes) -> bool:
+    """Tell whether a line speaks of HCCL and of an error, or of what was returned, behind it."""
+    at = low.find(b"hccl")
+    return at >= 0 and any(low.find(word, at + 4) >= 0 for word in (b"err", b"ret"))
 
 
 def _among(found: list[Hit], entry: Entry) -> bool:

@@ -40,7 +40,9 @@ _STEPS: dict[str, tuple[str, str]] = {
     ),
 }
 _FRAME = re.compile(rb'^[^"\n]*?  File "[^"\n]+", line \d+, in \S', re.MULTILINE)
-_NAMED = re.compile(rb"(?:[^\n]{0,120}\] ?|\([^)\n]{0,80}\) ?)*[A-Za-z_][\w.]*(?::|\s*$)")
+_NAMED = re.compile(
+    rb"(?:(?:[^\n\]( ][^\n\]]{0,119})?\] *|\([^)\n]{0,80}\) *)*[A-Za-z_][\w.]*(?::|\s*$)"  # fits in one way at most
+)
 _PREFIX = re.compile(rb'^([^"\n]*?)  File "')
 
 
