@@ -57,7 +57,8 @@ def problems(command: str, job: Any, earlier: Earlier | None = None) -> list[Ana
         _rewards(job), _tasks(command, job), job_checks.check(command, job, earlier),
     )  # fmt: skip
     found: list[AnabaticError] = list(first_rows.check(command, job, lambda name: of_stage(name, known) is not None))
-    return [*found, *(error for check in checks for error in check)]
+    found += [error for check in checks for error in check]
+    return list({(str(error), error.hint): error for error in found}.values())  # two checks may name one file
 
 
 def require_to_plan(command: str, job: Any) -> list[str]:
