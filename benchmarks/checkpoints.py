@@ -23,18 +23,18 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.config.shared import Optim, Save
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.config.sections.common import Optim, Save
 from anabatic.core.paths import RunFolder
-from anabatic.data.batch import Batch
-from anabatic.device.device import pick
-from anabatic.models.forward import Root, summed_loss
-from anabatic.models.hf import prepare
-from anabatic.parallel.world import World
-from anabatic.testing.tiny import tiny_qwen2
-from anabatic.train import run
-from anabatic.train.optim import Optimizer
-from anabatic.train.saver import Saver
+from anabatic.data.batching.batch import Batch
+from anabatic.device.device import select_device
+from anabatic.models.forward import ModelRoot, compute_summed_loss
+from anabatic.models.pretrained import prepare_model
+from anabatic.parallel.process_groups import World
+from anabatic.testing.tiny_models import build_tiny_qwen2
+from anabatic.train import run_folder
+from anabatic.train.checkpoint.saver import CheckpointSaver
+from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
 
 TOKENS = 256
@@ -49,36 +49,43 @@ def batches() -> Iterator[Batch]:
 
 class Training:
     def __init__(self, mib: int) -> None:
-        device = pick(DeviceConfig(type="cpu"))
+        device = select_device(DeviceConfig(type="cpu"))
         layers = max(1, round((mib * 2**20 / 12 - 2 * 4096 * 512) / (4 * 512 * 512 + 3 * 512 * 1408)))
-        self.model = tiny_qwen2(
-            vocab_size=4096, hidden_size=512, num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8,
-            intermediate_size=1408, max_position_embeddings=TOKENS,
-        )  # fmt: skip
+        self.model = build_tiny_qwen2(
+            vocab_size=4096,
+            hidden_size=512,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            intermediate_size=1408,
+            max_position_embeddings=TOKENS,
+        )
         self.device = device
         self.optimizer = Optimizer(self.model, Optim(name="adamw"), 1e-4, 1e-4, device, World())
-        loss = functools.partial(summed_loss, chunk_bytes=device.row.chunk_bytes)
-        self.step = TrainStep(Root(prepare(self.model, device.torch)), loss, self.optimizer, device, World(), TOKENS)
+        loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
+        self.step = TrainStep(
+            ModelRoot(prepare_model(self.model, device.torch_device)), loss, self.optimizer, device, World(), TOKENS
+        )
         self.batches = batches()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return run.tensors_of(self.model, self.optimizer, self.step)
+        return run_folder.collect_tensors(self.model, self.optimizer, self.step)
 
     def seconds(self) -> float:
         """Make one step."""
         start = time.perf_counter()
-        self.step.run(self.batches, 1, 1.0)
+        self.step.run_step(self.batches, 1, 1.0)
         return time.perf_counter() - start
 
 
-def once(training: Training, saver: Saver, number: int) -> tuple[float, float, list[float]]:
+def once(training: Training, saver: CheckpointSaver, number: int) -> tuple[float, float, list[float]]:
     """Save; return the stall, the time until the checkpoint is whole, and the steps meanwhile."""
     os.sync()  # what the one before has left in the page cache is not this one's
     start = time.perf_counter()
     saver.save(number, training.tensors(), {})
     stall = time.perf_counter() - start
     steps = []
-    while not (done := saver.done()):
+    while not (done := saver.take_finished()):
         steps.append(training.seconds())
     return stall, done[0].seconds, steps
 
@@ -98,7 +105,7 @@ def main() -> None:
     free: list[float] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = RunFolder(temporary)
-        savers = {way: Saver(folder, Save(background=way), training.device, World()) for way in ways}  # type: ignore[arg-type]
+        savers = {way: CheckpointSaver(folder, Save(background=way), training.device, World()) for way in ways}  # type: ignore[arg-type]
         for number in range(1, options.pairs + 2):  # the first pair warms up: memory of the copies, the page cache
             free += [training.seconds() for _ in range(3)]
             for way in ways:

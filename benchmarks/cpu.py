@@ -52,7 +52,7 @@ def formats() -> None:
 def operators() -> None:
     import torch
 
-    from anabatic.device.ops import REFERENCE, TABLE
+    from anabatic.device.ops import OPS_BY_KERNEL, REFERENCE_OPS
 
     torch.set_num_threads(1)
     cos, sin = torch.randn(1, 1, 4096, 32), torch.randn(1, 1, 4096, 32)
@@ -71,7 +71,7 @@ def operators() -> None:
         grad = torch.randn_like(data)
         forms = {
             form: best(lambda ops=ops, x=data, f=apply, g=grad: torch.autograd.grad(f(ops, x), x, g), time.thread_time)
-            for form, ops in (("composed", REFERENCE), ("written out", TABLE["cpu"]))
+            for form, ops in (("composed", REFERENCE_OPS), ("written out", OPS_BY_KERNEL["cpu"]))
         }
         ratio = forms["composed"] / forms["written out"]
         print(f"{name}: " + ", ".join(f"{form} {1e3 * t:.2f} ms" for form, t in forms.items()) + f", {ratio:.2f} x")

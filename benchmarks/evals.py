@@ -54,41 +54,43 @@ def pairs_of(items: int, shots: int, seed: int) -> list[tuple[str, str]]:
 
 def model_folder(folder: Path, depth: int) -> None:
     """A Qwen3 from nothing with a tokenizer of the standard library."""
-    from anabatic.config.pretrain import Model
-    from anabatic.config.shared import Data
+    from anabatic.config.pretrain import PretrainModel
+    from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
-    from anabatic.data import tokenizer, tokenizer_train
-    from anabatic.models.build import build
-    from anabatic.models.hf import save_model
-    from anabatic.plan.depth import shape
+    from anabatic.data.tokenizer import bpe_training, hf_folder
+    from anabatic.models.model_init import build_model
+    from anabatic.models.pretrained import save_model
+    from anabatic.plan.depth_dial import derive_model_sizes
 
-    tokenizer_train.train(TokenizerTrainJob(out=str(folder), vocab_size=4096, data=Data(train=["stdlib:docs"])))
+    bpe_training.train_tokenizer(TokenizerTrainJob(out=str(folder), vocab_size=4096, data=Data(train=["stdlib:docs"])))
     import torch
 
-    config = Model(depth=depth, width=256, head_dim=64)
-    made = build(shape(config, 4096), config, 4096, 2048, torch.device("cpu"), 0)
-    save_model(made, folder, tokenizer.load(folder))
+    config = PretrainModel(depth=depth, width=256, head_dim=64)
+    made = build_model(derive_model_sizes(config, 4096), config, 4096, 2048, torch.device("cpu"), 0)
+    save_model(made, folder, hf_folder.load_tokenizer(folder))
 
 
 def ours(folder: Path, pairs: list[tuple[str, str]], batch_tokens: int):
     """Yield `(seconds, cpu, found)` of each round asked for."""
-    from anabatic.config.shared import Device as DeviceConfig
-    from anabatic.data import tokenizer
-    from anabatic.device.device import pick
-    from anabatic.evals.encode import encode
-    from anabatic.evals.items import Item, Pair
-    from anabatic.evals.local import Local
-    from anabatic.models.hf import load_model
+    from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+    from anabatic.data.tokenizer import hf_folder
+    from anabatic.device.device import select_device
+    from anabatic.evals.local_model import LocalModel
+    from anabatic.evals.tasks.item_encoding import encode_items
+    from anabatic.evals.tasks.items import ContextPair, EvalItem
+    from anabatic.models.pretrained import load_model
 
-    device = pick(DeviceConfig(type="cpu", dtype="fp32", threads=1))
-    tokens = tokenizer.load(folder)
-    local = Local(load_model(folder, device.torch, device.dtype), tokens, device, batch_tokens, 32)
+    device = select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1))
+    tokens = hf_folder.load_tokenizer(folder)
+    local = LocalModel(load_model(folder, device.torch_device, device.dtype), tokens, device, batch_tokens, 32)
     while True:
         started, cpu = time.perf_counter(), time.process_time()
-        items = [Item(at, "", [Pair(*pair) for pair in pairs[at : at + 4]]) for at in range(0, len(pairs), 4)]
-        texts = encode(tokens, items, local.max_len).texts
-        found = {number: one for part in local.score(texts, "scoring") for number, one in part.items()}
-        row = [(found[number].logprob, found[number].greedy) for number in range(len(pairs))]
+        items = [
+            EvalItem(at, "", [ContextPair(*pair) for pair in pairs[at : at + 4]]) for at in range(0, len(pairs), 4)
+        ]
+        texts = encode_items(tokens, items, local.max_len).texts
+        found = {number: one for part in local.score_texts(texts, "scoring") for number, one in part.items()}
+        row = [(found[number].logprob, found[number].is_greedy) for number in range(len(pairs))]
         yield time.perf_counter() - started, time.process_time() - cpu, row
 
 
@@ -113,9 +115,13 @@ def main() -> None:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         environment.pop("PYTHONPATH", None)
         peer = subprocess.Popen(
-            [*command, str(args.rounds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            [*command, str(args.rounds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         assert peer.stdin is not None and peer.stdout is not None
         rounds = ours(folder, pairs, args.batch_tokens)
         for number in range(args.rounds):

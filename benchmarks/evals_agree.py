@@ -65,73 +65,79 @@ def kinds_of(folder: Path, items: int) -> dict[str, tuple[str, Rows]]:
             [[whole[at][: 20 + 7 * (at % 13)], whole[at][20 + 7 * (at % 13) :][:60]] for at in range(len(whole))],
         ),
         "without a context": ("loglikelihood", [["", maths[at]["question"]] for at in range(items)]),
-        "rolling, whole texts": ("loglikelihood_rolling", [[maths[at]["question"]] for at in range(items // 2)]
-                                 + [[whole[at] * (1 + at % 4)] for at in range(items - items // 2)]),
+        "rolling, whole texts": (
+            "loglikelihood_rolling",
+            [[maths[at]["question"]] for at in range(items // 2)]
+            + [[whole[at] * (1 + at % 4)] for at in range(items - items // 2)],
+        ),
         "generation until": (
             "generate_until",
             [[ask[at], {"until": _STOP, "max_gen_toks": _REPLY, "do_sample": False}] for at in range(items)],
         ),
-    }  # fmt: skip
+    }
 
 
 def model_folder(folder: Path, length: int) -> None:
     """A Qwen3 of random weights, large enough to matter, and a tokenizer of the standard library."""
     import torch
 
-    from anabatic.config.pretrain import Model
-    from anabatic.config.shared import Data
+    from anabatic.config.pretrain import PretrainModel
+    from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
-    from anabatic.data import tokenizer, tokenizer_train
-    from anabatic.models.build import build
-    from anabatic.models.hf import save_model
-    from anabatic.plan.depth import shape
+    from anabatic.data.tokenizer import bpe_training, hf_folder
+    from anabatic.models.model_init import build_model
+    from anabatic.models.pretrained import save_model
+    from anabatic.plan.depth_dial import derive_model_sizes
 
-    tokenizer_train.train(TokenizerTrainJob(out=str(folder), vocab_size=2048, data=Data(train=["stdlib:docs"])))
-    config = Model(depth=2, width=64, head_dim=16)
-    made = build(shape(config, 2048), config, 2048, length, torch.device("cpu"), 0)
+    bpe_training.train_tokenizer(TokenizerTrainJob(out=str(folder), vocab_size=2048, data=Data(train=["stdlib:docs"])))
+    config = PretrainModel(depth=2, width=64, head_dim=16)
+    made = build_model(derive_model_sizes(config, 2048), config, 2048, length, torch.device("cpu"), 0)
     generator = torch.Generator().manual_seed(0)
     for parameter in made.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.2, generator=generator)
-    save_model(made, folder, tokenizer.load(folder))
+    save_model(made, folder, hf_folder.load_tokenizer(folder))
 
 
 class Ours:
     """The same requests, as the tasks of `anabatic eval` make them."""
 
     def __init__(self, folder: Path) -> None:
-        from anabatic.config.shared import Device as DeviceConfig
-        from anabatic.data import tokenizer
-        from anabatic.device.device import pick
-        from anabatic.evals.ask import How
-        from anabatic.evals.local import Local
-        from anabatic.models.hf import load_model
+        from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+        from anabatic.data.tokenizer import hf_folder
+        from anabatic.device.device import select_device
+        from anabatic.evals.local_model import LocalModel
+        from anabatic.evals.task_runner import EvalOptions
+        from anabatic.models.pretrained import load_model
 
-        device = pick(DeviceConfig(type="cpu", dtype="fp32"))
-        model = load_model(folder, device.torch, device.dtype)
-        self.local = Local(model, tokenizer.load(folder), device, 8192, 16)
-        self.how = How()
+        device = select_device(DeviceConfig(type="cpu", dtype="fp32"))
+        model = load_model(folder, device.torch_device, device.dtype)
+        self.local = LocalModel(model, hf_folder.load_tokenizer(folder), device, 8192, 16)
+        self.how = EvalOptions()
 
     def records(self, rows: list[dict[str, str]], **task: Any) -> list[dict[str, Any]]:
         """Ask a task of these rows; return its records."""
         from anabatic.config.task import EvalTask, TaskData
-        from anabatic.evals.ask import ask, prepare
-        from anabatic.evals.known import Planned
-        from anabatic.evals.store import Store
+        from anabatic.evals.answer_cache import AnswerCache
+        from anabatic.evals.task_runner import prepare_task, run_task
+        from anabatic.evals.tasks.registry import PlannedTask
 
         with tempfile.TemporaryDirectory() as name:
             file = Path(name) / "rows.jsonl"
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
             made = EvalTask(name="agree", data=TaskData(files=["rows.jsonl"]), **task)
-            prepared = prepare(Planned(made, Path(name)), self.how)
-            return ask(prepared, self.local, self.how, Store(None)).records
+            prepared = prepare_task(PlannedTask(made, Path(name)), self.how)
+            return run_task(prepared, self.local, self.how, AnswerCache(None)).records
 
     def loglikelihood(self, rows: Rows) -> tuple[list[Any], list[bool]]:
         """Sums of log-probabilities and whether all were the likeliest; which were cut."""
         found = self.records(
             [{"c": context, "e": ending} for context, ending in rows],
-            kind="completion", prompt="{{ c }}", continuation="{{ e }}", between="",
-        )  # fmt: skip
+            kind="completion",
+            prompt="{{ c }}",
+            continuation="{{ e }}",
+            between="",
+        )
         return [[one["logprobs"][0], one["right"]["acc"]] for one in found], [bool(one.get("cut")) for one in found]
 
     def loglikelihood_rolling(self, rows: Rows) -> tuple[list[Any], list[bool]]:
@@ -143,8 +149,13 @@ class Ours:
         """Replies."""
         found = self.records(
             [{"c": context} for context, _ in rows],
-            kind="generate", prompt="{{ c }}", answer="x", stop=_STOP, max_new_tokens=_REPLY, check="equal",
-        )  # fmt: skip
+            kind="generate",
+            prompt="{{ c }}",
+            answer="x",
+            stop=_STOP,
+            max_new_tokens=_REPLY,
+            check="equal",
+        )
         return [one["reply"] for one in found], [bool(one.get("cut")) for one in found]
 
 

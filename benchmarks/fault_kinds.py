@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import psutil
 
-from anabatic.core import jsonl
-from anabatic.sim import faults, segment
+from anabatic.core import json_lines
+from anabatic.sim import fault_injection, shared_memory
 from fault_machines import Machine
 
 LOOK = 0.02
@@ -84,7 +84,7 @@ class Site:
 
     def begun(self, since: float) -> list[int]:
         """Steps at which the training has begun or gone on since a time."""
-        rows = jsonl.read(self.run / "events.jsonl")
+        rows = json_lines.read_json_lines(self.run / "events.jsonl")
         return [row["step"] for row in rows if row["event"] in ("start", "resume") and row["time"] > since]
 
     def workers(self) -> dict[int, tuple[Machine, psutil.Process]]:
@@ -184,12 +184,12 @@ def _inject(site: Site, draw: random.Random, kind: str) -> None:
     """Put a fault into the living simulated machine, for a device that a rank works on."""
     sim = site.machines[0].process
     assert sim is not None
-    with segment.attached(f"{segment.PREFIX}{sim.pid}") as live:
+    with shared_memory.attach_segment(f"{shared_memory.SHM_PREFIX}{sim.pid}") as live:
         busy = [index for index in range(live.devices) if live.device[index].hbm_used and not live.device[index].lost]
         row = next(row for row in live.fault if not row.kind or row.after < 0)
         row.kind = 0  # whoever reads it meanwhile finds no fault
         row.device, row.after, row.value = draw.choice(busy), 1, 0
-        row.kind = faults.KINDS[kind]
+        row.kind = fault_injection.FAULT_KINDS[kind]
         del row
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from anabatic.core import heart
+from anabatic.core import heartbeat
 
 RESTART_SECONDS = 1.0
 """A supervisor's pause before it starts a command again."""
@@ -57,9 +57,13 @@ class Machine:
         inside = ["ip", "netns", "exec", self.space] if self.space else []
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [*inside, *self.command], env={**self.environment, "TMPDIR": str(self.temporary)},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                [*inside, *self.command],
+                env={**self.environment, "TMPDIR": str(self.temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.starts += 1
         self._ended = 0.0
 
@@ -92,14 +96,14 @@ class Machine:
 
     def agent(self) -> psutil.Process | None:
         """The agent of the launcher."""
-        return next((one for one in self.processes() if "anabatic.launch.agent" in _words(one)), None)
+        return next((one for one in self.processes() if "anabatic.launch.local.elastic_agent" in _words(one)), None)
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The processes that train, by rank."""
         found = {}
         for beat in self.temporary.glob("anabatic-*/try-*/rank-*.beat"):
             with contextlib.suppress(psutil.NoSuchProcess, OSError):  # it ends while we look
-                if (told := heart.read(beat)) is not None:
+                if (told := heartbeat.read_heartbeat(beat)) is not None:
                     found[int(beat.stem.partition("-")[2])] = psutil.Process(told[0])
         return found
 

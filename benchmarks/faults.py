@@ -67,20 +67,31 @@ class Plan:
     def job(self, out: Path, steps: int, *more: str) -> list[str]:
         """The training command."""
         settings = {
-            "out": out, "tokenizer": self.tokenizer, "data.train": self.text, "model.depth": 2, "model.width": 64,
-            "batch.seq-len": 64, "batch.micro-batch-tokens": 256, "batch.global-batch-tokens": 512,
-            "device.threads": 1, "device.dtype": "fp32", "log.every": 1, "save.every": INTERVAL, "save.keep-last": 3,
-            "eval.every": 25, "schedule.max-steps": steps,
-        }  # fmt: skip
+            "out": out,
+            "tokenizer": self.tokenizer,
+            "data.train": self.text,
+            "model.depth": 2,
+            "model.width": 64,
+            "batch.seq-len": 64,
+            "batch.micro-batch-tokens": 256,
+            "batch.global-batch-tokens": 512,
+            "device.threads": 1,
+            "device.dtype": "fp32",
+            "log.every": 1,
+            "save.every": INTERVAL,
+            "save.keep-last": 3,
+            "eval.every": 25,
+            "schedule.max-steps": steps,
+        }
         return ["pretrain", *(word for name, value in settings.items() for word in (f"--{name}", str(value))), *more]
 
 
 def prepare(folder: Path) -> tuple[Path, Path]:
     """Write a text and train its tokenizer."""
-    from anabatic.testing.tiny import tiny_text, tiny_tokenizer
+    from anabatic.testing.tiny_models import train_tiny_tokenizer, write_tiny_text
 
-    text = tiny_text(folder)
-    return text, tiny_tokenizer(folder, text)
+    text = write_tiny_text(folder)
+    return text, train_tiny_tokenizer(folder, text)
 
 
 @contextmanager
@@ -190,8 +201,16 @@ def show(struck: Struck, number: int, count: int, step: int) -> None:
 
 def table(found: list[Struck], equal: dict[str, bool]) -> str:
     """The result, in Markdown."""
-    heads = ("fault", "count", "recovered", "told", "steps again (max)", "beyond the interval",
-             "to the next step (median, max)", "identical")  # fmt: skip
+    heads = (
+        "fault",
+        "count",
+        "recovered",
+        "told",
+        "steps again (max)",
+        "beyond the interval",
+        "to the next step (median, max)",
+        "identical",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, kind in KINDS.items():
         own = [one for one in found if one.kind == name]
@@ -202,7 +221,8 @@ def table(found: list[Struck], equal: dict[str, bool]) -> str:
         lines.append(
             f"| {kind.what} | {len(own)} | {sum(one.recovered for one in own)} | {sum(bool(one.said) for one in own)} "
             f"| {again} | {max(again - kind.intervals * INTERVAL, 0)} "
-            f"| {statistics.median(seconds):.1f} s, {max(seconds):.1f} s | {'yes' if equal[kind.where] else 'NO'} |"
+            f"| {statistics.median(seconds):.1f} s, {max(seconds):.1f} s | "
+            f"{'yes' if equal[kind.format_location] else 'NO'} |"
         )
     return "\n".join(lines)
 
@@ -237,7 +257,9 @@ def main() -> None:
     start = time.monotonic()
     try:
         plan = Plan(folder.resolve(), asked.hang_seconds, asked.patience, *prepare(folder.resolve()))
-        jobs = {where: [name for name in kinds if KINDS[name].where == where] for where in ("machines", "npus")}
+        jobs = {
+            where: [name for name in kinds if KINDS[name].format_location == where] for where in ("machines", "npus")
+        }
         jobs = {where: own for where, own in jobs.items() if own}
         found, equal = compare(plan, jobs, asked.seed, asked.at_once)
     finally:

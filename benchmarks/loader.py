@@ -18,21 +18,21 @@ from pathlib import Path
 
 import numpy as np
 
-from anabatic.data.loader import Loader
-from anabatic.data.shard_set import ShardSet
-from anabatic.data.shard_write import Encoded
-from anabatic.testing.corpora import write
+from anabatic.data.batching.loader import Loader
+from anabatic.data.shards.reader import ShardSet
+from anabatic.data.shards.writer import EncodedEntry
+from anabatic.testing.tiny_corpora import write_shard_set
 
 SEQ_LEN, CAPACITY = 1024, 8192
 
 
-def entries(kind: str, tokens: int, mean: int) -> Iterator[Encoded]:
+def entries(kind: str, tokens: int, mean: int) -> Iterator[EncodedEntry]:
     rng = np.random.default_rng(0)
     pool = rng.integers(1, 60_000, 4 * mean).tolist()
     while tokens > 0:
         for length in rng.integers(mean // 2, mean * 3 // 2, 1000).tolist():
             tokens -= length
-            yield Encoded(pool[:length], b"\1" * length if kind == "chat" else None, length, True)
+            yield EncodedEntry(pool[:length], b"\1" * length if kind == "chat" else None, length, True)
 
 
 def measure(path: str, world_size: int, seconds: float) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         for kind, mean in (("text", 1000), ("text", 60), ("chat", 200)):
             for size in (1, 10):
                 name = f"{kind}-{mean}-{millions * size:g}M"
-                write(Path(temporary) / name, kind, entries(kind, int(millions * size * 1e6), mean))
+                write_shard_set(Path(temporary) / name, kind, entries(kind, int(millions * size * 1e6), mean))
                 for world_size in (1, 8) if size == 1 else (1,):
                     arguments = (str(Path(temporary) / name), world_size, 5.0)
                     process = multiprocessing.get_context("spawn").Process(target=measure, args=arguments)

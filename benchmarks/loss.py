@@ -27,7 +27,7 @@ def measure(line: Connection, way: str, trained: bool, vocab: int, hidden: int, 
 
     from anabatic.device.ops import linear_cross_entropy
     from anabatic.device.table import DEVICES
-    from anabatic.models.forward import chunk_bytes_of
+    from anabatic.models.forward import compute_chunk_bytes
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -38,7 +38,7 @@ def measure(line: Connection, way: str, trained: bool, vocab: int, hidden: int, 
     if way == NAIVE:
         loss = F.cross_entropy(F.linear(states, weight).float(), labels, reduction="sum")
     else:
-        loss = linear_cross_entropy(states, weight, labels, chunk_bytes_of(weight, DEVICES["cpu"].chunk_bytes))
+        loss = linear_cross_entropy(states, weight, labels, compute_chunk_bytes(weight, DEVICES["cpu"].chunk_bytes))
     loss.backward()
     taken = time.process_time() - start
     assert states.grad is not None and trained == (weight.grad is not None)

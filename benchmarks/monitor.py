@@ -21,23 +21,32 @@ import termios
 import time
 from pathlib import Path
 
-from anabatic.monitor import npu_smi
-from anabatic.sim import smi_layout
-from anabatic.sim.smi_layout import Process, Reading
+from anabatic.monitor.npu_smi import output_parser
+from anabatic.sim import npu_smi_layout
+from anabatic.sim.npu_smi_layout import SmiProcess, SmiReading
 
 ANABATIC = [sys.executable, "-m", "anabatic"]
 
 
 def table() -> str:
     readings = [
-        Reading(
-            npu=die // 2, chip=die % 2, logic=die, name="Ascend910", health="OK", watt=None if die % 2 else 300.5,
-            celsius=45, bus=f"0000:{die:02X}:00.0", aicore=5 * die, used_mib=3000 * die, total_mib=65536,
-            processes=(Process(os.getpid() if die == 0 else 4_000_000 + die, "python3.11", 2000),),
+        SmiReading(
+            npu=die // 2,
+            chip=die % 2,
+            logic_id=die,
+            name="Ascend910",
+            health="OK",
+            watt=None if die % 2 else 300.5,
+            celsius=45,
+            bus=f"0000:{die:02X}:00.0",
+            aicore=5 * die,
+            used_mib=3000 * die,
+            total_mib=65536,
+            processes=(SmiProcess(os.getpid() if die == 0 else 4_000_000 + die, "python3.11", 2000),),
         )
         for die in range(16)
-    ]  # fmt: skip
-    return smi_layout.info(readings, "26.0.rc1", "A3")
+    ]
+    return npu_smi_layout.format_info(readings, "26.0.rc1", "A3")
 
 
 def fake(folder: Path) -> Path:
@@ -103,7 +112,7 @@ def parse() -> None:
     text, times = table(), 300
     start = time.process_time()
     for _ in range(times):
-        npu_smi.parse(text)
+        output_parser.parse_output(text)
     print(f"parsing 16 dies and their processes: {1000 * (time.process_time() - start) / times:.2f} ms")
 
 

@@ -163,8 +163,10 @@ def alternate(
 
 def table(results: dict[str, Result], peer: str) -> None:
     """Print every side beside `peer`: medians of rates, medians of the ratios of like turns with their range."""
-    print(f"  {'':22} {'tokens/CPU s':>12} {'tokens/s':>10} {'per step':>9} {'CPU ratio (range)':>20} {'wall':>6} "
-          f"{'peak MiB':>9} {'ratio':>6} {'less start':>10} {'starts in':>9}")  # fmt: skip
+    print(
+        f"  {'':22} {'tokens/CPU s':>12} {'tokens/s':>10} {'per step':>9} {'CPU ratio (range)':>20} {'wall':>6} "
+        f"{'peak MiB':>9} {'ratio':>6} {'less start':>10} {'starts in':>9}"
+    )
     other = results[peer]
     for name, result in results.items():
         cpu, wall = result.rates("cpu"), result.rates("wall")

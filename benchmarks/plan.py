@@ -76,12 +76,14 @@ ROWS = (
 
 def prepare(folder: Path, shape: dict[str, Any]) -> None:
     """Write a model, a tokenizer and rows."""
-    from anabatic.data import tokenizer as tokenizers
-    from anabatic.models.hf import save_model
-    from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
+    from anabatic.data.tokenizer import hf_folder as tokenizers
+    from anabatic.models.pretrained import save_model
+    from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 
-    tokens = tiny_tokenizer(folder, tiny_text(folder))
-    save_model(tiny_qwen2(max_position_embeddings=4096, **shape), folder / "model", tokenizers.load(tokens))
+    tokens = train_tiny_tokenizer(folder, write_tiny_text(folder))
+    save_model(
+        build_tiny_qwen2(max_position_embeddings=4096, **shape), folder / "model", tokenizers.load_tokenizer(tokens)
+    )
     answer = "the wind moves upward along the slope " * 40
     rows = [
         {"messages": [{"role": "user", "content": f"go {n}"}, {"role": "assistant", "content": answer}]}
@@ -94,13 +96,22 @@ def command(row: Row, folder: Path, device: str) -> list[str]:
     """The training, as typed."""
     data_ranks = 1 if "--parallel.tensor" in row.options else row.npus
     given = {
-        "model": folder / "model", "data.train": folder / "rows.jsonl", "data.valid-fraction": 0,
-        "data.cache": folder / "cache", "out": folder / "run", "device.nproc": row.npus,
+        "model": folder / "model",
+        "data.train": folder / "rows.jsonl",
+        "data.valid-fraction": 0,
+        "data.cache": folder / "cache",
+        "out": folder / "run",
+        "device.nproc": row.npus,
         "device.dtype": {"npu": "bf16", "cpu": "fp32"}[device],
-        "batch.seq-len": 256, "batch.micro-batch-tokens": row.tokens,
+        "batch.seq-len": 256,
+        "batch.micro-batch-tokens": row.tokens,
         "batch.global-batch-tokens": row.tokens * data_ranks * row.steps,
-        "schedule.max-steps": 3, "log.every": 1, "log.samples": 0, "save.resume": "never", "save.background": "off",
-    }  # fmt: skip
+        "schedule.max-steps": 3,
+        "log.every": 1,
+        "log.samples": 0,
+        "save.resume": "never",
+        "save.background": "off",
+    }
     words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
     words += ["--device.type", "cpu"] if device == "cpu" else []
     return ["sft", *words, "--train-on-inputs", *row.options]
@@ -135,8 +146,11 @@ def compare(row: Row, device: str) -> dict[str, Any]:
             metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
             measured = max(line["memory_bytes"] for line in metrics if line["kind"] == "train")
     return {
-        "name": row.name, "measured": measured, "planned": planned["memory_bytes"], "moment": planned["moment"],
-    }  # fmt: skip
+        "name": row.name,
+        "measured": measured,
+        "planned": planned["memory_bytes"],
+        "moment": planned["moment"],
+    }
 
 
 def measure(file: Path, words: list[str]) -> None:

@@ -53,12 +53,21 @@ ROWS = (
 def command(row: Row, folder: Path, device: str) -> list[str]:
     """The training, as typed."""
     given = {
-        "model": folder / "model", "data.train": folder / "rows.jsonl", "data.valid-fraction": 0,
-        "data.cache": folder / "cache", "out": folder / "run", "device.dtype": {"npu": "bf16", "cpu": "fp32"}[device],
-        "batch.seq-len": 256, "batch.micro-batch-tokens": 2048, "batch.global-batch-tokens": 2048,
-        "schedule.max-steps": 6, "log.every": 1, "log.samples": 0, "save.resume": "never",
+        "model": folder / "model",
+        "data.train": folder / "rows.jsonl",
+        "data.valid-fraction": 0,
+        "data.cache": folder / "cache",
+        "out": folder / "run",
+        "device.dtype": {"npu": "bf16", "cpu": "fp32"}[device],
+        "batch.seq-len": 256,
+        "batch.micro-batch-tokens": 2048,
+        "batch.global-batch-tokens": 2048,
+        "schedule.max-steps": 6,
+        "log.every": 1,
+        "log.samples": 0,
+        "save.resume": "never",
         "save.background": row.background,
-    }  # fmt: skip
+    }
     words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
     words += ["--device.type", "cpu"] if device == "cpu" else []
     return ["sft", *words, "--train-on-inputs", *row.options]

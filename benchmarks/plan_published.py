@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 
 import plan_tables
 from anabatic.device.table import find_chip
-from anabatic.plan import clock, cost, fit, known
-from anabatic.plan.setup import Setup
+from anabatic.plan import cost_model, model_shape, step_time, strategy_search
+from anabatic.plan.training_setup import TrainingSetup
 
 GB = 1e9
 LONGEST, DOCUMENTED = 1000, 565
-IDLE, BUFFERS = fit.TAKEN["Ascend"] * 2**30, fit.COMMUNICATOR
+IDLE, BUFFERS = strategy_search.IDLE_DEVICE_GIB["Ascend"] * 2**30, strategy_search.COMMUNICATOR_BYTES
 LIVE = 2 * 2e9
 
 
@@ -70,13 +70,13 @@ ROWS = (
 
 def then(row: Row) -> float:
     """Bytes by the formulas above."""
-    shape, _ = known.named(row.model)
+    shape, _ = model_shape.get_named_shape(row.model)
     tokens, zero3 = row.rows * row.length, row.strategy == "zero3"
     weights = 2.0 * shape.params / (row.devices if zero3 else 1)
     block = tokens * (34.0 * shape.hidden + 5.0 * shape.heads * row.length)
     activations = 2.0 * shape.layers * tokens * shape.hidden + block if row.recompute else shape.layers * block
     logits = 10.0 * tokens * shape.vocab if row.recompute else 0.0
-    gathered = LIVE + 4.0 * shape.embedding if zero3 else 0.0
+    gathered = LIVE + 4.0 * shape.embedding_params if zero3 else 0.0
     return weights + activations + logits + gathered
 
 
@@ -110,27 +110,33 @@ SPEEDS = (
 
 def speed_up(speed: Speed) -> tuple[float, float]:
     """Times as many tokens a second, with gradients that are waited for and with such as travel beside."""
-    shape, _ = known.named(speed.model)
+    shape, _ = model_shape.get_named_shape(speed.model)
     chip = find_chip("Ascend910B3")
     assert chip is not None
-    rates = cost.rates(chip)
-    one = clock.clock(Setup(shape, **speed.one), rates)
-    many = clock.clock(Setup(shape, strategy="ddp", ranks=speed.devices, **speed.each), rates)
-    waited = many.step - many.exposed + many.traffic
-    return tuple(many.tokens / seconds / (one.tokens / one.step) for seconds in (waited, many.step))  # type: ignore[return-value]
+    rates = cost_model.get_chip_rates(chip)
+    one = step_time.estimate_step_time(TrainingSetup(shape, **speed.one), rates)
+    many = step_time.estimate_step_time(TrainingSetup(shape, strategy="ddp", ranks=speed.devices, **speed.each), rates)
+    waited = many.total_seconds - many.exposed_collectives + many.collectives
+    return tuple(many.tokens / seconds / (one.tokens / one.total_seconds) for seconds in (waited, many.total_seconds))  # type: ignore[return-value]
 
 
 def now(row: Row) -> float:
     """Bytes here."""
-    shape, _ = known.named(row.model)
+    shape, _ = model_shape.get_named_shape(row.model)
     chip = find_chip("Ascend910B3")
     assert chip is not None
     tokens = row.rows * row.length
-    setup = Setup(
-        shape, strategy=row.strategy, ranks=row.devices, tuner="lora", rank=row.rank,  # type: ignore[arg-type]
-        recompute="full" if row.recompute else "none", micro_tokens=tokens, seq_len=row.length,
-    )  # fmt: skip
-    return fit.judge(replace(setup), chip).needs
+    setup = TrainingSetup(
+        shape,
+        strategy=row.strategy,
+        ranks=row.devices,
+        tuner="lora",
+        rank=row.rank,  # type: ignore[arg-type]
+        recompute="full" if row.recompute else "none",
+        micro_tokens=tokens,
+        seq_len=row.length,
+    )
+    return strategy_search.estimate_strategy(replace(setup), chip).needed_bytes
 
 
 def main() -> None:

@@ -40,11 +40,11 @@ CASES = ("demo/sources", "demo/docstrings", "32k/mixed", "32k/docstrings")
 
 
 def write_texts(folder: Path) -> None:
-    from anabatic.config.shared import Data
-    from anabatic.data import sources
+    from anabatic.config.sections.common import Data
+    from anabatic.data.readers import sources
 
     def read(spec: str) -> list[str]:
-        return [each.text or "" for each in sources.documents(sources.parse(spec), Data())]
+        return [each.text or "" for each in sources.read_documents(sources.parse_source(spec), Data())]
 
     modules = read("stdlib:")
     # `stdlib:docs` puts a module's docstrings one after the other, with two newlines before each heading.
@@ -63,22 +63,22 @@ def prepare(folder: Path, cases: list[str]) -> None:
     """Texts, tokenizers, and a model folder for every shape that is asked for."""
     import torch
 
-    from anabatic.config.pretrain import Model
-    from anabatic.config.shared import Data
+    from anabatic.config.pretrain import PretrainModel
+    from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
-    from anabatic.data import tokenizer, tokenizer_train
-    from anabatic.models.build import build, shape
-    from anabatic.models.hf import save_model
+    from anabatic.data.tokenizer import bpe_training, hf_folder
+    from anabatic.models.model_init import build_model, shape
+    from anabatic.models.pretrained import save_model
 
     write_texts(folder)
     for name in sorted({case.split("/")[0] for case in cases}):
         size, out = SHAPES[name], folder / name
         data = Data(train=["stdlib:", "stdlib:docs"])
-        tokenizer_train.train(TokenizerTrainJob(out=str(out), vocab_size=size.vocab_size, data=data))
-        config = Model(depth=4, width=size.width, heads=size.heads)
+        bpe_training.train_tokenizer(TokenizerTrainJob(out=str(out), vocab_size=size.vocab_size, data=data))
+        config = PretrainModel(depth=4, width=size.width, heads=size.heads)
         plan = shape(config, size.vocab_size)
-        net = build(plan, config, size.vocab_size, size.seq_len, torch.device("cpu"), seed=0)
-        save_model(net, out, tokenizer.load(out))
+        net = build_model(plan, config, size.vocab_size, size.seq_len, torch.device("cpu"), seed=0)
+        save_model(net, out, hf_folder.load_tokenizer(out))
     for case in cases:
         task(folder, case).shards()
 
@@ -93,11 +93,11 @@ class Task:
 
     def shards(self) -> Any:
         """The tokenised text."""
-        from anabatic.config.shared import Data
-        from anabatic.data import shards
+        from anabatic.config.sections.common import Data
+        from anabatic.data.shards import dataset_cache
 
         data = Data(cache=str(self.text.parent), valid=["none"])
-        return shards.build(str(self.text), self.folder, data, "train")
+        return dataset_cache.build_dataset(str(self.text), self.folder, data, "train")
 
 
 def task(folder: Path, case: str) -> Task:
@@ -110,33 +110,33 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) 
     """The path of the `pretrain` recipe, with the loop's log at every tenth step."""
     import torch
 
-    from anabatic.config.shared import Device, Optim
-    from anabatic.data.loader import Loader
-    from anabatic.device.device import pick
-    from anabatic.models import fuse
-    from anabatic.models.forward import Root, summed_loss
-    from anabatic.models.hf import load_model
-    from anabatic.parallel.world import World
-    from anabatic.train.optim import Optimizer
+    from anabatic.config.sections.common import DeviceSettings, Optim
+    from anabatic.data.batching.loader import Loader
+    from anabatic.device.device import select_device
+    from anabatic.models.forward import ModelRoot, compute_summed_loss
+    from anabatic.models.fused import installer
+    from anabatic.models.pretrained import load_model
+    from anabatic.parallel.process_groups import World
+    from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
 
-    device, world = pick(Device()), World()
-    model = load_model(task.folder, device.torch)
+    device, world = select_device(DeviceSettings()), World()
+    model = load_model(task.folder, device.torch_device)
     if compiled:
-        fuse.compile_blocks(model)
+        installer.compile_blocks(model)
     model.train()
     optimizer = Optimizer(model, Optim(name=optimizer_name), 2e-3, 5e-3, device, world)
-    loss = functools.partial(summed_loss, chunk_bytes=device.row.chunk_bytes)
-    step = TrainStep(Root(model), loss, optimizer, device, world, BATCH_TOKENS)
+    loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
+    step = TrainStep(ModelRoot(model), loss, optimizer, device, world, BATCH_TOKENS)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
     with Loader([(task.shards(), None)], seq_len=task.seq_len, micro_batch_tokens=BATCH_TOKENS) as loader:
         turns.begin(**facts)
         number = 0
         while True:
-            batch = step.run(loader, 1, 1.0)
+            batch = step.run_step(loader, 1, 1.0)
             number += 1
             if number % 10 == 0:
-                step.drain()
+                step.read_stats()
             turns.step(batch.num_targets)
 
 
@@ -180,9 +180,15 @@ def trainer(turns: Turns, task: Task) -> None:
 
     size = max(1, round(BATCH_TOKENS / mean))
     arguments = TrainingArguments(
-        output_dir=str(task.folder / "trainer"), per_device_train_batch_size=size, max_steps=10**6, save_strategy="no",
-        report_to="none", use_cpu=True, disable_tqdm=True, logging_strategy="no",
-    )  # fmt: skip
+        output_dir=str(task.folder / "trainer"),
+        per_device_train_batch_size=size,
+        max_steps=10**6,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
     Trainer(model, arguments, train_dataset=examples, data_collator=counted, callbacks=[Taking()]).train()
 
 

@@ -47,10 +47,15 @@ def nanochat_model(shape: Shape) -> Any:
 
     return GPT(
         GPTConfig(
-            sequence_len=shape.seq_len, vocab_size=shape.vocab_size, n_layer=DEPTH, n_head=shape.heads,
-            n_kv_head=shape.heads, n_embd=shape.width, window_pattern="L",
+            sequence_len=shape.seq_len,
+            vocab_size=shape.vocab_size,
+            n_layer=DEPTH,
+            n_head=shape.heads,
+            n_kv_head=shape.heads,
+            n_embd=shape.width,
+            window_pattern="L",
         )
-    )  # fmt: skip
+    )
 
 
 def matching(shape: Shape, wanted: int, total: bool) -> dict[str, int]:
@@ -73,12 +78,12 @@ def prepare(folder: Path, checkout: str, vocab_sizes: list[int]) -> None:
     import torch
 
     sys.path.insert(0, checkout)
-    from anabatic.config.pretrain import Model
-    from anabatic.config.shared import Data
+    from anabatic.config.pretrain import PretrainModel
+    from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
-    from anabatic.data import tokenizer, tokenizer_train
-    from anabatic.models.build import build, count_parameters, shape
-    from anabatic.models.hf import save_model
+    from anabatic.data.tokenizer import bpe_training, hf_folder
+    from anabatic.models.model_init import build_model, count_parameters, shape
+    from anabatic.models.pretrained import save_model
 
     write_texts(folder)
     for vocab_size in vocab_sizes:
@@ -90,17 +95,20 @@ def prepare(folder: Path, checkout: str, vocab_sizes: list[int]) -> None:
         print(f"vocabulary {vocab_size}: nanochat has {total / 1e6:.2f} M parameters, {work / 1e6:.2f} M multiply")
         first = folder / f"{vocab_size}-tokenizer"
         data = Data(train=["stdlib:", "stdlib:docs"])
-        tokenizer_train.train(TokenizerTrainJob(out=str(first), vocab_size=vocab_size, data=data))
+        bpe_training.train_tokenizer(TokenizerTrainJob(out=str(first), vocab_size=vocab_size, data=data))
         for name in ("work", "total"):
             found = matching(size, total if name == "total" else work, name == "total")
-            config = Model(
-                depth=DEPTH, width=found["width"], heads=found["heads"], intermediate=found["inner"],
+            config = PretrainModel(
+                depth=DEPTH,
+                width=found["width"],
+                heads=found["heads"],
+                intermediate=found["inner"],
                 tie_embeddings=False,
-            )  # fmt: skip
-            net = build(shape(config, vocab_size), config, vocab_size, size.seq_len, torch.device("cpu"), seed=0)
+            )
+            net = build_model(shape(config, vocab_size), config, vocab_size, size.seq_len, torch.device("cpu"), seed=0)
             have, multiplying = count_parameters(net)
             print(f"  same {name}: {found}: {have / 1e6:.2f} M parameters, {multiplying / 1e6:.2f} M multiply")
-            save_model(net, folder / f"{vocab_size}-{name}", tokenizer.load(first))
+            save_model(net, folder / f"{vocab_size}-{name}", hf_folder.load_tokenizer(first))
 
 
 def nanochat(turns: Turns, task: Task, checkout: str, vocab_size: int, compiled: bool) -> None:
@@ -120,7 +128,9 @@ def nanochat(turns: Turns, task: Task, checkout: str, vocab_size: int, compiled:
     shards = task.shards()
     rows = BATCH_TOKENS // shape.seq_len
     length = shape.seq_len + 1
-    flat = torch.cat([torch.from_numpy(shards.doc(i)[0].astype("int64")) for i in range(min(shards.num_docs, 150))])
+    flat = torch.cat(
+        [torch.from_numpy(shards.read_entry(i)[0].astype("int64")) for i in range(min(shards.num_docs, 150))]
+    )
     flat = flat[: len(flat) // (rows * length) * rows * length].view(-1, rows, length)
     turns.begin(parameters=sum(p.numel() for p in model.parameters()), threads=torch.get_num_threads())
     number = 0

@@ -34,9 +34,9 @@ MINE = "def vowels(text, row):\n    return sum(letter in 'aeiou' for letter in t
 
 def prepare(folder: Path, given: Path | None) -> None:
     """Write the questions, the reward, and a model folder with tokenizer and chat template."""
-    from anabatic.data import tasks
+    from anabatic.data.builtin import synthetic_tasks
 
-    asked = [row.messages[0]["content"] for row in tasks.rows("all", "train", 256, 0)]
+    asked = [row.messages[0]["content"] for row in synthetic_tasks.generate_task_rows("all", "train", 256, 0)]
     (folder / "questions.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked))
     (folder / "mine.py").write_text(MINE)
     if given is not None:
@@ -44,18 +44,18 @@ def prepare(folder: Path, given: Path | None) -> None:
         return
     import torch
 
-    from anabatic.config.pretrain import Model
-    from anabatic.config.shared import Data
+    from anabatic.config.pretrain import PretrainModel
+    from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
-    from anabatic.data import tokenizer, tokenizer_train
-    from anabatic.models.build import build, shape
-    from anabatic.models.hf import save_model
+    from anabatic.data.tokenizer import bpe_training, hf_folder
+    from anabatic.models.model_init import build_model, shape
+    from anabatic.models.pretrained import save_model
 
     words = folder / "tokenizer"
-    tokenizer_train.train(TokenizerTrainJob(out=str(words), vocab_size=4096, data=Data(train=["stdlib:#60"])))
-    known = tokenizer.load(words)
-    config = Model(depth=4, width=256, head_dim=64)
-    model = build(shape(config, len(known)), config, len(known), 512, torch.device("cpu"), 0)
+    bpe_training.train_tokenizer(TokenizerTrainJob(out=str(words), vocab_size=4096, data=Data(train=["stdlib:#60"])))
+    known = hf_folder.load_tokenizer(words)
+    config = PretrainModel(depth=4, width=256, head_dim=64)
+    model = build_model(shape(config, len(known)), config, len(known), 512, torch.device("cpu"), 0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -81,29 +81,38 @@ class Cpu:
 
 def ours(folder: Path, steps: int, tokens: int) -> list[tuple[float, float, int]]:
     """Return (CPU seconds, wall seconds, tokens of answers so far) after every step."""
-    from anabatic.config.rl import Held, RlJob
-    from anabatic.config.shared import Batch, Data, Device, Log, Optim, Schedule
-    from anabatic.recipes.rl import run
-    from anabatic.train.metrics import Metrics
+    from anabatic.config.rl import HeldoutEvaluate, RlJob
+    from anabatic.config.sections.common import BatchSettings, Data, DeviceSettings, LogSettings, Optim, Schedule
+    from anabatic.recipes.training.rl import run
+    from anabatic.train.metrics.recorder import MetricsRecorder
 
     marks: list[tuple[float, float, int]] = []
     cpu = Cpu()
-    record = Metrics.train
+    record = MetricsRecorder.log_train_step
 
-    def train(self: Metrics, step: int, row: dict[str, Any]) -> None:
+    def train(self: MetricsRecorder, step: int, row: dict[str, Any]) -> None:
         record(self, step, row)
         before = marks[-1][2] if marks else 0
         marks.append((cpu(), time.monotonic(), before + round(row["answer_tokens"] * QUESTIONS * ANSWERS)))
 
-    Metrics.train = train  # type: ignore[method-assign]
+    MetricsRecorder.log_train_step = train  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as out:
         job = RlJob(
-            model=str(folder / "model"), out=out, data=Data(train=[str(folder / "questions.jsonl")]),
-            rewards=[f"{folder / 'mine.py'}:vowels"], examples_per_step=QUESTIONS, num_samples=ANSWERS,
-            device_batch_size=QUESTIONS * ANSWERS, mask_truncated=False, batch=Batch(seq_len=128),
-            schedule=Schedule(max_steps=steps), optim=Optim(name="adamw", lr=LR, weight_decay=0.0),
-            eval=Held(rows=1), log=Log(every=1), device=Device(type="cpu", dtype="fp32", threads=1),
-        )  # fmt: skip
+            model=str(folder / "model"),
+            out=out,
+            data=Data(train=[str(folder / "questions.jsonl")]),
+            rewards=[f"{folder / 'mine.py'}:vowels"],
+            examples_per_step=QUESTIONS,
+            num_samples=ANSWERS,
+            device_batch_size=QUESTIONS * ANSWERS,
+            mask_truncated=False,
+            batch=BatchSettings(seq_len=128),
+            schedule=Schedule(max_steps=steps),
+            optim=Optim(name="adamw", lr=LR, weight_decay=0.0),
+            eval=HeldoutEvaluate(rows=1),
+            log=LogSettings(every=1),
+            device=DeviceSettings(type="cpu", dtype="fp32", threads=1),
+        )
         job.sampling.max_new_tokens = tokens
         run(job)
     return marks
@@ -133,16 +142,33 @@ def trl(folder: Path, steps: int, tokens: int) -> list[tuple[float, float, int]]
     data = Dataset.from_list([{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows])
     with tempfile.TemporaryDirectory() as out:
         config = GRPOConfig(
-            output_dir=out, per_device_train_batch_size=QUESTIONS * ANSWERS, num_generations=ANSWERS, beta=0.0,
-            max_completion_length=tokens, temperature=1.0, top_k=0, learning_rate=LR, max_steps=steps, use_cpu=True,
-            bf16=False, fp16=False, gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to=[],
-            loss_type="dapo", disable_tqdm=True,
-        )  # fmt: skip
+            output_dir=out,
+            per_device_train_batch_size=QUESTIONS * ANSWERS,
+            num_generations=ANSWERS,
+            beta=0.0,
+            max_completion_length=tokens,
+            temperature=1.0,
+            top_k=0,
+            learning_rate=LR,
+            max_steps=steps,
+            use_cpu=True,
+            bf16=False,
+            fp16=False,
+            gradient_checkpointing=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            loss_type="dapo",
+            disable_tqdm=True,
+        )
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(folder / "model"), args=config, train_dataset=data,
-            reward_funcs=vowels, callbacks=[Marks()],
-        )  # fmt: skip
+            processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+            args=config,
+            train_dataset=data,
+            reward_funcs=vowels,
+            callbacks=[Marks()],
+        )
         trainer.train()
     return marks
 

@@ -54,10 +54,20 @@ def model_of(threads: int) -> Any:
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     config = transformers.Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6,
-        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, eos_token_id=None,
-        bos_token_id=None, pad_token_id=0, initializer_range=0.05, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+        initializer_range=0.05,
+        attn_implementation="sdpa",
+    )
     return transformers.Qwen2ForCausalLM(config).eval()
 
 
@@ -89,9 +99,9 @@ def engine(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_o
 
     from anabatic.config.chat import Sampling
     from anabatic.infer.engine import Engine
-    from anabatic.models.hf import prepare
+    from anabatic.models.pretrained import prepare_model
 
-    model = prepare(model_of(threads), torch.device("cpu"))
+    model = prepare_model(model_of(threads), torch.device("cpu"))
     ours = Engine(model, Letters(), max_batch=at_once, max_len=LONGEST)
     fresh = itertools.cycle(range(1, VOCABULARY))
     samplings = [Sampling(temperature=0.0, max_new_tokens=size) for _, size in wanted]
@@ -99,14 +109,14 @@ def engine(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_o
     turns.begin(answers=first)
     rows = itertools.cycle(zip(wanted, samplings, strict=True))
     while True:
-        before = ours.load().new_tokens
+        before = ours.get_load().new_tokens
         for _ in range(ENGINE_STEPS):
-            while ours.load().waiting < at_once:  # somebody always waits, as at a busy server
+            while ours.get_load().waiting < at_once:  # somebody always waits, as at a busy server
                 (prompt, _), sampling = next(rows)
                 ours.submit([ours.request([*prompt[:-1], next(fresh)], sampling, [])])  # no answer is known
             ours.step()
-        ours.forget()  # every prompt is read
-        turns.step(ours.load().new_tokens - before)
+        ours.clear_prefix_cache()  # every prompt is read
+        turns.step(ours.get_load().new_tokens - before)
 
 
 def generate(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], at_once: int) -> None:
@@ -140,9 +150,13 @@ def continuous(turns: Turns, threads: int, wanted: list[tuple[list[int], int]], 
     tokens = at_once * LONGEST
     settings = GenerationConfig(do_sample=False, max_new_tokens=LONGEST, eos_token_id=-1, pad_token_id=0)
     batching = ContinuousBatchingConfig(
-        page_size=32, num_blocks=tokens // 32, max_batch_tokens=LONGEST, max_requests_per_batch=at_once,
-        use_async_batching=False, use_cuda_graph=False,
-    )  # fmt: skip
+        page_size=32,
+        num_blocks=tokens // 32,
+        max_batch_tokens=LONGEST,
+        max_requests_per_batch=at_once,
+        use_async_batching=False,
+        use_cuda_graph=False,
+    )
 
     def answer(some: list[tuple[list[int], int]]) -> list[list[int]]:
         with model.continuous_batching_context_manager(
@@ -183,8 +197,11 @@ def many(sides: dict[str, Any], args: argparse.Namespace, wanted: Any, at_once: 
         for name, result in results.items()
         if name != "engine"
     }
-    print("  engine over " + ", ".join(f"{name.removeprefix('over_')} {ratio:.2f}" for name, ratio in ratios.items())
-          + " (CPU time, goals 3 and 1.5)")  # fmt: skip
+    print(
+        "  engine over "
+        + ", ".join(f"{name.removeprefix('over_')} {ratio:.2f}" for name, ratio in ratios.items())
+        + " (CPU time, goals 3 and 1.5)"
+    )
     return ratios
 
 
@@ -233,9 +250,11 @@ def resting(args: argparse.Namespace, at_once: int) -> Any:
     import torch
 
     from anabatic.infer.engine import Engine
-    from anabatic.models.hf import prepare
+    from anabatic.models.pretrained import prepare_model
 
-    return Engine(prepare(model_of(args.threads), torch.device("cpu")), Letters(), max_batch=at_once, max_len=LONGEST)
+    return Engine(
+        prepare_model(model_of(args.threads), torch.device("cpu")), Letters(), max_batch=at_once, max_len=LONGEST
+    )
 
 
 def main() -> None:

@@ -26,13 +26,13 @@ def _requests(engine: Engine, wanted: Wanted) -> list[Any]:
 def capacity(engine: Engine, wanted: Wanted) -> float:
     """Requests a CPU second while somebody always waits."""
     engine.submit(_requests(engine, wanted))
-    begun, start = engine.load().new_tokens, time.process_time()
-    while engine.load().waiting:
+    begun, start = engine.get_load().new_tokens, time.process_time()
+    while engine.get_load().waiting:
         engine.step()
-    rate = (engine.load().new_tokens - begun) / (time.process_time() - start)
-    while engine.busy:
+    rate = (engine.get_load().new_tokens - begun) / (time.process_time() - start)
+    while engine.is_busy:
         engine.step()
-    engine.forget()
+    engine.clear_prefix_cache()
     return rate / statistics.mean(size for _, size in wanted)
 
 
@@ -45,8 +45,8 @@ def alone(engine: Engine, wanted: Wanted) -> list[float]:
         while not request.ids:
             engine.step()
         found.append(time.process_time() - start)
-        engine.cancel([request])
-        engine.forget()
+        engine.cancel_requests([request])
+        engine.clear_prefix_cache()
     return found
 
 
@@ -64,9 +64,9 @@ def at(rate: float, engine: Engine, wanted: Wanted, seed: int) -> tuple[list[flo
     first: dict[Any, float] = {}
     gaps: list[float] = []
     start = time.process_time()
-    while requests or engine.busy:
+    while requests or engine.is_busy:
         now = time.process_time() - start + skipped
-        if not engine.busy and arrivals[requests[0]] > now:
+        if not engine.is_busy and arrivals[requests[0]] > now:
             skipped += arrivals[requests[0]] - now
             now = arrivals[requests[0]]
         while requests and arrivals[requests[0]] <= now:
@@ -82,7 +82,7 @@ def at(rate: float, engine: Engine, wanted: Wanted, seed: int) -> tuple[list[flo
             else:
                 first[request] = now - arrivals[request]
             last[request] = now
-    engine.forget()
+    engine.clear_prefix_cache()
     return [first[request] for request in order], gaps
 
 

@@ -30,10 +30,10 @@ import httpx2
 import torch
 
 from anabatic.config.chat import Sampling
-from anabatic.data.tokenizer import chat_prompt
+from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.infer.engine import Engine
-from anabatic.models.hf import load_model, save_model
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.models.pretrained import load_model, save_model
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 CHAT = "/v1/chat/completions"
 CONTEXT = 128
@@ -90,7 +90,7 @@ def answer_alone(questions: list[Question], folder: Path, tokenizer: Any) -> Non
     engine = Engine(load_model(folder, torch.device("cpu"), torch.float32), tokenizer, max_batch=1, max_len=CONTEXT)
     for question in questions:
         body = question.body
-        ids = chat_prompt(tokenizer, body["messages"])
+        ids = encode_chat(tokenizer, body["messages"])
         drawn = {"temperature": float(body["temperature"]), "seed": body.get("seed"), "top_k": body.get("top_k", 50)}
         question.expected = engine.generate([ids], Sampling(max_new_tokens=body["max_tokens"], **drawn))[0].text
 
@@ -236,15 +236,21 @@ def held(url: str) -> dict[str, float]:
 
 def report(tally: Tally, memory: list[float], figures: dict[str, float], seconds: float, log: str) -> dict[str, Any]:
     """Print what happened, and return it."""
-    print(f"{sum(tally.kinds.values())} requests in {seconds:.1f} s: "
-          + ", ".join(f"{count} {name}" for name, count in tally.kinds.most_common()))  # fmt: skip
+    print(
+        f"{sum(tally.kinds.values())} requests in {seconds:.1f} s: "
+        + ", ".join(f"{count} {name}" for name, count in tally.kinds.most_common())
+    )
     print(f"  wrong: {len(tally.faults)}" + "".join(f"\n    {fault[:300]}" for fault in tally.faults[:10]))
     print(f"  left behind: {figures}; lines of the log: {len(log.splitlines())}")
     print("  memory after each tenth, MiB: " + " ".join(f"{one:.1f}" for one in memory))
     print(f"  from the second tenth to the last: {memory[-1] - memory[1]:+.1f} MiB")
     return {
-        "kinds": dict(tally.kinds), "faults": tally.faults, "held": figures, "memory_mib": memory, "seconds": seconds,
-    }  # fmt: skip
+        "kinds": dict(tally.kinds),
+        "faults": tally.faults,
+        "held": figures,
+        "memory_mib": memory,
+        "seconds": seconds,
+    }
 
 
 def main() -> int:
@@ -258,16 +264,18 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "tiny"
-        tokenizer = byte_tokenizer(Path(scratch) / "tokenizer")
-        save_model(random_model(len(tokenizer)), folder, tokenizer)
+        tokenizer = build_byte_tokenizer(Path(scratch) / "tokenizer")
+        save_model(build_random_model(len(tokenizer)), folder, tokenizer)
         questions = questions_of(args.questions, random.Random(args.seed))
         answer_alone(questions, folder, tokenizer)
         words = ["serve", str(folder), "--port", "0", "--limits.body-mib", "1", "--batching.batch", "16"]
         with (Path(scratch) / "log").open("w+", encoding="utf-8") as log:
             server = subprocess.Popen(
                 [sys.executable, "-m", "anabatic", *words],
-                stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
             try:
                 url = _address(server, Path(log.name))
                 tally, start = Tally(), time.monotonic()

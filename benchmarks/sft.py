@@ -80,24 +80,28 @@ def prepare(folder: Path, cases: list[str]) -> None:
     """Rows, a tokenizer with a chat template, and a model folder for every size of vocabulary."""
     import torch
 
-    from anabatic.config.shared import Data
+    from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
-    from anabatic.data import tokenizer, tokenizer_train
-    from anabatic.models.hf import save_model
-    from anabatic.testing.tiny import tiny_qwen2
+    from anabatic.data.tokenizer import bpe_training, hf_folder
+    from anabatic.models.pretrained import save_model
+    from anabatic.testing.tiny_models import build_tiny_qwen2
 
     rows = documented()
     random.Random(0).shuffle(rows)
     (folder / "rows.json").write_text(json.dumps(rows[:ROWS]), encoding="utf-8")
     tokens = folder / "tokenizer"
-    tokenizer_train.train(TokenizerTrainJob(out=str(tokens), vocab_size=4096, data=Data(train=["stdlib:docs"])))
+    bpe_training.train_tokenizer(TokenizerTrainJob(out=str(tokens), vocab_size=4096, data=Data(train=["stdlib:docs"])))
     for size in {CASES[case][0] for case in cases}:
         torch.manual_seed(0)
-        model = tiny_qwen2(
-            vocab_size=size, hidden_size=256, num_hidden_layers=4, intermediate_size=704, tie_word_embeddings=True,
+        model = build_tiny_qwen2(
+            vocab_size=size,
+            hidden_size=256,
+            num_hidden_layers=4,
+            intermediate_size=704,
+            tie_word_embeddings=True,
             max_position_embeddings=1024,
-        )  # fmt: skip
-        save_model(model, folder / f"model-{size}", tokenizer.load(tokens))
+        )
+        save_model(model, folder / f"model-{size}", hf_folder.load_tokenizer(tokens))
 
 
 @dataclass(frozen=True)
@@ -114,37 +118,40 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     """The path of the `sft` recipe, with the loop's log at every tenth step."""
     import torch
 
-    from anabatic.config.parallel import Parallel
-    from anabatic.config.shared import Data, Device, Optim
-    from anabatic.config.tuner import Lora
-    from anabatic.data import shards
-    from anabatic.data.learn import Learning
-    from anabatic.data.loader import Loader
-    from anabatic.device.device import pick
-    from anabatic.models import adapter, fuse
-    from anabatic.models.forward import summed_loss
-    from anabatic.models.hf import fill, skeleton
-    from anabatic.models.place import place
-    from anabatic.parallel.shard import settle
-    from anabatic.parallel.world import World
-    from anabatic.train.optim import Optimizer
+    from anabatic.config.sections.common import Data, DeviceSettings, Optim
+    from anabatic.config.sections.parallel import Parallel
+    from anabatic.config.sections.tuner import Lora
+    from anabatic.data.batching.loader import Loader
+    from anabatic.data.chat.loss_mask import LossPolicy
+    from anabatic.data.shards import dataset_cache
+    from anabatic.device.device import select_device
+    from anabatic.models.forward import compute_summed_loss
+    from anabatic.models.fused import installer
+    from anabatic.models.lora import adapter
+    from anabatic.models.materialize import materialize_model
+    from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
+    from anabatic.parallel.process_groups import World
+    from anabatic.parallel.sharding import resolve_sharding
+    from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
 
-    device, world = pick(Device(type="cpu", threads=task.threads)), World()
+    device, world = select_device(DeviceSettings(type="cpu", threads=task.threads)), World()
     data = Data(cache=str(task.rows.parent / "cache"), valid=["none"])
-    shard = shards.build(str(task.rows), task.model, data, "train", seq_len=CUTOFF, learning=Learning())
-    model, lora = skeleton(task.model, torch.float32), Lora(r=16, alpha=32)
+    shard = dataset_cache.build_dataset(
+        str(task.rows), task.model, data, "train", seq_len=CUTOFF, learning=LossPolicy()
+    )
+    model, lora = build_meta_causal_lm(task.model, torch.float32), Lora(r=16, alpha=32)
     if task.lora:
-        adapter.insert(model, lora)
-    root = place(model, settle(Parallel(), world, device), device, world)
-    fill(model, task.model)
+        adapter.insert_adapter(model, lora)
+    root = materialize_model(model, resolve_sharding(Parallel(), world, device), device, world)
+    load_folder_weights(model, task.model)
     if task.lora:
-        adapter.begin(model, lora, 0)
-    fuse.settle(model, "auto", device.type)
+        adapter.init_adapter_weights(model, lora, 0)
+    installer.apply_fused_setting(model, "auto", device.type)
     model.train()
     optim = Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
     optimizer = Optimizer(model, optim, 1e-4, 0.0, device, world)
-    loss = functools.partial(summed_loss, chunk_bytes=device.row.chunk_bytes)
+    loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
     step = TrainStep(root, loss, optimizer, device, world, BATCH_TOKENS)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
     mode = {} if packing else {"packing": False}
@@ -152,10 +159,10 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
         turns.begin(**facts)
         number = 0
         while True:
-            batch = step.run(loader, 1, 1.0)
+            batch = step.run_step(loader, 1, 1.0)
             number += 1
             if number % 10 == 0:
-                step.drain()
+                step.read_stats()
             turns.step(batch.num_tokens)
 
 
@@ -202,10 +209,17 @@ def trainer(turns: Turns, task: Task, grouped: bool) -> None:
             turns.step(tokens[state.global_step - 1])  # the loader makes its batches one step ahead
 
     arguments = TrainingArguments(
-        output_dir=str(task.rows.parent / "trainer"), per_device_train_batch_size=MICRO_ROWS, max_steps=10**6,
-        save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True, logging_steps=10, learning_rate=1e-4,
+        output_dir=str(task.rows.parent / "trainer"),
+        per_device_train_batch_size=MICRO_ROWS,
+        max_steps=10**6,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=10,
+        learning_rate=1e-4,
         **({"train_sampling_strategy": "group_by_length"} if grouped else {}),
-    )  # fmt: skip
+    )
     Trainer(model, arguments, train_dataset=examples, data_collator=counted, callbacks=[Taking()]).train()
 
 

@@ -23,10 +23,10 @@ def stepper(device: str) -> Callable[[], None]:
     """Return a function that trains a tiny Qwen2 on `device` for one step."""
     import torch
 
-    from anabatic.testing.tiny import tiny_qwen2
+    from anabatic.testing.tiny_models import build_tiny_qwen2
 
     torch.manual_seed(0)
-    model = tiny_qwen2(vocab_size=256, num_key_value_heads=2).to(device)
+    model = build_tiny_qwen2(vocab_size=256, num_key_value_heads=2).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     ids = torch.randint(0, 256, (4, 64)).to(device)
 

@@ -60,12 +60,33 @@ def started(command: list[str], environment: dict[str, str], line: str) -> tuple
 def sides(task: Task, folder: Path) -> dict[str, tuple[list[str], str]]:
     """Name -> command and a pattern of the line that its first step prints."""
     ours = [
-        sys.executable, "-m", "anabatic", "sft", "--model", str(task.model), "--data.train", str(task.rows),
-        "--data.cache", str(folder / "cache"), "--out", str(folder / "run"),
-        "--tuner", "lora" if task.lora else "full", "--batch.seq-len", str(CUTOFF), "--device.type", "cpu",
-        "--batch.micro-batch-tokens", str(BATCH_TOKENS), "--batch.global-batch-tokens", str(BATCH_TOKENS),
-        "--device.threads", str(task.threads), "--log.every", "1",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "anabatic",
+        "sft",
+        "--model",
+        str(task.model),
+        "--data.train",
+        str(task.rows),
+        "--data.cache",
+        str(folder / "cache"),
+        "--out",
+        str(folder / "run"),
+        "--tuner",
+        "lora" if task.lora else "full",
+        "--batch.seq-len",
+        str(CUTOFF),
+        "--device.type",
+        "cpu",
+        "--batch.micro-batch-tokens",
+        str(BATCH_TOKENS),
+        "--batch.global-batch-tokens",
+        str(BATCH_TOKENS),
+        "--device.threads",
+        str(task.threads),
+        "--log.every",
+        "1",
+    ]
     theirs = [sys.executable, __file__, "--peer", str(task.model), str(task.rows), str(int(task.lora))]
     return {"anabatic sft": (ours, r"step +1/"), "Trainer + PEFT": (theirs, FIRST)}
 

@@ -36,16 +36,21 @@ TUNERS = {"full": ["--tuner", "full"], "lora": ["--tuner", "lora", "--lora.r", "
 
 def prepare(folder: Path) -> dict[str, int]:
     """Write a model, a tokenizer and rows; return numbers of parameters."""
-    from anabatic.data import tokenizer as tokenizers
-    from anabatic.models.hf import save_model
-    from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
+    from anabatic.data.tokenizer import hf_folder as tokenizers
+    from anabatic.models.pretrained import save_model
+    from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 
-    tokens = tiny_tokenizer(folder, tiny_text(folder))
-    model: Any = tiny_qwen2(
-        vocab_size=4096, hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8,
-        intermediate_size=1408, max_position_embeddings=256,
-    )  # fmt: skip
-    save_model(model, folder / "model", tokenizers.load(tokens))
+    tokens = train_tiny_tokenizer(folder, write_tiny_text(folder))
+    model: Any = build_tiny_qwen2(
+        vocab_size=4096,
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        intermediate_size=1408,
+        max_position_embeddings=256,
+    )
+    save_model(model, folder / "model", tokenizers.load_tokenizer(tokens))
     rows = [{"query": f"{n}?", "response": "the wind moves upward along the slope"} for n in range(200)]
     (folder / "rows.json").write_text(json.dumps(rows))
     block = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
@@ -82,11 +87,19 @@ def measured(folder: Path, options: list[str], processes: int) -> float:
     out = folder / "run"
     words = [sys.executable, "-m", "anabatic", "sim", "--npus", str(processes), "--", "python", "-m", "anabatic", "sft"]
     given: dict[str, Any] = {
-        "model": folder / "model", "data.train": folder / "rows.json", "out": out, "device.nproc": processes,
-        "device.dtype": "bf16", "batch.seq-len": 64, "batch.micro-batch-tokens": 64,
-        "batch.global-batch-tokens": 64 * processes, "schedule.max-steps": 4, "log.every": 1, "save.resume": "never",
+        "model": folder / "model",
+        "data.train": folder / "rows.json",
+        "out": out,
+        "device.nproc": processes,
+        "device.dtype": "bf16",
+        "batch.seq-len": 64,
+        "batch.micro-batch-tokens": 64,
+        "batch.global-batch-tokens": 64 * processes,
+        "schedule.max-steps": 4,
+        "log.every": 1,
+        "save.resume": "never",
         "data.valid-fraction": 0,
-    }  # fmt: skip
+    }
     for key, value in given.items():
         words += [f"--{key}", str(value)]
     done = subprocess.run([*words, *options], capture_output=True, text=True)

@@ -19,15 +19,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.config.tokenizer import TokenizerTrainJob
-from anabatic.data import shards, sources, tokenizer, tokenizer_train
+from anabatic.data.readers import sources
+from anabatic.data.shards import dataset_cache
+from anabatic.data.tokenizer import bpe_training, hf_folder
 
 BATCH = 1000
 
 
 def write_corpus(path: Path, num_bytes: int, document_bytes: int) -> None:
-    text = "".join(each.text or "" for each in sources.documents(sources.parse("stdlib:"), Data()))
+    text = "".join(each.text or "" for each in sources.read_documents(sources.parse_source("stdlib:"), Data()))
     written = number = 0
     with open(path, "w", encoding="utf-8") as file:
         while written < num_bytes:
@@ -39,7 +41,7 @@ def write_corpus(path: Path, num_bytes: int, document_bytes: int) -> None:
 
 
 def tokenizer_alone(folder: Path, method: str) -> int:
-    backend = tokenizer.encode_fast(folder)
+    backend = hf_folder.load_fast_tokenizer(folder)
     encode = getattr(backend, method)
     documents = [json.loads(line)["text"] for line in open(folder / "corpus.jsonl", encoding="utf-8")]  # noqa: SIM115
     start = time.perf_counter()
@@ -53,7 +55,7 @@ def tokenizer_alone(folder: Path, method: str) -> int:
 def whole_build(folder: Path, _: str) -> int:
     start = time.perf_counter()
     data = Data(cache=str(folder), valid=["none"])
-    made = shards.build(str(folder / "corpus.jsonl"), folder, data, "train")
+    made = dataset_cache.build_dataset(str(folder / "corpus.jsonl"), folder, data, "train")
     report("build", start, made.num_tokens)
     return made.num_tokens
 
@@ -83,7 +85,7 @@ def main() -> None:
     document_bytes = int(sys.argv[2]) if len(sys.argv) > 2 else 4000
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        tokenizer_train.train(TokenizerTrainJob(out=temporary, vocab_size=16384, data=Data(train=["stdlib:"])))
+        bpe_training.train_tokenizer(TokenizerTrainJob(out=temporary, vocab_size=16384, data=Data(train=["stdlib:"])))
         write_corpus(folder / "corpus.jsonl", int(megabytes * 1e6), document_bytes)
         print(f"{megabytes:g} MB of text in documents of {document_bytes} bytes")
         for name in ("encode_batch", "encode_batch_fast"):

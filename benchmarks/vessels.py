@@ -3,10 +3,10 @@
     python benchmarks/vessels.py --data ais_train.csv.gz --out runs/vessels [--folds 5] [--only 0,1] [--seed 0]
         [--region california=30,42,-126,-114 ...] [--trees-only] [-- --tracks.format motion --schedule.epochs 3 ...]
 
-Cross-validation: the vessels are dealt into folds, every class evenly (`trajectory.split.folds`); for each fold a
-classifier is trained on the others with the options behind `--`, and its `final_model` (no early stopping: the fold
-chooses nothing) predicts the fold. With `--region` the vessels of each box are held out instead. Beside it stand trees
-alone on the same numbers and folds. All predictions go to `OUT/model.jsonl` and `OUT/trees.jsonl`, and
+Cross-validation: the vessels are dealt into folds, every class evenly (`trajectory.split_file.make_folds`); for each
+fold a classifier is trained on the others with the options behind `--`, and its `final_model` (no early stopping: the
+fold chooses nothing) predicts the fold. With `--region` the vessels of each box are held out instead. Beside it stand
+trees alone on the same numbers and folds. All predictions go to `OUT/model.jsonl` and `OUT/trees.jsonl`, and
 `anabatic classify eval --predictions` prints the score.
 """
 
@@ -22,16 +22,18 @@ from pathlib import Path
 
 import numpy as np
 
-from anabatic.config.classify_eval import bounds
-from anabatic.config.reading import Reading
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.infer.classify import TrajectoryClassifier
-from anabatic.models import forest
-from anabatic.models.forest import Forest
-from anabatic.recipes import classify_predict
-from anabatic.trajectory import evaluate, features, split
-from anabatic.trajectory.read import read_segments
-from anabatic.trajectory.segment import Segment, Segments
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.config.vessels.evaluate import parse_bounds
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.vessels.commands import predict_classes
+from anabatic.vessels.io import split_file
+from anabatic.vessels.metrics import evaluation
+from anabatic.vessels.model import forest
+from anabatic.vessels.model.forest import Forest
+from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
+from anabatic.vessels.words import kinematic_features
+from anabatic.vessels.words.segment_reader import read_segments
+from anabatic.vessels.words.segments import Segment, SegmentSet
 
 CLI = (sys.executable, "-m", "anabatic")
 MOVING = ("motion", "transponder", "heading")
@@ -41,7 +43,7 @@ def main() -> None:
     """Train, predict and score every part that is asked for."""
     job = arguments()
     job.out.mkdir(parents=True, exist_ok=True)
-    segments = read_segments([job.data], Reading(format=job.words, points=job.points))
+    segments = read_segments([job.data], TrackSettings(format=job.words, points=job.points))
     parts = dict(regions(segments, job.region) if job.region else folds(segments, job.folds, job.seed))
     for name, held_out in parts.items():
         if job.only and name not in job.only:
@@ -80,33 +82,37 @@ def arguments() -> argparse.Namespace:
     return job
 
 
-def folds(segments: Segments, count: int, seed: int) -> list[tuple[str, set[str]]]:
+def folds(segments: SegmentSet, count: int, seed: int) -> list[tuple[str, set[str]]]:
     """Return each fold's name and vessels."""
-    dealt = split.folds(split.vessel_labels(segments), count, seed)
+    dealt = split_file.make_folds(split_file.find_majority_labels(segments), count, seed)
     return [(str(at), set(fold)) for at, fold in enumerate(dealt)]
 
 
-def regions(segments: Segments, boxes: list[str]) -> list[tuple[str, set[str]]]:
+def regions(segments: SegmentSet, boxes: list[str]) -> list[tuple[str, set[str]]]:
     """Return each region's name and the vessels that have a segment in it."""
     places = np.array([row.place for row in segments.rows])
     found = []
     for one in boxes:
         name, _, box = one.partition("=")
-        rows = np.flatnonzero(evaluate.inside(places, bounds(name, box)))
+        rows = np.flatnonzero(evaluation.is_inside_box(places, parse_bounds(name, box)))
         found.append((name, {segments.rows[at].vessel for at in rows.tolist()}))
     return found
 
 
-def trees(job: argparse.Namespace, segments: Segments, held_out: set[str], path: Path, grown: Forest | None) -> None:
+def trees(job: argparse.Namespace, segments: SegmentSet, held_out: set[str], path: Path, grown: Forest | None) -> None:
     """Write what trees alone say of the vessels inside `held_out`: the model's own, or fitted alike."""
-    columns = [at for at, name in enumerate(features.NAMES) if features.GROUPS[name] in job.groups]
+    columns = [
+        at
+        for at, name in enumerate(kinematic_features.FEATURE_NAMES)
+        if kinematic_features.FEATURE_GROUPS[name] in job.groups
+    ]
     if grown is None:
         train = [row for row in segments.rows if row.vessel not in held_out]
-        weights = forest.even([row.vessel for row in train])
+        weights = forest.weigh_groups_equally([row.vessel for row in train])
         labels = np.array([row.label for row in train])
-        grown = forest.fit(numbers(train, columns), labels, weights, len(segments.classes), 250, job.seed)
+        grown = forest.fit_forest(numbers(train, columns), labels, weights, len(segments.classes), 250, job.seed)
     test = [row for row in segments.rows if row.vessel in held_out]
-    write(path, test, grown.probabilities(numbers(test, columns)), segments.classes)
+    write(path, test, grown.predict_probabilities(numbers(test, columns)), segments.classes)
 
 
 def numbers(rows: list[Segment], columns: list[int]) -> np.ndarray:
@@ -124,22 +130,38 @@ def write(path: Path, rows: list[Segment], probabilities: np.ndarray, classes: t
             file.write(json.dumps(line) + "\n")
 
 
-def model(job: argparse.Namespace, segments: Segments, held_out: set[str], name: str) -> Forest | None:
+def model(job: argparse.Namespace, segments: SegmentSet, held_out: set[str], name: str) -> Forest | None:
     """Train on the vessels outside `held_out`, predict those inside, and return the trees beside the network."""
     run = job.out / f"run-{name}"
     sides = {row.vessel for row in segments.rows} - held_out
-    split.Split(tuple(sorted(sides)), tuple(sorted(held_out)), (), job.seed).save(job.out / f"split-{name}.json")
+    split_file.VesselSplit(tuple(sorted(sides)), tuple(sorted(held_out)), (), job.seed).save(
+        job.out / f"split-{name}.json"
+    )
     reading = ("--tracks.format", job.words, "--tracks.points", *map(str, job.points))
     groups = ("--head.features", *job.groups) if job.groups else ()
     anabatic(
-        "classify", "train", "--data", job.data, *reading, *groups, "--out", str(run),
-        "--seed", str(job.seed), "--data.split", str(job.out / f"split-{name}.json"), "--eval.every", "1000000",
+        "classify",
+        "train",
+        "--data",
+        job.data,
+        *reading,
+        *groups,
+        "--out",
+        str(run),
+        "--seed",
+        str(job.seed),
+        "--data.split",
+        str(job.out / f"split-{name}.json"),
+        "--eval.every",
+        "1000000",
         *job.options,
-    )  # fmt: skip
+    )
     classifier = TrajectoryClassifier(run / "final_model", DeviceConfig(threads=1))
     test = [row for row in segments.rows if row.vessel in held_out]
-    write(job.out / f"model-{name}.jsonl", test, classify_predict.ask(classifier, test), segments.classes)
-    return forest.load(classifier.folder) if classifier.description.trees_share else None
+    write(
+        job.out / f"model-{name}.jsonl", test, predict_classes.predict_probabilities(classifier, test), segments.classes
+    )
+    return forest.load_forest(classifier.folder) if classifier.description.trees_share else None
 
 
 def anabatic(*words: str) -> None:

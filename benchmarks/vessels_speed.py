@@ -25,17 +25,18 @@ from typing import Any
 
 import torch
 
-from anabatic.config.pretrain import Model
-from anabatic.config.reading import Reading
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.data.sequences import Sample, flatten_classes
-from anabatic.data.word_ids import WordIds, make
-from anabatic.device.device import pick
-from anabatic.models import classifier, fuse, hf
-from anabatic.models.build import blank, initialise, shape
-from anabatic.models.classifier import ClassLoss, Description, head_of
-from anabatic.trajectory.read import read_segments
-from anabatic.trajectory.words import vocabulary
+from anabatic.config.pretrain import PretrainModel
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.data.sequence.dataset import SequenceSegment, collate_classification
+from anabatic.data.sequence.word_tokenizer import WordEncoder, build_word_tokenizer
+from anabatic.device.device import select_device
+from anabatic.models import classifier, pretrained
+from anabatic.models.classifier import ClassifierDescription, ClassLoss, get_class_head
+from anabatic.models.fused import installer
+from anabatic.models.model_init import build_meta_qwen3, init_weights, shape
+from anabatic.vessels.words.segment_reader import read_segments
+from anabatic.vessels.words.vocabulary import build_vocabulary
 from paired import Turns, alternate, table
 
 LENGTH = 512
@@ -46,9 +47,9 @@ MICRO_TOKENS = 4096
 
 def rows_of(data: str, side: str, count: int) -> tuple[list[list[int]], list[int], int]:
     """Return ids and class of every row, and the size of the vocabulary."""
-    segments = read_segments([data], Reading(format=WORDS.get(side, "char"), features=False))
-    tokenizer = make(vocabulary(segments.spec))
-    words, space = WordIds.of(tokenizer), len(tokenizer)
+    segments = read_segments([data], TrackSettings(format=WORDS.get(side, "char"), features=False))
+    tokenizer = build_word_tokenizer(build_vocabulary(segments.spec))
+    words, space = WordEncoder.from_tokenizer(tokenizer), len(tokenizer)
     step = max(1, len(segments.rows) // count)
     ids, labels = [], []
     for row in segments.rows[::step][:count]:
@@ -62,12 +63,12 @@ def rows_of(data: str, side: str, count: int) -> tuple[list[list[int]], list[int
 
 def backbone(depth: int, entries: int, classes: int) -> Any:
     """Return the model with a head of `classes`."""
-    plan = shape(Model(depth=depth), entries)
-    model = blank(plan, Model(depth=depth), entries, 1024)
-    classifier.attach(model, Description(tuple(map(str, range(classes))), "char-v1-r10"))
+    plan = shape(PretrainModel(depth=depth), entries)
+    model = build_meta_qwen3(plan, PretrainModel(depth=depth), entries, 1024)
+    classifier.attach_class_head(model, ClassifierDescription(tuple(map(str, range(classes))), "char-v1-r10"))
     model.to_empty(device="cpu")
-    initialise(model, 0)
-    head_of(model).begin(0)
+    init_weights(model, 0)
+    get_class_head(model).init_weights(0)
     return model
 
 
@@ -104,7 +105,7 @@ def padded(model: Any, ids: list[list[int]], labels: list[int], train: bool) -> 
                 rows[place, : len(row)] = torch.tensor(row)
                 mask[place, : len(row)] = 1
             states = model.model(input_ids=rows, attention_mask=mask).last_hidden_state[:, 0]
-            told = head_of(model).out(torch.nn.functional.dropout(states, 0.3, train))
+            told = get_class_head(model).out(torch.nn.functional.dropout(states, 0.3, train))
             loss = torch.nn.functional.cross_entropy(told, torch.tensor(labels[at : at + size])) if train else None
             halves += 1
             yield (-1 if train and halves % 2 else size * 2 if train else size), loss
@@ -112,10 +113,10 @@ def padded(model: Any, ids: list[list[int]], labels: list[int], train: bool) -> 
 
 def packed(model: Any, ids: list[list[int]], labels: list[int], train: bool) -> Iterator[tuple[int, Any]]:
     """Rows of like length side by side, nothing padded."""
-    device = pick(DeviceConfig(type="cpu", dtype="fp32", threads=1))
-    model = hf.prepare(model, device.torch)
-    fuse.settle(model, "auto", device.type)
-    description = Description(tuple(map(str, range(max(labels) + 1))), "char-v1-r10")
+    device = select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1))
+    model = pretrained.prepare_model(model, device.torch_device)
+    installer.apply_fused_setting(model, "auto", device.type)
+    description = ClassifierDescription(tuple(map(str, range(max(labels) + 1))), "char-v1-r10")
     loss = ClassLoss(description, device)
     order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))
     while True:
@@ -126,18 +127,18 @@ def packed(model: Any, ids: list[list[int]], labels: list[int], train: bool) -> 
                 room -= len(ids[order[stop]])
                 stop += 1
             samples = [sample(ids, labels, number) for number in order[start:stop]]
-            batch = flatten_classes(samples, sum(one.length for one in samples), 0, 1024)
-            rows = loss.pack(batch, device.torch)
-            told = loss(model, rows) / len(samples) if train else classifier.logits(model, rows)
+            batch = collate_classification(samples, sum(one.num_inputs for one in samples), 0, 1024)
+            rows = loss.pack_batch(batch, device.torch_device)
+            told = loss(model, rows) / len(samples) if train else classifier.compute_class_logits(model, rows)
             yield len(samples), told
             start = stop
 
 
-def sample(ids: list[list[int]], labels: list[int], number: int) -> Sample:
+def sample(ids: list[list[int]], labels: list[int], number: int) -> SequenceSegment:
     """Return a row as the loader makes it."""
     import numpy as np
 
-    return Sample(np.array(ids[number]), None, None, labels[number], number)
+    return SequenceSegment(np.array(ids[number]), None, None, labels[number], number)
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from anabatic.config.reading import Reading
-from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.segment import as_line, segments, spec_of
-from anabatic.trajectory.tracks import open_tracks
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track_collection import open_tracks
+from anabatic.vessels.words.segments import as_line, iter_segments, make_word_spec
 
 HEADING = "MMSI,BaseDateTime,LAT,LON,SOG,COG,Heading,VesselName,IMO,CallSign,VesselType\n"
 TYPES = (30, 31, 36, 37, 60, 70, 80, 90)
@@ -55,11 +55,11 @@ def write_table(path: Path, enough: Callable[[int, int], bool], vessels: int = 4
 
 def measure(table: Path, kind: str, features: bool, out: Path) -> tuple[int, float, float]:
     """Return points, wall seconds and CPU seconds from the table to rows on disk."""
-    reading, bad = Reading(format=kind, features=features), BadRows()
+    reading, bad = TrackSettings(format=kind, features=features), BadRowPolicy()
     wall, cpu = time.perf_counter(), time.process_time()
     with open_tracks([table], reading, bad) as tracks, open(out, "wb") as file:
-        spec = spec_of(reading, tracks.classes)
-        for segment in segments(tracks, reading, spec, bad):
+        spec = make_word_spec(reading, tracks.classes)
+        for segment in iter_segments(tracks, reading, spec, bad):
             file.write(as_line(segment, spec).encode() + b"\n")
     return bad.counts["points"], time.perf_counter() - wall, time.process_time() - cpu
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from anabatic.config import load
+from anabatic.config.loading import settings
 from anabatic.device import table
-from anabatic.plan import fit, known, setup
+from anabatic.plan import model_shape, strategy_search, training_setup
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
@@ -30,23 +30,28 @@ TABLE = re.compile(r"(<!-- (\w+): scripts/gen_recipes.py -->\n).*?(<!-- end -->)
 def cell(tuner: str, model: str, chip: table.Chip, devices: int) -> str:
     """What to set: the fastest setting that fits, or the simplest near it; weights in fp32, else bf16 (Kahan)."""
     for weights in ("fp32", "bf16_kahan") if tuner == "full" else ("fp32",):
-        job = load.load("sft", [str(ROOT / "recipes" / f"qwen-{tuner}.yaml")], {
-            "model": f"Qwen/{model}", "optim": {"weights": weights},
-        })  # fmt: skip
-        shape, _ = known.of_job(job)
-        base = setup.of(job, shape, devices, table.row_of(chip), True, job.batch.seq_len, 1)
-        if found := fit.fastest(fit.fitting(base, STEP, chip)):
+        job = settings.load_job(
+            "sft",
+            [str(ROOT / "recipes" / f"qwen-{tuner}.yaml")],
+            {
+                "model": f"Qwen/{model}",
+                "optim": {"weights": weights},
+            },
+        )
+        shape, _ = model_shape.get_job_shape(job)
+        base = training_setup.build_setup(job, shape, devices, table.get_device_row(chip), True, job.batch.seq_len, 1)
+        if found := strategy_search.pick_fastest(strategy_search.list_fitting(base, STEP, chip)):
             near = [one for one in found if one.tokens_per_s > (1 - NEAR) * found[0].tokens_per_s]
             return _said(min(near, key=lambda one: _effort(one.setup)).setup, weights)
     return "-"
 
 
-def _effort(one: setup.Setup) -> tuple[bool, int, int]:
+def _effort(one: training_setup.TrainingSetup) -> tuple[bool, int, int]:
     """The less a setting asks for, the better, where speeds are near each other."""
     return one.offload, ("single", "ddp", "zero2", "zero3").index(one.strategy), RECOMPUTE.index(one.recompute)
 
 
-def _said(best: setup.Setup, weights: str) -> str:
+def _said(best: training_setup.TrainingSetup, weights: str) -> str:
     words = [best.strategy] if best.strategy != "single" else []
     words += [best.recompute] if best.recompute != "none" else []
     words += ["offload"] if best.offload else []

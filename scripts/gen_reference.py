@@ -22,7 +22,7 @@ from docstring_parser import parse
 
 import migration_tables
 from anabatic.cli import run
-from anabatic.config import check, commands, load, template, yaml_file
+from anabatic.config.loading import command_table, recipe_template, settings, validation, yaml_reader
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by scripts/gen_reference.py (make reference); do not edit. -->"
@@ -60,7 +60,7 @@ class Chinese(English):
 
 def kind(hint: Any, words: dict[str, str]) -> str:
     """Return the type of a setting in words."""
-    inner, _ = check.strip_optional(hint)
+    inner, _ = validation.strip_optional(hint)
     origin = typing.get_origin(inner) or inner
     if origin is typing.Literal:
         return " ".join(f"`{choice}`" for choice in typing.get_args(inner))
@@ -71,15 +71,18 @@ def kind(hint: Any, words: dict[str, str]) -> str:
 
 def row(cls: type, name: str, hint: Any, value: Any, key: str, language: English) -> str:
     """Return one line of a table of settings."""
-    default = "" if value in ("", None, [], {}) else f"`{yaml_file.scalar(value)}`"
-    meaning = language.meaning(f"{template.owner(cls, name).__name__}.{name}", template.field_docs(cls).get(name, ""))
+    default = "" if value in ("", None, [], {}) else f"`{yaml_reader.dump_scalar(value)}`"
+    meaning = language.meaning(
+        f"{recipe_template.find_documenting_class(cls, name).__name__}.{name}",
+        recipe_template.field_docs(cls).get(name, ""),
+    )
     cells = (f"`{key}`", kind(hint, language.texts["types"]), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def table(cls: type, values: dict[str, Any], prefix: str, language: English) -> list[str]:
     """Return the settings of `cls` that are not sections, as a table."""
-    plain = {name: hint for name, hint in check.hints(cls).items() if not dataclasses.is_dataclass(hint)}
+    plain = {name: hint for name, hint in validation.field_types(cls).items() if not dataclasses.is_dataclass(hint)}
     head = language.texts["columns"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, hint in plain.items():
@@ -89,21 +92,21 @@ def table(cls: type, values: dict[str, Any], prefix: str, language: English) -> 
 
 def sections(cls: type) -> dict[str, type]:
     """Return section name -> dataclass."""
-    return {name: hint for name, hint in check.hints(cls).items() if dataclasses.is_dataclass(hint)}
+    return {name: hint for name, hint in validation.field_types(cls).items() if dataclasses.is_dataclass(hint)}
 
 
 def usage() -> dict[tuple[str, type], list[str]]:
     """Return (section name, class) -> the commands that have it."""
     result: dict[tuple[str, type], list[str]] = {}
-    for name, command in commands.COMMANDS.items():
-        for section, cls in sections(command.job_class()).items():
+    for name, command in command_table.COMMANDS.items():
+        for section, cls in sections(command.import_job_class()).items():
             result.setdefault((section, cls), []).append(name)
     return result
 
 
 def nested(cls: type) -> Iterator[tuple[str, type]]:
     """Yield the dataclasses that are values of a mapping (`stages` of a pipeline)."""
-    for name, hint in check.hints(cls).items():
+    for name, hint in validation.field_types(cls).items():
         arguments = typing.get_args(hint)
         if typing.get_origin(hint) is dict and dataclasses.is_dataclass(arguments[1]):
             yield name, arguments[1]
@@ -111,26 +114,26 @@ def nested(cls: type) -> Iterator[tuple[str, type]]:
 
 def other_defaults(cls: type, section: str, section_cls: type) -> str:
     """Return the defaults of a section that differ for this command: `name: adamw, eps: 1.0e-08`."""
-    general, own = load.defaults(section_cls), load.defaults(cls)[section]
-    return ", ".join(f"`{key}: {yaml_file.scalar(own[key])}`" for key in own if own[key] != general[key])
+    general, own = settings.default_tree(section_cls), settings.default_tree(cls)[section]
+    return ", ".join(f"`{key}: {yaml_reader.dump_scalar(own[key])}`" for key in own if own[key] != general[key])
 
 
 def described(cls: type, language: English) -> list[str]:
     """Return the paragraphs that explain a class."""
-    return [language.meaning(cls.__name__, template.class_doc(cls)), ""]
+    return [language.meaning(cls.__name__, recipe_template.class_doc(cls)), ""]
 
 
 def config_page(language: English) -> str:
     """Return the page of all settings: one chapter for each command, one for each section."""
     texts = language.texts["config"]
     lines = [f"# {texts['title']}", "", NOTE, "", texts["intro"], "", f"## {texts['commands']}", ""]
-    for name, command in commands.COMMANDS.items():
-        cls = command.job_class()
+    for name, command in command_table.COMMANDS.items():
+        cls = command.import_job_class()
         lines += [f"### anabatic {name}", "", *described(cls, language)]
-        lines += [*table(cls, load.defaults(cls), "", language), ""]
+        lines += [*table(cls, settings.default_tree(cls), "", language), ""]
         for key, inner in nested(cls):
             lines += [texts["nested"].format(key=key), ""]
-            lines += [*table(inner, load.defaults(inner), f"{key}.NAME.", language), ""]
+            lines += [*table(inner, settings.default_tree(inner), f"{key}.NAME.", language), ""]
         own = sections(cls)
         if own:
             links = ", ".join(f"[`{section}`](#{anchor(section, of)})" for section, of in own.items())
@@ -145,7 +148,7 @@ def config_page(language: English) -> str:
         title = f"{section} ({users[0]})" if shared_names[section] > 1 else section
         lines += [f"### {title} {{#{anchor(section, cls)}}}", "", *described(cls, language)]
         lines += [texts["used"].format(used=used), ""]
-        lines += [*table(cls, load.defaults(cls), f"{section}.", language), ""]
+        lines += [*table(cls, settings.default_tree(cls), f"{section}.", language), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -158,12 +161,12 @@ def cli_page(language: English) -> str:
     """Return the page of all commands."""
     texts = language.texts["cli"]
     lines = [f"# {texts['title']}", "", NOTE, "", texts["intro"], "", f"## {texts['commands']}", ""]
-    for name, command in commands.COMMANDS.items():
+    for name, command in command_table.COMMANDS.items():
         if name == "run":
             continue
         lines += [f"### anabatic {name}", "", language.meaning(f"help.{name}", command.help), ""]
         lines += ["```text", f"anabatic {name} [-c FILE ...] [--KEY VALUE ...]", "```", ""]
-        for key, options in command.short.items():
+        for key, options in command.option_aliases.items():
             lines += [f"- `{option}` = `--{key.replace('_', '-')}`" for option in options.split()]
         lines += ["", texts["settings"].format(anchor="anabatic-" + name.replace(" ", "-")), ""]
     lines += run_chapter(language)
@@ -174,7 +177,7 @@ def cli_page(language: English) -> str:
 def run_chapter(language: English) -> list[str]:
     """Return the chapter on `anabatic run`, which has options of its own."""
     about = parse(run.run.__doc__ or "")
-    lines = ["### anabatic run", "", language.meaning("help.run", commands.get("run").help), ""]
+    lines = ["### anabatic run", "", language.meaning("help.run", command_table.get_command("run").help), ""]
     lines += ["```text", "anabatic run FILE.yaml [FILE.yaml ...] [OPTION ...]", "```", ""]
     lines += ["| " + " | ".join(language.texts["cli"]["columns"]) + " |", "|---|---|"]
     names = {"recipes": "FILE.yaml", "start": "--from", "set_": "--set"}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from anabatic.convert import tables
+from anabatic.convert import peer_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- tables: ([\w. ]+) -->\n).*?(<!-- end -->)", re.S)
@@ -39,23 +39,23 @@ def block(names: list[str], language: str) -> str:
     for name in names:
         peer, _, table = name.partition(".")
         hyphens = "--" if name in HYPHENS else ""
-        lines += [line(row, language, hyphens) for row in tables.load(peer).tables[table]]
+        lines += [line(row, language, hyphens) for row in peer_tables.load_tables(peer).tables[table]]
     return "\n".join(["", *lines, ""]) + "\n"
 
 
-def line(row: tables.Row, language: str, hyphens: str = "") -> str:
+def line(row: peer_tables.MappingRow, language: str, hyphens: str = "") -> str:
     """Return a row as a line of a table."""
     cells = [theirs(row, language, hyphens), here(row, language), row.note.get(language, "")]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def theirs(row: tables.Row, language: str, hyphens: str = "") -> str:
+def theirs(row: peer_tables.MappingRow, language: str, hyphens: str = "") -> str:
     """Return the left cell."""
     names = (f"`{name if name.isupper() else hyphens[: 2 if name[1:] else 1] + name}`" for name in row.theirs)
     return row.shown.get(language) or COMMAS[language].join(names)
 
 
-def here(row: tables.Row, language: str) -> str:
+def here(row: peer_tables.MappingRow, language: str) -> str:
     """Return the middle cell."""
     ours = (f"`anabatic {row.command}`",) if row.command else tuple(f"`{name}`" for name in row.ours)
     return row.here.get(language) or COMMAS[language].join(ours)

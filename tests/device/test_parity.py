@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.device.attention import Scores
-from anabatic.device.device import pick
-from anabatic.device.experts import ends_of
-from anabatic.device.ops import REFERENCE, for_device
-from anabatic.device.segments import Segments
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.device.attention import AttentionOptions
+from anabatic.device.device import select_device
+from anabatic.device.experts import compute_expert_ends
+from anabatic.device.ops import REFERENCE_OPS, get_device_ops
+from anabatic.device.segments import PackedSegments
 
 
 def accelerator(kind: str) -> torch.device:
@@ -18,7 +18,7 @@ def accelerator(kind: str) -> torch.device:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type != kind:
         pytest.skip(f"torch {torch.__version__} sees no {kind} device here")
-    return pick(DeviceConfig(type=kind)).torch  # type: ignore[arg-type]
+    return select_device(DeviceConfig(type=kind)).torch_device  # type: ignore[arg-type]
 
 
 KINDS = [pytest.param("npu", marks=pytest.mark.npu), pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -29,9 +29,9 @@ def check_same(name: str, kind: str, inputs: list[torch.Tensor], *rest: object) 
     device = accelerator(kind)
     there = [x.to(device, torch.bfloat16).requires_grad_() for x in inputs]
     here = [x.bfloat16().double().requires_grad_() for x in inputs]
-    moved = [Segments(x.cu_seqlens, device, x.causal) if isinstance(x, Segments) else x for x in rest]
-    ours = getattr(for_device(kind), name)(*there, *moved)
-    theirs = getattr(REFERENCE, name)(*here, *rest)
+    moved = [PackedSegments(x.cu_seqlens, device, x.is_causal) if isinstance(x, PackedSegments) else x for x in rest]
+    ours = getattr(get_device_ops(kind), name)(*there, *moved)
+    theirs = getattr(REFERENCE_OPS, name)(*here, *rest)
     assert ours.requires_grad, f"{name} cuts the graph"
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)
     weight = torch.randn_like(theirs)
@@ -62,8 +62,8 @@ def test_rms_norm_takes_a_weight_in_fp32(kind: str) -> None:
     x, weight = torch.randn(64, 256).bfloat16(), 1 + 0.1 * torch.randn(256)
     there = weight.to(device).requires_grad_()
     here = weight.double().requires_grad_()
-    ours = for_device(kind).rms_norm(x.to(device), there, 1e-6)
-    theirs = REFERENCE.rms_norm(x.double(), here, 1e-6)
+    ours = get_device_ops(kind).rms_norm(x.to(device), there, 1e-6)
+    theirs = REFERENCE_OPS.rms_norm(x.double(), here, 1e-6)
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=2e-2, atol=2e-2)
     (mine,), (reference,) = torch.autograd.grad(ours.sum(), there), torch.autograd.grad(theirs.sum(), here)
     torch.testing.assert_close(mine.cpu().double(), reference, rtol=5e-2, atol=0.3)
@@ -81,8 +81,8 @@ def test_rotary(kind: str, name: str, turned: bool) -> None:
     there = x.to(device).requires_grad_()
     here = x.double().requires_grad_()
     wide = there.transpose(1, 2) if turned else there.transpose(1, 2).contiguous()
-    ours = getattr(for_device(kind), name)(wide, cos.to(device, torch.bfloat16), sin.to(device, torch.bfloat16))
-    theirs = getattr(REFERENCE, name)(here.transpose(1, 2), cos.double(), sin.double())
+    ours = getattr(get_device_ops(kind), name)(wide, cos.to(device, torch.bfloat16), sin.to(device, torch.bfloat16))
+    theirs = getattr(REFERENCE_OPS, name)(here.transpose(1, 2), cos.double(), sin.double())
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)
     weight = torch.randn_like(theirs)
     (mine,) = torch.autograd.grad((ours * weight.to(device, ours.dtype)).sum(), there)
@@ -90,7 +90,7 @@ def test_rotary(kind: str, name: str, turned: bool) -> None:
     torch.testing.assert_close(mine.cpu().double(), reference, rtol=5e-2, atol=8e-2)
 
 
-SEGMENTS = Segments([0, 128, 129, 400, 512], torch.device("cpu"))
+SEGMENTS = PackedSegments([0, 128, 129, 400, 512], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,15 +98,15 @@ SEGMENTS = Segments([0, 128, 129, 400, 512], torch.device("cpu"))
 @pytest.mark.parametrize("value_size", [64, 32])
 def test_attention_is_causal_and_isolated(kind: str, window: int | None, value_size: int) -> None:
     inputs = [torch.randn(512, heads, size) for heads, size in ((8, 64), (2, 64), (2, value_size))]
-    check_same("attention", kind, inputs, SEGMENTS, Scores(0.125, window))
+    check_same("attention", kind, inputs, SEGMENTS, AttentionOptions(0.125, window))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [None, 1, 50])
 def test_attention_both_ways_is_isolated(kind: str, window: int | None) -> None:
     inputs = [torch.randn(512, heads, 64) for heads in (8, 2, 2)]
-    both_ways = Segments([0, 128, 129, 238, 400, 512], torch.device("cpu"), causal=False)
-    check_same("attention", kind, inputs, both_ways, Scores(0.125, window))
+    both_ways = PackedSegments([0, 128, 129, 238, 400, 512], torch.device("cpu"), is_causal=False)
+    check_same("attention", kind, inputs, both_ways, AttentionOptions(0.125, window))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,9 +119,12 @@ def test_attention_with_capped_scores_and_sinks(
     values = [torch.randn(512, heads, 64).bfloat16() for heads in (8, 2, 2)] + [torch.randn(8).bfloat16()]
     there, here = ([x.to(*to).requires_grad_() for x in values] for to in ((device,), (torch.float64,)))
     outs = []
-    for ops, where, (q, k, v, sink) in ((for_device(kind), device, there), (REFERENCE, torch.device("cpu"), here)):
-        scores = Scores(0.125, window, softcap, sink if sinks else None)
-        outs.append(ops.attention(q, k, v, Segments(SEGMENTS.cu_seqlens, where), scores))
+    for ops, where, (q, k, v, sink) in (
+        (get_device_ops(kind), device, there),
+        (REFERENCE_OPS, torch.device("cpu"), here),
+    ):
+        scores = AttentionOptions(0.125, window, softcap, sink if sinks else None)
+        outs.append(ops.attention(q, k, v, PackedSegments(SEGMENTS.cu_seqlens, where), scores))
     ours, theirs = outs
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)
     weight = torch.randn_like(theirs)
@@ -143,10 +146,12 @@ def test_experts(kind: str, stored: str, idle: bool) -> None:
     weight = (torch.randn(4, 32, 48) if stored == "in-out" else torch.randn(4, 48, 32)).bfloat16() / 6
     there, here = ([v.to(*to).requires_grad_() for v in (x, weight, probs)] for to in ((device,), (torch.float64,)))
     outs = []
-    for ops, where, (rows, w, p) in ((for_device(kind), device, there), (REFERENCE, torch.device("cpu"), here)):
+    for ops, where, (rows, w, p) in ((get_device_ops(kind), device, there), (REFERENCE_OPS, torch.device("cpu"), here)):
         chosen = index.to(where)
         sorted_rows, places = ops.permute(rows, chosen)
-        product = ops.grouped(sorted_rows, w if stored == "in-out" else w.transpose(1, 2), ends_of(chosen, 4))
+        product = ops.grouped(
+            sorted_rows, w if stored == "in-out" else w.transpose(1, 2), compute_expert_ends(chosen, 4)
+        )
         outs.append(ops.unpermute(product, places, p))
     ours, theirs = outs
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=3e-2, atol=3e-2)

@@ -118,11 +118,11 @@ def hide(names: Sequence[str]) -> None:
 
 def write_inputs() -> None:
     """Write what the commands read into the working folder."""
-    from anabatic.testing.tiny import tiny_model, tiny_text, tiny_tokenizer
+    from anabatic.testing.tiny_models import build_tiny_model, train_tiny_tokenizer, write_tiny_text
 
     here = Path()
-    tokenizer = tiny_tokenizer(here, tiny_text(here))
-    tiny_model(seq_len=128).save_pretrained("MODEL")
+    tokenizer = train_tiny_tokenizer(here, write_tiny_text(here))
+    build_tiny_model(seq_len=128).save_pretrained("MODEL")
     for file in tokenizer.iterdir():
         if file.is_file():
             Path("MODEL", file.name).write_bytes(file.read_bytes())

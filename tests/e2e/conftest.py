@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.testing.tiny import tiny_text
+from anabatic.testing.tiny_models import write_tiny_text
 from e2e.home import Home
 
 
@@ -14,7 +14,7 @@ from e2e.home import Home
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Text and a tokenizer trained on it."""
     root = tmp_path_factory.mktemp("home")
-    made = Home(root, tiny_text(root), root / "tokenizer", root / "cache")
+    made = Home(root, write_tiny_text(root), root / "tokenizer", root / "cache")
     made.anabatic("tokenizer", "train", "--data.train", made.text, "--vocab-size", 320, "--out", made.tokenizer)
     return made
 

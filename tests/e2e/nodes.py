@@ -50,8 +50,20 @@ def two() -> Iterator[Nodes]:
     try:
         for name in names:
             ip("netns", "add", name)
-        ip("link", "add", interfaces[0], "netns", names[0], "type", "veth", "peer", "name", interfaces[1], "netns",
-           names[1])  # fmt: skip
+        ip(
+            "link",
+            "add",
+            interfaces[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            interfaces[1],
+            "netns",
+            names[1],
+        )
         for name, interface, address in zip(names, interfaces, addresses, strict=True):
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "addr", "add", f"{address}/24", "dev", interface)

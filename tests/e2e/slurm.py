@@ -134,8 +134,16 @@ def cluster(root: Path) -> Iterator[Slurm]:
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
     slurm = Slurm(root)
-    munge = ("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={root}/munge.socket",
-             f"--pid-file={root}/munge.pid", f"--log-file={root}/munge.log", f"--seed-file={root}/seed")  # fmt: skip
+    munge = (
+        "munged",
+        "--foreground",
+        "--force",
+        f"--key-file={key}",
+        f"--socket={root}/munge.socket",
+        f"--pid-file={root}/munge.pid",
+        f"--log-file={root}/munge.log",
+        f"--seed-file={root}/seed",
+    )
     daemons = [_start(root, slurm.variables, munge)]
     try:
         daemons.append(_start(root, slurm.variables, ("slurmctld", "-D", "-c")))
@@ -157,8 +165,12 @@ def _start(root: Path, variables: dict[str, str], words: Sequence[str]) -> subpr
     with open(root / f"{words[0]}.out", "ab") as out:
         return subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", inside, str(root / "hosts"), *words],
-            env={**variables, "PATH": path}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-        )  # fmt: skip
+            env={**variables, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
 
 
 def _await_nodes(slurm: Slurm) -> None:

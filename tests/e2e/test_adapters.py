@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.core import jsonl
+from anabatic.core import json_lines
 from e2e import command
 from e2e.home import SHORT, Home, Options
 
@@ -24,7 +24,7 @@ def test_an_adapter_is_killed_continued_and_merged(home: Home, base: Path, tmp_p
     home.anabatic(*home.sft(whole, base, more=LORA))
     losses = list(command.losses(whole).values())
     assert len(losses) == SHORT and losses[-1] < losses[0]
-    command.interrupt(home.start(*home.sft(killed, base, more=LORA)), killed, 7, signal.SIGKILL, -9)
+    command.forward_interrupt(home.start(*home.sft(killed, base, more=LORA)), killed, 7, signal.SIGKILL, -9)
     home.anabatic(*home.sft(killed, base, more=LORA))
     assert command.losses(killed) == command.losses(whole)
     one, two = (load_file(folder / "final_model" / "adapter_model.safetensors") for folder in (whole, killed))
@@ -51,7 +51,7 @@ def test_a_curriculum_in_two_processes(home: Home, base: Path, tmp_path: Path) -
     home.together(home.sft(one, base, more=more), home.sft(two, base, 2, more=more))
     drawn = []
     for folder in (one, two):
-        found = [row for row in jsonl.read(folder / "metrics.jsonl") if row["kind"] == "train"]
+        found = [row for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
         assert [row["stage"] for row in found] == [1] * 6 + [2] * 8 + [3] * 6
         drawn.append([row["samples"] for row in found])
     assert drawn[0] == drawn[1]
@@ -72,12 +72,12 @@ def test_a_curriculum_by_loss_is_killed_and_goes_on(home: Home, base: Path, tmp_
     recipe.write_text(f"curriculum: {stages}\n")
     more: Options = {"data.train": data, "config": recipe, "data.valid-fraction": 0}
     one, two, killed = (tmp_path / name for name in ("one", "two", "killed"))
-    command.interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
+    command.forward_interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
     home.together(home.sft(one, base, more=more), home.sft(two, base, 2, more=more), home.sft(killed, base, more=more))
     assert command.losses(one) == command.losses(killed)
     assert np.allclose(np.load(one / "difficulty.npy"), np.load(two / "difficulty.npy"), rtol=1e-5)
     hard = np.load(one / "difficulty.npy") > np.median(np.load(one / "difficulty.npy"))
     said = np.array([number % 2 == 0 for number in range(120)])
     assert (hard == said).mean() > 0.9  # what the base model was trained on is easier than numbers
-    found = [row for row in jsonl.read(one / "metrics.jsonl") if row["kind"] == "train"]
+    found = [row for row in json_lines.read_json_lines(one / "metrics.jsonl") if row["kind"] == "train"]
     assert found[7]["samples"]["hard"] == 0 and found[-1]["samples"]["hard"] > 0

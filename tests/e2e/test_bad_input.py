@@ -100,8 +100,10 @@ def test_settings_that_cannot_be(home: Home, tmp_path: Path) -> None:
     out = tmp_path / "out"
     check(
         home.anabatic(*home.pretrain(out, more={"batch.seq-len": 0}), code=2),
-        2, "--batch.seq-len is 0", "use at least 2 tokens",
-    )  # fmt: skip
+        2,
+        "--batch.seq-len is 0",
+        "use at least 2 tokens",
+    )
     one, two = home.together(
         home.pretrain(out, more={"batch.micro-batch-tokens": 384}),
         home.pretrain(tmp_path / "two", 2, {"batch.global-batch-tokens": 768}),

@@ -30,10 +30,33 @@ def test_two_processes_equal_one_and_a_file_is_classified(home: Home, tmp_path: 
     rows = tmp_path / "rows.jsonl"
     write_rows(rows)
     words = [
-        "classify", "train", "--data", rows, "--depth", 1, "--batch.seq-len", 64, "--batch.micro-batch-tokens", 128,
-        "--batch.global-batch-tokens", 256, "--optim.lr", 0.01, "--schedule.max-steps", STEPS, "--head.dropout", 0,
-        "--device.type", home.device, "--device.threads", 1, "--log.every", 1, "--eval.every", 4,
-    ]  # fmt: skip
+        "classify",
+        "train",
+        "--data",
+        rows,
+        "--depth",
+        1,
+        "--batch.seq-len",
+        64,
+        "--batch.micro-batch-tokens",
+        128,
+        "--batch.global-batch-tokens",
+        256,
+        "--optim.lr",
+        0.01,
+        "--schedule.max-steps",
+        STEPS,
+        "--head.dropout",
+        0,
+        "--device.type",
+        home.device,
+        "--device.threads",
+        1,
+        "--log.every",
+        1,
+        "--eval.every",
+        4,
+    ]
     runs = [tmp_path / "one", tmp_path / "two"]
     home.together(*([*words, "--out", out, "--device.nproc", number] for number, out in enumerate(runs, start=1)))
     one, two = (list(command.losses(folder).values()) for folder in runs)

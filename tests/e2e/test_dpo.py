@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.core import jsonl
-from anabatic.testing.tiny import TEXT
+from anabatic.core import json_lines
+from anabatic.testing.tiny_models import CORPUS_TEXT
 from e2e import command
 from e2e.home import SHORT, Home, Options
 
@@ -26,7 +26,7 @@ MEANS = ("rewards/chosen", "rewards/rejected", "margin", "accuracy")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The better answer names a bird, the other one a hill; questions differ."""
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    words = TEXT.split()
+    words = CORPUS_TEXT.split()
     rows = [
         {
             "prompt": f"{words[n % len(words)]} {n}?",
@@ -40,7 +40,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [row for row in jsonl.read(folder / "metrics.jsonl") if row["kind"] == kind]
+    return [row for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_killed_and_continued(home: Home, base: Path, pairs: Path, tmp_path: Pat
     undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
     home.anabatic(*home.dpo(undisturbed, base, pairs, more=more))
     process = home.start(*home.dpo(killed, base, pairs, more=more))
-    command.interrupt(process, killed, 6, signal.SIGKILL, -9)
+    command.forward_interrupt(process, killed, 6, signal.SIGKILL, -9)
     home.anabatic(*home.dpo(killed, base, pairs, more=more))
     keys = ("step", "loss", "grad_norm", *MEANS)
     one, two = ([{key: row[key] for key in keys} for row in rows(folder, "train")] for folder in (undisturbed, killed))
@@ -136,9 +136,10 @@ def test_single_answers_and_a_reward_model(home: Home, base: Path, pairs: Path, 
     single.write_text("".join(json.dumps(row) + "\n" for row in rated))
     kto, judge, small = tmp_path / "kto", tmp_path / "judge", tmp_path / "small"
     home.together(
-        home.dpo(kto, base, single, more={"loss-type": "kto"}), home.reward(judge, base, pairs),
+        home.dpo(kto, base, single, more={"loss-type": "kto"}),
+        home.reward(judge, base, pairs),
         home.reward(small, base, pairs, more={"tuner": "lora", "optim.lr": 0.02}),
-    )  # fmt: skip
+    )
     for folder, first in ((kto, 0.5), (judge, None), (small, None)):
         logged = rows(folder, "train")
         assert first is None or logged[0]["loss"] == pytest.approx(first, rel=1e-5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from anabatic.testing.spawn import free_port
+from anabatic.testing.multiprocess import find_free_port
 from e2e import command
 from e2e.home import STEPS, Home
 
@@ -71,14 +71,26 @@ def test_a_mistake_is_not_tried_again(home: Home, tmp_path: Path) -> None:
 
 
 def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     out = tmp_path / "run"
 
     def machine(number: int) -> command.Running:
         words = launch(
-            "--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port,
-            "--nproc", 1, "--max-restarts", 3, "--join-seconds", 120,
-        )  # fmt: skip
+            "--nnodes",
+            2,
+            "--node-rank",
+            number,
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            port,
+            "--nproc",
+            1,
+            "--max-restarts",
+            3,
+            "--join-seconds",
+            120,
+        )
         return home.start(*words, *home.pretrain(out))
 
     one = machine(1)  # the order in which they come does not matter
@@ -94,7 +106,7 @@ def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path:
 
 
 def test_of_two_machines_with_one_number_the_later_takes_part(home: Home, tmp_path: Path) -> None:
-    at = ("--nnodes", 3, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--max-restarts", 2)
+    at = ("--nnodes", 3, "--master-addr", "127.0.0.1", "--master-port", find_free_port(), "--max-restarts", 2)
     zero, *ones = [
         home.start(*launch(*at, "--node-rank", number), *home.pretrain(tmp_path / "run")) for number in (0, 1, 1)
     ]
@@ -110,7 +122,7 @@ def test_of_two_machines_with_one_number_the_later_takes_part(home: Home, tmp_pa
 
 
 def test_machines_with_different_jobs_are_told(home: Home, tmp_path: Path) -> None:
-    at = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--max-restarts", 2)
+    at = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", find_free_port(), "--max-restarts", 2)
     processes = []
     for number, seed in ((0, 1), (1, 2)):
         words = launch(*at, "--node-rank", number)
@@ -123,7 +135,7 @@ def test_machines_with_different_jobs_are_told(home: Home, tmp_path: Path) -> No
 
 
 def test_who_is_missing_is_named(home: Home, tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     words = launch(
         "--nnodes", 3, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port, "--join-seconds", 8
     )
@@ -136,6 +148,7 @@ def test_what_cannot_be_launched(home: Home) -> None:
     assert "chat is not a command that trains" in said and "hint: these are: pretrain, sft, dpo" in said
     assert "which command?" in home.anabatic("launch", code=2).err
     assert "stand after --" in home.anabatic("launch", "sft", "-c", "x.yaml", code=2).err
-    assert "--nnodes is 2, but where do the machines meet?" in home.anabatic(
-        *launch("--nnodes", 2), *home.pretrain(Path("x")), code=2
-    ).err  # fmt: skip
+    assert (
+        "--nnodes is 2, but where do the machines meet?"
+        in home.anabatic(*launch("--nnodes", 2), *home.pretrain(Path("x")), code=2).err
+    )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabatic.trajectory import map_page, maps
-from anabatic.trajectory.track import Track
+from anabatic.vessels.io.track import Track
+from anabatic.vessels.maps import drawn_vessels, html_page
 from e2e.browser import NEEDED, started
 
 pytestmark = NEEDED
@@ -34,13 +34,15 @@ def track(vessel: str, lon: float, label: str) -> Track:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    drawn = maps.from_tracks([track("one", 0.0, "Cargo"), track("two", 0.1, "Tanker"), track("three", 0.05, "Cargo")])
+    drawn = drawn_vessels.draw_tracks(
+        [track("one", 0.0, "Cargo"), track("two", 0.1, "Tanker"), track("three", 0.05, "Cargo")]
+    )
     rows = [
         {"vessel": name, "predicted_class": 0, "class_name": "Cargo", "probabilities": [0.7, 0.3]} for name in drawn
     ]
-    maps.predict(drawn, rows)
+    drawn_vessels.add_predictions(drawn, rows)
     path = tmp_path_factory.mktemp("map") / "map.html"
-    path.write_text(map_page.own_page(list(drawn.values()), "A map", 0), encoding="utf-8")
+    path.write_text(html_page.render_local_page(list(drawn.values()), "A map", 0), encoding="utf-8")
     return path
 
 
@@ -58,7 +60,7 @@ def painted(browser: Any) -> dict[str, int]:
 
 
 def test_tracks_legend_list_and_search(page: Path, browser: Any) -> None:
-    cargo, tanker = map_page.COLOURS[:2]
+    cargo, tanker = html_page.CLASS_COLOURS[:2]
     browser.get(page.as_uri())
     assert painted(browser)[cargo] > 50
     assert tanker not in painted(browser)  # the wrong one has the colour of what was predicted

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import jsonl
+from anabatic.core import json_lines
 from e2e import command
 from e2e.home import SHORT, Home
 
@@ -26,12 +26,12 @@ def test_padded_training_is_killed_and_continued(home: Home, base: Path, tmp_pat
     assert re.search(r"^data .*rows\.json \(train\): 29\d rows as alpaca \(instruction, input, output\); ", said, re.M)
     shown = said[said.index("a conversation of") :]
     assert re.search(r"^\[\[\d+ .*<\|im_end\|>\]\]", shown, re.M)
-    command.interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
+    command.forward_interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
     again = home.anabatic(*home.sft(killed, base, more=more)).err
     assert "rows as alpaca (instruction, input, output); " in again and "(from the cache)" in again
     assert len(command.losses(whole)) == SHORT and command.losses(killed) == command.losses(whole)
     padding = [
-        [row["padding"] for row in jsonl.read(run / "metrics.jsonl") if row["kind"] == "train"]
+        [row["padding"] for row in json_lines.read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
         for run in (whole, killed)
     ]
     assert padding[0] == padding[1] and max(padding[0]) < 0.2

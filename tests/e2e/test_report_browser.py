@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from anabatic.testing.runs import HOSTILE, write_jsonl, write_pipeline
-from anabatic.train.report import write_pipeline_report
+from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_pipeline_run
+from anabatic.train.report.page import write_pipeline_report
 from e2e.browser import NEEDED, started, webdriver
 
 pytestmark = NEEDED
@@ -34,11 +34,11 @@ return found;
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
-    job = write_pipeline(out, steps=200)
-    row = {"step": 200, "kind": "sample", "prompt": HOSTILE, "text": HOSTILE + "x" * 500}
+    job = write_pipeline_run(out, steps=200)
+    row = {"step": 200, "kind": "sample", "prompt": HOSTILE_TEXT, "text": HOSTILE_TEXT + "x" * 500}
     with open(out / "base" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    said = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "<img src=x onerror=alert(1)>"}]
+    said = [{"role": "user", "content": HOSTILE_TEXT}, {"role": "assistant", "content": "<img src=x onerror=alert(1)>"}]
     write_jsonl(out / "eval" / "chat.jsonl", said)
     return write_pipeline_report(out, job)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import jsonl
+from anabatic.core import json_lines
 from e2e.home import Home
 
 pytestmark = pytest.mark.slow
@@ -57,15 +57,23 @@ def test_every_stage_of_the_speedrun(home: Home, shared_data: Path, tmp_path: Pa
     out, small = tmp_path / "run", tmp_path / "small.yaml"
     small.write_text(SMALL.format(out=out))
     given = {
-        "text": shared_data / "text" / "wiki_demo.txt", "chats": "task:identity#400", "nproc": processes,
-        "maths": f"{shared_data / 'eval' / 'gsm8k_train.jsonl'}#200", "evals": evaluations(tmp_path, shared_data),
-        "core": "core", "chatcore": "gsm8k_chat#4,humaneval_chat#4",
-    }  # fmt: skip
+        "text": shared_data / "text" / "wiki_demo.txt",
+        "chats": "task:identity#400",
+        "nproc": processes,
+        "maths": f"{shared_data / 'eval' / 'gsm8k_train.jsonl'}#200",
+        "evals": evaluations(tmp_path, shared_data),
+        "core": "core",
+        "chatcore": "gsm8k_chat#4,humaneval_chat#4",
+    }
     words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
     recipes = [RECIPES / "speedrun.yaml", RECIPES / "overlays" / "tiny.yaml", small]
     told = home.anabatic("run", *[word for path in recipes for word in ("-c", path)][1:], *words)
     print("\n".join(told.err.splitlines()[-12:]))  # the seconds of each stage
-    ended = {row["stage"]: row["state"] for row in jsonl.read(out / "pipeline.jsonl") if row["event"] == "stage"}
+    ended = {
+        row["stage"]: row["state"]
+        for row in json_lines.read_json_lines(out / "pipeline.jsonl")
+        if row["event"] == "stage"
+    }
     names = ["tokenizer", "base", "base_eval", "mid", "sft", "sft_eval", "rl", "eval", "chat"]
     assert ended == dict.fromkeys(names, "done")
     base = json.loads((out / "base_eval" / "eval.json").read_text())
@@ -73,7 +81,9 @@ def test_every_stage_of_the_speedrun(home: Home, shared_data: Path, tmp_path: Pa
     for stage in ("sft_eval", "eval"):
         tasks = json.loads((out / stage / "eval.json").read_text())["tasks"]
         assert {name: task["n"] for name, task in tasks.items()} == {"gsm8k_chat": 4, "humaneval_chat": 4}
-    rewards = [row["reward"] for row in jsonl.read(out / "rl" / "metrics.jsonl") if row["kind"] == "train"]
+    rewards = [
+        row["reward"] for row in json_lines.read_json_lines(out / "rl" / "metrics.jsonl") if row["kind"] == "train"
+    ]
     assert len(rewards) == 2 and all(0 <= reward <= 1 for reward in rewards)
     report = (out / "report.html").read_text()
     assert all(name in report for name in names)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.core import jsonl
+from anabatic.core import json_lines
 from e2e import command
 from e2e.home import Home, Options
 
@@ -32,7 +32,7 @@ def test_it_stops_once_and_for_all(home: Home, base: Path, tmp_path: Path) -> No
         assert summary["valid_perplexity"] == math.exp(summary["valid_loss"]) and 0 < summary["valid_accuracy"] < 1
         assert summary["best_step"] in (4, 8, 12)
 
-    command.interrupt(home.start(*home.sft(killed, base, more=SETTINGS)), killed, 7, signal.SIGKILL, -9)
+    command.forward_interrupt(home.start(*home.sft(killed, base, more=SETTINGS)), killed, 7, signal.SIGKILL, -9)
     home.anabatic(*home.sft(killed, base, more=SETTINGS))
     assert command.losses(killed) == command.losses(one)
     assert command.evaluations(killed) == command.evaluations(one)
@@ -40,7 +40,7 @@ def test_it_stops_once_and_for_all(home: Home, base: Path, tmp_path: Path) -> No
         weights = [load_file(folder / name / "model.safetensors") for folder in (one, killed)]
         assert all(tensor.equal(weights[1][key]) for key, tensor in weights[0].items())
 
-    samples = [row for row in jsonl.read(one / "metrics.jsonl") if row["kind"] == "sample"]
+    samples = [row for row in json_lines.read_json_lines(one / "metrics.jsonl") if row["kind"] == "sample"]
     assert [row["step"] for row in samples] == [4, 8, 12]
 
     again = home.anabatic(*home.sft(one, base, more=SETTINGS))

@@ -10,9 +10,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from anabatic.infer.engine import Engine
-from anabatic.infer.web.runs import Runs
-from anabatic.testing.runs import HOSTILE, write_training_run
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.infer.web.run_browser import RunBrowser
+from anabatic.testing.fake_runs import HOSTILE_TEXT, write_training_run
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from e2e.browser import NEEDED, started
 from unit.infer.server.running import KEY, catalogue_of, serving
 
@@ -21,8 +21,10 @@ pytestmark = NEEDED
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    models = {name: random_model(len(tokenizer), seed=seed, max_len=2048) for name, seed in (("one", 0), ("two", 1))}
+    tokenizer = build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    models = {
+        name: build_random_model(len(tokenizer), seed=seed, max_len=2048) for name, seed in (("one", 0), ("two", 1))
+    }
     return {name: (Engine(model, tokenizer, max_batch=2, max_len=2048), model) for name, model in models.items()}
 
 
@@ -37,7 +39,7 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     write_training_run(root / "first", steps=200)
     write_training_run(root / "group" / "second", steps=100)
-    (root / "first" / "rank-0.log").write_text(f"{HOSTILE}\nthe last line\n", encoding="utf-8", errors="replace")
+    (root / "first" / "rank-0.log").write_text(f"{HOSTILE_TEXT}\nthe last line\n", encoding="utf-8", errors="replace")
     row = {"step": 1, "time": time.time(), "kind": "train", "loss": 5.0}
     (root / "growing").mkdir()
     (root / "growing" / "metrics.jsonl").write_text(json.dumps(row) + '\n{"step": 2, "lo', encoding="utf-8")
@@ -46,7 +48,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(parts, root):
-    with serving(catalogue_of(parts), runs=Runs(root)) as running:
+    with serving(catalogue_of(parts), runs=RunBrowser(root)) as running:
         yield running
 
 
@@ -152,7 +154,7 @@ def test_an_answer_can_be_stopped(page, server):
 
 
 def test_errors_are_told_and_can_be_tried_again(browser, parts, root):
-    with serving(catalogue_of(parts), keys=[KEY], runs=Runs(root)) as running:
+    with serving(catalogue_of(parts), keys=[KEY], runs=RunBrowser(root)) as running:
         browser.get(f"{running.url}/runs")
         until(lambda: "asks for a key" in find(browser, "#status").text)
         assert texts(browser, "#list li") == []
@@ -221,10 +223,19 @@ def test_markdown(page):
     )
     html = markdown(page, text)
     for piece in (
-        "<h3>Head</h3>", "<em>b</em>", "<code>c*d*</code>", "<del>e</del>", "f_g_h<br>next", "<li>z</li>",
-        '<ol start="3"><li>three</li><li>four</li></ol>', "<blockquote><p>quoted</p></blockquote>",
-        '<td class="right"><code>x|y</code></td>', "print('&lt;b&gt;')\n\n# no head", "<hr>", "<code>open</code>",
-    ):  # fmt: skip
+        "<h3>Head</h3>",
+        "<em>b</em>",
+        "<code>c*d*</code>",
+        "<del>e</del>",
+        "f_g_h<br>next",
+        "<li>z</li>",
+        '<ol start="3"><li>three</li><li>four</li></ol>',
+        "<blockquote><p>quoted</p></blockquote>",
+        '<td class="right"><code>x|y</code></td>',
+        "print('&lt;b&gt;')\n\n# no head",
+        "<hr>",
+        "<code>open</code>",
+    ):
         assert piece in html
 
 

@@ -8,9 +8,9 @@ import tempfile
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from anabatic.config.reading import Reading
-from anabatic.trajectory.read import read_segments
-from anabatic.trajectory.segment import as_row
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.vessels.words.segment_reader import read_segments
+from anabatic.vessels.words.segments import as_row
 
 SHAPE = {"104694": (0, 31), "106674": (6, 32), "103435": (4, 2)}
 """Vessel -> its class and its segments, as the file counts them."""
@@ -29,6 +29,6 @@ def write_demo(path: Path) -> None:
                 lines.append(f"{when},{north:.6f},{east:.6f},{2.0 + 3 * label},{point % 360}.0,{label}.0")
             tables.append(Path(folder) / f"{vessel}.csv")
             tables[-1].write_text("\n".join(lines) + "\n")
-        read = read_segments(tables, Reading(format="cell", gap_minutes=0.0, clean=False, keep_class_word=True))
+        read = read_segments(tables, TrackSettings(format="cell", gap_minutes=0.0, clean=False, keep_class_word=True))
         rows = [as_row(one, read.spec, source_keys_only=True) for one in read]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

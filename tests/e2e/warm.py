@@ -35,7 +35,7 @@ PRELOAD = (
     "anabatic.cli.app",
     *(f"anabatic.recipes.{name}" for name in ("tokenizer", "pretrain", "sft", "dpo", "chat", "evaluate", "merge")),
     *(f"anabatic.recipes.{name}" for name in ("checkpoint_export", "classify_train", "classify_predict", "samples")),
-    "anabatic.train.report",
+    "anabatic.train.report.page",
     "torch.distributed.checkpoint",
     "torch.distributed.run",
     "transformers.models.qwen2.modeling_qwen2",
@@ -174,17 +174,17 @@ def _plain() -> Server:
 
 @functools.cache
 def _simulated(cache: Path) -> Server:
-    from anabatic.sim import build, environment
+    from anabatic.sim import environment, native_build
 
     old = os.environ.get("ANABATIC_CACHE")
     os.environ["ANABATIC_CACHE"] = str(cache)
     try:
-        built = build.ready()
+        built = native_build.prepare_build()
     finally:
         os.environ.pop("ANABATIC_CACHE")
         if old is not None:
             os.environ["ANABATIC_CACHE"] = old
-    return Server(environment.variables(os.environ, built, "each program has its own"), os.environ)
+    return Server(environment.build_environment(os.environ, built, "each program has its own"), os.environ)
 
 
 # --- the server's end -----------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str | None) 
         os.chdir(folder)
     subprocess.Popen = _Forking  # type: ignore[misc]
     logging.disable(logging.NOTSET)  # the agent has silenced its own process, not those that it starts
-    if words[:2] == ["-m", "anabatic.launch.agent"]:
+    if words[:2] == ["-m", "anabatic.launch.local.elastic_agent"]:
         os.environ.setdefault("ANABATIC_PRELOAD", "anabatic.cli.app")  # its ranks are forked, on simulated devices too
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anabatic.config import check, deepspeed, load, yaml_file
+from anabatic.config.loading import deepspeed_json, settings, validation, yaml_reader
 from anabatic.config.task import EvalTask
-from anabatic.convert import make
-from anabatic.data import raw_rows
-from anabatic.data.raw_rows import RawRow
-from anabatic.evals import items, known
+from anabatic.convert import converter
+from anabatic.data.readers import raw_rows
+from anabatic.data.readers.raw_rows import RawRow
+from anabatic.evals.tasks import items, registry
 from fuzz.engine import Good
 from fuzz.reading import Reader
 
@@ -28,7 +28,7 @@ def recipes() -> list[Good]:
     found = []
     for name in ("rl_demo", "dpo", "qwen-lora", "speedrun", "vessel", "qwen32b-lora-curriculum"):
         text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-        tree = yaml_file.parse(text, name).tree
+        tree = yaml_reader.parse_yaml(text, name).tree
         command = "pipeline" if "stages" in tree else "sft" if "lora" in name else name.partition("_")[0]
         found.append(Good(f"{command}/{name}.yaml", text.encode()))
         found.append(Good(f"{command}/{name}.json.yaml", json.dumps(tree).encode(), "json"))
@@ -37,10 +37,10 @@ def recipes() -> list[Good]:
 
 def recipe(path: Path) -> None:
     """Read a recipe, and write what was understood."""
-    tree = yaml_file.read(path).tree
-    yaml_file.parse(yaml_file.dump(tree), "again")
+    tree = yaml_reader.read_yaml(path).tree
+    yaml_reader.parse_yaml(yaml_reader.dump_yaml(tree), "again")
     name = path.parent.name
-    load.load("run" if name == "pipeline" else name, [path])
+    settings.load_job("run" if name == "pipeline" else name, [path])
 
 
 SET = (
@@ -59,8 +59,8 @@ def _set(path: Path) -> None:
         for section in sections:
             inner = place.setdefault(section, {})
             place = inner if isinstance(inner, dict) else {}
-        place[last] = check.Text(value)
-    load.load("sft", [], tree)
+        place[last] = validation.UntypedText(value)
+    settings.load_job("sft", [], tree)
 
 
 TASKS = {
@@ -80,28 +80,28 @@ _ROW = {"question": "1 + 1?", "choices": ["1", "2", "three"], "answer": 1, "more
 
 def _tasks() -> list[Good]:
     return [Good(name, json.dumps(task).encode(), "json") for name, task in TASKS.items()] + [
-        Good("text.yaml", yaml_file.dump(TASKS["choices.yaml"]).encode())
+        Good("text.yaml", yaml_reader.dump_yaml(TASKS["choices.yaml"]).encode())
     ]
 
 
 def task(path: Path) -> None:
     """Read a task and ask it of three rows."""
-    found, _ = known.read(str(path))
+    found, _ = registry.read_task(str(path))
     if isinstance(found, EvalTask):
         rows = [RawRow({**_ROW, "answer": at % 2}, f"rows.jsonl: line {at}") for at in range(3)]
-        items.items(found, rows, None, shots=0 if found.kind == "generate" else 1, limit=3, seed=0)
+        items.build_items(found, rows, None, shots=0 if found.kind == "generate" else 1, limit=3, seed=0)
 
 
 def _task_rows(path: Path) -> None:
-    rows = list(raw_rows.read(path))
+    rows = list(raw_rows.read_raw_rows(path))
     for name in ("choices.yaml", "answer.yaml"):
-        items.items(load_task(name), rows * 2, None, shots=0, limit=2, seed=0)
+        items.build_items(load_task(name), rows * 2, None, shots=0, limit=2, seed=0)
 
 
 @cache
 def load_task(name: str) -> EvalTask:
     """Return one of the tasks above."""
-    found = known._made(yaml_file.parse(json.dumps(TASKS[name]), name), name)
+    found = registry._parse_task(yaml_reader.parse_yaml(json.dumps(TASKS[name]), name), name)
     assert isinstance(found, EvalTask)
     return found
 
@@ -149,10 +149,10 @@ OWN_SCRIPT = "torchrun --nproc_per_node 4 train.py --model_name_or_path M --lear
 
 def _peers() -> Sequence[Good]:
     return [
-        Good("llamafactory/x.yaml", yaml_file.dump(LLAMAFACTORY).encode()),
+        Good("llamafactory/x.yaml", yaml_reader.dump_yaml(LLAMAFACTORY).encode()),
         Good("llamafactory/x.json", json.dumps(LLAMAFACTORY).encode(), "json"),
         Good("llamafactory/run.sh", FACTORY_SCRIPT.encode()),
-        Good("swift/x.yaml", yaml_file.dump(SWIFT).encode()),
+        Good("swift/x.yaml", yaml_reader.dump_yaml(SWIFT).encode()),
         Good("swift/args.json", json.dumps(SWIFT).encode(), "json"),
         Good("swift/run.sh", SCRIPT.encode()),
         Good("deepspeed/ds.json", json.dumps(DEEPSPEED).encode(), "json"),
@@ -163,23 +163,23 @@ def _peers() -> Sequence[Good]:
 
 def peer(path: Path) -> None:
     """Convert what another program is told; what comes of it is a recipe that can be read."""
-    made = make.convert(path.parent.name, [str(path)])
-    yaml_file.parse(made.text, "made")
+    made = converter.convert_command(path.parent.name, [str(path)])
+    yaml_reader.parse_yaml(made.text, "made")
     if path.name == "ds.json":
-        deepspeed.translate(deepspeed.read(str(path)), str(path))
+        deepspeed_json.translate_config(deepspeed_json.read_config(str(path)), str(path))
 
 
 def _typed(path: Path) -> None:
     """A command as one text."""
     text = path.read_bytes().decode("utf-8", "surrogateescape").replace("\0", "")
-    make.convert("swift", [text])
-    make.convert("swift", shlex.split("swift sft") + text.split())
+    converter.convert_command("swift", [text])
+    converter.convert_command("swift", shlex.split("swift sft") + text.split())
 
 
 def _dataset_info(path: Path) -> None:
     folder = path.parent.parent
-    (folder / "x.yaml").write_text(yaml_file.dump(LLAMAFACTORY), encoding="utf-8")
-    make.convert("llamafactory", [str(folder / "x.yaml")])
+    (folder / "x.yaml").write_text(yaml_reader.dump_yaml(LLAMAFACTORY), encoding="utf-8")
+    converter.convert_command("llamafactory", [str(folder / "x.yaml")])
 
 
 INFO = {

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from anabatic.doctor import environment, examine, explain, explain_show, knowledge, machine, report
-from anabatic.monitor import npu_smi, source_smi
+from anabatic.doctor import check_report, check_runner, knowledge_base, shell_environment, target_machine
+from anabatic.doctor.explain import diagnosis, rendering
+from anabatic.monitor.npu_smi import output_parser
 from anabatic.monitor.sampler import Frame
+from anabatic.monitor.sources import npu_smi_command
 from fuzz.engine import Good, gzipped
 from fuzz.reading import Reader
 from fuzz.run_readers import show
@@ -59,8 +61,8 @@ def _outputs() -> list[Good]:
 def smi(path: Path) -> None:
     """Read an output of npu-smi, and show what it says."""
     text = path.read_bytes().decode("utf-8", "replace")
-    json.dumps(npu_smi.plain(npu_smi.parse(text)))
-    found = source_smi.snapshot(text)
+    json.dumps(output_parser.output_to_dict(output_parser.parse_output(text)))
+    found = npu_smi_command.parse_snapshot(text)
     show(Frame(1, found, found.error or "", found.hint, now=1.7e9))
 
 
@@ -77,13 +79,13 @@ def machine_files() -> list[Good]:
 def doctor(path: Path) -> None:
     """Look at the machine that the files describe, and say what is found."""
     root = next(one for one in path.parents if one.name == "root")
-    found = examine.examine(machine.rooted(root), seconds=60)
+    found = check_runner.run_checks(target_machine.open_root(root), seconds=60)
     for words in ("en", "zh"):
-        report.text(found, words, 80, colour=True)
-        json.loads(report.as_json(found, words, "0", "/"))
-    assert not [line for line in found if line.verdict.id == "broken"], found
+        check_report.render_report(found, words, 80, colour=True)
+        json.loads(check_report.render_json(found, words, "0", "/"))
+    assert not [line for line in found if line.finding_type.id == "broken"], found
     for shell in ("bash", "json"):
-        environment.render(machine.rooted(root), shell, True, "en")
+        shell_environment.render_settings(target_machine.open_root(root), shell, True, "en")
 
 
 def _logs() -> list[Good]:
@@ -92,10 +94,10 @@ def _logs() -> list[Good]:
 
 def logs(path: Path) -> None:
     """Explain a log."""
-    found = explain.explain((str(path),), knowledge.load())
+    found = diagnosis.explain_logs((str(path),), knowledge_base.load_knowledge())
     for words in ("en", "zh"):
-        json.dumps(explain_show.as_json(found, words))
-        explain_show.show(found, words, Console(file=io.StringIO(), width=80))
+        json.dumps(rendering.report_to_dict(found, words))
+        rendering.print_report(found, words, Console(file=io.StringIO(), width=80))
 
 
 SAID = {"meaning": "m", "cause": "c", "fix": "f"}
@@ -106,7 +108,7 @@ ENTRY = {"entries": [{
 
 
 def _knowledge(path: Path) -> None:
-    explain.explain_text(PLOG, knowledge.load((path,)))
+    diagnosis.explain_text(PLOG, knowledge_base.load_knowledge((path,)))
 
 
 READERS = [

@@ -8,12 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
-from anabatic.data import shards, tokenizer
-from anabatic.data.shard_set import ShardSet
-from anabatic.models import adapter_config, gguf, hf, portable, stored
-from anabatic.plan import known
+from anabatic.data.shards import dataset_cache
+from anabatic.data.shards.reader import ShardSet
+from anabatic.data.tokenizer import hf_folder
+from anabatic.models import gguf, pretrained, transformers4_names, weights_reader
+from anabatic.models.lora import adapter_config
+from anabatic.plan import model_shape
 from fuzz.engine import Good
 from fuzz.reading import Reader
 from fuzz.rows_readers import ROWS
@@ -63,9 +65,9 @@ def gguf_file() -> bytes:
 
 
 def _weights(path: Path) -> None:
-    with stored.opened(path.parent) as found:
+    with weights_reader.open_weights(path.parent) as found:
         for name in found.names:
-            found.shape(name)
+            found.get_shape(name)
 
 
 def _index() -> list[Good]:
@@ -77,15 +79,15 @@ def _index() -> list[Good]:
 
 
 def _gguf(path: Path) -> None:
-    gguf.fault(path)
+    gguf.find_gguf_fault(path)
 
 
 def _adapter(path: Path) -> None:
     folder = path.parent.parent / "adapter"
-    config = adapter_config.read_config(folder)
-    adapter_config.lora_of(config, folder)
-    adapter_config.adapted(folder)
-    hf.base_of(path.parent.parent / "base")
+    config = adapter_config.read_adapter_config(folder)
+    adapter_config.parse_lora_settings(config, folder)
+    adapter_config.list_adapted_layers(folder)
+    pretrained.resolve_base_folder(path.parent.parent / "base")
 
 
 def _adapters() -> list[Good]:
@@ -99,11 +101,11 @@ def _adapters() -> list[Good]:
 
 def shape(path: Path) -> None:
     """The sizes that `plan` reads."""
-    known.named(str(path.parent))
+    model_shape.get_named_shape(str(path.parent))
 
 
 def _config(path: Path) -> None:
-    hf.load_config(path.parent)
+    pretrained.load_config(path.parent)
 
 
 @cache
@@ -111,28 +113,28 @@ def tokenizer_files() -> list[Good]:
     """A small tokenizer of a few merges, its configuration and its chat template."""
     import tempfile
 
-    from anabatic.testing.untrained import byte_tokenizer
+    from anabatic.testing.random_models import build_byte_tokenizer
 
     with tempfile.TemporaryDirectory() as name:
-        byte_tokenizer(Path(name))
+        build_byte_tokenizer(Path(name))
         files = {one.name: one.read_bytes() for one in Path(name).iterdir()}
     return [Good(name, data, "json" if name.endswith(".json") else "") for name, data in sorted(files.items())]
 
 
 def _tokenizer(path: Path) -> None:
-    tokenizer.encode_fast(path.parent).encode("The quick 12")
-    found = tokenizer.load(path.parent)
+    hf_folder.load_fast_tokenizer(path.parent).encode("The quick 12")
+    found = hf_folder.load_tokenizer(path.parent)
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    tokenizer.chat_text(found, talk, answer=True)
-    tokenizer.turn_end(found)
+    hf_folder.render_chat(found, talk, answer=True)
+    hf_folder.get_turn_end_id(found)
 
 
 def _template(path: Path) -> None:
     for row in ROWS[1:]:
-        found = tokenizer.load(path.parent)
+        found = hf_folder.load_tokenizer(path.parent)
         turns = row.get("messages")
         if isinstance(turns, list):
-            tokenizer.chat_text(found, turns, row.get("tools"))
+            hf_folder.render_chat(found, turns, row.get("tools"))
 
 
 def _templates() -> list[Good]:
@@ -151,7 +153,7 @@ def shard_files() -> list[Good]:
             (folder / one.name).write_bytes(one.data)
         (folder / "a.jsonl").write_text('{"text": "one two three"}\n' * 20, encoding="utf-8")
         data = Data(train=[str(folder / "a.jsonl")], cache=str(folder / "cache"), valid_fraction=0.1)
-        found = shards.build(data.train[0], folder, data, "train")
+        found = dataset_cache.build_dataset(data.train[0], folder, data, "train")
         files = {one.name: one.read_bytes() for one in sorted(found.path.iterdir())}
         found.close()
     return [Good(f"set/{name}", data, "json" if name.endswith(".json") else "") for name, data in files.items()]
@@ -162,15 +164,15 @@ def shard_set(path: Path) -> None:
     found = ShardSet.open(path.parent)
     try:
         for at in range(min(found.num_docs, 30)):
-            found.doc(at)
-            found.num_doc_bytes(at)
-        found.lengths(0)
+            found.read_entry(at)
+            found.count_entry_bytes(at)
+        found.read_entry_lengths(0)
     finally:
         found.close()
 
 
 def _older(path: Path) -> None:
-    portable.mend(path.parent)
+    transformers4_names.write_older_names(path.parent)
 
 
 READERS = [

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.shared import Data
-from anabatic.data import asked, raw_rows, sources
-from anabatic.data.document import Document
+from anabatic.config.sections.common import Data
+from anabatic.data.readers import prompts, raw_rows, sources
+from anabatic.data.readers.document import Document
 from fuzz.engine import Good, gzipped, zstd
 from fuzz.reading import Reader
 
@@ -114,7 +114,7 @@ def documents(path: Path) -> None:
     """Read a file as a training does, both where bad rows stop and where they are passed over."""
     for policy in ("skip", "fail"):
         data = Data(train=[str(path)], on_bad_row=policy)
-        for document in sources.documents(sources.parse(str(path)), data):
+        for document in sources.read_documents(sources.parse_source(str(path)), data):
             _use(document)
 
 
@@ -127,12 +127,12 @@ def _use(document: Document) -> None:
 
 
 def _asked(path: Path) -> None:
-    for row in asked.read([str(path)], {}):
+    for row in prompts.read_prompts([str(path)], {}):
         str(row)
 
 
 def _raw(path: Path) -> None:
-    list(raw_rows.read(path))
+    list(raw_rows.read_raw_rows(path))
 
 
 READERS = [

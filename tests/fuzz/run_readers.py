@@ -7,13 +7,14 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import jsonl
-from anabatic.evals import store
-from anabatic.monitor import outputs, screen
-from anabatic.monitor import runs as monitor_runs
+from anabatic.core import json_lines
+from anabatic.evals import answer_cache
+from anabatic.monitor import output_formats, screen
+from anabatic.monitor import run_reader as monitor_runs
 from anabatic.monitor.sampler import Frame
-from anabatic.monitor.snapshot import from_row
-from anabatic.train import checkpoint_list, manifest, report, report_read
+from anabatic.monitor.snapshot import parse_snapshot_row
+from anabatic.train.checkpoint import listing, manifest
+from anabatic.train.report import page, run_data
 from fuzz.engine import Good
 from fuzz.reading import Reader
 
@@ -62,20 +63,20 @@ def _run() -> list[Good]:
 def watched(path: Path) -> None:
     """Read a run as the monitor does, and draw it."""
     run = monitor_runs.RunReader(path.parent).read()
-    monitor_runs.lines(run, 100)
-    run.figures()
+    monitor_runs.format_run_lines(run, 100)
+    run.get_figures()
 
 
 def rows(path: Path) -> None:
     """Read the rows of a run as its report does."""
-    for row in jsonl.read(path):
-        jsonl.number(row.get("time"))
-    read = report_read.read_run(path.parent, "run")
+    for row in json_lines.read_json_lines(path):
+        json_lines.to_finite_number(row.get("time"))
+    read = run_data.read_run(path.parent, "run")
     str(read)
 
 
 def _report(path: Path) -> None:
-    report.write_run_report(path.parent)
+    page.write_run_report(path.parent)
 
 
 def _checkpoint() -> list[Good]:
@@ -93,28 +94,28 @@ def _checkpoint() -> list[Good]:
 def checkpoint(path: Path) -> None:
     """List the checkpoints of a run and compare their files."""
     run = next(one for one in path.parents if one.name == "run")
-    checkpoint_list.table(checkpoint_list.rows(run))
-    checkpoint_list.verified(run, lambda read: None)
-    manifest.newest_whole(run)
+    listing.format_table(listing.list_checkpoints(run))
+    listing.verify_checkpoints(run, lambda read: None)
+    manifest.find_newest_valid(run)
 
 
 def _devices(path: Path) -> None:
-    for frame in outputs.replay(path):
+    for frame in output_formats.read_recording(path):
         show(frame)
 
 
 def show(frame: Frame) -> None:
     """Everything that is made of a reading."""
-    history = screen.History()
-    history.add(frame)
-    screen.render(frame, frame.snapshot, history, 100, 40)
-    json.dumps([outputs.row(frame, frame.snapshot), outputs.log_row(frame)])
-    outputs.csv_lines(frame.snapshot, True)
-    outputs.prometheus(frame, {})
+    history = screen.UtilizationHistory()
+    history.add_frame(frame)
+    screen.render_screen(frame, frame.snapshot, history, 100, 40)
+    json.dumps([output_formats.frame_to_row(frame, frame.snapshot), output_formats.frame_to_log_row(frame)])
+    output_formats.format_csv(frame.snapshot, True)
+    output_formats.format_prometheus(frame, {})
 
 
 def _store(path: Path) -> None:
-    kept = store.Store(path)
+    kept = answer_cache.AnswerCache(path)
     kept.close()
 
 
@@ -126,4 +127,4 @@ READERS = [
     Reader("answers that are kept", lambda: [Good("a.jsonl", _lines([{"k": [1.0, 2]}, {"l": "x"}]), "jsonl")], _store),
     Reader("reports", _run, _report, 120),
 ]
-assert from_row(READING) is not None
+assert parse_snapshot_row(READING) is not None

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.config import load, yaml_file
-from anabatic.config.reading import Reading
-from anabatic.config.shared import Data
-from anabatic.core import json_text
-from anabatic.core.errors import LONGEST, ConfigError, DataError
-from anabatic.data import sources
-from anabatic.data.document import Columns, Problem
-from anabatic.data.readers import reader_for
-from anabatic.data.rows import to_document
-from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.tracks import open_tracks
+from anabatic.config.loading import settings as settings_module
+from anabatic.config.loading import yaml_reader
+from anabatic.config.sections.common import Data
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.core import json_reader
+from anabatic.core.errors import MAX_MESSAGE_CHARS, ConfigError, DataError
+from anabatic.data.readers import sources
+from anabatic.data.readers.document import ColumnMapping, RowIssue
+from anabatic.data.readers.row_parsing import row_to_document
+from anabatic.data.readers.text_and_jsonl import get_reader
+from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track_collection import open_tracks
 from fuzz.engine import zstd
 from fuzz.rows_readers import ROWS, parquet
 from fuzz.vessel_readers import checksum, sentences
@@ -31,7 +32,7 @@ from fuzz.vessel_readers import checksum, sentences
 
 def made(row: Any) -> object:
     """What comes of a row."""
-    return to_document(row, "a:1", "a.jsonl: line 1", Columns("text", ()))
+    return row_to_document(row, "a:1", "a.jsonl: line 1", ColumnMapping("text", ()))
 
 
 @pytest.mark.parametrize("cut", ["B4", "1", "B5NJ;PP00", "15M67FC000G?"])
@@ -39,10 +40,10 @@ def test_a_sentence_that_is_cut_with_a_right_sum(cut: str, tmp_path: Path) -> No
     pytest.importorskip("pyais")
     path = tmp_path / "a.nmea"
     path.write_text(sentences().decode() + "1577837900 " + checksum(f"AIVDM,1,1,,B,{cut},0*") + "\n")
-    with pytest.raises(DataError, match="line 31: "), open_tracks([path], Reading(), BadRows()) as found:
+    with pytest.raises(DataError, match="line 31: "), open_tracks([path], TrackSettings(), BadRowPolicy()) as found:
         list(found)
-    bad = BadRows(True)
-    with open_tracks([path], Reading(on_bad_row="skip"), bad) as found:
+    bad = BadRowPolicy(True)
+    with open_tracks([path], TrackSettings(on_bad_row="skip"), bad) as found:
         assert sum(len(track.lat) for track in found)
     assert bad.counts["rows that cannot be read"] == 1 and "line 31" in bad.examples[0]
 
@@ -51,7 +52,7 @@ def test_a_sentence_that_is_cut_with_a_right_sum(cut: str, tmp_path: Path) -> No
 def test_a_speaker_that_is_no_text(speaker: Any) -> None:
     for key in ("from", "role"):
         found = made({"conversations": [{key: speaker, "value": "a", "content": "a"}]})
-        assert isinstance(found, Problem) and "message 1 has" in found.message and len(found.message) < 400
+        assert isinstance(found, RowIssue) and "message 1 has" in found.message and len(found.message) < 400
 
 
 @pytest.mark.parametrize("depth", [101, 600, 5000])
@@ -59,7 +60,7 @@ def test_a_speaker_that_is_no_text(speaker: Any) -> None:
 def test_nesting_ends_somewhere(opened: str, closed: str, depth: int, tmp_path: Path) -> None:
     deep = opened * depth + "1" + closed * depth
     with pytest.raises(ValueError, match="nested more than 100 deep"):
-        json_text.loads(deep)
+        json_reader.loads(deep)
     good = json.dumps(ROWS[1])
     rows = [
         good[:-1] + f', "tools": {json.dumps("[" + deep + "]")}}}',
@@ -73,22 +74,22 @@ def test_nesting_ends_somewhere(opened: str, closed: str, depth: int, tmp_path: 
         path = tmp_path / f"{number}.jsonl"
         path.write_text(f"{good}\n{row}\n", encoding="utf-8")
         with pytest.raises(DataError, match=r"jsonl: line 2: "):
-            list(sources.documents(sources.parse(str(path)), Data(train=[str(path)])))
+            list(sources.read_documents(sources.parse_source(str(path)), Data(train=[str(path)])))
 
 
 def test_what_is_not_deep_is_read() -> None:
-    assert json_text.loads("[" * 100 + "]" * 100)
+    assert json_reader.loads("[" * 100 + "]" * 100)
     wide = [{"a": [1, {"b": "[" * 500}]}] * 300
-    assert json_text.loads(json.dumps(wide)) == wide
+    assert json_reader.loads(json.dumps(wide)) == wide
 
 
 def test_a_parquet_file_whose_schema_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(parquet().replace(b"messages", b"mess\xff\xfees"))
-    reader = reader_for(path)
+    reader = get_reader(path)
     assert reader is not None
-    (found,) = reader(path, "a", Columns("text", ()))
-    assert isinstance(found, Problem) and "cannot be read as Parquet after row 0" in found.message
+    (found,) = reader(path, "a", ColumnMapping("text", ()))
+    assert isinstance(found, RowIssue) and "cannot be read as Parquet after row 0" in found.message
 
 
 def test_a_parquet_file_with_a_column_twice(tmp_path: Path) -> None:
@@ -99,20 +100,20 @@ def test_a_parquet_file_with_a_column_twice(tmp_path: Path) -> None:
         pyarrow.Table.from_arrays([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet"
     )
     with pytest.raises(DataError, match='the column "text" stands twice'):
-        list(sources.documents(sources.parse(str(tmp_path)), Data(train=[str(tmp_path)])))
+        list(sources.read_documents(sources.parse_source(str(tmp_path)), Data(train=[str(tmp_path)])))
 
 
 @pytest.mark.parametrize("digits", ["0x" + "f" * 60_000, "9" * 60_000, "0o" + "7" * 400, "1_" * 400 + "1"])
 def test_a_number_of_thousands_of_digits(digits: str) -> None:
     with pytest.raises(ConfigError, match=r"^a\.yaml:1: .* cannot be read as int$"):
-        yaml_file.parse(f"seed: {digits}", "a.yaml")
+        yaml_reader.parse_yaml(f"seed: {digits}", "a.yaml")
     with pytest.raises(ConfigError):
-        load.load("sft", [], {"seed": digits})
+        settings_module.load_job("sft", [], {"seed": digits})
 
 
 def test_a_message_stays_short() -> None:
     error = ConfigError("x" * 100_000 + " is no number")
-    assert len(str(error)) < LONGEST and str(error).endswith("is no number")
+    assert len(str(error)) < MAX_MESSAGE_CHARS and str(error).endswith("is no number")
 
 
 def _peak() -> int:
@@ -135,10 +136,10 @@ def test_a_bomb_does_not_fill_the_memory(ending: str, tmp_path: Path) -> None:
     before = _peak()
     with pytest.raises(DataError):
         if ending.startswith("csv"):
-            with open_tracks([path], Reading(), BadRows()) as found:
+            with open_tracks([path], TrackSettings(), BadRowPolicy()) as found:
                 list(found)
         else:
-            list(sources.documents(sources.parse(str(path)), Data(train=[str(path)])))
+            list(sources.read_documents(sources.parse_source(str(path)), Data(train=[str(path)])))
     assert _peak() - before < 250 << 20
 
 
@@ -162,7 +163,7 @@ def test_rows_of_any_shape(row: dict[str, Any]) -> None:
 def test_recipes_of_any_shape(tree: Any) -> None:
     for text in (json.dumps(tree), json.dumps({"optim": tree, "data": {"train": tree}})):
         try:
-            source = yaml_file.parse(text, "a.yaml")
-            load.build("sft", source.tree, "a.yaml")
+            source = yaml_reader.parse_yaml(text, "a.yaml")
+            settings_module.build_job("sft", source.tree, "a.yaml")
         except ConfigError as error:
             assert str(error).startswith("a.yaml")

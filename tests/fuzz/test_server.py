@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from anabatic.config.chat import Sampling
-from anabatic.config.serve import Limits
+from anabatic.config.serve import ServerLimits
 from anabatic.infer.engine import Engine
-from anabatic.infer.server.app import make_app
-from anabatic.infer.server.served import Catalogue, Served
-from anabatic.infer.server.worker import Worker
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.infer.server.app import create_app
+from anabatic.infer.server.engine_worker import EngineWorker
+from anabatic.infer.server.model_registry import ModelRegistry, ServedModel
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from fuzz.engine import Good
 from fuzz.reading import Reader, faults
 from fuzz.rows_readers import CALL, TOOLS
@@ -50,14 +50,14 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The application over one tiny model; answers have two tokens."""
-    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    model = random_model(len(tokenizer), max_len=1024)
-    served = Served("one", Engine(model, tokenizer, max_batch=4, max_len=1024), model)
+    tokenizer = build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    model = build_random_model(len(tokenizer), max_len=1024)
+    served = ServedModel("one", Engine(model, tokenizer, max_batch=4, max_len=1024), model)
     sampling = Sampling(temperature=0.0, max_new_tokens=2)
-    catalogue = Catalogue([served], {}, sampling, Limits(body_mib=0.25, new_tokens=4, answers=2), False)
-    worker = Worker(catalogue.engines)
+    catalogue = ModelRegistry([served], {}, sampling, ServerLimits(body_mib=0.25, new_tokens=4, answers=2), False)
+    worker = EngineWorker(catalogue.engines)
     worker.start()
-    yield make_app(catalogue, worker, (), ())
+    yield create_app(catalogue, worker, (), ())
     worker.stop()
     worker.join(30)
     assert not worker.failure
@@ -78,13 +78,25 @@ async def _ask(app: Any, path: str, body: bytes) -> int:
         if message["type"] == "http.response.start":
             status.append(message["status"])
 
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
-               (b"host", b"127.0.0.1")]  # fmt: skip
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"host", b"127.0.0.1"),
+    ]
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": f"/{path}", "raw_path": f"/{path}".encode(), "query_string": b"", "root_path": "", "headers": headers,
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": f"/{path}",
+        "raw_path": f"/{path}".encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }
     await app(scope, receive, send)
     return status[0]
 

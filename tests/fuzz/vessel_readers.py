@@ -9,10 +9,12 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.reading import Reading
-from anabatic.trajectory import features, predictions, split, word_rows
-from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.tracks import open_tracks
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.vessels.io import split_file
+from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track_collection import open_tracks
+from anabatic.vessels.metrics import predictions
+from anabatic.vessels.words import kinematic_features, word_rows
 from fuzz.engine import Good, gzipped, zstd
 from fuzz.reading import Reader
 
@@ -73,13 +75,13 @@ def _tables() -> Sequence[Good]:
 def tracks(path: Path) -> None:
     """Read a file as the vessel commands do, both where bad rows stop and where they are passed over."""
     for policy in ("fail", "skip"):
-        with open_tracks([path], Reading(on_bad_row=policy), BadRows(policy == "skip")) as found:
+        with open_tracks([path], TrackSettings(on_bad_row=policy), BadRowPolicy(policy == "skip")) as found:
             for track in found:
                 str(track)
 
 
 def _skipping(path: Path) -> None:
-    with open_tracks([path], Reading(on_bad_row="skip"), BadRows(True)) as found:
+    with open_tracks([path], TrackSettings(on_bad_row="skip"), BadRowPolicy(True)) as found:
         list(found)
 
 
@@ -93,11 +95,20 @@ def _whole_sentences(path: Path) -> None:
 
 WORDS = "YEAR_2021 MONTH_1 DAY_2 HOUR_3 MINUTE_4 SECOND_5 H3_base_12 SPD_10 COG_90 POINT_END"
 SEGMENTS = [
-    {"text": WORDS, "label": at, "class": f"class_{at}", "vessel": f"36700000{at}", "source_file": "a.csv",
-     "start": 1577836800, "features": [0.5] * len(features.NAMES), "place": [29.5, -94.5], "window": 0,
-     "words": "compact-v1-r10"}
+    {
+        "text": WORDS,
+        "label": at,
+        "class": f"class_{at}",
+        "vessel": f"36700000{at}",
+        "source_file": "a.csv",
+        "start": 1577836800,
+        "features": [0.5] * len(kinematic_features.FEATURE_NAMES),
+        "place": [29.5, -94.5],
+        "window": 0,
+        "words": "compact-v1-r10",
+    }
     for at in (0, 1)
-]  # fmt: skip
+]
 PREDICTED = [
     {"predicted_class": at, "class_name": "Cargo", "true_label": at, "probabilities": [0.9, 0.1], "vessel": "367000001",
      "place": [29.5, -94.5], "split": "test"}
@@ -113,7 +124,7 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 def segments(path: Path) -> None:
     """Read rows of words, both where bad rows stop and where they are passed over."""
     for policy in ("skip", "fail"):
-        word_rows.read_rows([path], Reading(on_bad_row=policy), None, BadRows(policy == "skip"))
+        word_rows.read_word_rows([path], TrackSettings(on_bad_row=policy), None, BadRowPolicy(policy == "skip"))
 
 
 def _segments() -> list[Good]:
@@ -122,14 +133,14 @@ def _segments() -> list[Good]:
 
 
 def _predictions(path: Path) -> None:
-    predictions.read([path])
-    list(word_rows.prediction_rows(path, BadRows(True)))
+    predictions.read_predictions([path])
+    list(word_rows.read_prediction_rows(path, BadRowPolicy(True)))
 
 
 READERS = [
     Reader("rows of words", _segments, segments, 200),
     Reader("predictions", lambda: [Good("a.jsonl", _lines(PREDICTED), "jsonl")], _predictions, 200),
-    Reader("splits", lambda: [Good("a.json", json.dumps(SPLIT).encode(), "json")], split.load),
+    Reader("splits", lambda: [Good("a.json", json.dumps(SPLIT).encode(), "json")], split_file.load_split),
     Reader("sentences", lambda: [Good("a.nmea", sentences())], _skipping, 250, needs="pyais"),
     Reader("sentences with right sums", lambda: [Good("a.nmea", sentences())], _whole_sentences, 250, needs="pyais"),
     Reader("vessel tables", _tables, tracks, 250),

@@ -12,7 +12,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from anabatic.cli import app
-from anabatic.config import check, commands
+from anabatic.config.loading import command_table, validation
 from house import tree
 
 PAGES = [*sorted(tree.ROOT.glob("*.md")), *sorted((tree.ROOT / "docs").rglob("*.md"))]
@@ -91,20 +91,24 @@ def anabatic(words: list[str]) -> None:
     if not {"--help", "--version"}.isdisjoint(words) or not words:
         return
     try:
-        command, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
+        command, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         pytest.fail(f"anabatic {' '.join(words)}: {error}")
-    fitting = [name for name in commands.COMMANDS if words[: len(name.split())] == name.split()]
+    fitting = [name for name in command_table.COMMANDS if words[: len(name.split())] == name.split()]
     name = max(fitting, key=len, default="")
     if name and name != "run":
-        from anabatic.cli import job
+        from anabatic.cli import job_command
 
-        row = commands.get(name)
-        given = {key: value for key, value in bound.arguments.items() if key not in ("config", job.DRY_RUN)}
-        if bare := given.pop(row.words.upper(), ()):
-            texts = [check.Text(word) for word in bare]
-            given[row.words] = texts if "list" in str(check.hints(row.job_class())[row.words]) else texts[0]
-        check.section(job.tree(given), row.job_class(), check.Flags())
+        row = command_table.get_command(name)
+        given = {key: value for key, value in bound.arguments.items() if key not in ("config", job_command.DRY_RUN)}
+        if bare := given.pop(row.positional_setting.upper(), ()):
+            texts = [validation.UntypedText(word) for word in bare]
+            given[row.positional_setting] = (
+                texts
+                if "list" in str(validation.field_types(row.import_job_class())[row.positional_setting])
+                else texts[0]
+            )
+        validation.check_section(job_command.nest_options(given), row.import_job_class(), validation.OptionNamer())
     assert callable(command)
 
 

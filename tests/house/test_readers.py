@@ -1,4 +1,5 @@
-"""What comes from outside is read in one way: JSON through `core/json_text.py`, which refuses what nothing can walk."""
+"""What comes from outside is read in one way: JSON through `core/json_reader.py`, which refuses what nothing can
+walk."""
 
 from __future__ import annotations
 
@@ -7,19 +8,19 @@ import ast
 from house import tree
 
 OWN = {
-    "core/json_text.py": "the reader itself",
-    "data/tokenizer_train.py": "what a tokenizer here says of itself",
+    "core/json_reader.py": "the reader itself",
+    "data/tokenizer/bpe_training.py": "what a tokenizer here says of itself",
     "doctor/bundle.py": "a report that was just made",
-    "evals/dealt.py": "between the ranks of a job",
-    "infer/server/served.py": "a value that was just written",
-    "infer/tool_calls.py": "strict JSON of a model; its depth is looked at there",
+    "evals/distributed_model.py": "between the ranks of a job",
+    "infer/server/model_registry.py": "a value that was just written",
+    "infer/tool_call_parser.py": "strict JSON of a model; its depth is looked at there",
     "launch/": "between the processes of a start",
     "rl/": "between the processes of a job",
-    "sandbox/calls.py": "messages of a hostile program; what they hold is walked through as it is decoded",
-    "sandbox/channel.py": "what a keeper was told by us",
-    "sim/report.py": "what simulated devices have written",
-    "train/bad_steps.py": "between the ranks of a job",
-    "trajectory/segment.py": "a text that was just made",
+    "sandbox/remote_calls.py": "messages of a hostile program; what they hold is walked through as it is decoded",
+    "sandbox/json_channel.py": "what a keeper was told by us",
+    "sim/simulation_report.py": "what simulated devices have written",
+    "train/guards/bad_steps.py": "between the ranks of a job",
+    "vessels/words/segments.py": "a text that was just made",
 }
 """Files that call Python's reader themselves, and what they read; a path that ends in `/` is a room."""
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from anabatic.cli.launch_words import training_job
-from anabatic.config import check, commands, load, template, yaml_file
-from anabatic.recipes import plan, stages
+from anabatic.cli.launch.option_parsing import resolve_training_job
+from anabatic.config.loading import command_table, recipe_template, settings, validation, yaml_reader
+from anabatic.recipes import plan_command
+from anabatic.recipes.pipeline import stage_plan
 from house import tree
 
 RECIPES = sorted((tree.ROOT / "recipes").glob("*.yaml"))
@@ -19,7 +20,7 @@ OVERLAYS = sorted((tree.ROOT / "recipes" / "overlays").glob("*.yaml"))
 
 
 NEAR = 1.05
-"""What `plan` calls no faster."""
+"""What `plan_command` calls no faster."""
 MOST = 0.9
 """Share of a device's memory that a recipe may fill by the plan, which real runs exceed by some percent."""
 
@@ -27,7 +28,7 @@ MOST = 0.9
 def command_of(recipe: Path) -> str:
     """The command a recipe is for: named in its first lines as `anabatic COMMAND ... FILE`, else `run`."""
     head = [line for line in recipe.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    named = [name for name in commands.COMMANDS if any(f"anabatic {name} " in line for line in head)]
+    named = [name for name in command_table.COMMANDS if any(f"anabatic {name} " in line for line in head)]
     assert named, f"{tree.name(recipe)}: say in a comment at the top how to run it (anabatic COMMAND ...)"
     return max(named, key=len)
 
@@ -35,10 +36,10 @@ def command_of(recipe: Path) -> str:
 @pytest.mark.parametrize("recipe", RECIPES, ids=tree.name)
 def test_recipe_is_strictly_valid(recipe: Path) -> None:
     name = command_of(recipe)
-    job = load.load(name, [recipe])
+    job = settings.load_job(name, [recipe])
     if name == "run":
         supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
-        assert [stage.name for stage in stages.plan(job, supplied)] == list(job.stages)
+        assert [stage.name for stage in stage_plan.plan_stages(job, supplied)] == list(job.stages)
 
 
 def planned(recipe: Path) -> list[str]:
@@ -51,11 +52,14 @@ def planned(recipe: Path) -> list[str]:
 
 def require_best(job: Any, chip: str, npus: int, nodes: int) -> None:
     """Nothing that leaves as much memory is faster than the settings of a job, by the plan."""
-    place = plan.place_of(job, chip, npus, nodes)
-    found = plan.on_paper(job, place)
+    place = plan_command.resolve_cluster_size(job, chip, npus, nodes)
+    found = plan_command.estimate_job(job, place)
     mine = found.choice
-    assert mine.needs <= MOST * mine.room, "more memory than is safe"
-    best = max((one for one in found.fitting if one.needs <= MOST * one.room), key=lambda one: one.tokens_per_s)
+    assert mine.needed_bytes <= MOST * mine.available_bytes, "more memory than is safe"
+    best = max(
+        (one for one in found.fitting if one.needed_bytes <= MOST * one.available_bytes),
+        key=lambda one: one.tokens_per_s,
+    )
     assert best.tokens_per_s <= NEAR * mine.tokens_per_s, replace(best.setup, shape=None)  # type: ignore[arg-type]
 
 
@@ -70,15 +74,15 @@ def test_settings_are_what_the_plan_finds_best(recipe: Path) -> None:
     options = dict(zip(words[:border:2], words[1:border:2], strict=True))
     assert f"recipes/{recipe.name}" in words
     words = [str(recipe) if word == f"recipes/{recipe.name}" else word for word in words[border + 1 :]]
-    _, job = training_job(words)
+    _, job = resolve_training_job(words)
     npus = int(options.get("--npus", job.device.nproc))
     require_best(job, options["--chip"], npus, int(options.get("--nodes", 1)))
 
 
 def test_the_stages_of_the_speedrun_are_what_the_plan_finds_best() -> None:
-    job = load.load("run", [tree.ROOT / "recipes" / "speedrun.yaml"])
+    job = settings.load_job("run", [tree.ROOT / "recipes" / "speedrun.yaml"])
     supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
-    found = {stage.name: stage.job for stage in stages.plan(job, supplied)}
+    found = {stage.name: stage.job for stage in stage_plan.plan_stages(job, supplied)}
     require_best(found["base"], "910B3", 8, 1)
     same = [(found[name].batch, found[name].parallel.strategy) for name in ("base", "mid")]
     assert same[0] == same[1], "the same model"
@@ -88,22 +92,24 @@ def test_the_stages_of_the_speedrun_are_what_the_plan_finds_best() -> None:
 def test_overlay_fits_the_recipe_that_it_names(overlay: Path) -> None:
     first = overlay.read_text(encoding="utf-8").splitlines()[0]
     (recipe,) = [path for path in RECIPES if tree.name(path) in first]
-    job = load.load("run", [recipe, overlay])
+    job = settings.load_job("run", [recipe, overlay])
     supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
-    assert [stage.name for stage in stages.plan(job, supplied)] == list(load.load("run", [recipe]).stages)
+    assert [stage.name for stage in stage_plan.plan_stages(job, supplied)] == list(
+        settings.load_job("run", [recipe]).stages
+    )
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@pytest.mark.parametrize("name", command_table.COMMANDS)
 def test_template_is_its_own_recipe(name: str) -> None:
     """`config show` prints a recipe whose values are the defaults."""
-    cls = commands.get(name).job_class()
-    tree_read = yaml_file.parse(template.template(name), "template").tree
-    assert check.section(tree_read, cls, check.Where()) == load.defaults(cls)
+    cls = command_table.get_command(name).import_job_class()
+    tree_read = yaml_reader.parse_yaml(recipe_template.render_template(name), "template").tree
+    assert validation.check_section(tree_read, cls, validation.SettingNamer()) == settings.default_tree(cls)
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@pytest.mark.parametrize("name", command_table.COMMANDS)
 def test_every_setting_is_explained(name: str) -> None:
-    text = template.template(name)
+    text = recipe_template.render_template(name)
     lines = text.splitlines()
     bare = [lines[i] for i in range(1, len(lines)) if ":" in lines[i] and not lines[i].lstrip().startswith(("#", "- "))]
     bare = [line for line in bare if not lines[lines.index(line) - 1].lstrip().startswith("#")]

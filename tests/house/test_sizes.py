@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from anabatic.config import check, commands
+from anabatic.config.loading import command_table, validation
 from house import tree
 
-FILE, FUNCTION, STORY, CLASS, ARMS, FIELDS = 400, 100, 150, 300, 5, 112
+FILE, FUNCTION, STORY, CLASS, ARMS, FIELDS = 600, 100, 150, 320, 5, 112
 
 
 def report(found: list[str]) -> str:
@@ -61,7 +61,10 @@ def test_ladders() -> None:
 
 
 def test_settings_per_command() -> None:
-    counts = {name: len(list(check.leaves(row.job_class()))) for name, row in commands.COMMANDS.items()}
+    counts = {
+        name: len(list(validation.iter_settings(row.import_job_class())))
+        for name, row in command_table.COMMANDS.items()
+    }
     found = [f"{name}: {count} settings, at most {FIELDS}" for name, count in counts.items() if count > FIELDS]
     assert not found, report(found)
 

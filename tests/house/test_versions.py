@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.doctor import versions
+from anabatic.doctor.checks import version_matrix
 from house import tree
 
 UNTRIED = {"en": "not tried", "zh": "未测试"}
@@ -30,15 +30,19 @@ def bounds() -> dict[str, Any]:
 
 def test_the_oldest_torch_is_said_once() -> None:
     project = (tree.ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'"torch>={versions.OLDEST}"' in project
-    assert f"torch=={versions.OLDEST}" in bounds()["oldest"](project)
+    assert f'"torch>={version_matrix.OLDEST_TORCH}"' in project
+    assert f"torch=={version_matrix.OLDEST_TORCH}" in bounds()["oldest"](project)
 
 
 def test_what_is_tried_is_what_the_targets_install() -> None:
     pinned = re.search(r"^torch==(.*)$", (tree.ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     assert pinned
-    assert set(versions.TRIED) == {pinned.group(1), versions.OLDEST, bounds()["NEWEST"]}
-    newest = max((versions.key(versions.base(wheel)), wheel) for row in versions.RELEASES for wheel in row.wheels)
+    assert set(version_matrix.TESTED_TORCH) == {pinned.group(1), version_matrix.OLDEST_TORCH, bounds()["NEWEST"]}
+    newest = max(
+        (version_matrix.parse_version(version_matrix.get_base_version(wheel)), wheel)
+        for row in version_matrix.TORCH_NPU_RELEASES
+        for wheel in row.wheels
+    )
     assert newest[1] == bounds()["NEWEST"]
     makefile = (tree.ROOT / "Makefile").read_text(encoding="utf-8")
     nightly = (tree.ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
@@ -49,15 +53,16 @@ def test_what_is_tried_is_what_the_targets_install() -> None:
 @pytest.mark.parametrize("code", UNTRIED)
 def test_a_row_has_a_run_behind_it_or_says_that_it_has_none(code: str) -> None:
     table = rows(code)
-    assert {row[0] for row in table} >= set(versions.TRIED)
+    assert {row[0] for row in table} >= set(version_matrix.TESTED_TORCH)
     for torch, wheel, cann, driver, said in table:
-        assert (said == UNTRIED[code]) == (torch not in versions.TRIED), torch
-        assert versions.base(wheel) == torch
-        assert versions.torch_npu_with_cann(wheel, cann) in (
+        assert (said == UNTRIED[code]) == (torch not in version_matrix.TESTED_TORCH), torch
+        assert version_matrix.get_base_version(wheel) == torch
+        assert version_matrix.match_torch_npu_with_cann(wheel, cann) in (
             ("compatible",) if said == ABOVE[code] else ("matched", "compatible")
         )
         assert all(
-            versions.cann_with_driver(cann, one) in ("matched", "compatible") for one in re.split(r"[,、] ?", driver)
+            version_matrix.match_cann_with_driver(cann, one) in ("matched", "compatible")
+            for one in re.split(r"[,、] ?", driver)
         )
 
 

@@ -17,7 +17,7 @@ from anabatic.core.errors import AnabaticError
 from e2e import warm
 
 PROGRAMS = Path(__file__).parent / "programs"
-CACHE = paths.cache_root()  # before a test gets a cache of its own
+CACHE = paths.get_cache_root()  # before a test gets a cache of its own
 
 
 @dataclass
@@ -55,12 +55,12 @@ class Sim:
 
 @pytest.fixture(scope="session")
 def _built() -> None:
-    from anabatic.sim import build
+    from anabatic.sim import native_build
 
     old = os.environ.get("ANABATIC_CACHE")
     os.environ["ANABATIC_CACHE"] = str(CACHE)
     try:
-        build.ready()
+        native_build.prepare_build()
     except AnabaticError as error:
         if "does not compile" in str(error):
             raise

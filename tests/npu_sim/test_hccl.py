@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.sim import segment
+from anabatic.sim import shared_memory
 from npu_sim import ranks
 from npu_sim.conftest import Sim
 
@@ -20,7 +20,7 @@ from npu_sim.conftest import Sim
 def leftovers() -> list[str]:
     """Shared memory of communicators; other simulations of this computer have theirs for a while only."""
     for _ in range(600):
-        found = [path.name for path in Path("/dev/shm").glob(f"{segment.PREFIX}*-hccl-*")]
+        found = [path.name for path in Path("/dev/shm").glob(f"{shared_memory.SHM_PREFIX}*-hccl-*")]
         if not found:
             break
         time.sleep(0.1)
@@ -172,11 +172,19 @@ def across(sim: Sim, spaces: list[tuple[str, str]], world: int, case: str, modul
     """Run a case on two machines with `world` devices each."""
     started = [
         ranks.start(
-            sim, space, world, world * number, 2 * world, module, case,
-            MASTER="10.213.7.1", PORT="29777", GLOO_SOCKET_IFNAME=cable,
+            sim,
+            space,
+            world,
+            world * number,
+            2 * world,
+            module,
+            case,
+            MASTER="10.213.7.1",
+            PORT="29777",
+            GLOO_SOCKET_IFNAME=cable,
         )
         for number, (space, cable) in enumerate(spaces)
-    ]  # fmt: skip
+    ]
     results: dict[int, Any] = {}
     for process in started:
         printed, errors = process.communicate(timeout=600)

@@ -24,10 +24,10 @@ def test_the_processes_of_a_simulated_npu_and_what_torch_knows_of_its_own(sim: S
         """
         import json, os
         import torch
-        from anabatic.config.shared import Device as Settings
+        from anabatic.config.sections.common import Device as Settings
         from anabatic.device.device import pick
-        from anabatic.device.own import OwnDevice, known_as
-        from anabatic.monitor.sources import Machine
+        from anabatic.device.torch_source import OwnDevice, known_as
+        from anabatic.monitor.sources.selection import Machine
         device = pick(Settings())
         held = torch.zeros(64 << 20, dtype=torch.uint8, device=device.torch)
         seen, own = Machine().read(), OwnDevice(device).read().devices[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.sim import segment
+from anabatic.sim import shared_memory
 from npu_sim.conftest import CACHE, Sim
 
 
@@ -67,7 +67,7 @@ class Started:
         )
         assert self.process.stdout is not None
         self.first = self.process.stdout.readline().strip()
-        self.machine = f"{segment.PREFIX}{self.process.pid}"
+        self.machine = f"{shared_memory.SHM_PREFIX}{self.process.pid}"
 
     def wait(self) -> int:
         """Return the exit code."""
@@ -86,17 +86,17 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 def gone(pid: int) -> bool:
     """True when the process is over soon."""
-    return soon(lambda: segment.start_time(pid) == 0)
+    return soon(lambda: shared_memory.process_start_time(pid) == 0)
 
 
 def test_killed_from_outside(sim: Sim) -> None:
     run = Started(sim, "sleep 300 & echo $! $$; wait")
     sleeper, shell = map(int, run.first.split())
-    assert run.machine in segment.names()
+    assert run.machine in shared_memory.list_machine_names()
     run.process.kill()
     run.wait()
     assert gone(sleeper) and gone(shell)
-    assert soon(lambda: run.machine not in segment.names())
+    assert soon(lambda: run.machine not in shared_memory.list_machine_names())
 
 
 def _supervisor(run: Started) -> int:
@@ -118,19 +118,19 @@ def test_all_of_our_processes_are_killed(sim: Sim, both: bool) -> None:
         code = run.wait()
         assert code == (-signal.SIGKILL if both else 128 + signal.SIGKILL)
         assert gone(shell)
-        assert both or (gone(sleeper) and run.machine not in segment.names())
+        assert both or (gone(sleeper) and run.machine not in shared_memory.list_machine_names())
     finally:
         for pid in (sleeper, shell):
-            if segment.start_time(pid):
+            if shared_memory.process_start_time(pid):
                 os.kill(pid, signal.SIGKILL)
-        segment.remove(run.machine)
+        shared_memory.remove_segment(run.machine)
 
 
 def test_a_signal_reaches_the_command(sim: Sim) -> None:
     run = Started(sim, "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done")
     run.process.terminate()
     assert run.wait() == 5
-    assert run.machine not in segment.names()
+    assert run.machine not in shared_memory.list_machine_names()
 
 
 def test_orphans_of_the_command_end_with_it(sim: Sim) -> None:
@@ -146,7 +146,7 @@ def test_two_at_once(sim: Sim) -> None:
 
 def test_status_and_clean(sim: Sim) -> None:
     run = Started(sim, "echo ready; sleep 300")
-    dead = Path("/dev/shm") / f"{segment.PREFIX}{2**22 - 1}"
+    dead = Path("/dev/shm") / f"{shared_memory.SHM_PREFIX}{2**22 - 1}"
     dead.write_bytes(b"\0" * 8)
     try:
         words = [sys.executable, "-m", "anabatic", "sim"]
@@ -158,7 +158,7 @@ def test_status_and_clean(sim: Sim) -> None:
         cleaned = subprocess.run([*words, "clean"], capture_output=True, text=True).stdout
         assert cleaned.startswith("removed 1 machine")
         assert not dead.exists()
-        assert run.machine in segment.names()
+        assert run.machine in shared_memory.list_machine_names()
         refused = subprocess.run([*words, "clean", "--builds"], capture_output=True, text=True)
         assert refused.returncode == 2 and "error: " in refused.stderr and run.machine in refused.stderr
     finally:

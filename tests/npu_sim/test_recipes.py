@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from anabatic.core import jsonl
-from anabatic.data import tokenizer as tokenizers
-from anabatic.models.hf import save_model
-from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
+from anabatic.core import json_lines
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models.pretrained import save_model
+from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 from npu_sim.conftest import Sim
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -58,8 +58,8 @@ ROWS: dict[str, Any] = {
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A Qwen2 with grouped queries, biases and its own chat template, and rows of three levels."""
     root = tmp_path_factory.mktemp("small")
-    tokenizer = tiny_tokenizer(root, tiny_text(root))
-    save_model(tiny_qwen2(max_position_embeddings=256), root / "model", tokenizers.load(tokenizer))
+    tokenizer = train_tiny_tokenizer(root, write_tiny_text(root))
+    save_model(build_tiny_qwen2(max_position_embeddings=256), root / "model", tokenizers.load_tokenizer(tokenizer))
     draw, levels = random.Random(0), ("explain", "reasoning", "topology")
     rows = [
         {"instruction": f"{n} and", "input": "", "output": "the wind moves upward", "difficulty": draw.choice(levels)}
@@ -77,7 +77,7 @@ def run(
     words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
     done = sim.command("python", "-m", *words, *more, flags=["--npus", str(processes)])
     assert done.returncode == 0, done.stderr[-3000:]
-    return [row for row in jsonl.read(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    return [row for row in json_lines.read_json_lines(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -109,9 +109,19 @@ def test_recipe_of_reinforcement(sim: Sim, small: tuple[Path, Path]) -> None:
     rows = sim.folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({**ROWS["rl"], "question": f"{n} and"}) + "\n" for n in range(40)))
     options = {
-        "model": small[0], "data.train": rows, "batch.seq-len": 128, "examples-per-step": 2, "num-samples": 2,
-        "device-batch-size": 2, "sampling.max-new-tokens": 8, "schedule.max-steps": 2, "eval.every": 0, "eval.rows": 1,
-        "save.every": 1, "device.dtype": "bf16", "data.valid-fraction": 0.1,
-    }  # fmt: skip
+        "model": small[0],
+        "data.train": rows,
+        "batch.seq-len": 128,
+        "examples-per-step": 2,
+        "num-samples": 2,
+        "device-batch-size": 2,
+        "sampling.max-new-tokens": 8,
+        "schedule.max-steps": 2,
+        "eval.every": 0,
+        "eval.rows": 1,
+        "save.every": 1,
+        "device.dtype": "bf16",
+        "data.valid-fraction": 0.1,
+    }
     found = run(sim, "rl", "grpo-maths.yaml", 1, options)
     assert [row["step"] for row in found] == [1, 2]

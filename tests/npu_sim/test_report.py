@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.plan import cost
+from anabatic.plan import cost_model
 from anabatic.sim import chips
 from npu_sim.conftest import Sim
 
@@ -66,13 +66,15 @@ def test_synchronisations_name_the_line(reported: dict[str, Any]) -> None:
 
 
 def test_the_prediction_follows_the_formula(reported: dict[str, Any]) -> None:
-    rates = cost.rates(chips.find("910B3").row)
+    rates = cost_model.get_chip_rates(chips.find_sim_chip("910B3").device_spec)
     row = next(row for row in reported["operators"] if row["name"] == "aten::addmm")
-    one = cost.operator_ns(rates, "cube single", 2 * 32 * 64 * 64, 4 * (64 + 32 * 64 + 64 * 64 + 32 * 64))
+    one = cost_model.estimate_operator_ns(
+        rates, "cube single", 2 * 32 * 64 * 64, 4 * (64 + 32 * 64 + 64 * 64 + 32 * 64)
+    )
     assert row["paper_ms"] == pytest.approx(8 * one / 1e6, rel=1e-3)
     paper = reported["paper"]
     assert paper["bound"] == "host"  # tiny operators
-    assert paper["step_ms"] >= reported["step"]["operators"] * cost.HOST_NS / 1e6 * 0.99
+    assert paper["step_ms"] >= reported["step"]["operators"] * cost_model.HOST_NS / 1e6 * 0.99
     assert 0 < paper["mfu"] < 0.01
     assert paper["scaling"]["efficiency"] == 1
 
@@ -134,12 +136,14 @@ def test_both_sides_have_the_same_formulas(sim: Sim) -> None:
     """
     for chip in ("910B3", "910C", "310P"):
         operators, collectives = json.loads(sim.python(code, flags=["--chip", chip]))
-        rates = cost.rates(chips.find(chip).row)
-        assert operators == pytest.approx([cost.operator_ns(rates, unit, 3e12, 1e8) for unit in cost.UNITS])
+        rates = cost_model.get_chip_rates(chips.find_sim_chip(chip).device_spec)
+        assert operators == pytest.approx(
+            [cost_model.estimate_operator_ns(rates, unit, 3e12, 1e8) for unit in cost_model.COMPUTE_UNITS]
+        )
         assert collectives == pytest.approx(
             [
-                cost.collective_ns(rates, kind, 1e8, ranks)
-                for kind in cost.COLLECTIVES
+                cost_model.estimate_collective_ns(rates, kind, 1e8, ranks)
+                for kind in cost_model.COLLECTIVES
                 for ranks in (1, 2, 8, 16, 24, 4096)
             ]
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.models.hf import save_model
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.models.pretrained import save_model
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from npu_sim.conftest import Sim
 
 TASK = """
@@ -43,8 +43,8 @@ def test_the_cpus_likelihoods_with_one_wait_a_batch(sim: Sim) -> None:
 )
 def test_more_items_are_no_more_waits(sim: Sim, tasks: str, file: str, most: int) -> None:
     """Choices: one batch of them all. Replies: a wait for each of the 8 tokens, and for each piece of the prompts."""
-    tokenizer = byte_tokenizer(sim.folder / "tokenizer")
-    save_model(random_model(len(tokenizer), max_len=128), sim.folder / "model", tokenizer)
+    tokenizer = build_byte_tokenizer(sim.folder / "tokenizer")
+    save_model(build_random_model(len(tokenizer), max_len=128), sim.folder / "model", tokenizer)
     rows = [{"words": f"the wind {n} moves"} for n in range(64)]
     (sim.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (sim.folder / "winds.yaml").write_text(TASK)

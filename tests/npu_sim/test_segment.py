@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.sim import build, machine, segment
+from anabatic.sim import machine_spec, native_build, shared_memory
 
 PAIRS = (
-    ("SimFault", segment.Fault),
-    ("SimDevice", segment.Device),
-    ("SimProcess", segment.Process),
-    ("SimRates", segment.Rates),
-    ("SimSegment", segment.Segment),
+    ("SimFault", shared_memory.SimFault),
+    ("SimDevice", shared_memory.SimDevice),
+    ("SimProcess", shared_memory.SimProcess),
+    ("SimRates", shared_memory.SimRates),
+    ("SimSegment", shared_memory.SimSegment),
 )
 
 
@@ -32,25 +32,25 @@ def test_offsets_are_those_of_the_header(tmp_path: Path) -> None:
             expected.append(getattr(mirror, field).offset)
     code = f'#include <stddef.h>\n#include <stdio.h>\n#include "segment.h"\nint main(void) {{ {" ".join(lines)} }}\n'
     (tmp_path / "layout.c").write_text(code)
-    words = ["cc", f"-I{build.CSRC}", "-o", str(tmp_path / "layout"), str(tmp_path / "layout.c")]
+    words = ["cc", f"-I{native_build.CSRC}", "-o", str(tmp_path / "layout"), str(tmp_path / "layout.c")]
     subprocess.run(words, check=True, capture_output=True)
     printed = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout
     assert [int(line) for line in printed.split()] == expected
 
 
 def test_a_machine_is_made_read_and_removed() -> None:
-    name = segment.create(machine.build(3, "910B4", "1GiB"))
+    name = shared_memory.create_segment(machine_spec.build_machine(3, "910B4", "1GiB"))
     try:
-        assert name in segment.names()
-        with segment.attached(name) as found:
+        assert name in shared_memory.list_machine_names()
+        with shared_memory.attach_segment(name) as found:
             assert (found.devices, found.soc, found.cube_cores) == (3, b"Ascend910B4", 20)
             assert [found.device[i].hbm_total for i in range(4)] == [2**30] * 3 + [0]
-            assert segment.alive(os.getpid(), int(found.owner_started))
+            assert shared_memory.is_alive(os.getpid(), int(found.owner_started))
     finally:
-        segment.remove(name)
-    assert name not in segment.names()
+        shared_memory.remove_segment(name)
+    assert name not in shared_memory.list_machine_names()
 
 
 def test_a_reused_pid_is_somebody_else() -> None:
-    assert not segment.alive(os.getpid(), segment.start_time(os.getpid()) - 1)
-    assert not segment.alive(2**22 - 1, 0)
+    assert not shared_memory.is_alive(os.getpid(), shared_memory.process_start_time(os.getpid()) - 1)
+    assert not shared_memory.is_alive(2**22 - 1, 0)

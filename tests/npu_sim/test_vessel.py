@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from anabatic.core import jsonl
-from anabatic.data import tokenizer as tokenizers
-from anabatic.models.hf import save_model
-from anabatic.testing.tiny import tiny_text, tiny_tokenizer
+from anabatic.core import json_lines
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models.pretrained import save_model
+from anabatic.testing.tiny_models import train_tiny_tokenizer, write_tiny_text
 from npu_sim.conftest import Sim
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "vessel-8npu.yaml"
@@ -22,10 +22,15 @@ def write_rows(path: Path) -> None:
     for number in range(48):
         label, speed, name = ((7, "HIGH", "Passenger_Ship"), (4, "SLOW", "Fishing_Vessel"))[number % 2]
         points = [POINT.format(n=n, cell=CELL, speed=speed, name=name) for n in range(10)]
-        rows.append({
-            "text": " ".join(points), "label": label, "segment_length": 10, "h3_method": "char_split",
-            "source_file": f"{number // 2 * 2 + number % 2}.csv",
-        })  # fmt: skip
+        rows.append(
+            {
+                "text": " ".join(points),
+                "label": label,
+                "segment_length": 10,
+                "h3_method": "char_split",
+                "source_file": f"{number // 2 * 2 + number % 2}.csv",
+            }
+        )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -33,13 +38,21 @@ def test_the_guides_job(sim: Sim) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     root = sim.folder
-    tokenizer = tiny_tokenizer(root, tiny_text(root))
+    tokenizer = train_tiny_tokenizer(root, write_tiny_text(root))
     config = Qwen2Config(
-        vocab_size=320, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=128, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=0,
-        bos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    save_model(Qwen2ForCausalLM(config), root / "model", tokenizers.load(tokenizer))
+        vocab_size=320,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    save_model(Qwen2ForCausalLM(config), root / "model", tokenizers.load_tokenizer(tokenizer))
     write_rows(root / "rows.jsonl")
     words = ["anabatic", "classify", "train", "-c", str(RECIPE), "--model.path", "model", "--data", "rows.jsonl"]
     words += ["--out", "run", "--device.nproc", "2", "--batch.micro-batch-tokens", "1024", "--schedule.max-steps", "6"]
@@ -47,7 +60,7 @@ def test_the_guides_job(sim: Sim) -> None:
     done = sim.command("python", "-m", *words, flags=["--npus", "2"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "words are new to the tokenizer of model: one id each" in done.stderr
-    found = [row for row in jsonl.read(root / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    found = [row for row in json_lines.read_json_lines(root / "run" / "metrics.jsonl") if row["kind"] == "train"]
     assert len(found) == 6 and found[-1]["loss"] < found[0]["loss"]
     kept = json.loads((root / "run" / "best_model" / "classifier.json").read_text())
     assert len(kept["classes"]) == 14 and kept["words"].startswith("char-v1")

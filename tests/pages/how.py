@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from anabatic.config import commands
+from anabatic.config.loading import command_table
 
 ALL = os.environ.get("ANABATIC_TEST_DOCS") == "all"
 """Also what costs more than a moment."""
@@ -131,7 +131,7 @@ def sized(words: list[str]) -> list[str]:
     if "--" in words:
         at = words.index("--")
         return [*sized(words[:at]), "--", *sized(words[at + 1 :])]
-    names = [*commands.COMMANDS, *SIZES]
+    names = [*command_table.COMMANDS, *SIZES]
     name = max((name for name in names if words[: len(name.split())] == name.split()), key=len, default="")
     more = SIZES.get(name, "").split()
     if "--model.path" in words and "--model.width" in more:

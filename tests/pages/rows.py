@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from anabatic.testing.tiny import TEXT
+from anabatic.testing.tiny_models import CORPUS_TEXT
 from pages import blocks
 
-WORDS = TEXT.split()
+WORDS = CORPUS_TEXT.split()
 SMALL_RECIPE = """model: models/base
 out: runs/recipe
 data: {train: [rows.jsonl]}

@@ -142,11 +142,11 @@ class Stand:
 
     def tasks(self) -> None:
         """Write data sets and the CORE bundle with questions of our own, in the formats of the public ones."""
-        from anabatic.evals import known
+        from anabatic.evals.tasks import registry
         from unit.evals.test_known import ROWS
 
         for name, (row, *_) in ROWS.items():
-            task, _ = known.read(name)
+            task, _ = registry.read_task(name)
             assert isinstance(task, EvalTask)
             for split in {task.data.split, "train", "dev"}:
                 place = self.folder / "datasets" / task.data.hub / task.data.config

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.config import load
-from anabatic.data.document import Columns, Document
-from anabatic.data.raw_rows import read as raw_rows
-from anabatic.data.rows import to_document
-from anabatic.doctor import knowledge
-from anabatic.evals import known
-from anabatic.evals.items import items
-from anabatic.recipes import stages
+from anabatic.config.loading import settings
+from anabatic.data.readers.document import ColumnMapping, Document
+from anabatic.data.readers.raw_rows import read_raw_rows as raw_rows
+from anabatic.data.readers.row_parsing import row_to_document
+from anabatic.doctor import knowledge_base
+from anabatic.evals.tasks import registry
+from anabatic.evals.tasks.items import build_items
+from anabatic.recipes.pipeline import stage_plan
 from pages import blocks
 from pages.stand import Stand
 
@@ -26,40 +26,41 @@ BLOCKS = [one for page in PAGES for one in blocks.blocks(page)]
 
 def fine_tuning(file: Path) -> None:
     """A recipe of `sft`."""
-    assert load.load("sft", [file]).out
+    assert settings.load_job("sft", [file]).out
 
 
 def curriculum(file: Path) -> None:
     """A part of a recipe; the page says that its stages are the defaults."""
     given, default = (
-        load.load("sft", files, {"model": "models/base", "data": {"train": ["rows.json"]}}) for files in ([file], [])
+        settings.load_job("sft", files, {"model": "models/base", "data": {"train": ["rows.json"]}})
+        for files in ([file], [])
     )
     assert given.curriculum.use and given.curriculum.stages == default.curriculum.stages
 
 
 def pipeline(file: Path) -> None:
     """A recipe of `run`."""
-    job = load.load("run", [file])
-    assert [stage.name for stage in stages.plan(job, {"corpus": "data/books"})] == list(job.stages)
+    job = settings.load_job("run", [file])
+    assert [stage.name for stage in stage_plan.plan_stages(job, {"corpus": "data/books"})] == list(job.stages)
 
 
 def knowledge_entries(file: Path) -> None:
     """Entries for `explain`, which take a code of ours."""
-    assert knowledge.load((file,)).by_code["EI0006"].id == "our-proxy"
+    assert knowledge_base.load_knowledge((file,)).by_code["EI0006"].id == "our-proxy"
 
 
 def task(file: Path) -> None:
     """A task of `eval`: rows become questions."""
-    for planned in known.plan([str(file)]).tasks:
+    for planned in registry.plan_tasks([str(file)]).tasks:
         rows = list(raw_rows(Path(planned.task.data.files[0])))
         shots = planned.task.shots
-        made = items(planned.task, rows, None, shots=shots, limit=None, seed=0)
+        made = build_items(planned.task, rows, None, shots=shots, limit=None, seed=0)
         assert len(made) == len(rows)
 
 
 def group(file: Path) -> None:
     """A group of tasks."""
-    plan = known.plan([str(file)])
+    plan = registry.plan_tasks([str(file)])
     assert len(plan.tasks) == 3 and len(plan.groups) == 1
 
 
@@ -90,16 +91,16 @@ def test_yaml(block: blocks.Block, stand: Stand) -> None:
 
 def row(text: str) -> None:
     """A row of training data."""
-    read = to_document(json.loads(text), "row", "row 1", Columns())
+    read = row_to_document(json.loads(text), "row", "row 1", ColumnMapping())
     assert isinstance(read, Document) and read.messages and read.messages[-1]["role"] == "assistant"
 
 
 def answer(text: str) -> None:
     """A row that `infer` writes: all its columns, and no others."""
-    from anabatic.recipes import infer_files
+    from anabatic.recipes import answer_shards
 
-    source = Path(infer_files.__file__).parent
-    written = (source / "infer.py").read_text("utf-8") + Path(infer_files.__file__).read_text("utf-8")
+    source = Path(answer_shards.__file__).parent
+    written = (source / "infer.py").read_text("utf-8") + Path(answer_shards.__file__).read_text("utf-8")
     assert all(f'"{key}"' in written for key in json.loads(text))
 
 

@@ -26,10 +26,10 @@ completion = "    return min(abs(a - b) for a in numbers for b in numbers if a i
 test = "def check(candidate):\\n    assert candidate([1.0, 1.1], 0.5) and not candidate([1.0, 3.0], 0.5)\\n"
 """
 LOADED = """
-from anabatic.config.shared import Device
+from anabatic.config.sections.common import Device
 from anabatic.data import tokenizer as folders
 from anabatic.device.device import pick
-from anabatic.models.hf import load_model
+from anabatic.models.pretrained import load_model
 _device = pick(Device())
 tokenizer, model = folders.load("models/base"), load_model("models/base", _device.torch, _device.dtype)
 prompt_ids = tokenizer.encode("the wind moves")

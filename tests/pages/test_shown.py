@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from anabatic.launch import hosts
+from anabatic.launch.hosts import hostfile
 from house import tree
 from pages import blocks, stand
 from pages.stand import Stand
@@ -138,9 +138,10 @@ def rooms(block: blocks.Block, _: Stand) -> None:
 
 def machines(_: blocks.Block, made: Stand) -> None:
     """A file of machines."""
-    assert [(host.name, host.slots) for host in hosts.read(made.folder / "hosts.txt")] == [
-        ("192.168.1.10", 8), ("192.168.1.11", 8)
-    ]  # fmt: skip
+    assert [(host.name, host.slots) for host in hostfile.read_hostfile(made.folder / "hosts.txt")] == [
+        ("192.168.1.10", 8),
+        ("192.168.1.11", 8),
+    ]
 
 
 def other(_: str) -> Check:

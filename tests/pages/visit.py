@@ -15,18 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anabatic.cli import app, launch_words
-from anabatic.config import commands, load
+from anabatic.cli import app
+from anabatic.cli.launch import option_parsing
+from anabatic.config.loading import command_table, settings
 from anabatic.core import paths
 from anabatic.core.errors import AnabaticError
-from anabatic.testing.spawn import free_port
+from anabatic.testing.multiprocess import find_free_port
 from e2e import command
 from house import tree
 from pages import blocks, stand
 from pages.how import ALL, How, how, sized
 
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m anabatic "$@"\n'
-CACHE = paths.cache_root()  # before a test gets a cache of its own
+CACHE = paths.get_cache_root()  # before a test gets a cache of its own
 PORT = "8000"
 """Where the pages' servers listen."""
 
@@ -46,9 +47,11 @@ def alike(text: str) -> list[str]:
 def written(words: list[str]) -> list[str]:
     """Return where a command writes: what it says, else the default of a training."""
     said = [words[words.index(option) + 1] for option in ("--out", "-o") if option in words]
-    names = [name for name in commands.COMMANDS if words[: len(name.split())] == name.split()]
-    row = commands.get(max(names, key=len)) if names else None
-    return said or ([load.defaults(row.job_class())["out"]] if row and row.trains and "-c" not in words else [])
+    names = [name for name in command_table.COMMANDS if words[: len(name.split())] == name.split()]
+    row = command_table.get_command(max(names, key=len)) if names else None
+    return said or (
+        [settings.default_tree(row.import_job_class())["out"]] if row and row.is_training and "-c" not in words else []
+    )
 
 
 @dataclass
@@ -154,29 +157,31 @@ class Visit:
         """Words, options, values, recipes: everything up to the work itself."""
         words = self._words(text)
         border = words.index("--") if "--" in words else len(words)
-        _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
+        _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
         inner = words[border + 1 :]
         if inner[:1] == ["anabatic"]:
             self._read(shlex.join(inner), row)
         elif inner and words[0] in ("launch", "plan", "bench") and words[:2] != ["bench", "compare"]:
             os.chdir(self.folder)
             made_up = words[0] == "bench" and "--length" in words  # rows that take the place of data
-            launch_words.training_job([*inner, *(["--data.train", "stdlib:"] if made_up else [])])
+            option_parsing.resolve_training_job([*inner, *(["--data.train", "stdlib:"] if made_up else [])])
         self._settings(words[:border], bound.arguments)
 
     def _settings(self, words: list[str], given: dict[str, object]) -> None:
-        from anabatic.cli import job
+        from anabatic.cli import job_command
 
-        names = [name for name in commands.COMMANDS if words[: len(name.split())] == name.split()]
+        names = [name for name in command_table.COMMANDS if words[: len(name.split())] == name.split()]
         if not names:
             return
-        row = commands.get(max(names, key=len))
+        row = command_table.get_command(max(names, key=len))
         files = given.pop("config", None) or []
-        given.pop(job.DRY_RUN, None)
-        if bare := given.pop(row.words.upper(), ()):
-            given[row.words] = job._worded(row.job_class(), row.words, bare, given.get(row.words))
+        given.pop(job_command.DRY_RUN, None)
+        if bare := given.pop(row.positional_setting.upper(), ()):
+            given[row.positional_setting] = job_command._words_to_value(
+                row.import_job_class(), row.positional_setting, bare, given.get(row.positional_setting)
+            )
         os.chdir(self.folder)
-        load.load(row.name, files, job.tree(given))
+        settings.load_job(row.name, files, job_command.nest_options(given))
 
     def _shell(self, text: str, row: How) -> None:
         """As it stands, by bash."""
@@ -208,7 +213,7 @@ class Visit:
 
     def _serve(self, text: str, row: How) -> None:
         self.leave()
-        self.port = free_port()
+        self.port = find_free_port()
         words = [*self._words(text), "--port", str(self.port)]
         self.server = stand.run(words, self.folder, self.variables, self.cache)
         address = f"http://127.0.0.1:{self.port}/health"
@@ -218,7 +223,7 @@ class Visit:
         """An exporter: it is asked once."""
         self.leave()
         words = self._words(text)
-        self.port = free_port()
+        self.port = find_free_port()
         at = words.index("--prom") + 1
         words[at] = words[at].rpartition(":")[0] + f":{self.port}"
         self.server = stand.run(words, self.folder, self.variables, self.cache)
@@ -246,12 +251,12 @@ class Visit:
 @functools.cache
 def simulator() -> bool:
     """True where simulated devices can be had; they are built if need be."""
-    from anabatic.sim import build
+    from anabatic.sim import native_build
 
     own = os.environ.get("ANABATIC_CACHE", "")
     os.environ["ANABATIC_CACHE"] = str(CACHE)
     try:
-        build.ready()
+        native_build.prepare_build()
     except AnabaticError as error:
         print(f"no simulated NPU here: {error}")
         return False

@@ -9,62 +9,74 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from anabatic.bench import machine, written
-from anabatic.bench import train as one_training
-from anabatic.bench import windows as children
-from anabatic.bench.figures import Figure, Result
-from anabatic.bench.windows import Trained
+from anabatic.bench import environment_info, result_files
+from anabatic.bench import training_probe as children
+from anabatic.bench import training_throughput as one_training
+from anabatic.bench.measurements import BenchMetric, BenchResult
+from anabatic.bench.training_probe import TrainingMeasurement
 from anabatic.config.bench import BenchScaling
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
-from anabatic.launch import free
+from anabatic.launch.local import device_selection
 
 
 def run(asked: BenchScaling, name: str, job: Any, words: Sequence[str]) -> int:
-    """Measure a resolved job on each number of devices; arguments and errors as of `bench.train.run`.
+    """Measure a resolved job on each number of devices; arguments and errors as of `bench.training_throughput.run`.
 
     Raises:
         DeviceError: there are fewer devices than are asked for, or fewer free ones. Nothing was measured then.
     """
-    counts = asked.counts
+    counts = asked.device_counts
     tensor = job.parallel.tensor
     if uneven := [count for count in counts if count % tensor]:
         raise ConfigError(f"parallel.tensor {tensor} does not divide {uneven[0]} devices", "leave that number out")
     given, most = job.batch.global_batch_tokens, counts[-1]
-    if given is not None and not asked.weak and (given % most or given // most < job.batch.length):
+    if given is not None and not asked.weak and (given % most or given // most < job.batch.resolved_seq_len):
         raise ConfigError(
-            f"batch.global_batch_tokens {given} cannot be divided among {most} devices by rows of {job.batch.length}",
+            f"batch.global_batch_tokens {given} cannot be divided among {most} devices by rows of "
+            f"{job.batch.resolved_seq_len}",
             "raise it, or give --weak: as many tokens for each device",
         )
-    free.choose(job.device.type, most, os.environ)
-    load = written.begin(asked)
+    device_selection.select_devices(job.device.type, most, os.environ)
+    load = result_files.prepare_output(asked)
     folder = Path(asked.out).expanduser()
-    job = one_training.prepared(asked, name, job, folder)
-    found: dict[int, Trained] = {}
+    job = one_training.prepare_job(asked, name, job, folder)
+    found: dict[int, TrainingMeasurement] = {}
     for count in counts:
         log.info(f"{count} x {asked.repeats + asked.warm_up} x {asked.steps} steps: {shlex.join(words)}")
-        part = _job(job, count, asked.weak, found)
-        found[count] = children.train(
+        part = _job_for_devices(job, count, asked.weak, found)
+        found[count] = children.measure_training(
             name, part, folder / f"devices-{count}", asked.steps, asked.repeats + asked.warm_up
         )
-    figures = [figure for count in counts for figure in _figures(count, counts[0], found, asked.warm_up, name, job)]
-    device = found[counts[-1]].device
-    where = machine.facts(load, device.get("name", ""), counts[-1])
-    sizes = {count: dict(one.plan) for count, one in found.items()}
-    result = Result(
-        "scaling", f"{shlex.join(words)}; {'weak' if asked.weak else 'strong'} scaling", figures,
-        {"command": shlex.join(words), **asdict(asked), "sizes": sizes}, where, "devices",
-        [*machine.notes(where), *_notes(device.get("type", ""), counts[-1], where["cores"])],
-    )  # fmt: skip
-    written.finish(asked, result)
+    figures = [
+        figure
+        for count in counts
+        for figure in _build_scaling_metrics(count, counts[0], found, asked.warm_up, name, job)
+    ]
+    device = found[counts[-1]].device_event
+    where = environment_info.collect_environment(load, device.get("name", ""), counts[-1])
+    sizes = {count: dict(one.resolved_sizes) for count, one in found.items()}
+    result = BenchResult(
+        "scaling",
+        f"{shlex.join(words)}; {'weak' if asked.weak else 'strong'} scaling",
+        figures,
+        {"command": shlex.join(words), **asdict(asked), "sizes": sizes},
+        where,
+        "devices",
+        [
+            *environment_info.caveat_notes(where),
+            *_shared_core_notes(device.get("type", ""), counts[-1], where["cores"]),
+        ],
+    )
+    result_files.write_results(asked, result)
     return 0
 
 
-def _job(job: Any, count: int, weak: bool, found: dict[int, Trained]) -> Any:
+def _job_for_devices(job: Any, count: int, weak: bool, found: dict[int, TrainingMeasurement]) -> Any:
     """Return the job on `count` devices; all but the first take the sizes that the first has settled on."""
     batch = job.batch
     if found:
-        first, sizes = next((count, one.plan) for count, one in found.items())
+        first, sizes = next((count, one.resolved_sizes) for count, one in found.items())
         total = int(sizes["global_batch_tokens"])
         micro = int(sizes["micro_batch_tokens"])
         if weak:
@@ -76,26 +88,28 @@ def _job(job: Any, count: int, weak: bool, found: dict[int, Trained]) -> Any:
     return replace(job, batch=batch, device=replace(job.device, nproc=count))
 
 
-def _figures(count: int, first: int, found: dict[int, Trained], warm_up: int, name: str, job: Any) -> list[Figure]:
+def _build_scaling_metrics(
+    count: int, first: int, found: dict[int, TrainingMeasurement], warm_up: int, name: str, job: Any
+) -> list[BenchMetric]:
     """Speed, speed-up against the least number, and efficiency: the speed-up over what the numbers promise."""
     own = replace(job, device=replace(job.device, nproc=count))
     speeds = {}
     for number in (first, count):
-        paper, _ = one_training.planned(name, own, found[number])
-        speeds[number] = one_training.figures(found[number], warm_up, paper)[0]
+        paper, _ = one_training.plan_measured_job(name, own, found[number])
+        speeds[number] = one_training.build_training_metrics(found[number], warm_up, paper)[0]
     base, here = speeds[first], speeds[count]
     up = here.median / base.median
-    on_paper = here.planned / base.planned if here.planned and base.planned else None
+    on_paper = here.planned_value / base.planned_value if here.planned_value and base.planned_value else None
     made = [
-        replace(here, name="tokens/s", at=float(count)),
-        Figure("tokens a step", "tokens", (found[count].windows[-1].tokens,), at=float(count)),
-        Figure("speed-up", "x", (up,), on_paper, float(count)),
-        Figure("efficiency", "share", (up * first / count,), None, float(count)),
+        replace(here, name="tokens/s", axis_value=float(count)),
+        BenchMetric("tokens a step", "tokens", (found[count].windows[-1].tokens_per_step,), axis_value=float(count)),
+        BenchMetric("speed-up", "x", (up,), on_paper, float(count)),
+        BenchMetric("efficiency", "share", (up * first / count,), None, float(count)),
     ]
     return made
 
 
-def _notes(kind: str, most: int, cores: int) -> list[str]:
+def _shared_core_notes(kind: str, most: int, cores: int) -> list[str]:
     if kind == "cpu" and most > cores:
         return [f"{most} processes share {cores} cores"]
     return ["the processes share one processor's cores: these are no figures of devices"] if kind == "cpu" else []

@@ -10,35 +10,35 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Group
 
 from anabatic import __version__
-from anabatic.cli import errors, examples
-from anabatic.config import commands
-from anabatic.core import affinity, child, log
+from anabatic.cli import error_report, help_examples
+from anabatic.config.loading import command_table
+from anabatic.core import affinity, log, relaunch
 from anabatic.core.errors import ConfigError
-from anabatic.core.heart import HEART
-from anabatic.core.stopping import LISTENER
+from anabatic.core.heartbeat import HEARTBEAT
+from anabatic.core.stop_signals import SIGNAL_LISTENER
 
-TRAIN = Group("Train", sort_key=1)
-USE = Group("Use", sort_key=2)
-MACHINE = Group("Machine", sort_key=3)
-HELP = Group("Recipes", sort_key=4)
-OPTIONS = Group("Options", sort_key=5)
+TRAIN_GROUP = Group("Train", sort_key=1)
+USE_GROUP = Group("Use", sort_key=2)
+MACHINE_GROUP = Group("Machine", sort_key=3)
+RECIPES_GROUP = Group("Recipes", sort_key=4)
+OPTIONS_GROUP = Group("Options", sort_key=5)
 
-_LAZY = (
-    ("run", "anabatic.cli.run:run", TRAIN),
-    ("pretrain", "anabatic.cli.pretrain:pretrain", TRAIN),
-    ("sft", "anabatic.cli.sft:sft", TRAIN),
-    ("dpo", "anabatic.cli.dpo:dpo", TRAIN),
-    ("rl", "anabatic.cli.rl:rl", TRAIN),
-    ("reward", "anabatic.cli.reward:reward", TRAIN),
-    ("merge", "anabatic.cli.merge:merge", USE),
-    ("export", "anabatic.cli.export:export", USE),
-    ("eval", "anabatic.cli.evaluate:evaluate", USE),
-    ("infer", "anabatic.cli.infer:infer", USE),
-    ("chat", "anabatic.cli.chat:chat", USE),
-    ("serve", "anabatic.cli.serve:serve", USE),
+_LAZY_COMMANDS = (
+    ("run", "anabatic.cli.run:run", TRAIN_GROUP),
+    ("pretrain", "anabatic.cli.pretrain:pretrain", TRAIN_GROUP),
+    ("sft", "anabatic.cli.sft:sft", TRAIN_GROUP),
+    ("dpo", "anabatic.cli.dpo:dpo", TRAIN_GROUP),
+    ("rl", "anabatic.cli.rl:rl", TRAIN_GROUP),
+    ("reward", "anabatic.cli.reward:reward", TRAIN_GROUP),
+    ("merge", "anabatic.cli.merge:merge", USE_GROUP),
+    ("export", "anabatic.cli.export:export", USE_GROUP),
+    ("eval", "anabatic.cli.evaluate:evaluate", USE_GROUP),
+    ("infer", "anabatic.cli.infer:infer", USE_GROUP),
+    ("chat", "anabatic.cli.chat:chat", USE_GROUP),
+    ("serve", "anabatic.cli.serve:serve", USE_GROUP),
 )
 
-_CLASSIFY = (
+_CLASSIFY_COMMANDS = (
     ("words", "words"),
     ("pretrain", "pretrain"),
     ("train", "train"),
@@ -48,7 +48,7 @@ _CLASSIFY = (
 )
 """Verb, and its name in `cli/classify.py`."""
 
-_CONVERT = (
+_CONVERT_PROGRAMS = (
     ("swift", "Print the recipe for a command of ms-swift."),
     ("llamafactory", "Print the recipe for a file or command of LLaMA-Factory."),
     ("deepspeed", "Print the recipe for a DeepSpeed file, or a script under a launcher."),
@@ -56,71 +56,83 @@ _CONVERT = (
 )
 """Program, and the help of `config from-PROGRAM`."""
 
-_DOCTOR = "Check this machine: chips, driver, CANN, torch, variables, network."
-_CHECKPOINT = "List, verify or export the checkpoints of a run."
-_BENCH = "Measure training, answers, tokens, collectives, files, or another program."
-_ENV = "Print the variables that this machine needs, for eval."
+_DOCTOR_HELP = "Check this machine: chips, driver, CANN, torch, variables, network."
+_CHECKPOINT_HELP = "List, verify or export the checkpoints of a run."
+_BENCH_HELP = "Measure training, answers, tokens, collectives, files, or another program."
+_ENV_HELP = "Print the variables that this machine needs, for eval."
 
 
-def build() -> App:
+def build_app() -> App:
     """Return the application. A command's module is imported when the command is named."""
     app = App(
         name="anabatic",
         help="Train language models on Ascend NPUs, NVIDIA GPUs and CPUs.",
-        help_epilogue=examples.GENERAL,
+        help_epilogue=help_examples.GENERAL_EPILOGUE,
         version=__version__,
         version_flags=["--version", "-V"],
         result_action="return_value",
         default_parameter=None,
-        suppress_keyboard_interrupt=False,  # it would end the process without a word; `errors.guard` says one
+        # It would end the process without a message; `error_report.run_with_error_report` reports one.
+        suppress_keyboard_interrupt=False,
     )
-    for name, path, group in _LAZY:
-        app.command(path, name=name, help=commands.get(name).help, group=group)
-    tokenizer = App(name="tokenizer", help="Train or compare tokenizers.", group=TRAIN)
+    for name, path, group in _LAZY_COMMANDS:
+        app.command(path, name=name, help=command_table.get_command(name).help, group=group)
+    tokenizer = App(name="tokenizer", help="Train or compare tokenizers.", group=TRAIN_GROUP)
     for verb, path in (
         ("train", "anabatic.cli.tokenizer:train"),
         ("eval", "anabatic.cli.tokenizer:evaluate"),
     ):
-        tokenizer.command(path, name=verb, help=commands.get(f"tokenizer {verb}").help)
+        tokenizer.command(path, name=verb, help=command_table.get_command(f"tokenizer {verb}").help)
     app.command(tokenizer)
-    app.command("anabatic.cli.doctor:doctor", name="doctor", help=_DOCTOR, group=MACHINE)
-    app.command("anabatic.cli.env:env", name="env", help=_ENV, group=MACHINE)
-    app.command("anabatic.cli.explain:explain", name="explain", help="Say what the errors in logs mean.", group=MACHINE)
+    app.command("anabatic.cli.doctor:doctor", name="doctor", help=_DOCTOR_HELP, group=MACHINE_GROUP)
+    app.command("anabatic.cli.env:env", name="env", help=_ENV_HELP, group=MACHINE_GROUP)
     app.command(
-        "anabatic.cli.launch:app", name="launch", help="Run a training command in several processes or machines.",
-        group=TRAIN,
-    )  # fmt: skip
-    app.command("anabatic.cli.plan:plan", name="plan", help="Say what memory and time a training needs.", group=TRAIN)
-    app.command("anabatic.cli.bench:app", name="bench", help=_BENCH, group=MACHINE)
-    classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN)
-    for verb, name in _CLASSIFY:
-        classify.command(f"anabatic.cli.classify:{name}", name=verb, help=commands.get(f"classify {verb}").help)
-    app.command(classify)
-    app.command("anabatic.cli.checkpoint:app", name="checkpoint", help=_CHECKPOINT, group=USE)
-    app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE)
-    app.command(
-        "anabatic.cli.monitor:monitor", name="monitor", help="Look at devices, and at a run beside them.", group=MACHINE
+        "anabatic.cli.explain:explain", name="explain", help="Say what the errors in logs mean.", group=MACHINE_GROUP
     )
-    config = App(name="config", help="Show, check or convert recipes.", group=HELP)
+    app.command(
+        "anabatic.cli.launch.command:app",
+        name="launch",
+        help="Run a training command in several processes or machines.",
+        group=TRAIN_GROUP,
+    )
+    app.command(
+        "anabatic.cli.plan:plan", name="plan", help="Say what memory and time a training needs.", group=TRAIN_GROUP
+    )
+    app.command("anabatic.cli.bench:app", name="bench", help=_BENCH_HELP, group=MACHINE_GROUP)
+    classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN_GROUP)
+    for verb, name in _CLASSIFY_COMMANDS:
+        classify.command(
+            f"anabatic.cli.classify:{name}", name=verb, help=command_table.get_command(f"classify {verb}").help
+        )
+    app.command(classify)
+    app.command("anabatic.cli.checkpoint:app", name="checkpoint", help=_CHECKPOINT_HELP, group=USE_GROUP)
+    app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE_GROUP)
+    app.command(
+        "anabatic.cli.monitor:monitor",
+        name="monitor",
+        help="Look at devices, and at a run beside them.",
+        group=MACHINE_GROUP,
+    )
+    config = App(name="config", help="Show, check or convert recipes.", group=RECIPES_GROUP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
-    for name, about in _CONVERT:
+    for name, about in _CONVERT_PROGRAMS:
         function = f"anabatic.cli.convert:from_{name}"
         config.command(function, name=f"from-{name}", help=about)
     app.command(config)
     for flag in ("--help", "--version"):
-        app[flag].group = OPTIONS
+        app[flag].group = OPTIONS_GROUP
     return app
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, 2 for the user's mistake, 1 for a failure, 130 when interrupted."""
-    _open_standard_files()
-    if (reports := child.reports()) is not None:
-        child.die_with_parent()
-        affinity.take()
-        child.keep_native_output(reports / child.NATIVE.format(log.rank()))
-        HEART.open()
+    _reopen_closed_streams()
+    if (reports := relaunch.get_reports_folder()) is not None:
+        relaunch.die_with_parent()
+        affinity.bind_to_cores()
+        relaunch.redirect_native_stderr(reports / relaunch.NATIVE_STDERR_FILE.format(log.get_rank()))
+        HEARTBEAT.open()
     tokens = list(sys.argv[1:] if argv is None else argv)
     border = tokens.index("--") if "--" in tokens else len(tokens)  # what follows belongs to the command of `sim`
     if "--debug" in tokens[:border]:
@@ -130,14 +142,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Read by libgomp when torch is loaded: threads that spin for long lose 10x when a core is busy elsewhere, and
     # gain nothing on an idle machine (measured, docs/dev/LOG.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    log.setup(debug)
-    code = errors.guard(lambda: _call(tokens, reports is not None), debug)
-    if code == child.AGAIN or LISTENER.ended:  # others may be in a collective that Python's own end would wait for
-        child.leave(code)
+    log.setup_logging(debug)
+    code = error_report.run_with_error_report(lambda: _run_command(tokens, reports is not None), debug)
+    if (
+        code == relaunch.EXIT_RESTART or SIGNAL_LISTENER.is_stopped
+    ):  # others may be in a collective that Python's own end would wait for
+        relaunch.exit_process(code)
     sys.exit(code)
 
 
-def _open_standard_files() -> None:
+def _reopen_closed_streams() -> None:
     """Put the null device where a standard file is closed: the next file opened would take its place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -148,26 +162,26 @@ def _open_standard_files() -> None:
             setattr(sys, name, stream)
 
 
-def _call(tokens: list[str], is_worker: bool) -> int:
+def _run_command(tokens: list[str], is_worker: bool) -> int:
     if is_worker:
-        LISTENER.start()
-    app = build()
-    app.help_epilogue = examples.epilogue(tokens)
+        SIGNAL_LISTENER.start_listening()
+    app = build_app()
+    app.help_epilogue = help_examples.make_epilogue(tokens)
     try:
         if tokens[:1] == ["sim"] and "--" not in tokens:
-            _no_command_without_border(app, tokens)
+            _require_command_separator(app, tokens)
         result = app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise errors.usage(error, tokens) from error
+        raise error_report.translate_usage_error(error, tokens) from error
     except ConfigError as error:
-        from anabatic.cli import habits
+        from anabatic.cli import usage_hints
 
-        raise habits.misread(error, tokens) from error
+        raise usage_hints.explain_misread_settings(error, tokens) from error
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
 
 
-def _no_command_without_border(app: App, tokens: list[str]) -> None:
+def _require_command_separator(app: App, tokens: list[str]) -> None:
     """Refuse `sim stat`: a mistyped word of ours must not start some program of that name."""
     function, bound, _, _ = app.parse_known_args(tokens)
     if function.__name__ == "run" and bound.args:

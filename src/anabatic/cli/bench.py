@@ -9,10 +9,10 @@ from typing import Any
 from cyclopts import App
 
 from anabatic import __version__
-from anabatic.cli import job as jobs
-from anabatic.cli.launch_words import training_job
-from anabatic.config import check, commands, load
+from anabatic.cli import job_command as jobs
+from anabatic.cli.launch.option_parsing import resolve_training_job
 from anabatic.config.bench import BenchCompare, BenchScaling, BenchTrain
+from anabatic.config.loading import command_table, settings, validation
 from anabatic.core.errors import ConfigError
 
 app = App(
@@ -26,9 +26,9 @@ def train(*command: str, **given: Any) -> int:
     COMMAND stands after `--`, as it would be typed: sft -c recipe.yaml. Its data are read, or with --length rows are
     made up; nothing of the training is kept.
     """
-    from anabatic.bench import train as story
+    from anabatic.bench import training_throughput as story
 
-    asked, words, row, job = _training(BenchTrain, command, given)
+    asked, words, row, job = _resolve_training_command(BenchTrain, command, given)
     return story.run(asked, row.name, job, words)
 
 
@@ -39,7 +39,7 @@ def scaling(*command: str, **given: Any) -> int:
     """
     from anabatic.bench import scaling as story
 
-    asked, words, row, job = _training(BenchScaling, command, given)
+    asked, words, row, job = _resolve_training_command(BenchScaling, command, given)
     return story.run(asked, row.name, job, words)
 
 
@@ -48,40 +48,44 @@ def compare(*command: str, **given: Any) -> int:
 
     COMMAND stands after `--`.
     """
-    from anabatic.bench import compare as story
+    from anabatic.bench import command_comparison as story
 
     if not command:
         raise ConfigError("which command?", 'for example: anabatic bench compare --ours "sft ..." -- python peer.py')
-    return story.run(_asked(BenchCompare, given), command)
+    return story.run(_make_bench_settings(BenchCompare, given), command)
 
 
-def _asked(cls: Any, given: dict[str, Any]) -> Any:
-    return load.make(cls, check.section(jobs.tree(given), cls, check.Flags()))
+def _make_bench_settings(cls: Any, given: dict[str, Any]) -> Any:
+    return settings.make_settings(
+        cls, validation.check_section(jobs.nest_options(given), cls, validation.OptionNamer())
+    )
 
 
-def _training(
+def _resolve_training_command(
     cls: Any, command: tuple[str, ...], given: dict[str, Any]
-) -> tuple[Any, list[str], commands.Command, Any]:
+) -> tuple[Any, list[str], command_table.Command, Any]:
     """Return the settings, the training's command, its row and its resolved job."""
-    from anabatic.bench import train as story
+    from anabatic.bench import training_throughput as story
 
-    asked = _asked(cls, given)
-    words = list(command or story.DEFAULT)
+    asked = _make_bench_settings(cls, given)
+    words = list(command or story.DEFAULT_COMMAND)
     if not command and asked.length is None:
-        asked = dataclasses.replace(asked, length=story.LENGTH)
+        asked = dataclasses.replace(asked, length=story.DEFAULT_ROW_TOKENS)
     if asked.length is not None and not {"--data", "--data.train"}.intersection(words):
         words += ["--data.train", "stdlib:"]  # its place is taken by the rows that are made up
-    row, job = training_job(words)
-    return asked, list(command or story.DEFAULT), row, job
+    row, job = resolve_training_job(words)
+    return asked, list(command or story.DEFAULT_COMMAND), row, job
 
 
-_COMMAND = inspect.Parameter("command", inspect.Parameter.VAR_POSITIONAL, annotation=str)
+_COMMAND_PARAMETER = inspect.Parameter("command", inspect.Parameter.VAR_POSITIONAL, annotation=str)
 for _function, _cls, _short in (
     (train, BenchTrain, {}),
     (scaling, BenchScaling, {"npus": "--nproc"}),
     (compare, BenchCompare, {}),
 ):
-    jobs.set_signature(_function, [_COMMAND, *jobs.options(_cls, _short)])
+    jobs.set_signature(_function, [_COMMAND_PARAMETER, *jobs.make_option_parameters(_cls, _short)])
     app.command(_function)
 for _verb in ("infer", "tokenize", "collective", "io"):
-    app.command(jobs.job_command(f"bench {_verb}"), name=_verb, help=commands.get(f"bench {_verb}").help)
+    app.command(
+        jobs.make_job_command(f"bench {_verb}"), name=_verb, help=command_table.get_command(f"bench {_verb}").help
+    )

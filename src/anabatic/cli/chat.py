@@ -1,5 +1,5 @@
 """`anabatic chat`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-chat = job_command("chat")
+chat = make_job_command("chat")

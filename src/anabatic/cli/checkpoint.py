@@ -10,17 +10,17 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from anabatic import __version__
-from anabatic.cli.job import job_command
-from anabatic.config import commands
+from anabatic.cli.job_command import make_job_command
+from anabatic.config.loading import command_table
 
 app = App(name="checkpoint", help="List, verify or export the checkpoints of a run.", version=__version__)
-_Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
-BROKEN = 1
+_JsonSwitch = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+EXIT_BROKEN = 1
 """Exit code when a file is not as it was written."""
 
 
 @app.command(name="list")
-def list_(path: Path, /, *, json_: _Json = False) -> None:
+def list_(path: Path, /, *, json_: _JsonSwitch = False) -> None:
     """List the checkpoints of a run; sizes are compared, contents are not read (that is `verify`).
 
     Parameters
@@ -30,15 +30,15 @@ def list_(path: Path, /, *, json_: _Json = False) -> None:
     json_
         Print JSON.
     """
-    from anabatic.train import checkpoint_list
+    from anabatic.train.checkpoint import listing
 
-    rows = checkpoint_list.rows(path.expanduser())
-    text = json.dumps(rows, indent=2) + "\n" if json_ else checkpoint_list.table(rows)
+    rows = listing.list_checkpoints(path.expanduser())
+    text = json.dumps(rows, indent=2) + "\n" if json_ else listing.format_table(rows)
     sys.stdout.write(text)
 
 
 @app.command
-def verify(path: Path, /, *, json_: _Json = False) -> int:
+def verify(path: Path, /, *, json_: _JsonSwitch = False) -> int:
     """Compare every file with its size and checksum. Exit code 1: something is not as it was written.
 
     Parameters
@@ -48,16 +48,18 @@ def verify(path: Path, /, *, json_: _Json = False) -> int:
     json_
         Print JSON.
     """
-    from anabatic.cli.reading import reading
-    from anabatic.train import checkpoint_list
+    from anabatic.cli.read_progress import show_read_progress
+    from anabatic.train.checkpoint import listing
 
-    with reading() as advance:
-        found = checkpoint_list.verified(path.expanduser(), advance)
+    with show_read_progress() as advance:
+        found = listing.verify_checkpoints(path.expanduser(), advance)
     if json_:
-        sys.stdout.write(json.dumps([one.as_dict() for one in found], indent=2) + "\n")
+        sys.stdout.write(json.dumps([one.to_dict() for one in found], indent=2) + "\n")
     else:
-        sys.stdout.write("".join(one.text() for one in found))
-    return BROKEN if any(one.faults for one in found) else 0
+        sys.stdout.write("".join(one.format_text() for one in found))
+    return EXIT_BROKEN if any(one.faults for one in found) else 0
 
 
-app.command(job_command("checkpoint export"), name="export", help=commands.get("checkpoint export").help)
+app.command(
+    make_job_command("checkpoint export"), name="export", help=command_table.get_command("checkpoint export").help
+)

@@ -1,10 +1,10 @@
 """`anabatic classify words|pretrain|train|predict|eval|map`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-words = job_command("classify words")
-pretrain = job_command("classify pretrain")
-train = job_command("classify train")
-predict = job_command("classify predict")
-evaluate = job_command("classify eval")
-draw = job_command("classify map")
+words = make_job_command("classify words")
+pretrain = make_job_command("classify pretrain")
+train = make_job_command("classify train")
+predict = make_job_command("classify predict")
+evaluate = make_job_command("classify eval")
+draw = make_job_command("classify map")

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from anabatic.config import commands, load, template, yaml_file
-from anabatic.convert.recognise import OURS, is_complete, kind_of_tree, takes_settings
+from anabatic.config.loading import command_table, recipe_template, settings, yaml_reader
+from anabatic.convert.file_detection import OWN_PROGRAM, accepts_settings, detect_tree, is_complete_job
 from anabatic.core.errors import ConfigError
 
 
@@ -21,8 +21,8 @@ def show(*words: str) -> None:
         The command, for example `pretrain` or `tokenizer train`.
     """
     if not words:
-        raise ConfigError("which command?", f"one of: {', '.join(commands.COMMANDS)}")
-    sys.stdout.write(template.template(" ".join(words)))
+        raise ConfigError("which command?", f"one of: {', '.join(command_table.COMMANDS)}")
+    sys.stdout.write(recipe_template.render_template(" ".join(words)))
 
 
 def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = None) -> None:
@@ -38,31 +38,34 @@ def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = 
     if not files:
         raise ConfigError("which file?", "give one or more recipes")
     for file in files:
-        tree = yaml_file.read(file).tree
-        kind = None if command else kind_of_tree(tree)
-        if kind is not None and kind.program != OURS:
-            from anabatic.cli import habits  # reads the tables of other programs
+        tree = yaml_reader.read_yaml(file).tree
+        kind = None if command else detect_tree(tree)
+        if kind is not None and kind.program != OWN_PROGRAM:
+            from anabatic.cli import usage_hints  # reads the tables of other programs
 
-            raise habits.misplaced(file, "")
-        names = [command] if command else _fitting(tree)
-        calls = [f"`anabatic {name}{_check(file, name)}`" for name in names]
+            raise usage_hints.explain_misplaced_file(file, "")
+        names = [command] if command else _find_matching_commands(tree)
+        calls = [f"`anabatic {name}{_check_recipe(file, name)}`" for name in names]
         sys.stdout.write(f"{file}: a good recipe for {', '.join(calls)}\n")
 
 
-def _check(file: str, name: str) -> str:
+def _check_recipe(file: str, name: str) -> str:
     """Check one recipe; return what its user must still give."""
-    job = load.load(name, [file])
+    job = settings.load_job(name, [file])
     if name != "run":
         return ""
-    from anabatic.recipes import pipeline
+    from anabatic.recipes.pipeline import runner
 
     empty = [key for key, value in job.vars.items() if not value]
-    pipeline.plan(job, {key: f"value-of-{key}" for key in empty})
+    runner.plan_stages(job, {key: f"value-of-{key}" for key in empty})
     return "".join(f" --set {key}=..." for key in empty)
 
 
-def _fitting(tree: dict[str, Any]) -> list[str]:
+def _find_matching_commands(tree: dict[str, Any]) -> list[str]:
     """Return the commands that take `tree`; when none does, the one that takes most of its keys."""
-    taken = {name: sum(takes_settings(name, {key: value}) for key, value in tree.items()) for name in commands.COMMANDS}
-    good = [name for name in commands.COMMANDS if is_complete(name, tree)]
+    taken = {
+        name: sum(accepts_settings(name, {key: value}) for key, value in tree.items())
+        for name in command_table.COMMANDS
+    }
+    good = [name for name in command_table.COMMANDS if is_complete_job(name, tree)]
     return good or [max(taken, key=lambda name: taken[name])]

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-Words = Annotated[str, Parameter(allow_leading_hyphen=True)]
-Command = Annotated[str | None, Parameter(negative=())]
+WordsArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]
+CommandOption = Annotated[str | None, Parameter(negative=())]
 
 
-def from_swift(*words: Words, command: Command = None) -> int:
+def from_swift(*words: WordsArgument, command: CommandOption = None) -> int:
     """Print the recipe for a command of ms-swift; what changes meaning or has no counterpart goes to stderr.
 
     Parameters
@@ -21,10 +21,10 @@ def from_swift(*words: Words, command: Command = None) -> int:
     command
         The command here, where theirs leaves it open.
     """
-    return _convert("swift", words, command)
+    return _print_converted_recipe("swift", words, command)
 
 
-def from_llamafactory(*words: Words, command: Command = None) -> int:
+def from_llamafactory(*words: WordsArgument, command: CommandOption = None) -> int:
     """Print the recipe for a YAML file or command of LLaMA-Factory; what changes or is lost goes to stderr.
 
     Parameters
@@ -34,10 +34,10 @@ def from_llamafactory(*words: Words, command: Command = None) -> int:
     command
         The command here, where `stage` leaves it open.
     """
-    return _convert("llamafactory", words, command)
+    return _print_converted_recipe("llamafactory", words, command)
 
 
-def from_deepspeed(*words: Words, command: Command = None) -> int:
+def from_deepspeed(*words: WordsArgument, command: CommandOption = None) -> int:
     """Print the recipe for a DeepSpeed file, or for a script of one's own under deepspeed, torchrun or accelerate.
 
     Parameters
@@ -47,10 +47,10 @@ def from_deepspeed(*words: Words, command: Command = None) -> int:
     command
         The command here; default: sft.
     """
-    return _convert("deepspeed", words, command)
+    return _print_converted_recipe("deepspeed", words, command)
 
 
-def from_nanochat(*words: Words, command: Command = None) -> int:
+def from_nanochat(*words: WordsArgument, command: CommandOption = None) -> int:
     """Print the recipe for a command of nanochat, or the pipeline for its speedrun.sh; the rest goes to stderr.
 
     Parameters
@@ -60,15 +60,15 @@ def from_nanochat(*words: Words, command: Command = None) -> int:
     command
         The command here, where theirs leaves it open.
     """
-    return _convert("nanochat", words, command)
+    return _print_converted_recipe("nanochat", words, command)
 
 
-def _convert(peer: str, words: tuple[str, ...], command: str | None) -> int:
-    from anabatic.convert import make
+def _print_converted_recipe(peer: str, words: tuple[str, ...], command: str | None) -> int:
+    from anabatic.convert import converter
 
-    made = make.convert(peer, words, command)
+    made = converter.convert_command(peer, words, command)
     sys.stdout.write(made.text)
     sys.stdout.flush()
-    for line in made.reports:
+    for line in made.messages:
         sys.stderr.write(f"{line}\n")
     return 0

@@ -13,16 +13,16 @@ from cyclopts import Parameter
 from anabatic import __version__
 from anabatic.core.errors import ConfigError
 
-_Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
-_Path = Annotated[Path | None, Parameter(negative=())]
+_SwitchOption = Annotated[bool, Parameter(negative=(), show_default=False)]
+_PathOption = Annotated[Path | None, Parameter(negative=())]
 
 
 def doctor(
     *,
-    json: _Switch = False,
-    strict: _Switch = False,
-    root: _Path = None,
-    bundle: _Path = None,
+    json: _SwitchOption = False,
+    strict: _SwitchOption = False,
+    root: _PathOption = None,
+    bundle: _PathOption = None,
     lang: Annotated[str | None, Parameter(negative=())] = None,
 ) -> int:
     """Check chips, driver, CANN, torch, variables, host and network; each line says what to type.
@@ -42,23 +42,23 @@ def doctor(
     lang
         en or zh; default: the locale's.
     """
-    from anabatic.doctor import examine, facts, language, machine, report
+    from anabatic.doctor import check_report, check_runner, language, machine_facts, target_machine
 
-    words = language.choose(lang, os.environ)
-    language.writable(sys.stdout)
+    words = language.choose_language(lang, os.environ)
+    language.replace_unencodable(sys.stdout)
     if root is not None and not root.is_dir():
         raise ConfigError(f"--root is {root}, which is no folder", "unpack the bundle first, or name a mounted root")
-    looked_at = facts.live() if root is None else machine.rooted(root)
-    lines = examine.examine(looked_at)
+    looked_at = machine_facts.open_local_machine() if root is None else target_machine.open_root(root)
+    lines = check_runner.run_checks(looked_at)
     if json:
-        sys.stdout.write(report.as_json(lines, words, __version__, str(root or "/")))
+        sys.stdout.write(check_report.render_json(lines, words, __version__, str(root or "/")))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        sys.stdout.write(report.text(lines, words, width, colour))
+        sys.stdout.write(check_report.render_report(lines, words, width, colour))
     if bundle is not None:
         from anabatic.doctor import bundle as packing
 
         sys.stdout.flush()
-        packing.write(bundle, looked_at, lines)
-    return examine.exit_code(lines, strict)
+        packing.write_bundle(bundle, looked_at, lines)
+    return check_runner.get_exit_code(lines, strict)

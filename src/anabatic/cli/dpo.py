@@ -1,5 +1,5 @@
 """`anabatic dpo`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-dpo = job_command("dpo")
+dpo = make_job_command("dpo")

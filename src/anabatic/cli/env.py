@@ -32,11 +32,11 @@ def env(
     lang
         en or zh; default: the locale's.
     """
-    from anabatic.doctor import environment, facts, language, machine
+    from anabatic.doctor import language, machine_facts, shell_environment, target_machine
 
-    words = language.choose(lang, os.environ)
-    language.writable(sys.stdout)
+    words = language.choose_language(lang, os.environ)
+    language.replace_unencodable(sys.stdout)
     if root is not None and not root.is_dir():
         raise ConfigError(f"--root is {root}, which is no folder", "name a mounted root")
-    looked_at = facts.quick() if root is None else machine.rooted(root)
-    sys.stdout.write(environment.render(looked_at, shell, explain, words))
+    looked_at = machine_facts.open_local_machine_quickly() if root is None else target_machine.open_root(root)
+    sys.stdout.write(shell_environment.render_settings(looked_at, shell, explain, words))

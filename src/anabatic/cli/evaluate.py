@@ -1,5 +1,5 @@
 """`anabatic eval`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-evaluate = job_command("eval")
+evaluate = make_job_command("eval")

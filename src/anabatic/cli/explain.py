@@ -10,9 +10,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from anabatic.cli.reading import reading
+from anabatic.cli.read_progress import show_read_progress
 
-NOTHING_KNOWN = 1
+EXIT_NO_MATCH = 1
 """Exit code when no entry matches."""
 
 
@@ -42,17 +42,18 @@ def explain(
     """
     from rich.console import Console
 
-    from anabatic.doctor import explain as explaining
-    from anabatic.doctor import explain_show, language
-    from anabatic.doctor import knowledge as known
+    from anabatic.doctor import knowledge_base as known
+    from anabatic.doctor import language
+    from anabatic.doctor.explain import diagnosis as explaining
+    from anabatic.doctor.explain import rendering
 
-    speak = language.choose(lang, os.environ)
-    language.writable(sys.stdout)
-    entries = known.load(knowledge)
-    with reading() as advance:
-        report = explaining.explain(logs, entries, advance, all_)
+    speak = language.choose_language(lang, os.environ)
+    language.replace_unencodable(sys.stdout)
+    entries = known.load_knowledge(knowledge)
+    with show_read_progress() as advance:
+        report = explaining.explain_logs(logs, entries, advance, all_)
     if json_:
-        sys.stdout.write(json.dumps(explain_show.as_json(report, speak), ensure_ascii=False, indent=2) + "\n")
+        sys.stdout.write(json.dumps(rendering.report_to_dict(report, speak), ensure_ascii=False, indent=2) + "\n")
     else:
-        explain_show.show(report, speak, Console(highlight=False))
-    return 0 if report.findings else NOTHING_KNOWN
+        rendering.print_report(report, speak, Console(highlight=False))
+    return 0 if report.findings else EXIT_NO_MATCH

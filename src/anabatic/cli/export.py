@@ -1,5 +1,5 @@
 """`anabatic export`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-export = job_command("export")
+export = make_job_command("export")

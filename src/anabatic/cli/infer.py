@@ -1,5 +1,5 @@
 """`anabatic infer`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-infer = job_command("infer")
+infer = make_job_command("infer")

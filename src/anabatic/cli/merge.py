@@ -1,5 +1,5 @@
 """`anabatic merge`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-merge = job_command("merge")
+merge = make_job_command("merge")

@@ -9,26 +9,26 @@ from cyclopts import Parameter
 
 from anabatic.core.errors import ConfigError
 
-_Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
-_Word = Annotated[str | None, Parameter(negative=(), show_default=False)]
-_Words = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)]
-_Text = Annotated[str, Parameter(show_default=False)]
-_File = Annotated[Path | None, Parameter(negative=(), show_default=False)]
+_SwitchOption = Annotated[bool, Parameter(negative=(), show_default=False)]
+_TextOption = Annotated[str | None, Parameter(negative=(), show_default=False)]
+_RepeatedOption = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)]
+_PlainTextOption = Annotated[str, Parameter(show_default=False)]
+_FileOption = Annotated[Path | None, Parameter(negative=(), show_default=False)]
 
 
 def monitor(
     run: Path | None = None,
     *,
-    once: _Switch = False,
-    json: _Switch = False,
-    csv: _Switch = False,
-    interval: _Word = None,
-    log: _File = None,
-    replay: _File = None,
-    prom: _Word = None,
-    device: _Words = (),
-    user: _Text = "",
-    name: _Text = "",
+    once: _SwitchOption = False,
+    json: _SwitchOption = False,
+    csv: _SwitchOption = False,
+    interval: _TextOption = None,
+    log: _FileOption = None,
+    replay: _FileOption = None,
+    prom: _TextOption = None,
+    device: _RepeatedOption = (),
+    user: _PlainTextOption = "",
+    name: _PlainTextOption = "",
 ) -> int:
     """Look at NPUs, GPUs or the processor, and at a training run beside them.
 
@@ -57,26 +57,28 @@ def monitor(
     name
         Only processes with this in their name or command, and the devices they use.
     """
-    from anabatic.monitor import command, pick
+    from anabatic.monitor import command, device_filter
 
     if json and csv:
         raise ConfigError("--json and --csv are two forms", "leave one out")
     return command.run(
-        command.Options(
-            form="json" if json else "csv" if csv else "screen",
+        command.MonitorOptions(
+            output_format="json" if json else "csv" if csv else "screen",
             once=once,
-            interval=None if interval is None else _seconds(interval),
+            interval=None if interval is None else _parse_interval(interval),
             log=log,
             replay=replay,
-            prom=None if prom is None else pick.address(prom),
+            prom=None if prom is None else device_filter.parse_address(prom),
             run=run,
-            filter=pick.Filter(pick.words(device), user, name),
+            filter=device_filter.DeviceFilter(device_filter.parse_device_numbers(device), user, name),
         )
     )
 
 
-def _seconds(text: str) -> float:
-    from anabatic.config import check  # it loads YAML, which a look at the devices does not need
+def _parse_interval(text: str) -> float:
+    from anabatic.config.loading import validation  # it loads YAML, which a look at the devices does not need
 
-    seconds: float = check.convert(check.Text(text), float, check.Flags(), ("interval",))
+    seconds: float = validation.convert_value(
+        validation.UntypedText(text), float, validation.OptionNamer(), ("interval",)
+    )
     return seconds

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from anabatic.cli.launch_words import positive, training_job
+from anabatic.cli.launch.option_parsing import parse_positive_int, resolve_training_job
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 
-_Word = Annotated[str | None, Parameter(negative=(), show_default=False)]
-_Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
+_TextOption = Annotated[str | None, Parameter(negative=(), show_default=False)]
+_SwitchOption = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def plan(
@@ -19,11 +19,11 @@ def plan(
     chip: Annotated[str, Parameter(negative=())] = "910B3",
     npus: Annotated[str | None, Parameter(name=("--npus", "--nproc"), negative=())] = None,
     nodes: Annotated[str, Parameter(name=("--nodes", "--nnodes"), negative=())] = "1",
-    tokens: _Word = None,
-    sweep: _Switch = False,
-    scale: _Word = None,
-    plot: _Word = None,
-    json: _Switch = False,
+    tokens: _TextOption = None,
+    sweep: _SwitchOption = False,
+    scale: _TextOption = None,
+    plot: _TextOption = None,
+    json: _SwitchOption = False,
 ) -> int:
     """Say what memory and time COMMAND, one that trains a language model, needs, before it is queued.
 
@@ -50,24 +50,24 @@ def plan(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")
-    row, job = training_job(list(command))
-    from anabatic.recipes import plan as story
-    from anabatic.recipes import precheck
+    row, job = resolve_training_job(list(command))
+    from anabatic.recipes import plan_command as story
+    from anabatic.recipes.prechecks import jobs
 
-    total = positive("tokens", tokens) if tokens is not None else None
+    total = parse_positive_int("tokens", tokens) if tokens is not None else None
     file = svg_file(plot) if plot is not None else None
-    lacking = precheck.require_to_plan(row.name, job)
+    lacking = jobs.require_to_plan(row.name, job)
     if scale is not None:
-        if sweep or nodes != "1" or chip == story.HERE:
+        if sweep or nodes != "1" or chip == story.LOCAL_CHIP:
             raise ConfigError(
                 "--scale goes with --chip NAME and --npus alone", "leave out --sweep, --nodes, --chip here"
             )
-        machine = positive("npus", npus) if npus is not None else story.devices_of_a_server(chip)
-        place = story.place_of(job, chip, machine, 1)
-        code = story.scaled(job, place, positive("scale", scale), total, json, file)
+        machine = parse_positive_int("npus", npus) if npus is not None else story.devices_per_server(chip)
+        place = story.resolve_cluster_size(job, chip, machine, 1)
+        code = story.print_scaling(job, place, parse_positive_int("scale", scale), total, json, file)
     else:
-        devices = positive("npus", npus) if npus is not None else job.device.nproc
-        place = story.place_of(job, chip, devices, positive("nodes", nodes))
+        devices = parse_positive_int("npus", npus) if npus is not None else job.device.nproc
+        place = story.resolve_cluster_size(job, chip, devices, parse_positive_int("nodes", nodes))
         code = story.run(job, place, total, json, sweep, file)
     for what in lacking:
         log.warn(what)

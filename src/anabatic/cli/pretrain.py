@@ -1,5 +1,5 @@
 """`anabatic pretrain`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-pretrain = job_command("pretrain")
+pretrain = make_job_command("pretrain")

@@ -1,5 +1,5 @@
 """`anabatic reward`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-reward = job_command("reward")
+reward = make_job_command("reward")

@@ -1,5 +1,5 @@
 """`anabatic rl`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-rl = job_command("rl")
+rl = make_job_command("rl")

@@ -6,19 +6,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from anabatic.config import check, load
+from anabatic.config.loading import settings, validation
 from anabatic.core.errors import ConfigError
 
-_Words = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
-_Word = Annotated[str | None, Parameter(negative=())]
+_RepeatedOption = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+_TextOption = Annotated[str | None, Parameter(negative=())]
 
 
 def run(
     *recipes: str,
     config: Annotated[list[str] | None, Parameter(name=("--config", "-c"), negative=())] = None,
-    out: _Word = None,
+    out: _TextOption = None,
     start: Annotated[str | None, Parameter(name="--from", negative=())] = None,
-    only: _Words = None,
+    only: _RepeatedOption = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
     dry_run: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:
@@ -44,15 +44,15 @@ def run(
     files = [*recipes, *(config or [])]
     if not files:
         raise ConfigError("which pipeline?", "give its recipe: anabatic run recipes/demo.yaml")
-    pairs = _pairs(set_ or [])
-    job = load.load("run", files, {"out": check.Text(out)} if out is not None else None)
+    pairs = _parse_pairs(set_ or [])
+    job = settings.load_job("run", files, {"out": validation.UntypedText(out)} if out is not None else None)
 
-    from anabatic.recipes import pipeline
+    from anabatic.recipes.pipeline import runner
 
-    return pipeline.run(job, start=start, only=only or [], dry_run=dry_run, vars=pairs)
+    return runner.run(job, start=start, only=only or [], dry_run=dry_run, vars=pairs)
 
 
-def _pairs(given: list[str]) -> dict[str, str]:
+def _parse_pairs(given: list[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

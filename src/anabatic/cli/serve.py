@@ -1,5 +1,5 @@
 """`anabatic serve`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-serve = job_command("serve")
+serve = make_job_command("serve")

@@ -1,5 +1,5 @@
 """`anabatic sft`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-sft = job_command("sft")
+sft = make_job_command("sft")

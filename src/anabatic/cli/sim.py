@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from anabatic import __version__
-from anabatic.config import check
+from anabatic.config.loading import validation
 from anabatic.core.errors import ConfigError
 
 _USAGE = "Usage: anabatic sim [OPTIONS] -- COMMAND [ARGS...]\n       anabatic sim status|clean"
@@ -20,7 +20,7 @@ app = App(
     version=__version__,
     default_parameter=None,
 )
-_Word = Annotated[str | None, Parameter(negative=())]
+_TextOption = Annotated[str | None, Parameter(negative=())]
 
 
 @app.default
@@ -28,7 +28,7 @@ def run(
     *command: str,
     npus: Annotated[str, Parameter(name=("--npus", "-n"), negative=())] = "1",
     chip: Annotated[str, Parameter(negative=())] = "910B3",
-    hbm: _Word = None,
+    hbm: _TextOption = None,
     fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
     report: Annotated[Path | None, Parameter(negative=())] = None,
     trace: Annotated[Path | None, Parameter(negative=())] = None,
@@ -58,8 +58,10 @@ def run(
         raise ConfigError("which command?", "for example: anabatic sim --npus 8 -- python train.py")
     from anabatic.sim import session
 
-    count = check.convert(check.Text(npus), int, check.Flags(), ("npus",))
-    return session.run(list(command), npus=count, chip=chip, hbm=hbm, fault=fault, report=report, trace=trace)
+    count = validation.convert_value(validation.UntypedText(npus), int, validation.OptionNamer(), ("npus",))
+    return session.run_simulation(
+        list(command), npus=count, chip=chip, hbm=hbm, fault=fault, report=report, trace=trace
+    )
 
 
 @app.command
@@ -67,7 +69,7 @@ def status() -> None:
     """List the simulated machines that live, their devices and processes."""
     from anabatic.sim import session
 
-    sys.stdout.write(session.status())
+    sys.stdout.write(session.describe_machines())
 
 
 @app.command
@@ -81,4 +83,4 @@ def clean(*, builds: Annotated[bool, Parameter(negative=(), show_default=False)]
     """
     from anabatic.sim import session
 
-    sys.stdout.write(session.clean(builds))
+    sys.stdout.write(session.clean_simulations(builds))

@@ -1,6 +1,6 @@
 """`anabatic tokenizer train|eval`."""
 
-from anabatic.cli.job import job_command
+from anabatic.cli.job_command import make_job_command
 
-train = job_command("tokenizer train")
-evaluate = job_command("tokenizer eval")
+train = make_job_command("tokenizer train")
+evaluate = make_job_command("tokenizer eval")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.infer import Batching
-from anabatic.config.shared import Data, Device, require
+from anabatic.config.sections.common import Data, DeviceSettings, require_setting
 
 
 def _require_positive(job: object, *names: str) -> None:
     for name in names:
         value = getattr(job, name)
-        require(value is None or value >= 1, f"{name} is {value}", "use 1 or more")
+        require_setting(value is None or value >= 1, f"{name} is {value}", "use 1 or more")
 
 
 @dataclass(kw_only=True)
@@ -31,9 +31,9 @@ class BenchJob:
     """bench.png; auto: where matplotlib is installed."""
 
     def __post_init__(self) -> None:
-        require(bool(self.out.strip()), "out is empty", "give --out FOLDER")
+        require_setting(bool(self.out.strip()), "out is empty", "give --out FOLDER")
         _require_positive(self, "repeats")
-        require(self.warm_up >= 0, f"warm_up is {self.warm_up}", "use 0 or more")
+        require_setting(self.warm_up >= 0, f"warm_up is {self.warm_up}", "use 0 or more")
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class BenchTrain(BenchJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_positive(self, "steps")
-        require(self.length is None or self.length >= 2, f"length is {self.length}", "use 2 tokens or more")
+        require_setting(self.length is None or self.length >= 2, f"length is {self.length}", "use 2 tokens or more")
 
 
 @dataclass(kw_only=True)
@@ -68,11 +68,13 @@ class BenchScaling(BenchTrain):
         super().__post_init__()
         words = [word.strip() for word in self.npus.split(",")]
         good = all(word.isascii() and word.isdecimal() and 1 <= int(word) <= 256 for word in words)
-        require(good, f"npus is {self.npus!r}", "give numbers from 1 to 256 with commas between them: --npus 1,2,4,8")
-        require(len(set(map(int, words))) == len(words), f"npus is {self.npus!r}", "name each number once")
+        require_setting(
+            good, f"npus is {self.npus!r}", "give numbers from 1 to 256 with commas between them: --npus 1,2,4,8"
+        )
+        require_setting(len(set(map(int, words))) == len(words), f"npus is {self.npus!r}", "name each number once")
 
     @property
-    def counts(self) -> list[int]:
+    def device_counts(self) -> list[int]:
         """Numbers of devices, the least first."""
         return sorted(int(word) for word in self.npus.split(","))
 
@@ -94,8 +96,8 @@ class BenchCompare(BenchJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(bool(self.ours.strip()), "ours is not given", 'give --ours "sft -c recipe.yaml --out {out}"')
-        require(0 < self.limit <= 1e6, f"limit is {self.limit:g}", "give seconds, up to 1000000")
+        require_setting(bool(self.ours.strip()), "ours is not given", 'give --ours "sft -c recipe.yaml --out {out}"')
+        require_setting(0 < self.limit <= 1e6, f"limit is {self.limit:g}", "give seconds, up to 1000000")
 
 
 @dataclass(kw_only=True)
@@ -117,15 +119,17 @@ class BenchInferJob(BenchJob):
     quantize: Literal["none", "int8", "nf4"] = "none"
     """Hold the weights of the linear layers in few bits."""
     batching: Batching = field(default_factory=Batching)
-    device: Device = field(default_factory=Device)
+    device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_positive(self, "depth", "requests", "prompt_tokens")
-        require(
+        require_setting(
             self.new_tokens >= 2, f"new_tokens is {self.new_tokens}", "use 2 or more: the first comes of the prompt"
         )
-        require(self.device.nproc == 1, f"device.nproc is {self.device.nproc}", "one process is measured: leave it out")
+        require_setting(
+            self.device.nproc == 1, f"device.nproc is {self.device.nproc}", "one process is measured: leave it out"
+        )
 
 
 @dataclass(kw_only=True)
@@ -142,7 +146,7 @@ class BenchTokenizeJob(BenchJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.mib <= 2**20, f"mib is {self.mib:g}", "use a size above 0 such as 8")
+        require_setting(0 < self.mib <= 2**20, f"mib is {self.mib:g}", "use a size above 0 such as 8")
 
 
 @dataclass(kw_only=True)
@@ -153,12 +157,12 @@ class BenchCollectiveJob(BenchJob):
     """Folder to write."""
     mib: list[float] = field(default_factory=lambda: [0.0625, 1.0, 16.0])
     """Sizes of the tensors."""
-    device: Device = field(default_factory=lambda: Device(nproc=2))
+    device: DeviceSettings = field(default_factory=lambda: DeviceSettings(nproc=2))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         good = bool(self.mib) and all(0 < size <= 2**16 for size in self.mib)
-        require(
+        require_setting(
             good,
             f"mib is {', '.join(f'{size:g}' for size in self.mib) or 'empty'}",
             "use sizes up to 65536, such as 1 16 256",
@@ -177,10 +181,12 @@ class BenchIoJob(BenchJob):
     """Blocks of the model with random weights; its width is 64 x depth."""
     batch_tokens: int = 8192
     """Tokens of a batch."""
-    device: Device = field(default_factory=Device)
+    device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_positive(self, "depth")
-        require(self.batch_tokens >= 1024, f"batch_tokens is {self.batch_tokens}", "use 1024 or more")
-        require(self.device.nproc == 1, f"device.nproc is {self.device.nproc}", "one process is measured: leave it out")
+        require_setting(self.batch_tokens >= 1024, f"batch_tokens is {self.batch_tokens}", "use 1024 or more")
+        require_setting(
+            self.device.nproc == 1, f"device.nproc is {self.device.nproc}", "one process is measured: leave it out"
+        )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.sandbox import Sandbox
-from anabatic.config.shared import Device, require
-from anabatic.core import json_text
+from anabatic.config.sections.common import DeviceSettings, require_setting
+from anabatic.config.sections.sandbox import SandboxSettings
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 
 
@@ -46,27 +46,33 @@ class Sampling:
     """The answer as a whole matches this regular expression."""
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, f"temperature is {self.temperature}", "use 0 or more")
-        require(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}", "use 1 or more")
-        require(0 < self.top_p <= 1, f"top_p is {self.top_p}", "use a share above 0, at most 1")
-        require(self.seed is None or 0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0")
-        require(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}", "use 1 or more")
-        require(0 <= self.min_p <= 1, f"min_p is {self.min_p}", "use a share from 0 to 1; 0.05 is common")
-        require(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}", "use 1 or more; 1.1")
+        require_setting(self.temperature >= 0, f"temperature is {self.temperature}", "use 0 or more")
+        require_setting(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}", "use 1 or more")
+        require_setting(0 < self.top_p <= 1, f"top_p is {self.top_p}", "use a share above 0, at most 1")
+        require_setting(
+            self.seed is None or 0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0"
+        )
+        require_setting(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}", "use 1 or more")
+        require_setting(0 <= self.min_p <= 1, f"min_p is {self.min_p}", "use a share from 0 to 1; 0.05 is common")
+        require_setting(
+            self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}", "use 1 or more; 1.1"
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            require(-2 <= value <= 2, f"{name} is {value}", "use a number from -2 to 2")
+            require_setting(-2 <= value <= 2, f"{name} is {value}", "use a number from -2 to 2")
         for token, bias in self.logit_bias.items():
             number = token.isascii() and token.isdigit()
-            require(number, f"logit_bias names {token!r}", "name tokens by their numbers, as the tokenizer gives them")
-            require(abs(bias) <= 100, f"logit_bias of {token} is {bias}", "use a number from -100 to 100")
-        require(all(self.stop), "a text of stop is empty", "leave it out")
-        require(0 <= self.top_logprobs <= 20, f"top_logprobs is {self.top_logprobs}", "use 0 to 20")
-        require(all(self.choices), "a text of choices is empty", "leave it out")
+            require_setting(
+                number, f"logit_bias names {token!r}", "name tokens by their numbers, as the tokenizer gives them"
+            )
+            require_setting(abs(bias) <= 100, f"logit_bias of {token} is {bias}", "use a number from -100 to 100")
+        require_setting(all(self.stop), "a text of stop is empty", "leave it out")
+        require_setting(0 <= self.top_logprobs <= 20, f"top_logprobs is {self.top_logprobs}", "use 0 to 20")
+        require_setting(all(self.choices), "a text of choices is empty", "leave it out")
         forms = [name for name in ("choices", "json_schema", "regex") if getattr(self, name)]
-        require(len(forms) <= 1, f"{' and '.join(forms)} are given", "give one form of the answer")
+        require_setting(len(forms) <= 1, f"{' and '.join(forms)} are given", "give one form of the answer")
         try:
-            json_text.loads(self.json_schema or "null")
+            json_reader.loads(self.json_schema or "null")
         except ValueError as error:
             raise ConfigError(f"json_schema is no JSON: {error}", 'give a schema such as {"type": "object"}') from error
 
@@ -90,14 +96,16 @@ class ChatJob:
     """Append the conversation to chat.jsonl in this folder."""
     python: bool = True
     """Run the code that answers hold between <|python_start|> and <|python_end|>, and give them its output."""
-    sandbox: Sandbox = field(default_factory=Sandbox)
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     history: bool = True
     """Keep the lines typed at a terminal for the next time, in a file that only you can read."""
     sampling: Sampling = field(default_factory=Sampling)
-    device: Device = field(default_factory=Device)
+    device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
-        require(
+        require_setting(
             bool(self.model), "model is not given", "anabatic chat FOLDER, for example: anabatic chat runs/demo/sft"
         )
-        require(all(line.strip() for line in self.prompt), "a line of prompt is empty", "say something with -p 'TEXT'")
+        require_setting(
+            all(line.strip() for line in self.prompt), "a line of prompt is empty", "say something with -p 'TEXT'"
+        )

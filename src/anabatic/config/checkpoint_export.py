@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from anabatic.config.shared import require
+from anabatic.config.sections.common import require_setting
 
 
 @dataclass(kw_only=True)
@@ -20,5 +20,7 @@ class CheckpointExportJob:
     """Number format of the weights; auto: as they were trained."""
 
     def __post_init__(self) -> None:
-        require(bool(self.checkpoint.strip()), "checkpoint is not given", "name a run folder or a checkpoint in it")
-        require(bool(self.out.strip()), "out is not given", "give --out FOLDER")
+        require_setting(
+            bool(self.checkpoint.strip()), "checkpoint is not given", "name a run folder or a checkpoint in it"
+        )
+        require_setting(bool(self.out.strip()), "out is not given", "give --out FOLDER")

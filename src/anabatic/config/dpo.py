@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anabatic.config.shared import Schedule, require
-from anabatic.config.train import TuneJob, WithAuto
+from anabatic.config.sections.common import Schedule, require_setting
+from anabatic.config.sections.train_jobs import TuneJob, WithAuto
 
 LossType = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
-_BELONGS = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
+_LOSS_SETTINGS = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
 """Setting -> the loss that has it."""
 
 
-def _schedule() -> Schedule:
+def _default_schedule() -> Schedule:
     return Schedule(epochs=1.0, warmup_ratio=0.1, decay_ratio=0.9)
 
 
@@ -44,42 +44,44 @@ class DpoJob(TuneJob, WithAuto):
     truncation_strategy: Literal["right", "left", "delete"] = "right"
     """An answer with its question of more than batch.seq_len tokens loses its end or its beginning; delete: the pair is
     left out."""
-    schedule: Schedule = field(default_factory=_schedule)
+    schedule: Schedule = field(default_factory=_default_schedule)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.strength > 0, f"beta is {self.beta}", "use a positive number; 0.1 is common")
-        for name, loss in _BELONGS.items():
+        require_setting(self.resolved_beta > 0, f"beta is {self.beta}", "use a positive number; 0.1 is common")
+        for name, loss in _LOSS_SETTINGS.items():
             value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}", "use 0 or more")
+            require_setting(value >= 0, f"{name} is {value}", "use 0 or more")
             changed = value != type(self).__dataclass_fields__[name].default
             told = f"{name} is {value} with loss_type {self.loss_type}"
-            require(not changed or self.loss_type == loss, told, f"it belongs to loss_type {loss}")
+            require_setting(not changed or self.loss_type == loss, told, f"it belongs to loss_type {loss}")
         weights = self.desirable_weight + self.undesirable_weight
-        require(weights > 0, "desirable_weight and undesirable_weight are both 0", "nothing would be learned")
-        require(
+        require_setting(weights > 0, "desirable_weight and undesirable_weight are both 0", "nothing would be learned")
+        require_setting(
             0.0 <= self.label_smoothing < 0.5,
             f"label_smoothing is {self.label_smoothing}",
             "use a share from 0 up to, not including, 0.5",
         )
-        require(
+        require_setting(
             not self.label_smoothing or self.loss_type == "sigmoid",
             f"label_smoothing is {self.label_smoothing} with loss_type {self.loss_type}",
             "it belongs to loss_type sigmoid",
         )
         plain = self.loss_type not in ("kto", "orpo")
         told = f"rpo_alpha is {self.rpo_alpha} with loss_type {self.loss_type}"
-        require(not self.rpo_alpha or plain, told, "orpo has that term already, and kto no pairs: leave it out")
-        require(self.rpo_alpha is None or self.rpo_alpha >= 0, f"rpo_alpha is {self.rpo_alpha}", "use 0 or more")
-        require_room(self)
+        require_setting(not self.rpo_alpha or plain, told, "orpo has that term already, and kto no pairs: leave it out")
+        require_setting(
+            self.rpo_alpha is None or self.rpo_alpha >= 0, f"rpo_alpha is {self.rpo_alpha}", "use 0 or more"
+        )
+        require_room_for_pairs(self)
 
     @property
-    def strength(self) -> float:
+    def resolved_beta(self) -> float:
         """`beta`, or what is common for the loss (SimPO, arXiv 2405.14734, table 7: 2 to 10)."""
         return self.beta if self.beta is not None else 2.0 if self.loss_type == "simpo" else 0.1
 
 
-def require_room(job: TuneJob) -> None:
+def require_room_for_pairs(job: TuneJob) -> None:
     """Make sure that a job trains on pairs, and that they fit into its batches.
 
     Raises:
@@ -87,13 +89,15 @@ def require_room(job: TuneJob) -> None:
     """
     single = getattr(job, "loss_type", "") == "kto"
     rows = "an answer and its label, true or false" if single else "two answers"
-    require(bool(job.data.train), "data.train is empty", f"give --data.train FILE.jsonl with rows of {rows}")
+    require_setting(bool(job.data.train), "data.train is empty", f"give --data.train FILE.jsonl with rows of {rows}")
     what = "answers" if single else "pairs"
-    require(job.batch.packing, f"batch.packing is false, and {what} are always packed", "leave batch.packing out")
+    require_setting(
+        job.batch.packing, f"batch.packing is false, and {what} are always packed", "leave batch.packing out"
+    )
     for name in ("micro_batch_tokens", "global_batch_tokens"):
         value = getattr(job.batch, name)
-        require(
-            value is None or value >= 2 * job.batch.length,
-            f"batch.{name} is {value}, a pair has up to 2 x batch.seq_len = {2 * job.batch.length} tokens",
+        require_setting(
+            value is None or value >= 2 * job.batch.resolved_seq_len,
+            f"batch.{name} is {value}, a pair has up to 2 x batch.seq_len = {2 * job.batch.resolved_seq_len} tokens",
             f"raise batch.{name} or lower batch.seq_len",
         )

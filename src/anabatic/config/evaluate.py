@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anabatic.config.sandbox import Sandbox
-from anabatic.config.shared import Data, Device, require
+from anabatic.config.sections.common import Data, DeviceSettings, require_setting
+from anabatic.config.sections.sandbox import SandboxSettings
 
 
 @dataclass(kw_only=True)
@@ -50,27 +50,27 @@ class EvalJob:
     """Ask a served model at this address (OpenAI's completions); of `model` the tokenizer alone is read then."""
     show: int = 3
     """Replies per task to print."""
-    sandbox: Sandbox = field(default_factory=Sandbox)
-    device: Device = field(default_factory=Device)
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
+    device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
-        require(bool(self.model), "model is not given", "anabatic eval FOLDER --tasks arc_easy")
-        require(
+        require_setting(bool(self.model), "model is not given", "anabatic eval FOLDER --tasks arc_easy")
+        require_setting(
             bool(self.tasks or self.data.valid or self.data.train),
             "nothing to measure",
             "give --tasks task:all, or text with --data.valid PATH",
         )
         for name in ("batch_tokens", "batch_size"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
-        require(
+            require_setting(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
+        require_setting(
             not (self.endpoint and (self.adapter or self.data.valid or self.data.train)),
             "endpoint is given, and an adapter or data",
             "adapters and bits per byte of `data` need the model here; leave endpoint out",
         )
-        require(
+        require_setting(
             self.max_new_tokens is None or self.max_new_tokens >= 1,
             f"max_new_tokens is {self.max_new_tokens}",
             "use 1 or more",
         )
-        require(self.limit is None or self.limit >= 1, f"limit is {self.limit}", "use 1 or more")
-        require(self.shots is None or self.shots >= 0, f"shots is {self.shots}", "use 0 or more")
+        require_setting(self.limit is None or self.limit >= 1, f"limit is {self.limit}", "use 1 or more")
+        require_setting(self.shots is None or self.shots >= 0, f"shots is {self.shots}", "use 0 or more")

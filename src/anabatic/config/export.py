@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anabatic.config.shared import require
+from anabatic.config.sections.common import require_setting
 
 Gguf = Literal["none", "f32", "f16", "bf16", "q8_0"]
 SERVERS = ("ollama", "vllm", "mindie")
@@ -45,18 +45,22 @@ class ExportJob:
     """Longest context in tokens that the recipes allow; default: the model's, at most 32,768."""
 
     def __post_init__(self) -> None:
-        require(bool(self.model.strip()), "model is not given", "anabatic export MODEL -o FOLDER")
-        require(bool(self.out.strip()), "out is not given", "give -o FOLDER")
+        require_setting(bool(self.model.strip()), "model is not given", "anabatic export MODEL -o FOLDER")
+        require_setting(bool(self.out.strip()), "out is not given", "give -o FOLDER")
         if self.format in ("gguf", "ollama") and self.gguf == "none":
             self.gguf = "f16"
         if self.format in SERVERS:
             self.recipes = [self.format]  # type: ignore[list-item]
-        require(0 < self.shard_gib <= 1024, f"shard_gib is {self.shard_gib}", "use more than 0; 4 is common")
-        require(1 <= self.devices <= 1024, f"devices is {self.devices}", "use 1 or more")
-        require(self.context is None or self.context >= 16, f"context is {self.context}", "use 16 tokens or more")
+        require_setting(0 < self.shard_gib <= 1024, f"shard_gib is {self.shard_gib}", "use more than 0; 4 is common")
+        require_setting(1 <= self.devices <= 1024, f"devices is {self.devices}", "use 1 or more")
+        require_setting(
+            self.context is None or self.context >= 16, f"context is {self.context}", "use 16 tokens or more"
+        )
         named = self.name is None or re.fullmatch(r"[\w][\w.-]*", self.name, re.ASCII) is not None
-        require(named, f'name is "{self.name}"', "use letters, digits, dots, _ and -")
+        require_setting(named, f'name is "{self.name}"', "use letters, digits, dots, _ and -")
         twice = len(set(self.recipes)) < len(self.recipes)
-        require(not twice, f"recipes are {', '.join(self.recipes)}", "name each once")
+        require_setting(not twice, f"recipes are {', '.join(self.recipes)}", "name each once")
         lone = self.gguf == "none" and self.llama_cpp is not None
-        require(not lone, "llama_cpp is given and no GGUF file is asked for", "add --gguf f16 (or bf16, f32, q8_0)")
+        require_setting(
+            not lone, "llama_cpp is given and no GGUF file is asked for", "add --gguf f16 (or bf16, f32, q8_0)"
+        )

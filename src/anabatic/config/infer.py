@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.chat import Sampling
-from anabatic.config.shared import Device, require
+from anabatic.config.sections.common import DeviceSettings, require_setting
 
 
 @dataclass(kw_only=True)
@@ -25,13 +25,15 @@ class Batching:
 
     def __post_init__(self) -> None:
         for name in ("batch", "step_tokens"):
-            require(getattr(self, name) >= 1, f"batching.{name} is {getattr(self, name)}", "use 1 or more")
-        require(self.max_len is None or self.max_len >= 2, f"batching.max_len is {self.max_len}", "use 2 or more")
+            require_setting(getattr(self, name) >= 1, f"batching.{name} is {getattr(self, name)}", "use 1 or more")
+        require_setting(
+            self.max_len is None or self.max_len >= 2, f"batching.max_len is {self.max_len}", "use 2 or more"
+        )
         given = self.cache_gib is None or self.cache_gib > 0
-        require(given, f"batching.cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
+        require_setting(given, f"batching.cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
 
 
-def _greedy() -> Sampling:
+def _default_sampling() -> Sampling:
     return Sampling(temperature=0.0, max_new_tokens=512)
 
 
@@ -72,16 +74,16 @@ class InferJob:
     resume: Literal["auto", "never"] = "auto"
     """auto: go on where an earlier run of the same job was stopped; never: start over."""
     batching: Batching = field(default_factory=Batching)
-    sampling: Sampling = field(default_factory=_greedy)
-    device: Device = field(default_factory=Device)
+    sampling: Sampling = field(default_factory=_default_sampling)
+    device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
         both = bool(self.model) != bool(self.ckpt_dir)
-        require(both, "give either model or ckpt_dir", "anabatic infer -m FOLDER rows.jsonl -o answers.jsonl")
-        require(
+        require_setting(both, "give either model or ckpt_dir", "anabatic infer -m FOLDER rows.jsonl -o answers.jsonl")
+        require_setting(
             bool(self.inputs),
             "inputs is empty",
             "name files, before options that take several words: anabatic infer rows.jsonl -m FOLDER -o answers.jsonl",
         )
-        require(0.0 <= self.long_share <= 1.0, f"long_share is {self.long_share}", "use a share from 0 to 1")
-        require(bool(self.out.strip()), "out is not given", "give -o answers.jsonl")
+        require_setting(0.0 <= self.long_share <= 1.0, f"long_share is {self.long_share}", "use a share from 0 to 1")
+        require_setting(bool(self.out.strip()), "out is not given", "give -o answers.jsonl")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.shared import require
+from anabatic.config.sections.common import require_setting
 
 
 @dataclass(kw_only=True)
@@ -19,5 +19,5 @@ class MergeJob:
     """Folder to write; it must not exist yet."""
 
     def __post_init__(self) -> None:
-        require(bool(self.model), "model is not given", "give --model FOLDER, for example runs/lora")
-        require(bool(self.out.strip()), "out is not given", "give --out FOLDER")
+        require_setting(bool(self.model), "model is not given", "give --model FOLDER, for example runs/lora")
+        require_setting(bool(self.out.strip()), "out is not given", "give --out FOLDER")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabatic.config.shared import require
+from anabatic.config.sections.common import require_setting
 
 
 @dataclass(kw_only=True)
-class Stage:
+class PipelineStage:
     """One command of the pipeline."""
 
     command: str = ""
@@ -21,7 +21,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         hint = "name one, for example `command: pretrain`; an overlay is checked together with the recipe below it"
-        require(bool(self.command), "no command", hint)
+        require_setting(bool(self.command), "no command", hint)
 
 
 @dataclass(kw_only=True)
@@ -34,13 +34,13 @@ class PipelineJob:
     """Heading of the report."""
     vars: dict[str, Any] = field(default_factory=dict)
     """Values that several stages use, or that the user must supply (left empty)."""
-    stages: dict[str, Stage] = field(default_factory=dict)
+    stages: dict[str, PipelineStage] = field(default_factory=dict)
     """Name of the stage -> what it does; they run in this order."""
 
     def __post_init__(self) -> None:
-        require(bool(self.stages), "stages is empty", "add at least one stage with a `command`")
+        require_setting(bool(self.stages), "stages is empty", "add at least one stage with a `command`")
         for name, value in self.vars.items():
             plain = value is None or isinstance(value, (str, int, float))
-            require(plain, f"vars.{name} is a {type(value).__name__}", "give one text or number")
+            require_setting(plain, f"vars.{name} is a {type(value).__name__}", "give one text or number")
             text = str(value).lower() if isinstance(value, bool) else str(value)
             self.vars[name] = "" if value is None else text

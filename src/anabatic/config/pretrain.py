@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.parallel import Recompute
-from anabatic.config.shared import require
-from anabatic.config.train import TrainJob, WithAuto
+from anabatic.config.sections.common import require_setting
+from anabatic.config.sections.parallel import Recompute
+from anabatic.config.sections.train_jobs import TrainJob, WithAuto
 
 
 @dataclass(kw_only=True)
-class Model:
+class PretrainModel:
     """A model built from one dial, `depth`, or a Hugging Face folder to continue from."""
 
     path: str | None = None
@@ -35,10 +35,12 @@ class Model:
     """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
 
     def __post_init__(self) -> None:
-        require(self.depth >= 1, f"model.depth is {self.depth}", "use 1 or more; 4 for a CPU, 20 for eight NPUs")
+        require_setting(
+            self.depth >= 1, f"model.depth is {self.depth}", "use 1 or more; 4 for a CPU, 20 for eight NPUs"
+        )
         for name in ("width", "heads", "kv_heads", "intermediate"):
             value = getattr(self, name)
-            require(value is None or value >= 1, f"model.{name} is {value}", "use 1 or more, or leave it out")
+            require_setting(value is None or value >= 1, f"model.{name} is {value}", "use 1 or more, or leave it out")
 
 
 @dataclass(kw_only=True)
@@ -51,14 +53,18 @@ class PretrainJob(TrainJob, WithAuto):
     """Folder with tokenizer.json; default: the one in model.path."""
     seed: int = 0
     """Seed of weights and data order."""
-    model: Model = field(default_factory=Model)
+    model: PretrainModel = field(default_factory=PretrainModel)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
+        require_setting(
             self.tokenizer is not None or self.model.path is not None,
             "neither tokenizer nor model.path is given",
             "train a tokenizer with `anabatic tokenizer train`, then give --tokenizer FOLDER",
         )
-        require(self.batch.packing, "batch.packing is false, and text has no rows to pad", "only `anabatic sft` pads")
-        require(bool(self.data.train), "data.train is empty", "give --data.train PATH, or `stdlib:` to try it out")
+        require_setting(
+            self.batch.packing, "batch.packing is false, and text has no rows to pad", "only `anabatic sft` pads"
+        )
+        require_setting(
+            bool(self.data.train), "data.train is empty", "give --data.train PATH, or `stdlib:` to try it out"
+        )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anabatic.config.dpo import require_room
-from anabatic.config.shared import Schedule, require
-from anabatic.config.train import TuneJob, WithAuto
+from anabatic.config.dpo import require_room_for_pairs
+from anabatic.config.sections.common import Schedule, require_setting
+from anabatic.config.sections.train_jobs import TuneJob, WithAuto
 
 
-def _schedule() -> Schedule:
+def _default_schedule() -> Schedule:
     return Schedule(epochs=1.0, warmup_ratio=0.1, decay_ratio=0.9)
 
 
@@ -25,15 +25,17 @@ class RewardJob(TuneJob, WithAuto):
     truncation_strategy: Literal["right", "left", "delete"] = "left"
     """A conversation of more than batch.seq_len - 1 tokens loses its end or its beginning; delete: the pair is left
     out."""
-    schedule: Schedule = field(default_factory=_schedule)
+    schedule: Schedule = field(default_factory=_default_schedule)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         coefficient = self.center_rewards_coefficient
-        require(coefficient >= 0, f"center_rewards_coefficient is {coefficient}", "use 0 or more; 0.01 is common")
-        require(
+        require_setting(
+            coefficient >= 0, f"center_rewards_coefficient is {coefficient}", "use 0 or more; 0.01 is common"
+        )
+        require_setting(
             not self.lora.modules_to_save,
             f"lora.modules_to_save is {', '.join(self.lora.modules_to_save)}",
             "the adapter of a reward model brings its head and nothing else: leave it out",
         )
-        require_room(self)
+        require_room_for_pairs(self)

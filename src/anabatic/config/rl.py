@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.chat import Sampling
-from anabatic.config.sandbox import Sandbox
-from anabatic.config.shared import Evaluate, Log, Optim, Schedule, require
-from anabatic.config.train import TuneJob
+from anabatic.config.sections.common import Evaluate, LogSettings, Optim, Schedule, require_setting
+from anabatic.config.sections.sandbox import SandboxSettings
+from anabatic.config.sections.train_jobs import TuneJob
 
 
 @dataclass(kw_only=True)
-class Held(Evaluate):
+class HeldoutEvaluate(Evaluate):
     """Held-out reward: greedy answers, or several drawn ones for pass@k."""
 
     metric: Literal["reward"] = "reward"  # type: ignore[assignment]
@@ -29,12 +29,12 @@ class Held(Evaluate):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("rows", "samples"):
-            require(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}", "use 1 or more")
-        require(self.show >= 0, f"eval.show is {self.show}", "use 0 or more")
+            require_setting(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}", "use 1 or more")
+        require_setting(self.show >= 0, f"eval.show is {self.show}", "use 0 or more")
 
 
 @dataclass(kw_only=True)
-class Drawing:
+class RolloutSampling:
     """How answers are drawn."""
 
     temperature: float = 1.0
@@ -49,22 +49,28 @@ class Drawing:
     """Texts that end the answer."""
 
     def __post_init__(self) -> None:
-        require(self.temperature > 0, "sampling.temperature is 0: all answers to a question are the same", "use 1")
-        self.sampling(0)
+        require_setting(
+            self.temperature > 0, "sampling.temperature is 0: all answers to a question are the same", "use 1"
+        )
+        self.make_sampling(0)
 
-    def sampling(self, seed: int, greedy: bool = False) -> Sampling:
+    def make_sampling(self, seed: int, greedy: bool = False) -> Sampling:
         """Return the settings of one answer."""
         return Sampling(
-            temperature=0.0 if greedy else self.temperature, top_k=self.top_k, top_p=self.top_p,
-            max_new_tokens=self.max_new_tokens, stop=self.stop, seed=seed,
-        )  # fmt: skip
+            temperature=0.0 if greedy else self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            max_new_tokens=self.max_new_tokens,
+            stop=self.stop,
+            seed=seed,
+        )
 
 
-def _schedule() -> Schedule:
+def _default_schedule() -> Schedule:
     return Schedule(max_steps=100, warmup_ratio=0.0, decay_ratio=0.0)
 
 
-def _gentle() -> Optim:
+def _default_optim() -> Optim:
     return Optim(name="adamw", weight_decay=0.0, beta2=0.99, eps=1e-8)
 
 
@@ -109,51 +115,55 @@ class RlJob(TuneJob):
     python: bool = True
     """Run the code that answers hold between <|python_start|> and <|python_end|>, and give them its output, which is
     not learned."""
-    sandbox: Sandbox = field(default_factory=Sandbox)
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     turns: int = 1
     """Turns of the assistant at most; more than one needs a function `turn` in the reward's file."""
-    eval: Held = field(default_factory=Held)
-    sampling: Drawing = field(default_factory=Drawing)
+    eval: HeldoutEvaluate = field(default_factory=HeldoutEvaluate)
+    sampling: RolloutSampling = field(default_factory=RolloutSampling)
     rollout_batch: int = 64
     """Answers that are written at once; the others wait."""
     cache_gib: float | None = None
     """Memory for the keys and values of answers, free while the model is trained; default: what `rollout_batch` answers
     need, at most 0.4 of what is free."""
-    schedule: Schedule = field(default_factory=_schedule)
-    optim: Optim = field(default_factory=_gentle)
-    log: Log = field(default_factory=lambda: Log(every=1))
+    schedule: Schedule = field(default_factory=_default_schedule)
+    optim: Optim = field(default_factory=_default_optim)
+    log: LogSettings = field(default_factory=lambda: LogSettings(every=1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(bool(self.data.train), "data.train is empty", "give --data task:spelling, or a .jsonl of questions")
-        require(bool(self.rewards), "rewards is empty", "give --rewards answer")
+        require_setting(
+            bool(self.data.train), "data.train is empty", "give --data task:spelling, or a .jsonl of questions"
+        )
+        require_setting(bool(self.rewards), "rewards is empty", "give --rewards answer")
         for name in ("examples_per_step", "num_samples", "device_batch_size", "updates", "turns", "rollout_batch"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
-        require(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}", "use 0 or more; 0.04 was GRPO's")
+            require_setting(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
+        require_setting(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}", "use 0 or more; 0.04 was GRPO's")
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
-            require(value is None or value > 0, f"{name} is {value}", "use a number above 0, such as 0.2")
-        require(self.clip_low is None or self.clip_low <= 1, f"clip_low is {self.clip_low}", "use at most 1")
-        require(self.reward_timeout > 0, f"reward_timeout is {self.reward_timeout:g}", "use seconds above 0")
+            require_setting(value is None or value > 0, f"{name} is {value}", "use a number above 0, such as 0.2")
+        require_setting(self.clip_low is None or self.clip_low <= 1, f"clip_low is {self.clip_low}", "use at most 1")
+        require_setting(self.reward_timeout > 0, f"reward_timeout is {self.reward_timeout:g}", "use seconds above 0")
         given = self.cache_gib is None or self.cache_gib > 0
-        require(given, f"cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
+        require_setting(given, f"cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
         self._require_sizes()
 
     def _require_sizes(self) -> None:
         answers = self.examples_per_step * self.num_samples
-        require(
+        require_setting(
             answers % (self.updates * self.device_batch_size) == 0,
             f"examples_per_step x num_samples is {answers}, not a multiple of updates x device_batch_size ="
             f" {self.updates * self.device_batch_size}",
             "change one of them",
         )
-        require(
+        require_setting(
             self.num_samples > 1 or self.advantage == "batch" or self.algorithm == "reinforce++",
             "num_samples is 1: an answer has no others to be compared with",
             "use 2 or more, or --algorithm reinforce++",
         )
-        require(self.batch.packing, "batch.packing is false, and answers are always packed", "leave batch.packing out")
+        require_setting(
+            self.batch.packing, "batch.packing is false, and answers are always packed", "leave batch.packing out"
+        )
         for name in ("micro_batch_tokens", "global_batch_tokens"):
             value = getattr(self.batch, name)
             hint = "leave it out: examples_per_step, num_samples and device_batch_size say it"
-            require(value is None, f"batch.{name} is {value}, and rl counts answers, not tokens", hint)
+            require_setting(value is None, f"batch.{name} is {value}, and rl counts answers, not tokens", hint)

@@ -7,14 +7,14 @@ from typing import Literal
 
 from anabatic.config.chat import Sampling
 from anabatic.config.infer import Batching
-from anabatic.config.shared import Device, require
+from anabatic.config.sections.common import DeviceSettings, require_setting
 
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine."""
 
 
 @dataclass(kw_only=True)
-class Limits:
+class ServerLimits:
     """What a request may ask for, so that none can hold up the others."""
 
     body_mib: float = 4.0
@@ -41,11 +41,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("body_mib", "body_seconds", "seconds"):
-            require(getattr(self, name) > 0, f"limits.{name} is {getattr(self, name)}", "use more than 0")
+            require_setting(getattr(self, name) > 0, f"limits.{name} is {getattr(self, name)}", "use more than 0")
         for name in ("new_tokens", "answers", "queue", "messages", "bytes_per_token", "choices"):
-            require(getattr(self, name) >= 1, f"limits.{name} is {getattr(self, name)}", "use 1 or more")
+            require_setting(getattr(self, name) >= 1, f"limits.{name} is {getattr(self, name)}", "use 1 or more")
         seconds = self.shutdown_seconds
-        require(seconds >= 0, f"limits.shutdown_seconds is {seconds}", "use 0 or more")
+        require_setting(seconds >= 0, f"limits.shutdown_seconds is {seconds}", "use 0 or more")
 
 
 @dataclass(kw_only=True)
@@ -80,19 +80,21 @@ class ServeJob:
     quantize: Literal["none", "int8", "nf4"] = "none"
     """Hold the weights of the linear layers in few bits: less memory; slower where the device must widen them."""
     batching: Batching = field(default_factory=Batching)
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    device: Device = field(default_factory=Device)
+    device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
-        require(bool(self.model or self.classifier or self.runs), "no model is given", "anabatic serve FOLDER")
-        require(0 <= self.port < 65536, f"port is {self.port}", "use 0 to 65535")
+        require_setting(bool(self.model or self.classifier or self.runs), "no model is given", "anabatic serve FOLDER")
+        require_setting(0 <= self.port < 65536, f"port is {self.port}", "use 0 to 65535")
         for host in self.allowed_hosts:
             bare = bool(host.strip()) and not any(sign in host for sign in "/ ,")
-            require(
+            require_setting(
                 bare, f"allowed_hosts has {host!r}, which is no name of a host", "give example.org, without http://"
             )
         for one in (*self.adapter, *self.classifier):
             name, _, folder = one.partition("=")
-            require(bool(name and folder), f"{one!r} is not NAME=FOLDER", "for example legal=runs/legal")
-        require(not self.adapter or bool(self.model), "adapters need a model", "anabatic serve FOLDER --adapter a=DIR")
+            require_setting(bool(name and folder), f"{one!r} is not NAME=FOLDER", "for example legal=runs/legal")
+        require_setting(
+            not self.adapter or bool(self.model), "adapters need a model", "anabatic serve FOLDER --adapter a=DIR"
+        )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anabatic.config.curriculum import Curriculum
-from anabatic.config.shared import Schedule, require
-from anabatic.config.train import TuneJob, WithAuto
+from anabatic.config.sections.common import Schedule, require_setting
+from anabatic.config.sections.curriculum import Curriculum
+from anabatic.config.sections.train_jobs import TuneJob, WithAuto
 
 
-def _schedule() -> Schedule:
+def _default_schedule() -> Schedule:
     return Schedule(epochs=1.0, warmup_ratio=0.03, decay_ratio=0.97)
 
 
@@ -27,13 +27,15 @@ class SftJob(TuneJob, WithAuto):
     truncation_strategy: Literal["right", "left", "delete", "split"] = "right"
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is parted."""
     curriculum: Curriculum = field(default_factory=Curriculum)
-    schedule: Schedule = field(default_factory=_schedule)
+    schedule: Schedule = field(default_factory=_default_schedule)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.batch.packing:
             what = "device.compile is on, and padded batches have another shape each"
-            require(self.device.compile != "on", what, "set device.compile to off, or batch.packing to true")
+            require_setting(self.device.compile != "on", what, "set device.compile to off, or batch.packing to true")
         both = self.train_on_inputs and self.last_turn_only
-        require(not both, "train_on_inputs and last_turn_only are both set", "use one of them")
-        require(bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows")
+        require_setting(not both, "train_on_inputs and last_turn_only are both set", "use one of them")
+        require_setting(
+            bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows"
+        )

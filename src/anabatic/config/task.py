@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from anabatic.config.shared import require
+from anabatic.config.sections.common import require_setting
 from anabatic.core.errors import ConfigError
 
 Kind = Literal["choices", "cloze", "completion", "perplexity", "generate"]
@@ -84,9 +84,9 @@ class EvalTask:
 
     def __post_init__(self) -> None:
         where = self.name or "the task"
-        require(where.isprintable(), f"name is {where!r}", "use letters in one line")
+        require_setting(where.isprintable(), f"name is {where!r}", "use letters in one line")
         sources = [name for name in ("files", "hub", "task") if getattr(self.data, name)]
-        require(
+        require_setting(
             len(sources) == 1,
             f"data of {where} names {' and '.join(sources) or 'no rows'}",
             "give one of data.files, data.hub, data.task",
@@ -94,58 +94,65 @@ class EvalTask:
         for name in ("keep", "group_by", "shots_same"):
             value = getattr(self, name)
             same = f'{name} of {where} is "{value}" for every row'
-            require(not value or "{" in value, same, f'write "{{{{ {value} }}}}" for what comes of a row')
+            require_setting(not value or "{" in value, same, f'write "{{{{ {value} }}}}" for what comes of a row')
         apart = self.examples_data
-        require(
+        require_setting(
             apart is None or apart is self.shots_data or bool(self.data.hub),
             f"shots_data of {where} names a part of a data set, and data.files or data.task have none",
             "give shots_data: {files: [...]}, or leave it out: examples are other rows then",
         )
-        for name in _NEEDS[self.kind]:
-            require(
+        for name in _REQUIRED_FIELDS[self.kind]:
+            require_setting(
                 getattr(self, name) not in ("", None),
                 f"{name} of {where} is not given",
-                f"a task of the kind {self.kind} has {', '.join(_NEEDS[self.kind])}",
+                f"a task of the kind {self.kind} has {', '.join(_REQUIRED_FIELDS[self.kind])}",
             )
-        require(self.shots >= 0, f"shots is {self.shots}", "use 0 or more")
-        require(
+        require_setting(self.shots >= 0, f"shots is {self.shots}", "use 0 or more")
+        require_setting(
             self.metric is None or self.metric in METRICS[self.kind],
             f"metric is {self.metric}, a task of the kind {self.kind} has {', '.join(METRICS[self.kind])}",
             "choose one of them, or leave it out",
         )
-        require(
+        require_setting(
             self.chance is None or 0 <= self.chance < 1, f"chance is {self.chance}", "use a share from 0 to below 1"
         )
-        require(
-            not (self.shots and self.kind == "perplexity"), f"shots is {self.shots}, and whole texts have no examples",
+        require_setting(
+            not (self.shots and self.kind == "perplexity"),
+            f"shots is {self.shots}, and whole texts have no examples",
             "leave shots out",
-        )  # fmt: skip
-        require(
-            not self.chat or self.kind in _IN_CHATS,
+        )
+        require_setting(
+            not self.chat or self.kind in _CHAT_ONLY_FIELDS,
             f"chat is true, and a task of the kind {self.kind} is not asked in conversations",
-            f"use the kind {' or '.join(_IN_CHATS)}",
+            f"use the kind {' or '.join(_CHAT_ONLY_FIELDS)}",
         )
         longest = self.max_new_tokens
-        require(longest is None or longest >= 1, f"max_new_tokens is {longest}", "use 1 or more, or leave it out")
-        require(all(self.stop), "a text of stop is empty", "leave it out")
+        require_setting(
+            longest is None or longest >= 1, f"max_new_tokens is {longest}", "use 1 or more, or leave it out"
+        )
+        require_setting(all(self.stop), "a text of stop is empty", "leave it out")
         if self.kind == "generate":
-            self._require_judge(where)
+            self._require_grader(where)
 
-    def _require_judge(self, where: str) -> None:
+    def _require_grader(self, where: str) -> None:
         for name in ("program", "tests"):
             missing = self.check == "python" and not getattr(self, name)
-            require(not missing, f"{name} of {where} is not given", "check: python runs `program`, and `tests` apart")
-        require(not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one")
+            require_setting(
+                not missing, f"{name} of {where} is not given", "check: python runs `program`, and `tests` apart"
+            )
+        require_setting(
+            not (self.extract == "regex" and not self.pattern), "pattern is not given", "extract: regex needs one"
+        )
         try:
             re.compile(self.pattern)
         except re.error as error:
             raise ConfigError(f"pattern {self.pattern!r}: {error}", "give a regular expression of Python") from error
-        require(
-            self.answer not in ("", None) or self.check not in _BY_ANSWER,
+        require_setting(
+            self.answer not in ("", None) or self.check not in _ANSWER_METRICS,
             f"answer of {where} is not given, and check: {self.check} compares with it",
             'give one, answer: "{{ column }}"',
         )
-        require(
+        require_setting(
             self.check != "generated" or bool(self.data.task),
             f"check is generated, and the rows of {where} are not",
             "check: generated goes with data: {task: NAME}",
@@ -162,14 +169,14 @@ class EvalTask:
         return replace(self.data, config=given.config or self.data.config, split=given.split)
 
     @property
-    def counts(self) -> Metric:
+    def main_metric(self) -> Metric:
         """The metric that counts."""
         return self.metric or METRICS[self.kind][0]
 
 
-_IN_CHATS: tuple[Kind, ...] = ("choices", "generate")
-_BY_ANSWER: tuple[Check, ...] = ("equal", "number", "contains", "generated")
-_NEEDS: dict[Kind, tuple[str, ...]] = {
+_CHAT_ONLY_FIELDS: tuple[Kind, ...] = ("choices", "generate")
+_ANSWER_METRICS: tuple[Check, ...] = ("equal", "number", "contains", "generated")
+_REQUIRED_FIELDS: dict[Kind, tuple[str, ...]] = {
     "choices": ("prompt", "choices", "answer"),
     "cloze": ("contexts", "continuation", "answer"),
     "completion": ("prompt", "continuation"),
@@ -190,4 +197,4 @@ class TaskGroup:
     """mean: of the metrics that count; centred: of (metric - chance) / (1 - chance); none: no figure."""
 
     def __post_init__(self) -> None:
-        require(bool(self.tasks), f"tasks of {self.name or 'the group'} is empty", "name tasks")
+        require_setting(bool(self.tasks), f"tasks of {self.name or 'the group'} is empty", "name tasks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.shared import Data, require
+from anabatic.config.sections.common import Data, require_setting
 
 
 @dataclass(kw_only=True)
@@ -26,11 +26,17 @@ class TokenizerTrainJob:
     data: Data = field(default_factory=Data)
 
     def __post_init__(self) -> None:
-        require(self.vocab_size >= 280, f"vocab_size is {self.vocab_size}", "256 bytes and the special tokens need 280")
-        require(self.vocab_size <= 2_000_000, f"vocab_size is {self.vocab_size}", "use at most 2,000,000")
-        require(self.max_doc_chars >= 1, f"max_doc_chars is {self.max_doc_chars}", "use 1 or more")
-        require(self.max_chars is None or self.max_chars >= 1, f"max_chars is {self.max_chars}", "use 1 or more")
-        require(bool(self.data.train), "data.train is empty", "give --data.train PATH, or `stdlib:` to try it out")
+        require_setting(
+            self.vocab_size >= 280, f"vocab_size is {self.vocab_size}", "256 bytes and the special tokens need 280"
+        )
+        require_setting(self.vocab_size <= 2_000_000, f"vocab_size is {self.vocab_size}", "use at most 2,000,000")
+        require_setting(self.max_doc_chars >= 1, f"max_doc_chars is {self.max_doc_chars}", "use 1 or more")
+        require_setting(
+            self.max_chars is None or self.max_chars >= 1, f"max_chars is {self.max_chars}", "use 1 or more"
+        )
+        require_setting(
+            bool(self.data.train), "data.train is empty", "give --data.train PATH, or `stdlib:` to try it out"
+        )
 
 
 @dataclass(kw_only=True)
@@ -45,4 +51,4 @@ class TokenizerEvalJob:
     """Print JSON instead of a table."""
 
     def __post_init__(self) -> None:
-        require(bool(self.tokenizers), "no tokenizer is given", "give --tokenizers FOLDER [FOLDER ...]")
+        require_setting(bool(self.tokenizers), "no tokenizer is given", "give --tokenizers FOLDER [FOLDER ...]")

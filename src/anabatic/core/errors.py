@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-TRACEBACK = "add --debug for the traceback"
+TRACEBACK_HINT = "add --debug for the traceback"
 """The hint of an error that nobody has foreseen."""
 
 
-LONGEST = 4000
+MAX_MESSAGE_CHARS = 4000
 """Characters of a message; of one that quotes more, the middle is left out."""
-BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+BROKEN_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What libraries written in Python raise for damaged data beside their own errors. Caught only around a call of such a
 library, never around code of ours."""
 
@@ -33,8 +33,8 @@ class AnabaticError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
-        if len(message) > LONGEST:
-            message = f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 4 :]}"
+        if len(message) > MAX_MESSAGE_CHARS:
+            message = f"{message[: MAX_MESSAGE_CHARS // 2]} [...] {message[-MAX_MESSAGE_CHARS // 4 :]}"
         super().__init__(message)
         self.hint = hint
 
@@ -60,17 +60,17 @@ class DataError(UserError):
     """A corpus, a conversation file, a tokenizer or a model folder is wrong."""
 
 
-class TemplateRefuses(DataError):
+class ChatTemplateError(DataError):
     """A chat template cannot write a conversation.
 
     Attributes:
         why: what it said of it; nothing about this machine.
     """
 
-    why: str = ""
+    reason: str = ""
 
 
-class Several(UserError):
+class MultipleErrors(UserError):
     """Several errors, most of which the user can fix, reported together."""
 
     def __init__(self, errors: Sequence[AnabaticError], hint: str = "") -> None:
@@ -90,7 +90,7 @@ class DeviceError(Failure):
     """An accelerator is missing or broken."""
 
 
-class StartAgain(Failure):
+class RestartRequested(Failure):
     """The job did not work as it was set up; how it will be the next time is written down."""
 
     exit_code = 4

@@ -11,7 +11,7 @@ from pathlib import Path
 LOGGER = logging.getLogger("anabatic")
 
 
-def rank() -> int:
+def get_rank() -> int:
     """Return this process's rank as its launcher set it (`RANK`, 0 without a launcher)."""
     return int(os.environ.get("RANK", "0"))
 
@@ -40,23 +40,23 @@ class _LogFile(logging.FileHandler):
         warn(f"{self.baseFilename} is not written any more: {reason}")
 
 
-def wants_colour() -> bool:
+def should_use_colour() -> bool:
     """True when stderr is a terminal and `NO_COLOR` (no-color.org) is not set."""
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
-def setup(verbose: bool = False) -> None:
+def setup_logging(verbose: bool = False) -> None:
     """Send messages to stderr, from rank 0 only. Called once by the command line."""
     LOGGER.handlers.clear()
     LOGGER.propagate = False
     LOGGER.setLevel(logging.DEBUG if verbose else logging.INFO)
-    if rank() == 0:
+    if get_rank() == 0:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_LineFormatter(wants_colour()))
+        handler.setFormatter(_LineFormatter(should_use_colour()))
         LOGGER.addHandler(handler)
 
 
-def to_file(path: Path) -> None:
+def add_log_file(path: Path) -> None:
     """Also append this process's messages, with the time, to `path` (`rank-N.log` in a run folder)."""
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

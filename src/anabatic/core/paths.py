@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.core.text import size
+from anabatic.core.formatting import format_size
 
-OTHER_OUT = "choose a folder you own with --out DIR"
+OTHER_OUT_HINT = "choose a folder you own with --out DIR"
 
 
 class RunFolder:
@@ -32,15 +32,15 @@ class RunFolder:
         self.best_model = self.root / "best_model"
         self.final_model = self.root / "final_model"
 
-    def log(self, rank: int) -> Path:
+    def log_path(self, rank: int) -> Path:
         """The log file of one rank."""
         return self.root / f"rank-{rank}.log"
 
-    def checkpoint(self, step: int) -> Path:
+    def checkpoint_path(self, step: int) -> Path:
         """The folder of the checkpoint after `step` optimizer steps."""
         return self.root / f"checkpoint-{step}"
 
-    def create(self) -> None:
+    def create_folder(self) -> None:
         """Make the folder and prove that it can be written.
 
         Raises:
@@ -53,7 +53,7 @@ class RunFolder:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
-            raise cannot_write(self.root, error) from error
+            raise make_write_error(self.root, error) from error
 
     def require_no_file(self) -> None:
         """Refuse a file in the place of the folder.
@@ -82,10 +82,10 @@ def require_place(folder: Path, path: Path | None = None) -> None:
         probe.mkdir()
         probe.rmdir()
     except OSError as error:
-        raise cannot_write(path or folder, error) from error
+        raise make_write_error(path or folder, error) from error
 
 
-def os_error(error: Exception) -> OSError | None:
+def find_os_error(error: Exception) -> OSError | None:
     """Return the `OSError` that `error` is or tells of: Rust libraries (safetensors) only name the number."""
     if isinstance(error, OSError):
         return error
@@ -95,7 +95,7 @@ def os_error(error: Exception) -> OSError | None:
 
 
 @contextmanager
-def alone(root: Path, who: str) -> Iterator[None]:
+def lock_folder(root: Path, who: str) -> Iterator[None]:
     """Hold a folder for one writer; the lock goes with the process, however it ends.
 
     Raises:
@@ -104,7 +104,7 @@ def alone(root: Path, who: str) -> Iterator[None]:
     try:
         file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
     except OSError as error:
-        raise cannot_write(root, error) from error
+        raise make_write_error(root, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,7 +113,7 @@ def alone(root: Path, who: str) -> Iterator[None]:
         yield
 
 
-def cannot_write(path: Path, error: OSError, remedy: str = OTHER_OUT) -> Failure:
+def make_write_error(path: Path, error: OSError, remedy: str = OTHER_OUT_HINT) -> Failure:
     """Return the error for a path that refused a write, with the numbers the user needs.
 
     Args:
@@ -122,9 +122,9 @@ def cannot_write(path: Path, error: OSError, remedy: str = OTHER_OUT) -> Failure
         remedy: how the user chooses another place for it.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(_existing_parent(path)).free
+        free = shutil.disk_usage(_find_existing_parent(path)).free
         return Failure(
-            f"no space left while writing {path}: {size(free)} free",
+            f"no space left while writing {path}: {format_size(free)} free",
             "free some space or choose another disk; everything saved before is still whole",
         )
     if error.errno == errno.EFBIG:
@@ -132,21 +132,23 @@ def cannot_write(path: Path, error: OSError, remedy: str = OTHER_OUT) -> Failure
     return Failure(f"cannot write {path}: {error.strerror or error}", f"{remedy}, or change its permissions")
 
 
-def _existing_parent(path: Path) -> Path:
+def _find_existing_parent(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
-def require_space(path: Path, num_bytes: float, remedy: str = OTHER_OUT) -> None:
+def require_space(path: Path, num_bytes: float, remedy: str = OTHER_OUT_HINT) -> None:
     """Make sure that the disk of `path` has room for so many bytes before anything is written.
 
     Raises:
         Failure: it has not.
     """
-    free = shutil.disk_usage(_existing_parent(path.resolve())).free
+    free = shutil.disk_usage(_find_existing_parent(path.resolve())).free
     if free < num_bytes:
-        raise Failure(f"{path} needs {size(num_bytes)}, but {size(free)} are free", f"free some space, or {remedy}")
+        raise Failure(
+            f"{path} needs {format_size(num_bytes)}, but {format_size(free)} are free", f"free some space, or {remedy}"
+        )
 
 
 def fsync_folder(path: Path) -> None:
@@ -158,7 +160,7 @@ def fsync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT) -> None:
+def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT_HINT) -> None:
     """Write a file under a temporary name, sync it and rename it over `path`.
 
     Args:
@@ -170,12 +172,12 @@ def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT) -> N
         Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe; an older
             `path` is untouched.
     """
-    with file_atomic(path, remedy) as file:
+    with open_atomic_file(path, remedy) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
-def file_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[IO[bytes]]:
+def open_atomic_file(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[IO[bytes]]:
     """Yield a file under a temporary name; when the block ends well it is synced and takes `path`'s place.
 
     When the block raises, the temporary file is removed and an older `path` is untouched.
@@ -187,7 +189,7 @@ def file_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[IO[bytes]]:
     Raises:
         Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe.
     """
-    path = _regular(path, remedy)
+    path = _require_regular_file(path, remedy)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -197,13 +199,13 @@ def file_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
         fsync_folder(path.parent)
     except OSError as error:
-        raise cannot_write(path, error, remedy) from error
+        raise make_write_error(path, error, remedy) from error
     finally:
         with suppress(OSError):  # where nothing could be written there is nothing to remove
             temporary.unlink()
 
 
-def output_file(out: str, name: str) -> Path:
+def resolve_output_file(out: str, name: str) -> Path:
     """Return the file that `out` names: itself when it ends as `name` does, else `name` in the folder `out`.
 
     The folder is made.
@@ -220,11 +222,11 @@ def output_file(out: str, name: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise make_write_error(path, error) from error
     return path
 
 
-def _regular(path: Path, remedy: str) -> Path:
+def _require_regular_file(path: Path, remedy: str) -> Path:
     """Return the file that `path` names, through links: a rename would put a file in the place of a device."""
     real = path.resolve()
     # A link of the system, as /dev/stdout or /proc/self/fd/1, names what is open now and must stay.
@@ -235,7 +237,7 @@ def _regular(path: Path, remedy: str) -> Path:
 
 
 @contextmanager
-def folder_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[Path]:
+def open_atomic_folder(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; when the block ends well it takes `path`'s place.
 
     Every file is synced before the rename. When the block raises, the temporary folder is removed and an older
@@ -258,10 +260,10 @@ def folder_atomic(path: Path, remedy: str = OTHER_OUT) -> Iterator[Path]:
                     os.fsync(handle.fileno())
         replace_folder(temporary, path)
     except Exception as error:
-        cause = os_error(error)
+        cause = find_os_error(error)
         if cause is None:
             raise
-        raise cannot_write(path, cause, remedy) from error
+        raise make_write_error(path, cause, remedy) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -276,7 +278,7 @@ def replace_folder(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def cache_root() -> Path:
+def get_cache_root() -> Path:
     """`$ANABATIC_CACHE`, else `$XDG_CACHE_HOME/anabatic`, else `~/.cache/anabatic`."""
     if own := os.environ.get("ANABATIC_CACHE"):
         return Path(own)

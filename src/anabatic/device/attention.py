@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anabatic.device.segments import Segments, Trees
+from anabatic.device.segments import PackedSegments, PackedTrees
 
 
-class Scores(NamedTuple):
+class AttentionOptions(NamedTuple):
     """What a layer does to its scores before and in the softmax."""
 
     scale: float
@@ -30,12 +30,12 @@ class Scores(NamedTuple):
     """One learned score per query head, `[N]`, that takes its share of the softmax and has no value (gpt-oss)."""
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Nothing but a softmax: fused kernels do it."""
         return self.softcap is None and self.sinks is None
 
 
-def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores) -> Tensor:
+def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, scores: AttentionOptions) -> Tensor:
     """Attention inside each segment, causal, both ways or along the paths of a tree; segments of like length share one
     call, so hardly anything is padded.
 
@@ -50,23 +50,27 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: Segments, sco
     """
     sizes = [rows * length for _, rows, length in segments.groups]
     # One split: the gradient of every slice by itself would be zeros for all tokens, added up.
-    parts = zip(*(segments.spread(x).split(sizes) for x in (q, k, v)), strict=True)
+    parts = zip(*(segments.spread_groups(x).split(sizes) for x in (q, k, v)), strict=True)
     pieces = []
     for number, ((_, rows, length), part) in enumerate(zip(segments.groups, parts, strict=True)):
         a, b, c = (x.unflatten(0, (rows, length)).transpose(1, 2) for x in part)
-        if isinstance(segments, Trees):
-            out = attend(a, b, c, segments.mask(number, scores.window), scores)
+        if isinstance(segments, PackedTrees):
+            out = attend_masked(a, b, c, segments.build_mask(number, scores.window), scores)
         else:
-            out = _causal(a, b, c, scores) if segments.causal else _both_ways(a, b, c, segments.real[number], scores)
+            out = (
+                _attend_causal(a, b, c, scores)
+                if segments.is_causal
+                else _attend_bidirectional(a, b, c, segments.valid_keys[number], scores)
+            )
         pieces.append(out.transpose(1, 2).flatten(0, 1))
-    return segments.gather(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+    return segments.gather_packed(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+def _attend_causal(q: Tensor, k: Tensor, v: Tensor, scores: AttentionOptions) -> Tensor:
     """q `[R, N, L, D]`, k `[R, K, L, D]`, v `[R, K, L, E]` -> `[R, N, L, E]`; a window's cost grows with L, not L^2."""
     length, window = q.shape[2], scores.window
     narrow = window is not None and window < length
-    if scores.plain and not narrow:
+    if scores.is_plain and not narrow:
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scores.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -77,12 +81,12 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         row = torch.arange(start, end, device=q.device)[:, None]
         column = torch.arange(first, end, device=q.device)[None, :]
         mask = (column <= row) & (column > row - width)
-        pieces.append(attend(q[:, :, start:end], k[:, :, first:end], v[:, :, first:end], mask, scores))
+        pieces.append(attend_masked(q[:, :, start:end], k[:, :, first:end], v[:, :, first:end], mask, scores))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
-def _both_ways(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, scores: Scores) -> Tensor:
-    """As `_causal`, but a query also sees later keys, and no padding.
+def _attend_bidirectional(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, scores: AttentionOptions) -> Tensor:
+    """As `_attend_causal`, but a query also sees later keys, and no padding.
 
     Args:
         real: bool `[R, 1, 1, L]`, keys that are no padding; None: all are. The padding of the queries sees real keys
@@ -95,14 +99,14 @@ def _both_ways(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, scores: Sco
         near = (place[:, None] - place[None, :]).abs() < scores.window
         own = place[:, None] == place[None, :]  # a query of the padding would else see nothing
         mask = near if real is None else (near & real) | own
-    if mask is None and scores.plain:
+    if mask is None and scores.is_plain:
         return F.scaled_dot_product_attention(q, k, v, scale=scores.scale, enable_gqa=q.shape[1] != k.shape[1])
     if mask is None:
         mask = torch.ones(1, 1, 1, length, dtype=torch.bool, device=q.device)
-    return attend(q, k, v, mask, scores)
+    return attend_masked(q, k, v, mask, scores)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: AttentionOptions) -> Tensor:
     """Attention under a mask that says what is seen (its window included); every query must see a key.
 
     Args:
@@ -111,7 +115,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Scores) -> Ten
     Returns:
         `[R, N, L, E]`.
     """
-    if scores.plain:
+    if scores.is_plain:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scores.scale, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, DeviceError
 from anabatic.device.table import DEVICES, Chip, DeviceRow, find_chip
 
@@ -34,14 +34,14 @@ class Device:
     name: str
     dtype: torch.dtype
     """Format of matrix products; parameters and the optimizer stay fp32."""
-    row: DeviceRow
+    device_row: DeviceRow
     chip: Chip | None
     threads: int
     reasons: dict[str, str] = field(default_factory=dict)
     """Choice -> why, for the log and the report."""
 
     @property
-    def torch(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """The torch.device."""
         return torch.device("cpu") if self.type == "cpu" else torch.device(self.type, self.index)
 
@@ -54,48 +54,48 @@ class Device:
     def synchronize(self) -> None:
         """Wait for the device."""
         if self.type != "cpu":
-            _module(self.type).synchronize()
+            _get_torch_module(self.type).synchronize()
 
-    def peak_memory(self) -> int:
+    def get_peak_memory(self) -> int:
         """Peak bytes: the allocator's on an accelerator, the resident set's on a CPU."""
         if self.type in ("cpu", "mps"):
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return int(_module(self.type).max_memory_allocated())
+        return int(_get_torch_module(self.type).max_memory_allocated())
 
-    def forget_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         """Count the peak anew from what is allocated now; the resident set's cannot be."""
         if self.type not in ("cpu", "mps"):
-            _module(self.type).reset_peak_memory_stats()
+            _get_torch_module(self.type).reset_peak_memory_stats()
 
-    def memory_bytes(self) -> int:
+    def get_total_memory(self) -> int:
         """Bytes of memory on the device; of the machine on a CPU."""
         if self.type == "cpu":
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if self.type == "mps":
             return int(torch.mps.recommended_max_memory())
-        return int(_module(self.type).mem_get_info(self.index)[1])
+        return int(_get_torch_module(self.type).mem_get_info(self.index)[1])
 
-    def free_bytes(self) -> int:
+    def get_free_memory(self) -> int:
         """Bytes of memory that nobody uses: of the device, or of the machine on a CPU."""
         if self.type in ("cpu", "mps"):
             return int(psutil.virtual_memory().available)
-        return int(_module(self.type).mem_get_info(self.index)[0])
+        return int(_get_torch_module(self.type).mem_get_info(self.index)[0])
 
-    def rng_state(self) -> dict[str, Tensor]:
+    def get_rng_state(self) -> dict[str, Tensor]:
         """The random number generators of this process, as CPU byte tensors."""
         states = {"cpu": torch.get_rng_state()}
         if self.type != "cpu":
-            states[self.type] = _module(self.type).get_rng_state()
+            states[self.type] = _get_torch_module(self.type).get_rng_state()
         return states
 
     def set_rng_state(self, states: dict[str, Tensor]) -> None:
-        """Put back what `rng_state` returned; another device's state is left out."""
+        """Put back what `get_rng_state` returned; another device's state is left out."""
         torch.set_rng_state(states["cpu"])
         if self.type in states and self.type != "cpu":
-            _module(self.type).set_rng_state(states[self.type])
+            _get_torch_module(self.type).set_rng_state(states[self.type])
 
 
-def free_memory() -> int:
+def get_free_host_memory() -> int:
     """Return the bytes of host memory that this process may still take: a container's limit (cgroup v2) counts too."""
     free = psutil.virtual_memory().available
     try:
@@ -105,7 +105,7 @@ def free_memory() -> int:
         return free
 
 
-def pick(config: DeviceConfig) -> Device:
+def select_device(config: DeviceConfig) -> Device:
     """Choose the device and the number format, and set this process up for them.
 
     Raises:
@@ -116,7 +116,7 @@ def pick(config: DeviceConfig) -> Device:
     row = DEVICES[kind]
     _set_allocator(row)
     index = int(os.environ.get("LOCAL_RANK", "0")) if kind in ("npu", "cuda") else 0
-    name = _select(kind, index)
+    name = _activate_device(kind, index)
     chip = find_chip(name)
     dtype, dtype_why = _choose_dtype(config.dtype, row, chip)
     threads = config.threads or _default_threads()
@@ -128,7 +128,7 @@ def pick(config: DeviceConfig) -> Device:
     return Device(kind, index, name, DTYPES[dtype], row, chip, threads, reasons)
 
 
-def use_compile(config: DeviceConfig, row: DeviceRow, steps: int) -> tuple[bool, str]:
+def should_compile(config: DeviceConfig, row: DeviceRow, steps: int) -> tuple[bool, str]:
     """Decide on torch.compile and say why."""
     if config.compile != "auto":
         return config.compile == "on", "asked for"
@@ -139,7 +139,7 @@ def use_compile(config: DeviceConfig, row: DeviceRow, steps: int) -> tuple[bool,
     return True, f"{steps} steps on {row.type}"
 
 
-def measured_peak_flops(dtype: torch.dtype = torch.float32, seconds: float = 0.15) -> float:
+def measure_peak_flops(dtype: torch.dtype = torch.float32, seconds: float = 0.15) -> float:
     """Return the operations a second of matrix products on this CPU, measured with 1024 x 1024 matrices.
 
     Divided by the time that its threads have computed, not by the clock: on a busy machine the clock would give a peak
@@ -154,21 +154,21 @@ def measured_peak_flops(dtype: torch.dtype = torch.float32, seconds: float = 0.1
         start, before = time.perf_counter(), time.process_time()
         torch.mm(a, b, out=out)
         times.append((time.perf_counter() - start, time.process_time() - before))
-    return 2 * 1024**3 / _undisturbed(times, torch.get_num_threads())
+    return 2 * 1024**3 / _estimate_idle_seconds(times, torch.get_num_threads())
 
 
-def _undisturbed(times: Sequence[tuple[float, float]], most: int) -> float:
+def _estimate_idle_seconds(times: Sequence[tuple[float, float]], most: int) -> float:
     """Return the seconds that a call of at most `most` threads takes when nothing else runs, of (seconds on the clock,
     of all threads together) of several."""
     threads = min(most, max(1, math.ceil(max(computed / clock for clock, computed in times) - 0.1)))
     return min(min(clock for clock, _ in times), min(computed for _, computed in times) / threads)
 
 
-def peak_flops(device: Device) -> tuple[float, str]:
+def get_peak_flops(device: Device) -> tuple[float, str]:
     """Return the peak operations a second that MFU is measured against, and where the figure comes from."""
     if device.type == "cpu":
         named = str(device.dtype).removeprefix("torch.")
-        return measured_peak_flops(device.dtype), f"measured: {named} matrix product of 1024 x 1024"
+        return measure_peak_flops(device.dtype), f"measured: {named} matrix product of 1024 x 1024"
     if device.chip is None:
         return 0.0, f"unknown chip {device.name!r}: MFU is not shown"
     # fp32 has no full rate on matrix units; MFU is then a share of the half-precision peak, as is usual.
@@ -216,12 +216,12 @@ def _set_allocator(row: DeviceRow) -> None:
         os.environ[variable] = value
 
 
-def _select(kind: str, index: int) -> str:
+def _activate_device(kind: str, index: int) -> str:
     if kind == "cpu":
-        return _cpu_name()
+        return _read_cpu_name()
     if kind == "mps":
         return "Apple GPU"
-    module = _module(kind)
+    module = _get_torch_module(kind)
     count = module.device_count()
     if index >= count:
         raise DeviceError(
@@ -233,7 +233,7 @@ def _select(kind: str, index: int) -> str:
 
 
 def _choose_dtype(asked: str, row: DeviceRow, chip: Chip | None) -> tuple[str, str]:
-    has_bf16 = chip.bf16 if chip is not None else row.dtype == "bf16" or row.type == "cpu"
+    has_bf16 = chip.has_bf16 if chip is not None else row.dtype == "bf16" or row.type == "cpu"
     if asked == "auto":
         if row.dtype == "bf16" and not has_bf16:
             return "fp16", f"{chip.name if chip else row.type} has no bf16"
@@ -265,7 +265,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(-2, 64 << 20)
 
 
-def _cpu_name() -> str:
+def _read_cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -276,5 +276,5 @@ def _cpu_name() -> str:
     return "CPU"
 
 
-def _module(kind: str) -> Any:
+def _get_torch_module(kind: str) -> Any:
     return torch.get_device_module(kind)

@@ -25,13 +25,13 @@ def unpermute_reference(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor
     return (chosen * weights.unsqueeze(-1).to(rows.dtype)).sum(dim=1)
 
 
-def ends_of(index: Tensor, experts: int) -> Tensor:
+def compute_expert_ends(index: Tensor, experts: int) -> Tensor:
     """Where each expert's rows end, int64 `[E]`, made on the device: nothing is read back."""
     numbers = torch.arange(experts, device=index.device)
     return (index.flatten()[:, None] == numbers).sum(0).cumsum(0)
 
 
-class _Grouped(torch.autograd.Function):
+class _GroupedMatmul(torch.autograd.Function):
     """One product for each expert that has rows. Reads the borders: free on a CPU, a wait elsewhere."""
 
     @staticmethod
@@ -39,7 +39,7 @@ class _Grouped(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.ends = ends.tolist()
         out = x.new_empty(x.shape[0], weight.shape[2])
-        for number, start, end in _spans(ctx.ends):
+        for number, start, end in _nonempty_groups(ctx.ends):
             torch.mm(x[start:end], weight[number], out=out[start:end])
         return out
 
@@ -49,7 +49,7 @@ class _Grouped(torch.autograd.Function):
         (grad,) = grads
         d_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for number, start, end in _spans(ctx.ends):
+        for number, start, end in _nonempty_groups(ctx.ends):
             if d_x is not None:
                 torch.mm(grad[start:end], weight[number].t(), out=d_x[start:end])
             if d_weight is not None:
@@ -57,7 +57,7 @@ class _Grouped(torch.autograd.Function):
         return d_x, d_weight, None
 
 
-def _spans(ends: list[int]) -> list[tuple[int, int, int]]:
+def _nonempty_groups(ends: list[int]) -> list[tuple[int, int, int]]:
     starts = [0, *ends[:-1]]
     return [(n, start, end) for n, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
 
@@ -65,7 +65,7 @@ def _spans(ends: list[int]) -> list[tuple[int, int, int]]:
 def grouped_reference(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """`x [S, in]` in groups of rows, `weight [E, in, out]`, ends of the groups `[E]` -> `[S, out]`."""
     if x.device.type == "cpu" or x.dtype == torch.float64 or not hasattr(F, "grouped_mm"):
-        out: Tensor = _Grouped.apply(x, weight, ends)  # type: ignore[no-untyped-call]
+        out: Tensor = _GroupedMatmul.apply(x, weight, ends)  # type: ignore[no-untyped-call]
         return out
     product: Tensor = F.grouped_mm(x, weight, offs=ends.to(torch.int32))
     return product

@@ -1,6 +1,6 @@
 """Fused operators: each has a plain-torch reference and at most one implementation per device.
 
-`for_device` picks by the device table. Every implementation has a parity test against the reference, forward and
+`get_device_ops` picks by the device table. Every implementation has a parity test against the reference, forward and
 gradient. Shapes: `T` tokens, `H` hidden size, `N` query heads, `K` key/value heads, `D` head size, `V` vocabulary.
 """
 
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anabatic.device import ops_cpu, ops_npu
-from anabatic.device.attention import Scores, attention_reference
+from anabatic.device.attention import AttentionOptions, attention_reference
 from anabatic.device.experts import grouped_reference, permute_reference, unpermute_reference
-from anabatic.device.segments import Segments
-from anabatic.device.table import DEVICES, Kernel
+from anabatic.device.segments import PackedSegments
+from anabatic.device.table import DEVICES, KernelSet
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -51,7 +51,7 @@ def swiglu_joint_reference(both: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-_SHRUNK = 64
+_FP16_DIVISOR = 64
 """What states in fp16 are divided by where many are summed; a power of two, so no digit is lost."""
 
 
@@ -63,12 +63,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         small = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = _room(weight, hidden) if need_weight else None
+        d_weight = _allocate_gradient(weight, hidden) if need_weight else None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], rows):
             part = hidden[start : start + rows]
             index = labels[start : start + rows].unsqueeze(1)
-            logits, slope = _capped((part @ small.t()).float(), softcap)
+            logits, slope = _apply_softcap((part @ small.t()).float(), softcap)
             top = logits.amax(dim=1, keepdim=True)
             target = logits.gather(1, index)
             weights = logits.sub_(top).exp_()
@@ -101,7 +101,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return d_hidden, d_weight, None, None, None
 
 
-def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+def _apply_softcap(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
     """Cap logits in place (Gemma 2, arXiv 2408.00118, section 2); return them and the slope of the cap."""
     if softcap is None:
         return logits, None
@@ -110,7 +110,7 @@ def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | Non
     return logits.mul_(softcap), slope
 
 
-def _room(weight: Tensor, hidden: Tensor) -> Tensor:
+def _allocate_gradient(weight: Tensor, hidden: Tensor) -> Tensor:
     """Memory for the gradient of the weight, in fp32; the first chunk writes it, without one it is zero."""
     make = torch.empty_like if len(hidden) else torch.zeros_like
     return make(weight, dtype=torch.float32)
@@ -124,7 +124,7 @@ def _add_product(total: Tensor, delta: Tensor, part: Tensor, first: bool) -> Non
     if delta.dtype == total.dtype:
         total.addmm_(delta.t(), part, beta=0.0 if first else 1.0)
         return
-    shrunk = _SHRUNK if part.dtype == torch.float16 else 1
+    shrunk = _FP16_DIVISOR if part.dtype == torch.float16 else 1
     product = delta.t() @ (part / shrunk if shrunk > 1 else part)
     if first:
         total.copy_(product).mul_(shrunk)
@@ -143,13 +143,13 @@ def linear_cross_entropy(
         softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    hidden = _for_products(hidden)
+    hidden = _cast_for_matmul(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
         total: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
     return total
 
 
-def _for_products(hidden: Tensor) -> Tensor:
+def _cast_for_matmul(hidden: Tensor) -> Tensor:
     """Cast to the format of matrix products.
 
     Autocast would not: it passes over products that are written into given memory, makes a copy of the head for every
@@ -169,7 +169,7 @@ class _LinearLogProbs(torch.autograd.Function):
         norms = torch.empty_like(found)
         for start in range(0, hidden.shape[0], rows):
             chunk = slice(start, start + rows)
-            logits, _ = _capped((hidden[chunk] @ small.t()).float(), softcap)
+            logits, _ = _apply_softcap((hidden[chunk] @ small.t()).float(), softcap)
             norms[chunk] = torch.logsumexp(logits, dim=1)
             found[chunk] = logits.gather(1, labels[chunk].unsqueeze(1)).squeeze(1) - norms[chunk]
         ctx.save_for_backward(hidden, weight, labels, norms)
@@ -183,11 +183,11 @@ class _LinearLogProbs(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         small = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = _room(weight, hidden) if need_weight else None
+        d_weight = _allocate_gradient(weight, hidden) if need_weight else None
         for start in range(0, hidden.shape[0], ctx.rows):
             chunk = slice(start, start + ctx.rows)
             part, worth = hidden[chunk], grad[chunk].unsqueeze(1)
-            logits, slope = _capped((part @ small.t()).float(), ctx.softcap)
+            logits, slope = _apply_softcap((part @ small.t()).float(), ctx.softcap)
             weights = logits.sub_(norms[chunk].unsqueeze(1)).exp_().mul_(-worth)
             weights.scatter_add_(1, labels[chunk].unsqueeze(1), worth)
             if slope is not None:
@@ -212,7 +212,7 @@ def linear_log_probs(
         softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    hidden = _for_products(hidden)
+    hidden = _cast_for_matmul(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
         found: Tensor = _LinearLogProbs.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
     return found
@@ -224,19 +224,19 @@ def token_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return each token's cross-entropy, fp32 `[T]`, and whether it is the likeliest one, bool `[T]`; no gradient."""
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    hidden = _for_products(hidden)
+    hidden = _cast_for_matmul(hidden)
     small = weight.to(hidden.dtype)
     losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
     hits = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
     for start in range(0, hidden.shape[0], rows):
         chunk = slice(start, start + rows)
-        logits, _ = _capped((hidden[chunk] @ small.t()).float(), softcap)
+        logits, _ = _apply_softcap((hidden[chunk] @ small.t()).float(), softcap)
         losses[chunk] = F.cross_entropy(logits, labels[chunk], reduction="none")
         hits[chunk] = logits.argmax(dim=1) == labels[chunk]
     return losses, hits
 
 
-class Ops(NamedTuple):
+class DeviceOps(NamedTuple):
     """The operators of one device."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -244,13 +244,13 @@ class Ops(NamedTuple):
     rotary_neighbours: Callable[[Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor, Tensor], Tensor]
     swiglu_joint: Callable[[Tensor], Tensor]
-    attention: Callable[[Tensor, Tensor, Tensor, Segments, Scores], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, PackedSegments, AttentionOptions], Tensor]
     permute: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     unpermute: Callable[[Tensor, Tensor, Tensor], Tensor]
     grouped: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-REFERENCE = Ops(
+REFERENCE_OPS = DeviceOps(
     rms_norm_reference,
     rotary_reference,
     rotary_neighbours_reference,
@@ -262,24 +262,24 @@ REFERENCE = Ops(
     grouped_reference,
 )
 
-TABLE: dict[Kernel, Ops] = {
-    "reference": REFERENCE,
-    "cpu": REFERENCE._replace(rms_norm=ops_cpu.rms_norm, rotary=ops_cpu.rotary),
-    "npu": Ops(
+OPS_BY_KERNEL: dict[KernelSet, DeviceOps] = {
+    "reference": REFERENCE_OPS,
+    "cpu": REFERENCE_OPS._replace(rms_norm=ops_cpu.rms_norm, rotary=ops_cpu.apply_rotary),
+    "npu": DeviceOps(
         ops_npu.rms_norm,
-        ops_npu.rotary,
-        ops_npu.rotary_neighbours,
-        ops_npu.swiglu,
-        ops_npu.swiglu_joint,
-        ops_npu.attention,
-        ops_npu.permute,
-        ops_npu.unpermute,
-        ops_npu.grouped,
+        ops_npu.apply_rotary,
+        ops_npu.apply_rotary_neighbours,
+        ops_npu.apply_swiglu,
+        ops_npu.apply_swiglu_joint,
+        ops_npu.fused_attention,
+        ops_npu.permute_tokens,
+        ops_npu.unpermute_tokens,
+        ops_npu.grouped_matmul,
     ),
 }
 
 
-def dear_operators() -> list[Any]:
+def list_expensive_operators() -> list[Any]:
     """Return matrix products and attention: what selective recomputation keeps, because it is dear to make anew."""
     aten = torch.ops.aten
     dear = [aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention_for_cpu]
@@ -292,6 +292,6 @@ def dear_operators() -> list[Any]:
     return found
 
 
-def for_device(device_type: str) -> Ops:
+def get_device_ops(device_type: str) -> DeviceOps:
     """Return the operators that the device table chooses for tensors on `device_type`."""
-    return TABLE[DEVICES[device_type].kernels]
+    return OPS_BY_KERNEL[DEVICES[device_type].kernels]

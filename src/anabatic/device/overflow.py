@@ -14,23 +14,23 @@ from anabatic.device import ops_npu
 from anabatic.device.device import Device
 
 
-class Register:
+class OverflowRegister:
     """The status register of a device that saturates."""
 
     def __init__(self, device: torch.device) -> None:
         self._room = torch.zeros(8, device=device)
 
-    def clear(self) -> None:
+    def clear_flag(self) -> None:
         """Forget what has overflowed so far."""
         ops_npu.clear_overflow(self._room)
 
-    def read(self) -> Tensor:
-        """Return an fp32 scalar on the device: 1 when anything has overflowed since `clear`. Nobody waits."""
-        return ops_npu.overflow(self._room).ne(0).float()
+    def read_flag(self) -> Tensor:
+        """Return an fp32 scalar on the device: 1 when anything has overflowed since `clear_flag`. Nobody waits."""
+        return ops_npu.read_overflow(self._room).ne(0).float()
 
 
-def register(device: Device) -> Register | None:
+def open_register(device: Device) -> OverflowRegister | None:
     """Return the register of a device whose numbers end at the largest one; None where there are infinities."""
     if device.type != "npu" or ops_npu.has_infinities():
         return None
-    return Register(device.torch)
+    return OverflowRegister(device.torch_device)

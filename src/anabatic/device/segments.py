@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anabatic.device.transfer import send
+from anabatic.device.transfer import send_to_device
 
 _SLACK = 0.8
 """A segment joins a group when it is at least this share of the group's longest: at most a fifth is padding."""
-_APART = 2
+_MAX_SEGMENTS_PER_GROUP = 2
 """With at most so many segments for each group, each gets a call of its own, and nothing is moved."""
-_SHORT = 16
+_SHORT_LENGTH = 16
 """Segments up to this length form one group: a call costs more than their padding."""
 
 
-class Segments:
+class PackedSegments:
     """The plan of one packed batch.
 
     Attributes:
@@ -34,29 +34,29 @@ class Segments:
     """
 
     def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:
-        self.cu_seqlens, self.causal = cu_seqlens, causal
-        self.attended = 0
+        self.cu_seqlens, self.is_causal = cu_seqlens, causal
+        self.num_attended_layers = 0
         self._lengths: list[np.ndarray] = []
         borders = np.asarray(cu_seqlens, dtype=np.int64)
         lengths = np.diff(borders)
         order = np.argsort(-lengths, kind="stable")
         self.groups: list[tuple[int, int, int]] = []
-        self.identity = bool((lengths == lengths[0]).all())
-        if self.identity:
+        self.is_identity = bool((lengths == lengths[0]).all())
+        if self.is_identity:
             self.groups.append((0, len(lengths), int(lengths[0])))
             return
-        self._plan, self._device = _plan(borders, lengths, order, self.groups), device
+        self._indices, self._device = _plan_groups(borders, lengths, order, self.groups), device
         first = 0
         for _, rows, _ in self.groups:
             self._lengths.append(lengths[order[first : first + rows]])
             first += rows
-        if len(lengths) <= _APART * len(self.groups):
-            self.identity = True
+        if len(lengths) <= _MAX_SEGMENTS_PER_GROUP * len(self.groups):
+            self.is_identity = True
             self.groups = [(int(start), 1, int(length)) for start, length in zip(borders[:-1], lengths, strict=True)]
             self._lengths = []
 
     @functools.cached_property
-    def real(self) -> list[Tensor | None]:
+    def valid_keys(self) -> list[Tensor | None]:
         """For each group which keys are no padding, bool `[rows, 1, 1, length]`; None where all are.
 
         Needed without a causal mask alone: under one no real query sees the padding, which comes after it.
@@ -66,34 +66,34 @@ class Segments:
             longest = self.groups[number][2]
             if (lengths < longest).any():
                 mask = np.arange(longest)[None, :] < lengths[:, None]
-                found[number] = send(torch.from_numpy(mask[:, None, None, :]), self._device)
+                found[number] = send_to_device(torch.from_numpy(mask[:, None, None, :]), self._device)
         return found
 
     @functools.cached_property
-    def _spread(self) -> Tensor:
+    def _spread_index(self) -> Tensor:
         """Copied when it is first asked for: kernels that take the borders never ask."""
-        return send(torch.from_numpy(self._plan[0]), self._device)
+        return send_to_device(torch.from_numpy(self._indices[0]), self._device)
 
     @functools.cached_property
-    def _back(self) -> Tensor:
-        return send(torch.from_numpy(self._plan[1]), self._device)
+    def _gather_index(self) -> Tensor:
+        return send_to_device(torch.from_numpy(self._indices[1]), self._device)
 
-    def spread(self, x: Tensor) -> Tensor:
+    def spread_groups(self, x: Tensor) -> Tensor:
         """Packed `[T, ...]` -> `[P, ...]`, group after group, each segment padded to its group's length."""
-        if self.identity:
+        if self.is_identity:
             return x
-        out: Tensor = _Move.apply(x, self._spread, self._back)  # type: ignore[no-untyped-call]
+        out: Tensor = _SpreadRows.apply(x, self._spread_index, self._gather_index)  # type: ignore[no-untyped-call]
         return out
 
-    def gather(self, x: Tensor) -> Tensor:
+    def gather_packed(self, x: Tensor) -> Tensor:
         """`[P, ...]` -> packed `[T, ...]`."""
-        if self.identity:
+        if self.is_identity:
             return x
-        out: Tensor = _MoveBack.apply(x, self._back)  # type: ignore[no-untyped-call]
+        out: Tensor = _GatherRows.apply(x, self._gather_index)  # type: ignore[no-untyped-call]
         return out
 
 
-def _plan(
+def _plan_groups(
     borders: np.ndarray, lengths: np.ndarray, order: np.ndarray, groups: list[tuple[int, int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the packed index of every spread row (`[P]`) and the spread row of every packed token (`[T]`)."""
@@ -102,7 +102,7 @@ def _plan(
     start = first = 0
     while first < len(order):
         longest = int(lengths[order[first]])
-        floor = longest * _SLACK if longest > _SHORT else 0
+        floor = longest * _SLACK if longest > _SHORT_LENGTH else 0
         last = first
         while last < len(order) and lengths[order[last]] >= floor:
             last += 1
@@ -119,7 +119,7 @@ def _plan(
     return np.concatenate(spread), back
 
 
-class _Move(torch.autograd.Function):
+class _SpreadRows(torch.autograd.Function):
     """Row selection whose gradient is row selection too: padded rows have no gradient, no real query sees them."""
 
     @staticmethod
@@ -133,7 +133,7 @@ class _Move(torch.autograd.Function):
         return grads[0].index_select(0, back), None, None
 
 
-class _MoveBack(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     """Selection of distinct rows; the gradient is a plain copy into zeros."""
 
     @staticmethod
@@ -149,7 +149,7 @@ class _MoveBack(torch.autograd.Function):
         return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, back, grad), None
 
 
-class Trees(Segments):
+class PackedTrees(PackedSegments):
     """Segments in which texts with equal beginnings share them: every token sees its ancestors and itself.
 
     The tokens of a tree lie in depth-first order, so those below token j are j up to, not including, `ends[j]`.
@@ -162,12 +162,12 @@ class Trees(Segments):
 
     def __init__(self, cu_seqlens: list[int], ends: np.ndarray, depths: np.ndarray, device: torch.device) -> None:
         super().__init__(cu_seqlens, device)
-        order = np.arange(len(ends)) if self.identity else self._plan[0]
-        self._ends = send(torch.from_numpy(ends[order]), device)
-        self._depths = send(torch.from_numpy(depths[order]), device)
+        order = np.arange(len(ends)) if self.is_identity else self._indices[0]
+        self._ends = send_to_device(torch.from_numpy(ends[order]), device)
+        self._depths = send_to_device(torch.from_numpy(depths[order]), device)
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
-    def mask(self, number: int, window: int | None) -> Tensor:
+    def build_mask(self, number: int, window: int | None) -> Tensor:
         """Return who sees whom in a group, bool `[rows, 1, length, length]`; of padding every query sees something.
 
         Args:

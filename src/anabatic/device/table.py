@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kernel = Literal["reference", "cpu", "npu"]
+KernelSet = Literal["reference", "cpu", "npu"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class DeviceRow:
     """Variables, with values, that the collectives of several processes want."""
     dtype: Literal["bf16", "fp16", "fp32"]
     """Format of matrix products when the chip's row does not say otherwise."""
-    kernels: Kernel
+    kernels: KernelSet
     """Which implementation of the fused operators runs (`ops.py`)."""
     fused_adamw: bool
     """torch's own fused AdamW kernel runs here and honours `found_inf`."""
@@ -120,12 +120,12 @@ class Chip:
     memory_gib: float
     bandwidth_gbs: float
     """Device memory, 1e9 bytes a second; 0: not published."""
-    bf16: bool = True
+    has_bf16: bool = True
     watts: int = 0
     """Largest power that the maker gives; 0: none is published."""
     taken_gib: float | None = None
     """Of the memory, in use before a job begins; None: not looked at."""
-    trains: bool = True
+    can_train: bool = True
     """False: the maker sells it for inference."""
 
 
@@ -149,12 +149,12 @@ CHIPS: tuple[Chip, ...] = (
     Chip("Ascend910_9382", 353.9, 64, 1600),
     Chip("Ascend910_9372", 294.9, 64, 1600),
     Chip("Ascend910_9362", 245.8, 64, 1600),
-    Chip("Ascend910PremiumA", 320.0, 32, 1200, bf16=False),
-    Chip("Ascend910ProA", 288.0, 32, 1200, bf16=False),
-    Chip("Ascend910ProB", 283.0, 32, 1200, bf16=False),
-    Chip("Ascend910A", 262.0, 32, 1200, bf16=False, watts=310),
-    Chip("Ascend910B", 221.0, 32, 1200, bf16=False),
-    Chip("Ascend310P3", 69.5, 24, 204, bf16=False, trains=False),
+    Chip("Ascend910PremiumA", 320.0, 32, 1200, has_bf16=False),
+    Chip("Ascend910ProA", 288.0, 32, 1200, has_bf16=False),
+    Chip("Ascend910ProB", 283.0, 32, 1200, has_bf16=False),
+    Chip("Ascend910A", 262.0, 32, 1200, has_bf16=False, watts=310),
+    Chip("Ascend910B", 221.0, 32, 1200, has_bf16=False),
+    Chip("Ascend310P3", 69.5, 24, 204, has_bf16=False, can_train=False),
     Chip("NVIDIA B200", 2250.0, 180, 8000, watts=1000),
     Chip("NVIDIA H200", 989.0, 141, 4800, watts=700),
     Chip("NVIDIA H100 80GB HBM3", 989.0, 80, 3350, watts=700),
@@ -168,8 +168,8 @@ CHIPS: tuple[Chip, ...] = (
     Chip("NVIDIA A10", 125.0, 24, 600, watts=150),
     Chip("NVIDIA GeForce RTX 4090", 165.0, 24, 1008, watts=450),
     Chip("NVIDIA GeForce RTX 3090", 71.0, 24, 936, watts=350),
-    Chip("Tesla V100", 125.0, 32, 900, bf16=False, watts=300),
-    Chip("Tesla T4", 65.0, 16, 320, bf16=False, watts=70),
+    Chip("Tesla V100", 125.0, 32, 900, has_bf16=False, watts=300),
+    Chip("Tesla T4", 65.0, 16, 320, has_bf16=False, watts=70),
 )
 
 
@@ -184,12 +184,12 @@ def find_chip(name: str) -> Chip | None:
     return max(fitting, key=lambda chip: len(chip.name)) if fitting else None
 
 
-PROCESSOR = "processor"
-"""Name of the row that stands for a CPU: its figures are the machine's (`plan/here.py`)."""
+PROCESSOR_NAME = "processor"
+"""Name of the row that stands for a CPU: its figures are the machine's (`plan/detect_chip.py`)."""
 
 
-def row_of(chip: Chip) -> DeviceRow:
+def get_device_row(chip: Chip) -> DeviceRow:
     """Return the row of a chip's device type."""
-    if chip.name.startswith(PROCESSOR):
+    if chip.name.startswith(PROCESSOR_NAME):
         return DEVICES["cpu"]
     return DEVICES["npu" if chip.name.startswith("Ascend") else "cuda"]

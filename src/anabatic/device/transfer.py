@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
+def send_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the tensor on `device`. From ordinary memory a copy waits for the device, from page-locked it does not."""
     if device.type in ("cpu", "mps"):
         return tensor.to(device)

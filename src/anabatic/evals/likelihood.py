@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from anabatic.device.device import Device
-from anabatic.device.segments import Segments, Trees
-from anabatic.device.transfer import send
-from anabatic.evals.progress import Bar
-from anabatic.evals.trees import Text, Tree, batches, trees
-from anabatic.models import rope_lengths
-from anabatic.models.forward import Packed, token_scores
-from anabatic.parallel.world import ALONE, Group
+from anabatic.device.segments import PackedSegments, PackedTrees
+from anabatic.device.transfer import send_to_device
+from anabatic.evals.prefix_trees import PrefixTree, ScoredText, batch_trees, build_trees
+from anabatic.evals.progress_bar import ProgressBar
+from anabatic.models import rope_scaling
+from anabatic.models.forward import PackedBatch, score_targets
+from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
 
 
 class Likelihood(NamedTuple):
@@ -30,14 +30,19 @@ class Likelihood(NamedTuple):
     """
 
     logprob: float
-    greedy: bool
-    tokens: int
+    is_greedy: bool
+    num_tokens: int
 
 
-def likelihoods(
-    model: PreTrainedModel, device: Device, texts: Sequence[Text], batch_tokens: int, what: str, share: bool = True,
-    group: Group = ALONE,
-) -> Iterator[dict[int, Likelihood]]:  # fmt: skip
+def compute_likelihoods(
+    model: PreTrainedModel,
+    device: Device,
+    texts: Sequence[ScoredText],
+    batch_tokens: int,
+    what: str,
+    share: bool = True,
+    group: RankGroup = SINGLE_RANK,
+) -> Iterator[dict[int, Likelihood]]:
     """Yield what was found, by number of the text, batch by batch.
 
     A batch is fetched from the device when the next one is under way already: the device does not wait for the host,
@@ -50,33 +55,37 @@ def likelihoods(
         share: read equal beginnings once.
         group: processes that each read their share of the batches of one process.
     """
-    share = share and rope_lengths.border(model.config) is None  # else a beginning depends on how long its text is
-    made = list(batches(trees(texts, model.config.hidden_size, batch_tokens, share), batch_tokens))
+    share = (
+        share and rope_scaling.get_length_limit(model.config) is None
+    )  # else a beginning depends on how long its text is
+    made = list(batch_trees(build_trees(texts, model.config.hidden_size, batch_tokens, share), batch_tokens))
     made = made[group.rank :: group.size]
     done = 0
-    waiting: tuple[list[Tree], Tensor] | None = None
-    with Bar(what, sum(len(tree.asked) for batch in made for tree in batch)) as bar:
+    waiting: tuple[list[PrefixTree], Tensor] | None = None
+    with ProgressBar(what, sum(len(tree.target_rows) for batch in made for tree in batch)) as bar:
         for batch in [*made, None]:
-            started = None if batch is None else (batch, _start(model, device, batch))
+            started = None if batch is None else (batch, _start_batch(model, device, batch))
             if waiting is not None:
-                found = _fetch(*waiting)
+                found = _fetch_batch(*waiting)
                 done += len(found)
-                bar.to(done)
+                bar.update(done)
                 yield found
             waiting = started
 
 
-def _start(model: PreTrainedModel, device: Device, batch: list[Tree]) -> Tensor:
+def _start_batch(model: PreTrainedModel, device: Device, batch: list[PrefixTree]) -> Tensor:
     """Return `[2, texts]` on the device: the summed log-probability, and tokens that are not the likeliest."""
-    packed, index, owner = _pack(batch, device.torch)
+    packed, index, owner = _pack_trees(batch, device.torch_device)
     with device.autocast():
-        losses, hits = token_scores(model, packed, device.row.chunk_bytes)
+        losses, hits = score_targets(model, packed, device.device_row.chunk_bytes)
     both = torch.stack((-losses.double() if device.type == "cpu" else -losses, (~hits).to(losses.dtype)))
-    return both.new_zeros(2, sum(len(tree.asked) for tree in batch)).index_add(1, owner, both.index_select(1, index))
+    return both.new_zeros(2, sum(len(tree.target_rows) for tree in batch)).index_add(
+        1, owner, both.index_select(1, index)
+    )
 
 
-def _fetch(batch: list[Tree], sums: Tensor) -> dict[int, Likelihood]:
-    asked = [(number, len(places)) for tree in batch for number, places in tree.asked.items()]
+def _fetch_batch(batch: list[PrefixTree], sums: Tensor) -> dict[int, Likelihood]:
+    asked = [(number, len(places)) for tree in batch for number, places in tree.target_rows.items()]
     logprobs, missed = sums.tolist()
     return {
         number: Likelihood(logprob, miss == 0, tokens)
@@ -84,14 +93,14 @@ def _fetch(batch: list[Tree], sums: Tensor) -> dict[int, Likelihood]:
     }
 
 
-def _pack(batch: list[Tree], device: torch.device) -> tuple[Packed, Tensor, Tensor]:
+def _pack_trees(batch: list[PrefixTree], device: torch.device) -> tuple[PackedBatch, Tensor, Tensor]:
     """Return the batch on the device, and of every scored token of every text: its place among the targets, and the
     number of its text in the batch."""
     borders, rows, index, owner = [0], [], [], []
     first_target = texts = 0
     for tree in batch:
         rows += [borders[-1] + row for row in tree.rows]
-        for places in tree.asked.values():
+        for places in tree.target_rows.values():
             index += [first_target + place for place in places]
             owner += [texts] * len(places)
             texts += 1
@@ -101,11 +110,15 @@ def _pack(batch: list[Tree], device: torch.device) -> tuple[Packed, Tensor, Tens
     ids = [token for tree in batch for token in tree.ids]
     depths = np.array([depth for tree in batch for depth in tree.depths])
     parts = [ids, depths.tolist(), rows, targets, index, owner]
-    flat = send(torch.tensor([number for part in parts for number in part]), device)  # one copy to the device, not six
+    flat = send_to_device(
+        torch.tensor([number for part in parts for number in part]), device
+    )  # one copy to the device, not six
     on_device = flat.split([len(part) for part in parts])
-    if any(tree.branches for tree in batch):
-        segments: Segments = Trees(borders, np.array([end for tree in batch for end in tree.ends]), depths, device)
+    if any(tree.has_branches for tree in batch):
+        segments: PackedSegments = PackedTrees(
+            borders, np.array([end for tree in batch for end in tree.ends]), depths, device
+        )
     else:
-        segments = Segments(borders, device)
-    packed = Packed(on_device[0][None], on_device[1][None], segments, on_device[3], on_device[2])
+        segments = PackedSegments(borders, device)
+    packed = PackedBatch(on_device[0][None], on_device[1][None], segments, on_device[3], on_device[2])
     return packed, on_device[4], on_device[5]

@@ -16,37 +16,37 @@ import torch
 from transformers import PreTrainedModel
 
 from anabatic.core.errors import DataError, Failure
-from anabatic.infer import form
-from anabatic.infer.blocks import SIZE
+from anabatic.infer import constrained_decoding
+from anabatic.infer.block_pool import BLOCK_SIZE
 from anabatic.infer.request import Completion, Request
-from anabatic.infer.sampling import Sampling, pick, source_of_draws
-from anabatic.infer.schedule import Pace, Schedule
-from anabatic.infer.stream import decode
-from anabatic.infer.tool import PythonTool
-from anabatic.models import forward, rope_lengths
-from anabatic.models.cache import Cache, Row
-from anabatic.models.forward import Root
-from anabatic.models.hf import chat_ids
-from anabatic.models.lora_many import Adapters
+from anabatic.infer.sampling import Sampling, make_random, sample_tokens
+from anabatic.infer.scheduler import PromptPace, RequestScheduler
+from anabatic.infer.text_stream import decode_tokens
+from anabatic.infer.tool_execution import PythonTool
+from anabatic.models import forward, rope_scaling
+from anabatic.models.forward import ModelRoot
+from anabatic.models.kv_cache import CacheRow, KVCache
+from anabatic.models.lora.multi_adapter import AdapterRegistry
+from anabatic.models.pretrained import get_chat_token_ids
 
-__all__ = ["Completion", "Engine", "Load", "PromptTooLong", "Request"]
+__all__ = ["Completion", "Engine", "EngineLoad", "PromptTooLong", "Request"]
 
 
 class PromptTooLong(DataError):
     """A prompt leaves no room for an answer."""
 
 
-class _Abandoned(Exception):
+class _StepAbandoned(Exception):
     """Nobody waits any more for what a step reads."""
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """How busy an engine is.
 
     Attributes:
         running, waiting: requests.
-        blocks: of the cache, `SIZE` tokens each.
+        blocks: of the cache, `BLOCK_SIZE` tokens each.
         used: by running requests; idle: by none, kept because later requests may begin alike.
         prompt_tokens: of all prompts so far; shared_tokens: those of them that were in the cache already.
         steps: forward passes so far; new_tokens: chosen so far; put_back: requests that had to make room for others.
@@ -61,14 +61,14 @@ class Load:
     shared_tokens: int
     steps: int
     new_tokens: int
-    put_back: int
+    preemptions: int
 
 
 class Engine:
     """Continuous batching over one model.
 
     Args:
-        model: from `models.hf.load_model`.
+        model: from `models.pretrained.load_model`.
         tokenizer: a fast tokenizer of transformers; turns tokens into text.
         max_batch: requests that run at once; the others wait.
         max_len: tokens of a request at most, prompt and answer together.
@@ -88,35 +88,44 @@ class Engine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Any, *, max_batch: int, max_len: int, root: Root | None = None,
-        cache_tokens: int | None = None, step_tokens: int = 2048, step_seconds: float | None = None,
-        scaled: bool = False, tool: PythonTool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        *,
+        max_batch: int,
+        max_len: int,
+        root: ModelRoot | None = None,
+        cache_tokens: int | None = None,
+        step_tokens: int = 2048,
+        step_seconds: float | None = None,
+        scaled: bool = False,
+        tool: PythonTool | None = None,
+    ) -> None:
         positions = model.config.max_position_embeddings
         if max_len > positions:
             raise DataError(
                 f"max_len is {max_len}, the model has {positions} positions",
                 f"use at most {positions} tokens",
             )
-        self._model, self._root = model, root or Root(model)
+        self._model, self._root = model, root or ModelRoot(model)
         # Weights that are gathered for training later may not become inference tensors.
-        self._untracked = torch.inference_mode if root is None else torch.no_grad
+        self._no_grad_context = torch.inference_mode if root is None else torch.no_grad
         self.tokenizer = tokenizer
-        self.stop_ids = _end_ids(model, tokenizer)
-        blocks = max_batch * -(-max_len // SIZE) if cache_tokens is None else cache_tokens // SIZE
+        self.stop_ids = _stop_token_ids(model, tokenizer)
+        blocks = max_batch * -(-max_len // BLOCK_SIZE) if cache_tokens is None else cache_tokens // BLOCK_SIZE
         if blocks < 1:
-            raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {SIZE} or more")
-        self.max_len = min(max_len, blocks * SIZE)
-        self._cache = Cache(model.config, blocks, SIZE, model.device, model.dtype, self._root.parts)
-        self._schedule = Schedule(blocks, max_batch, step_tokens, rope_lengths.border(model.config))
-        self._pace = None if step_seconds is None else Pace(step_seconds)
-        self._adapters = Adapters(model)
-        self._scaled = scaled
+            raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {BLOCK_SIZE} or more")
+        self.max_len = min(max_len, blocks * BLOCK_SIZE)
+        self._cache = KVCache(model.config, blocks, BLOCK_SIZE, model.device, model.dtype, self._root.tensor_ranks)
+        self._schedule = RequestScheduler(blocks, max_batch, step_tokens, rope_scaling.get_length_limit(model.config))
+        self._pace = None if step_seconds is None else PromptPace(step_seconds)
+        self._adapters = AdapterRegistry(model)
+        self._scales_logprobs = scaled
         self._tool = tool
         self._prompt_tokens = self._steps = self._new_tokens = 0
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True while a request waits or runs."""
         return bool(self._schedule.waiting or self._schedule.running)
 
@@ -126,17 +135,25 @@ class Engine:
         return self._schedule.max_batch
 
     @property
-    def adapters(self) -> list[str]:
+    def adapter_names(self) -> list[str]:
         """Names of the adapters that requests may ask."""
-        return list(self._adapters.names)
+        return list(self._adapters.adapter_names)
 
-    def load(self) -> Load:
+    def get_load(self) -> EngineLoad:
         """Return how busy the engine is."""
-        plan, blocks = self._schedule, self._schedule.blocks
-        return Load(
-            len(plan.running), len(plan.waiting), blocks.count, blocks.count - blocks.available, blocks.idle,
-            self._prompt_tokens, plan.shared_tokens, self._steps, self._new_tokens, plan.put_back,
-        )  # fmt: skip
+        plan, blocks = self._schedule, self._schedule.block_pool
+        return EngineLoad(
+            len(plan.running),
+            len(plan.waiting),
+            blocks.num_blocks,
+            blocks.num_blocks - blocks.num_available,
+            blocks.num_idle,
+            self._prompt_tokens,
+            plan.shared_tokens,
+            self._steps,
+            self._new_tokens,
+            plan.preemptions,
+        )
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Read an adapter that requests may then ask by its name; the model's own weights stay as they are.
@@ -144,7 +161,7 @@ class Engine:
         Raises:
             DataError: the name is taken, or the folder is damaged, of another model, or of a kind that must be merged.
         """
-        self._adapters.add(name, Path(folder))
+        self._adapters.add_adapter(name, Path(folder))
 
     def drop_adapter(self, name: str) -> None:
         """Give up an adapter.
@@ -155,11 +172,11 @@ class Engine:
         asked = sum(request.adapter == name for request in (*self._schedule.waiting, *self._schedule.running))
         if asked:
             raise DataError(f"{asked} requests ask the adapter {name}", "wait for them, or cancel them")
-        self._adapters.remove(name)
+        self._adapters.remove_adapter(name)
 
-    def forget(self) -> None:
+    def clear_prefix_cache(self) -> None:
         """Forget what is kept of earlier requests: for whoever has changed the weights."""
-        self._schedule.blocks.forget()
+        self._schedule.block_pool.free_idle_blocks()
 
     def generate(
         self,
@@ -192,10 +209,12 @@ class Engine:
             while any(not request.finish_reason for request in requests):
                 self.step()
         finally:
-            self.cancel(requests)
-        return [self.completion(request) for request in requests]
+            self.cancel_requests(requests)
+        return [self.get_completion(request) for request in requests]
 
-    def stream(self, prompt: Sequence[int], sampling: Sampling, stop_ids: Iterable[int] | None = None) -> Iterator[str]:
+    def stream_answer(
+        self, prompt: Sequence[int], sampling: Sampling, stop_ids: Iterable[int] | None = None
+    ) -> Iterator[str]:
         """Yield the answer to one prompt piece by piece; no piece ends inside a character.
 
         Leaving the loop early gives the request up.
@@ -212,12 +231,12 @@ class Engine:
         try:
             while not request.finish_reason:
                 self.step()
-                if piece := request.take():
+                if piece := request.take_text():
                     yield piece
-            if piece := request.take():  # somebody else's steps ended it
+            if piece := request.take_text():  # somebody else's steps ended it
                 yield piece
         finally:
-            self.cancel([request])
+            self.cancel_requests([request])
 
     def request(
         self,
@@ -249,12 +268,20 @@ class Engine:
         if strange := [token for token in sampling.logit_bias if int(token) >= entries]:
             raise DataError(f"logit_bias names token {strange[0]}; the model has {entries}", "leave it out")
         stops = self.stop_ids if stop_ids is None else frozenset(stop_ids)
-        salt, place = self._adapters.salt(adapter), self._adapters.place(adapter)
-        wanted = form.of(sampling, self.tokenizer, self._model.config.vocab_size, stops)
+        salt, place = self._adapters.get_cache_salt(adapter), self._adapters.get_slot(adapter)
+        wanted = constrained_decoding.make_constraint(sampling, self.tokenizer, self._model.config.vocab_size, stops)
         return Request(
-            list(prompt), sampling, stops, min(sampling.max_new_tokens, room), source_of_draws(sampling),
-            self.tokenizer, adapter, place, salt, wanted,
-        )  # fmt: skip
+            list(prompt),
+            sampling,
+            stops,
+            min(sampling.max_new_tokens, room),
+            make_random(sampling),
+            self.tokenizer,
+            adapter,
+            place,
+            salt,
+            wanted,
+        )
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue requests; they start as there is room, first come first served."""
@@ -262,13 +289,13 @@ class Engine:
             self._prompt_tokens += len(request.prompt)
             self._schedule.waiting.append(request)
 
-    def cancel(self, requests: Iterable[Request]) -> None:
+    def cancel_requests(self, requests: Iterable[Request]) -> None:
         """Give up requests that are not finished and free what they hold."""
         for request in requests:
             if request.finish_reason:
                 continue
             request.finish_reason = "cancelled"
-            self._schedule.leave(request)
+            self._schedule.remove_request(request)
 
     def step(self) -> list[Request]:
         """Read one token for every running request, and pieces of prompts; return the requests that finished.
@@ -282,73 +309,73 @@ class Engine:
         if training:
             self._root.train(False)
         try:
-            with self._untracked():
-                return self._step()
+            with self._no_grad_context():
+                return self._run_step()
         finally:
             if training:
                 self._root.train()
 
-    def completion(self, request: Request) -> Completion:
+    def get_completion(self, request: Request) -> Completion:
         """Return the answer of a finished request."""
-        text = decode(self.tokenizer, request.answer)
+        text = decode_tokens(self.tokenizer, request.answer_ids)
         if request.stop_string is not None:
             text = text[: text.index(request.stop_string)]
         return Completion(
             request.ids, text, request.finish_reason, request.logprobs, request.top_logprobs, request.chosen
         )
 
-    def _step(self) -> list[Request]:
-        rows = self._schedule.plan()
+    def _run_step(self) -> list[Request]:
+        rows = self._schedule.plan_step()
         if not rows:
             return []
         began = time.monotonic()
-        self._cache.look = lambda: _require_awaited(rows)
+        self._cache.layer_callback = lambda: _require_waiting_client(rows)
         try:
-            logits = self._root(forward.extend, list(rows.values()), self._cache)
-        except _Abandoned:
+            logits = self._root(forward.extend_cache, list(rows.values()), self._cache)
+        except _StepAbandoned:
             return []
-        done = [request for request, row in rows.items() if row.wanted]
-        chosen = pick(logits, done, self._scaled) if done else []
+        done = [request for request, row in rows.items() if row.should_return_logits]
+        chosen = sample_tokens(logits, done, self._scales_logprobs) if done else []
         self._steps += 1
-        self._measure(rows, time.monotonic() - began)
+        self._record_pace(rows, time.monotonic() - began)
         if any(value != value for _, value, _ in chosen):
-            self.forget()
+            self.clear_prefix_cache()
             raise Failure(
                 "the model's logits are not numbers (NaN)",
                 "the weights are broken, or device.dtype is too narrow for them: try --device.dtype fp32",
             )
         for request, row in rows.items():
-            self._schedule.note(request, row.start + len(row.tokens))
+            self._schedule.mark_computed(request, row.start + len(row.tokens))
         for request, (token, logprob, top) in zip(done, chosen, strict=True):
-            request.take_token(token, logprob)
+            request.append_token(token, logprob)
             if request.sampling.top_logprobs:
                 request.top_logprobs.append(top)
         self._new_tokens += len(done)
         if self._tool is not None:
-            self._tool.answer(done)
+            self._tool.run_calls(done)
         finished = [request for request in done if request.finish_reason]
         for request in finished:
-            self._schedule.leave(request)
+            self._schedule.remove_request(request)
         return finished
 
-    def _measure(self, rows: Mapping[Request, Row], seconds: float) -> None:
+    def _record_pace(self, rows: Mapping[Request, CacheRow], seconds: float) -> None:
         """Learn from a step how fast prompts are read. Only where tokens were chosen has the device been waited for."""
         read = sum(len(row.tokens) for row in rows.values() if len(row.tokens) > 1)
-        if self._pace is not None and read and any(row.wanted for row in rows.values()):
-            self._pace.add(read, seconds)
-            self._schedule.most = self._pace.tokens
+        if self._pace is not None and read and any(row.should_return_logits for row in rows.values()):
+            self._pace.add_step(read, seconds)
+            self._schedule.max_shared_prompt_tokens = self._pace.max_prompt_tokens
 
 
-def _require_awaited(requests: Iterable[Request]) -> None:
-    if all(request.abandoned for request in requests):
-        raise _Abandoned
+def _require_waiting_client(requests: Iterable[Request]) -> None:
+    if all(request.is_abandoned for request in requests):
+        raise _StepAbandoned
 
 
-def _end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+def _stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end an answer: the generation settings', and the tokenizer's.
 
     An adapter may have taught a chat template whose end of a turn the base model's settings do not know.
     """
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     known = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return frozenset([*known, *(chat_ids(tokenizer)["eos_token_id"] or [])])
+    return frozenset([*known, *(get_chat_token_ids(tokenizer)["eos_token_id"] or [])])

@@ -9,21 +9,21 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from anabatic.infer.blocks import SIZE, Table, digest
+from anabatic.infer.block_pool import BLOCK_SIZE, BlockTable, hash_block
 from anabatic.infer.sampling import Sampling
-from anabatic.infer.stream import StopStrings, TextStream
+from anabatic.infer.text_stream import StopStringFilter, TextStream
 
 TopLogprobs = list[tuple[int, float]]
 """The likeliest tokens and their log-probabilities, the likeliest first."""
 
 
-class Form(Protocol):
+class TokenConstraint(Protocol):
     """What an answer has to look like, token by token."""
 
-    def allowed(self) -> Tensor:
+    def allowed_tokens(self) -> Tensor:
         """Return which tokens may come next, bool `[V]` on the host."""
 
-    def accept(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """Take the chosen token; return True when the answer is whole and nothing may follow."""
 
 
@@ -77,108 +77,110 @@ class Request:
     prompt: list[int]
     sampling: Sampling
     stop_ids: frozenset[int]
-    limit: int
-    draws: Random
+    max_answer_tokens: int
+    random: Random
     tokenizer: Any
     adapter: str | None = None
-    place: int = -1
+    adapter_index: int = -1
     salt: bytes = b""
-    form: Form | None = None
+    constraint: TokenConstraint | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     finish_reason: str = ""
     stop_string: str | None = None
-    cached: int = 0
-    abandoned: bool = False
-    running: bool = False
-    computed: int = 0
-    beyond: bool = False
-    table: Table = field(default_factory=Table)
-    _names: list[bytes] = field(default_factory=list)
+    cached_tokens: int = 0
+    is_abandoned: bool = False
+    is_running: bool = False
+    computed_tokens: int = 0
+    is_beyond_border: bool = False
+    block_table: BlockTable = field(default_factory=BlockTable)
+    _block_hashes: list[bytes] = field(default_factory=list)
     _ended_by_id: bool = False
-    _pushed: int = 0
+    _num_decoded: int = 0
 
     def __post_init__(self) -> None:
-        self._stream = TextStream(self.tokenizer)
-        self._stops = StopStrings(self.sampling.stop)
-        self._said: list[str] = []
+        self._text_stream = TextStream(self.tokenizer)
+        self._stop_strings = StopStringFilter(self.sampling.stop)
+        self._pending_text: list[str] = []
 
     @property
-    def size(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens of the prompt and the answer so far."""
         return len(self.prompt) + len(self.ids)
 
     @property
-    def answer(self) -> list[int]:
+    def answer_ids(self) -> list[int]:
         """The tokens without the one that ended the answer."""
         return self.ids[:-1] if self._ended_by_id else self.ids
 
-    def tokens(self, start: int, end: int) -> list[int]:
+    def slice_tokens(self, start: int, end: int) -> list[int]:
         """Return tokens of the prompt and the answer so far."""
         first = len(self.prompt)
         if start >= first:
             return self.ids[start - first : end - first]
         return self.prompt[start:end] if end <= first else self.prompt[start:] + self.ids[: end - first]
 
-    def names(self, blocks: int) -> list[bytes]:
+    def block_hashes(self, blocks: int) -> list[bytes]:
         """Return the digests of the first full blocks."""
-        for at in range(len(self._names), blocks):
-            before = self._names[-1] if self._names else self.salt
-            self._names.append(digest(before, self.tokens(at * SIZE, (at + 1) * SIZE)))
-        return self._names[:blocks]
+        for at in range(len(self._block_hashes), blocks):
+            before = self._block_hashes[-1] if self._block_hashes else self.salt
+            self._block_hashes.append(hash_block(before, self.slice_tokens(at * BLOCK_SIZE, (at + 1) * BLOCK_SIZE)))
+        return self._block_hashes[:blocks]
 
-    def cross(self) -> None:
+    def mark_beyond_border(self) -> None:
         """Tell its blocks from those of equal tokens in requests that are shorter than the border."""
-        if not self.beyond:
-            self.beyond = True
+        if not self.is_beyond_border:
+            self.is_beyond_border = True
             self.salt += b"beyond"
-            self._names.clear()
+            self._block_hashes.clear()
 
-    def take_token(self, token: int, logprob: float) -> None:
+    def append_token(self, token: int, logprob: float) -> None:
         """Add a token to the answer, and find out whether it ends it."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.chosen.append(1)
-        whole = self.form is not None and self.form.accept(token)
+        whole = self.constraint is not None and self.constraint.accept_token(token)
         if token in self.stop_ids:
             self.finish_reason, self._ended_by_id = "stop", True
-        elif self._stops.texts and self._stop_string_came():
-            self.finish_reason, self.stop_string = "stop", self._stops.found
+        elif self._stop_strings.texts and self._has_stop_string():
+            self.finish_reason, self.stop_string = "stop", self._stop_strings.matched
         elif whole:
             self.finish_reason = "stop"
-        elif len(self.ids) >= self.limit:
+        elif len(self.ids) >= self.max_answer_tokens:
             self.finish_reason = "length"
 
-    def give(self, tokens: Sequence[int]) -> None:
+    def append_given_tokens(self, tokens: Sequence[int]) -> None:
         """Add tokens that the model did not choose; they are read in one piece before the next one is chosen."""
-        given = tokens[: self.limit - len(self.ids)]
+        given = tokens[: self.max_answer_tokens - len(self.ids)]
         self.ids += given
         self.logprobs += [0.0] * len(given)
         self.chosen += [0] * len(given)
         if self.sampling.top_logprobs:
             self.top_logprobs += [[] for _ in given]
-        if len(self.ids) >= self.limit:
+        if len(self.ids) >= self.max_answer_tokens:
             self.finish_reason = "length"
 
-    def _stop_string_came(self) -> bool:
-        self._push()
-        return self._stops.found is not None
+    def _has_stop_string(self) -> bool:
+        self._decode_new_tokens()
+        return self._stop_strings.matched is not None
 
-    def _push(self) -> None:
+    def _decode_new_tokens(self) -> None:
         """Turn the tokens since the last time into text."""
-        answer = self.answer
-        for token in answer[self._pushed :]:
-            self._said.append(self._stops.push(self._stream.push(token)))
-        self._pushed = len(answer)
+        answer = self.answer_ids
+        for token in answer[self._num_decoded :]:
+            self._pending_text.append(self._stop_strings.push_text(self._text_stream.push_token(token)))
+        self._num_decoded = len(answer)
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """Return the text that has become certain since the last time: no half character, no part of what may become a
         stop string. When the request is finished, all that is left."""
-        self._push()
+        self._decode_new_tokens()
         if self.finish_reason:
-            self._said.append(self._stops.push(self._stream.finish()) + self._stops.finish())
-        text = "".join(self._said)
-        self._said.clear()
+            self._pending_text.append(
+                self._stop_strings.push_text(self._text_stream.flush()) + self._stop_strings.flush()
+            )
+        text = "".join(self._pending_text)
+        self._pending_text.clear()
         return text

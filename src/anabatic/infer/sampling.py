@@ -16,23 +16,25 @@ import torch
 from torch import Tensor
 
 from anabatic.config.chat import Sampling
-from anabatic.device.transfer import send
+from anabatic.device.transfer import send_to_device
 
 if TYPE_CHECKING:
     from anabatic.infer.request import Request, TopLogprobs
 
-__all__ = ["GREEDY", "Sampling", "choose", "log_probability", "penalise", "pick", "source_of_draws"]
+__all__ = ["GREEDY", "Sampling", "choose_tokens", "log_probability", "apply_penalties", "sample_tokens", "make_random"]
 
 GREEDY = Sampling(temperature=0.0)
 """The likeliest token, always."""
 
 
-def source_of_draws(sampling: Sampling) -> Random:
+def make_random(sampling: Sampling) -> Random:
     """Return the generator of a request's uniform numbers: fixed by its seed, or fresh without one."""
     return Random(sampling.seed) if sampling.seed is not None else Random()
 
 
-def pick(logits: Tensor, requests: Sequence[Request], scaled: bool = False) -> list[tuple[int, float, TopLogprobs]]:
+def sample_tokens(
+    logits: Tensor, requests: Sequence[Request], scaled: bool = False
+) -> list[tuple[int, float, TopLogprobs]]:
     """Return the next token of each request, its log-probability and the likeliest ones; the host waits once.
 
     Args:
@@ -40,14 +42,18 @@ def pick(logits: Tensor, requests: Sequence[Request], scaled: bool = False) -> l
         scaled: log-probabilities of chosen tokens are those at the request's temperature, not at 1.
     """
     samplings = [request.sampling for request in requests]
-    shaped = _formed(penalise(logits, requests), requests)
+    shaped = _mask_disallowed(apply_penalties(logits, requests), requests)
     if shaped is logits and all(sampling.temperature == 0 for sampling in samplings):
         values, tokens = logits.max(dim=-1)  # the largest and where it is, in one pass
         chances = values - logits.logsumexp(dim=-1)
     else:
-        draws = [request.draws.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
-        tokens = choose(shaped, samplings, draws)
-        warm = _scaled(logits, samplings) if scaled and all(one.temperature > 0 for one in samplings) else logits
+        draws = [request.random.random() if request.sampling.temperature > 0 else 0.0 for request in requests]
+        tokens = choose_tokens(shaped, samplings, draws)
+        warm = (
+            _scale_by_temperature(logits, samplings)
+            if scaled and all(one.temperature > 0 for one in samplings)
+            else logits
+        )
         chances = log_probability(warm, tokens)
     # Token numbers are exact in fp32 up to 2^24: one copy to the host brings everything.
     parts = [tokens.float().unsqueeze(1), chances.unsqueeze(1)]
@@ -66,23 +72,26 @@ def pick(logits: Tensor, requests: Sequence[Request], scaled: bool = False) -> l
     ]
 
 
-def penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     """Return logits with the repetition penalty (CTRL, arXiv 1909.05858, section 4.1): those of tokens that have come
     are divided by it where they are positive, else multiplied."""
     rows = [row for row, request in enumerate(requests) if request.sampling.repetition_penalty != 1]
     if not rows:
-        return _shifted(logits, requests)
+        return _apply_biases(logits, requests)
     seen = [sorted({*requests[row].prompt, *requests[row].ids}) for row in rows]
     flat = torch.tensor([row for row, some in zip(rows, seen, strict=True) for _ in some])
-    index = send(flat, logits.device), send(torch.tensor([token for some in seen for token in some]), logits.device)
+    index = (
+        send_to_device(flat, logits.device),
+        send_to_device(torch.tensor([token for some in seen for token in some]), logits.device),
+    )
     factors = [requests[row].sampling.repetition_penalty for row, some in zip(rows, seen, strict=True) for _ in some]
-    penalty = send(torch.tensor(factors), logits.device)
+    penalty = send_to_device(torch.tensor(factors), logits.device)
     values = logits[index]
     changed = logits.index_put(index, torch.where(values < 0, values * penalty, values / penalty))
-    return _shifted(changed, requests)
+    return _apply_biases(changed, requests)
 
 
-def _shifted(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+def _apply_biases(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     """Return logits with what is added to those of single tokens: biases, and the presence and frequency penalties of
     what the answer holds so far (OpenAI's API reference; the prompt does not count)."""
     rows: list[int] = []
@@ -100,22 +109,22 @@ def _shifted(logits: Tensor, requests: Sequence[Request]) -> Tensor:
         shifts += shift.values()
     if not rows:
         return logits
-    index = send(torch.tensor(rows), logits.device), send(torch.tensor(tokens), logits.device)
-    return logits.index_put(index, logits[index] + send(torch.tensor(shifts), logits.device))
+    index = send_to_device(torch.tensor(rows), logits.device), send_to_device(torch.tensor(tokens), logits.device)
+    return logits.index_put(index, logits[index] + send_to_device(torch.tensor(shifts), logits.device))
 
 
-def _formed(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+def _mask_disallowed(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     """Rule out what the forms of the answers do not allow."""
-    rows = [row for row, request in enumerate(requests) if request.form is not None]
+    rows = [row for row, request in enumerate(requests) if request.constraint is not None]
     if rows:
         logits = logits.clone()
         for row in rows:
-            allowed: Tensor = requests[row].form.allowed()  # type: ignore[union-attr]
-            logits[row].masked_fill_(~send(allowed, logits.device), float("-inf"))
+            allowed: Tensor = requests[row].constraint.allowed_tokens()  # type: ignore[union-attr]
+            logits[row].masked_fill_(~send_to_device(allowed, logits.device), float("-inf"))
     return logits
 
 
-def choose(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
+def choose_tokens(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
     """Return the next token of each row.
 
     Args:
@@ -128,50 +137,50 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]
     """
     tokens = logits.argmax(dim=-1)
     drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
-    whole = [row for row in drawn if _takes_all(samplings[row])]
-    cut = [row for row in drawn if not _takes_all(samplings[row])]
-    for rows, draw in ((whole, _draw_of_all), (cut, _draw)):
+    whole = [row for row in drawn if _is_unfiltered(samplings[row])]
+    cut = [row for row in drawn if not _is_unfiltered(samplings[row])]
+    for rows, draw in ((whole, _draw_unfiltered), (cut, _draw_filtered)):
         if rows:
             every = len(rows) == logits.shape[0]
-            some = logits.float() if every else logits[send(torch.tensor(rows), logits.device)].float()
+            some = logits.float() if every else logits[send_to_device(torch.tensor(rows), logits.device)].float()
             picked = draw(some, [samplings[row] for row in rows], [draws[row] for row in rows])
-            tokens = picked if every else tokens.index_put((send(torch.tensor(rows), logits.device),), picked)
+            tokens = picked if every else tokens.index_put((send_to_device(torch.tensor(rows), logits.device),), picked)
     return tokens
 
 
-def _takes_all(sampling: Sampling) -> bool:
+def _is_unfiltered(sampling: Sampling) -> bool:
     return sampling.top_k is None and sampling.top_p == 1 and sampling.min_p == 0
 
 
-def _scaled(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _scale_by_temperature(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     # Dividing after subtracting the largest keeps a temperature near zero finite.
     shifted = logits - logits.max(dim=-1, keepdim=True).values
-    return shifted / _column([sampling.temperature for sampling in samplings], logits)
+    return shifted / _to_column([sampling.temperature for sampling in samplings], logits)
 
 
-def _draw_of_all(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
+def _draw_unfiltered(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
     """Nothing is cut: tokens stay in the order of the vocabulary, which saves sorting it."""
-    return _place(torch.softmax(_scaled(logits, samplings), dim=-1), draws)
+    return _search_draws(torch.softmax(_scale_by_temperature(logits, samplings), dim=-1), draws)
 
 
-def _draw(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
+def _draw_filtered(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
     vocabulary = logits.shape[-1]
     limits = [min(sampling.top_k or vocabulary, vocabulary) for sampling in samplings]
-    values, tokens = torch.topk(_scaled(logits, samplings), max(limits), dim=-1)
+    values, tokens = torch.topk(_scale_by_temperature(logits, samplings), max(limits), dim=-1)
     places = torch.arange(values.shape[-1], device=logits.device)[None, :]
-    values = values.masked_fill(places >= _column(limits, logits), float("-inf"))
+    values = values.masked_fill(places >= _to_column(limits, logits), float("-inf"))
     shares = torch.softmax(values, dim=-1)
     before = shares.cumsum(dim=-1) - shares
-    keep = before < _column([sampling.top_p for sampling in samplings], logits)
-    keep &= shares >= _column([sampling.min_p for sampling in samplings], logits) * shares[:, :1]
+    keep = before < _to_column([sampling.top_p for sampling in samplings], logits)
+    keep &= shares >= _to_column([sampling.min_p for sampling in samplings], logits) * shares[:, :1]
     keep[:, 0] = True
-    return tokens.gather(1, _place(shares.masked_fill(~keep, 0.0), draws)[:, None]).squeeze(1)
+    return tokens.gather(1, _search_draws(shares.masked_fill(~keep, 0.0), draws)[:, None]).squeeze(1)
 
 
-def _place(shares: Tensor, draws: Sequence[float]) -> Tensor:
+def _search_draws(shares: Tensor, draws: Sequence[float]) -> Tensor:
     """Return which share of each row holds its draw."""
     ends = shares.cumsum(dim=-1)
-    place = torch.searchsorted(ends, _column(draws, shares) * ends[:, -1:], right=True)
+    place = torch.searchsorted(ends, _to_column(draws, shares) * ends[:, -1:], right=True)
     # A draw that rounding pushed past the end takes the last token that has a share. No row without numbers (NaN) has
     # one; whoever asked finds out by its log-probability.
     order = torch.arange(1, shares.shape[-1] + 1, device=shares.device)
@@ -179,8 +188,8 @@ def _place(shares: Tensor, draws: Sequence[float]) -> Tensor:
     return torch.minimum(place, last).clamp_(min=0).squeeze(1)
 
 
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return send(torch.tensor(values, dtype=torch.float32), like.device).unsqueeze(1)
+def _to_column(values: Sequence[float], like: Tensor) -> Tensor:
+    return send_to_device(torch.tensor(values, dtype=torch.float32), like.device).unsqueeze(1)
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -20,24 +20,24 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
-from anabatic.data.batch import Batch
+from anabatic.data.batching.batch import Batch
 from anabatic.device.device import Device
-from anabatic.device.transfer import send
-from anabatic.models import hf, stored
-from anabatic.models.forward import Packed, hidden_states, pack
-from anabatic.parallel.sharded import put, whole
+from anabatic.device.transfer import send_to_device
+from anabatic.models import pretrained, weights_reader
+from anabatic.models.forward import PackedBatch, compute_hidden_states, pack_batch
+from anabatic.parallel.dtensors import copy_from_full, gather_full_tensor
 
-PREFIX = "classifier."
+HEAD_PREFIX = "classifier."
 """Of the names of the head's parameters."""
-DESCRIPTION, WEIGHTS = "classifier.json", "classifier.safetensors"
-QUANTILES = 33
-REACH = 1.7
+DESCRIPTION_FILE, HEAD_WEIGHTS_FILE = "classifier.json", "classifier.safetensors"
+NUM_QUANTILES = 33
+SCALED_LIMIT = 1.7
 """Largest value of a scaled number: uniform in -1.7 to 1.7 has the deviation 1."""
 Pooling = Literal["mean", "last"]
 
 
 @dataclass(frozen=True)
-class Description:
+class ClassifierDescription:
     """What a classifier is, beside its weights: `classifier.json`.
 
     Attributes:
@@ -71,12 +71,12 @@ class Description:
     points: tuple[int, ...] = ()
 
     @property
-    def causal(self) -> bool:
+    def is_causal(self) -> bool:
         """Words see only what comes before them."""
         return self.attention == "causal"
 
 
-class Numbers(nn.Module):
+class FeatureEncoder(nn.Module):
     """Reads numbers of a sequence: each is brought to a scale by the quantiles that it has in the training data, with a
     flag where it is not known, and two layers make `description.width` of them.
 
@@ -85,11 +85,11 @@ class Numbers(nn.Module):
 
     quantiles: Tensor
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: ClassifierDescription) -> None:
         super().__init__()
         numbers, width = len(description.features), description.width
-        self.dropout, self.hidden = description.features_dropout, description.features_hidden
-        self.register_buffer("quantiles", torch.zeros(QUANTILES, numbers))
+        self.dropout, self.hidden_fraction = description.features_dropout, description.features_hidden
+        self.register_buffer("quantiles", torch.zeros(NUM_QUANTILES, numbers))
         self.wide = nn.Linear(2 * numbers, 4 * width)
         self.norm = nn.LayerNorm(4 * width)
         self.narrow = nn.Linear(4 * width, width)
@@ -97,14 +97,14 @@ class Numbers(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """`[n, F]`, nan: not known -> `[n, width]`."""
         unknown = features.isnan()
-        if self.training and self.hidden:
-            unknown = unknown | (torch.rand(len(features), 1, device=features.device) < self.hidden)
-        scaled = self.scaled(features.nan_to_num(0.0)).masked_fill(unknown, 0.0)
+        if self.training and self.hidden_fraction:
+            unknown = unknown | (torch.rand(len(features), 1, device=features.device) < self.hidden_fraction)
+        scaled = self.scale_features(features.nan_to_num(0.0)).masked_fill(unknown, 0.0)
         both = torch.cat((scaled, unknown.float()), dim=-1).to(self.wide.weight.dtype)
         inner = F.dropout(F.gelu(self.norm(self.wide(both))), self.dropout, self.training)
         return F.gelu(self.narrow(inner))
 
-    def scaled(self, features: Tensor) -> Tensor:
+    def scale_features(self, features: Tensor) -> Tensor:
         """Return each number's place among its quantiles, from -REACH to REACH, straight between two of them.
 
         A sum over the spans between quantiles; where several are equal, a number like them lies in their middle.
@@ -113,23 +113,23 @@ class Numbers(nn.Module):
         beyond = features[:, None, :] - low
         share = (beyond / (high - low).clamp(min=1e-30)).clamp(0.0, 1.0)
         share = torch.where(high > low, share, (beyond.sign() + 1.0) / 2.0)
-        return (share.mean(1) * 2.0 - 1.0) * REACH
+        return (share.mean(1) * 2.0 - 1.0) * SCALED_LIMIT
 
 
 class ClassHead(nn.Module):
     """Logits of sequences: the pooled state, and beside it what is made of the numbers."""
 
-    def __init__(self, hidden: int, description: Description) -> None:
+    def __init__(self, hidden: int, description: ClassifierDescription) -> None:
         super().__init__()
         self.pooling, self.dropout = description.pooling, description.dropout
         self.norm = nn.LayerNorm(hidden)
-        self.numbers = Numbers(description) if description.features else None
+        self.numbers = FeatureEncoder(description) if description.features else None
         self.out = nn.Linear(hidden + (description.width if description.features else 0), len(description.classes))
 
-    def forward(self, states: Tensor, rows: PackedRows) -> Tensor:
+    def forward(self, states: Tensor, rows: PackedSequences) -> Tensor:
         """Return the logits, fp32 `[n, C]`. `states`: `[T, H]`."""
         with torch.autocast(states.device.type, enabled=False):
-            pooled = self.norm(self.pool(states, rows).to(self.norm.weight.dtype))
+            pooled = self.norm(self.pool_states(states, rows).to(self.norm.weight.dtype))
             pooled = F.dropout(pooled, self.dropout, self.training)
             if self.numbers is not None:
                 assert rows.features is not None
@@ -137,36 +137,40 @@ class ClassHead(nn.Module):
             out: Tensor = self.out(pooled).float()
         return out
 
-    def pool(self, states: Tensor, rows: PackedRows) -> Tensor:
+    def pool_states(self, states: Tensor, rows: PackedSequences) -> Tensor:
         """`[T, H]` -> `[n, H]`, fp32; the tail of the batch belongs to no sequence."""
         if self.pooling == "last":
-            return states.index_select(0, rows.last).float()
+            return states.index_select(0, rows.last_positions).float()
         sums = states.new_zeros(len(rows.lengths) + 1, states.shape[1], dtype=torch.float32)
-        sums = sums.index_add(0, rows.owner, states.float())
+        sums = sums.index_add(0, rows.sequence_of_token, states.float())
         return sums[:-1] / rows.lengths[:, None]
 
     @torch.no_grad()
-    def begin(self, seed: int, features: Tensor | None = None) -> None:
+    def init_weights(self, seed: int, features: Tensor | None = None) -> None:
         """First weights, drawn on the CPU; quantiles of the training data's numbers `[n, F]`, nan: not known."""
         generator = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 deviation = 0.02 if module is self.out else module.in_features**-0.5
-                put(module.weight, torch.empty(module.weight.shape).normal_(0.0, deviation, generator=generator))
-                put(module.bias, torch.zeros(module.bias.shape))
+                copy_from_full(
+                    module.weight, torch.empty(module.weight.shape).normal_(0.0, deviation, generator=generator)
+                )
+                copy_from_full(module.bias, torch.zeros(module.bias.shape))
             elif isinstance(module, nn.LayerNorm):
-                put(module.weight, torch.ones(module.weight.shape))
-                put(module.bias, torch.zeros(module.bias.shape))
+                copy_from_full(module.weight, torch.ones(module.weight.shape))
+                copy_from_full(module.bias, torch.zeros(module.bias.shape))
         if self.numbers is not None:
             assert features is not None
-            at = torch.linspace(0.0, 1.0, QUANTILES, dtype=torch.float64)
+            at = torch.linspace(0.0, 1.0, NUM_QUANTILES, dtype=torch.float64)
             columns = [column[~column.isnan()].double() for column in features.t()]
-            found = [one.quantile(at) if len(one) else torch.zeros(QUANTILES, dtype=torch.float64) for one in columns]
+            found = [
+                one.quantile(at) if len(one) else torch.zeros(NUM_QUANTILES, dtype=torch.float64) for one in columns
+            ]
             self.numbers.quantiles.copy_(torch.stack(found, dim=1))
 
 
 @dataclass
-class PackedRows:
+class PackedSequences:
     """A batch of sequences on the device.
 
     Attributes:
@@ -180,18 +184,18 @@ class PackedRows:
         weights: fp32 `[n]`, how much each counts; None: all the same.
     """
 
-    packed: Packed
-    last: Tensor
-    owner: Tensor
+    packed: PackedBatch
+    last_positions: Tensor
+    sequence_of_token: Tensor
     lengths: Tensor
     labels: Tensor
-    numbers: Tensor
+    sequence_ids: Tensor
     features: Tensor | None
     weights: Tensor | None
 
 
-def pack_rows(batch: Batch, device: torch.device, causal: bool) -> PackedRows:
-    """Move a batch of `data.sequences.flatten_classes` to `device`."""
+def pack_sequences(batch: Batch, device: torch.device, causal: bool) -> PackedSequences:
+    """Move a batch of `data.dataset.collate_classification` to `device`."""
     count = len(batch.extra["number"])
     borders = torch.tensor(batch.cu_seqlens)
     last = borders[1 : count + 1] - 1
@@ -199,30 +203,30 @@ def pack_rows(batch: Batch, device: torch.device, causal: bool) -> PackedRows:
     owner = torch.repeat_interleave(torch.arange(count), lengths)
     owner = torch.cat((owner, torch.full((batch.input_ids.numel() - len(owner),), count)))
     features, weights = (batch.extra.get(name) for name in ("features", "weight"))
-    return PackedRows(
-        pack(batch, device, causal),
-        send(last, device),
-        send(owner, device),
-        send(lengths.float(), device),
-        send(batch.labels[last], device),
-        send(batch.extra["number"], device),
-        None if features is None else send(features, device),
-        None if weights is None else send(weights, device),
+    return PackedSequences(
+        pack_batch(batch, device, causal),
+        send_to_device(last, device),
+        send_to_device(owner, device),
+        send_to_device(lengths.float(), device),
+        send_to_device(batch.labels[last], device),
+        send_to_device(batch.extra["number"], device),
+        None if features is None else send_to_device(features, device),
+        None if weights is None else send_to_device(weights, device),
     )
 
 
-def attach(model: PreTrainedModel, description: Description) -> None:
+def attach_class_head(model: PreTrainedModel, description: ClassifierDescription) -> None:
     """Give a model a head, on the meta device; the head over the vocabulary, which no class needs, is frozen."""
-    with hf.on_meta():
-        model.add_module(PREFIX.rstrip("."), ClassHead(model.config.hidden_size, description))
+    with pretrained.init_empty_weights():
+        model.add_module(HEAD_PREFIX.rstrip("."), ClassHead(model.config.hidden_size, description))
     output = model.get_output_embeddings()
-    for parameter in head_of(model).parameters():  # one format for all: what divides a model asks for it
+    for parameter in get_class_head(model).parameters():  # one format for all: what divides a model asks for it
         parameter.data = parameter.data.to(output.weight.dtype)
     if output.weight is not model.get_input_embeddings().weight:
         output.weight.requires_grad_(False)
 
 
-def drop(model: PreTrainedModel, share: float) -> None:
+def add_residual_dropout(model: PreTrainedModel, share: float) -> None:
     """Drop this share of what the attention and the MLP of every block add, in training (residual dropout, arXiv
     1706.03762, section 5.4).
 
@@ -248,46 +252,50 @@ class ClassLoss:
         sums: `[1]`, how many were right since whoever reads it set it to zero.
     """
 
-    names = ("accuracy",)
+    metric_names = ("accuracy",)
 
     def __init__(
-        self, description: Description, device: Device, weights: Sequence[float] | None = None, smoothing: float = 0.0
+        self,
+        description: ClassifierDescription,
+        device: Device,
+        weights: Sequence[float] | None = None,
+        smoothing: float = 0.0,
     ) -> None:
         self.description, self.smoothing = description, smoothing
-        self.weights = None if weights is None else torch.tensor(weights, device=device.torch)
-        self.sums = torch.zeros(1, device=device.torch)
+        self.weights = None if weights is None else torch.tensor(weights, device=device.torch_device)
+        self.metric_sums = torch.zeros(1, device=device.torch_device)
 
-    def pack(self, batch: Batch, device: torch.device) -> PackedRows:
+    def pack_batch(self, batch: Batch, device: torch.device) -> PackedSequences:
         """Move a batch to `device`."""
-        return pack_rows(batch, device, self.description.causal)
+        return pack_sequences(batch, device, self.description.is_causal)
 
-    def __call__(self, model: PreTrainedModel, rows: PackedRows) -> Tensor:
+    def __call__(self, model: PreTrainedModel, rows: PackedSequences) -> Tensor:
         """Return the summed cross-entropy of the sequences that have a label, fp32, each times its weights."""
-        found = logits(model, rows)
+        found = compute_class_logits(model, rows)
         with torch.no_grad():
-            self.sums += (found.argmax(-1) == rows.labels).sum()
+            self.metric_sums += (found.argmax(-1) == rows.labels).sum()
         losses = F.cross_entropy(found, rows.labels, self.weights, reduction="none", label_smoothing=self.smoothing)
         return (losses if rows.weights is None else losses * rows.weights).sum()
 
 
-def logits(model: PreTrainedModel, rows: PackedRows) -> Tensor:
+def compute_class_logits(model: PreTrainedModel, rows: PackedSequences) -> Tensor:
     """Return the logits of the sequences, fp32 `[n, C]`."""
-    found: Tensor = head_of(model)(hidden_states(model, rows.packed), rows)
+    found: Tensor = get_class_head(model)(compute_hidden_states(model, rows.packed), rows)
     return found
 
 
-def head_of(model: PreTrainedModel) -> ClassHead:
-    """Return the head that `attach` gave a model."""
-    head = model.get_submodule(PREFIX.rstrip("."))
+def get_class_head(model: PreTrainedModel) -> ClassHead:
+    """Return the head that `attach_class_head` gave a model."""
+    head = model.get_submodule(HEAD_PREFIX.rstrip("."))
     assert isinstance(head, ClassHead)
     return head
 
 
-def save(
+def save_classifier(
     model: PreTrainedModel,
     folder: Path,
     tokenizer: Any,
-    description: Description,
+    description: ClassifierDescription,
     files: Mapping[str, str | bytes],
     writes: bool = True,
 ) -> None:
@@ -299,23 +307,26 @@ def save(
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
     """
-    head = {name: whole(value.detach()).cpu().contiguous() for name, value in head_of(model).state_dict().items()}
+    head = {
+        name: gather_full_tensor(value.detach()).cpu().contiguous()
+        for name, value in get_class_head(model).state_dict().items()
+    }
 
-    def also(temporary: Path) -> None:
-        save_file(head, temporary / WEIGHTS, metadata={"format": "pt"})
+    def write_head(temporary: Path) -> None:
+        save_file(head, temporary / HEAD_WEIGHTS_FILE, metadata={"format": "pt"})
         text = json.dumps(asdict(description), ensure_ascii=False, indent=1)
-        for name, content in {DESCRIPTION: text + "\n", **files}.items():
+        for name, content in {DESCRIPTION_FILE: text + "\n", **files}.items():
             write_atomic(temporary / name, content)
 
-    hf.save_model(model, folder, tokenizer, writes, also)
+    pretrained.save_model(model, folder, tokenizer, writes, write_head)
 
 
 def is_classifier(folder: Path) -> bool:
     """True when a model folder holds a classifier."""
-    return (folder / DESCRIPTION).is_file()
+    return (folder / DESCRIPTION_FILE).is_file()
 
 
-def require_writer(folder: Path) -> None:
+def require_text_model(folder: Path) -> None:
     """Refuse a classifier where a model has to write text.
 
     Raises:
@@ -328,51 +339,55 @@ def require_writer(folder: Path) -> None:
         )
 
 
-def read_description(folder: Path) -> Description:
+def read_description(folder: Path) -> ClassifierDescription:
     """Return what a classifier says of itself.
 
     Raises:
         DataError: the folder holds none, or its file is damaged.
     """
     if not is_classifier(folder):
-        raise DataError(f"{folder} holds no {DESCRIPTION}: it is no classifier", "train one: `anabatic classify train`")
-    found = stored.read_json(folder / DESCRIPTION)
+        raise DataError(
+            f"{folder} holds no {DESCRIPTION_FILE}: it is no classifier", "train one: `anabatic classify train`"
+        )
+    found = weights_reader.read_json_object(folder / DESCRIPTION_FILE)
     try:
         lists = {name: tuple(found.get(name, ())) for name in ("classes", "features", "points")}
-        return Description(**{**found, **lists})
+        return ClassifierDescription(**{**found, **lists})
     except (TypeError, KeyError) as error:
-        raise DataError(f"{folder / DESCRIPTION} is not whole: {error}", "copy the folder again") from error
+        raise DataError(f"{folder / DESCRIPTION_FILE} is not whole: {error}", "copy the folder again") from error
 
 
-def fill_head(model: PreTrainedModel, folder: Path) -> None:
+def load_head_weights(model: PreTrainedModel, folder: Path) -> None:
     """Read the head's weights into a model that has one.
 
     Raises:
         DataError: the file is missing or torn, or of another head.
     """
     try:
-        found = load_file(folder / WEIGHTS)
+        found = load_file(folder / HEAD_WEIGHTS_FILE)
     except Exception as error:  # safetensors raises its own class, straight from Rust
-        raise DataError(f"{folder / WEIGHTS} cannot be read: {error}", "copy the folder again") from error
-    own = head_of(model).state_dict()
+        raise DataError(f"{folder / HEAD_WEIGHTS_FILE} cannot be read: {error}", "copy the folder again") from error
+    own = get_class_head(model).state_dict()
     wrong = sorted(name for name in own if name not in found or found[name].shape != own[name].shape)
     if wrong or found.keys() - own.keys():
-        raise DataError(f"{folder / WEIGHTS} is of another head: {', '.join(wrong[:3])}", "copy the folder again")
+        raise DataError(
+            f"{folder / HEAD_WEIGHTS_FILE} is of another head: {', '.join(wrong[:3])}", "copy the folder again"
+        )
     for name, value in own.items():
-        put(value, found[name])
+        copy_from_full(value, found[name])
 
 
-def load(path: str | Path, device: torch.device) -> tuple[PreTrainedModel, Description]:
+def load_classifier(path: str | Path, device: torch.device) -> tuple[PreTrainedModel, ClassifierDescription]:
     """Load a classifier onto `device`, ready to be asked.
 
     Raises:
         DataError: the folder or a file in it is missing, torn, or holds no classifier.
     """
-    folder = hf.resolve(path)
+    folder = pretrained.resolve_model_folder(path)
     description = read_description(folder)
-    model = hf.load_model(folder, device)
-    attach(model, description)
-    head_of(model).to_empty(device=device)
-    fill_head(model, folder)
+    model = pretrained.load_model(folder, device)
+    attach_class_head(model, description)
+    get_class_head(model).to_empty(device=device)
+    load_head_weights(model, folder)
     model.eval()
     return model, description

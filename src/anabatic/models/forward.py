@@ -14,23 +14,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from anabatic.core.errors import DataError
-from anabatic.data.batch import IGNORE, Batch
+from anabatic.data.batching.batch import IGNORE_INDEX, Batch
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
-from anabatic.device.segments import Segments
-from anabatic.device.transfer import send
-from anabatic.models import head, lora_many, rope_lengths
-from anabatic.models.cache import Cache, Pass, Row
-from anabatic.models.head import Head
+from anabatic.device.segments import PackedSegments
+from anabatic.device.transfer import send_to_device
+from anabatic.models import lm_head, rope_scaling
+from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
+from anabatic.models.lm_head import LmHead
+from anabatic.models.lora import multi_adapter
 
 NO_MASK = {"full_attention": None, "sliding_attention": None}
 """Tells transformers that masks are taken care of; it builds none."""
-_LEAST_ROWS = 256
+_MIN_LOGIT_ROWS = 256
 """Rows of logits made at once, even where they are more bytes than asked for: every chunk reads the whole head three
 times and writes its gradient once, which with fewer rows takes longer than multiplying (docs/dev/LOG.md)."""
 
 
 @dataclass
-class Packed:
+class PackedBatch:
     """A batch on the device, with all that depends on its shape made on the host.
 
     Attributes:
@@ -41,12 +42,12 @@ class Packed:
 
     input_ids: Tensor
     position_ids: Tensor
-    segments: Segments
+    segments: PackedSegments
     targets: Tensor
     target_rows: Tensor | None
 
 
-def pack(batch: Batch, device: torch.device, causal: bool = True) -> Packed:
+def pack_batch(batch: Batch, device: torch.device, causal: bool = True) -> PackedBatch:
     """Move a batch to `device`. The rows with labels are found on the host, where the labels still are.
 
     Args:
@@ -55,29 +56,29 @@ def pack(batch: Batch, device: torch.device, causal: bool = True) -> Packed:
     rows = None
     targets = batch.labels
     if batch.num_targets != batch.labels.numel():
-        rows = (batch.labels != IGNORE).nonzero().squeeze(1)
+        rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
         targets = batch.labels[rows]
-        rows = send(rows, device)
-    return Packed(
-        send(batch.input_ids.unsqueeze(0), device),
-        send(batch.position_ids.unsqueeze(0), device),
-        Segments(batch.cu_seqlens, device, causal),
-        send(targets, device),
+        rows = send_to_device(rows, device)
+    return PackedBatch(
+        send_to_device(batch.input_ids.unsqueeze(0), device),
+        send_to_device(batch.position_ids.unsqueeze(0), device),
+        PackedSegments(batch.cu_seqlens, device, causal),
+        send_to_device(targets, device),
         rows,
     )
 
 
-def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
+def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor:
     """Return the last hidden states `[T, H]`.
 
     Raises:
         DataError: not every layer keeps segments apart by our attention.
     """
-    _require_known(model)
-    before = packed.segments.attended
+    _require_supported(model)
+    before = packed.segments.num_attended_layers
     borders = packed.segments.cu_seqlens
     plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
-    with rope_lengths.lengths(model, plan):
+    with rope_scaling.use_length_plan(model, plan):
         out = model.base_model(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
@@ -85,12 +86,12 @@ def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
             use_cache=False,
             segments=packed.segments,
         )
-    _require_apart(model, packed.segments.attended - before)
+    _require_all_attended(model, packed.segments.num_attended_layers - before)
     states: Tensor = out.last_hidden_state.squeeze(0)
     return states
 
 
-def _require_known(model: PreTrainedModel) -> None:
+def _require_supported(model: PreTrainedModel) -> None:
     if not model._supports_attention_backend:
         raise DataError(
             f"{type(model).__name__} mixes tokens in its own way, not by transformers' attention interface: rows of a"
@@ -105,7 +106,7 @@ def _require_known(model: PreTrainedModel) -> None:
         )
 
 
-def _require_apart(model: PreTrainedModel, attended: int) -> None:
+def _require_all_attended(model: PreTrainedModel, attended: int) -> None:
     layers = model.config.num_hidden_layers
     if attended != layers:
         raise DataError(
@@ -115,43 +116,43 @@ def _require_apart(model: PreTrainedModel, attended: int) -> None:
         )
 
 
-def _head(model: PreTrainedModel) -> tuple[Tensor, Head]:
+def _get_lm_head(model: PreTrainedModel) -> tuple[Tensor, LmHead]:
     """The output weight, and what else is done to logits, found when it is first asked for."""
     found = model.__dict__.get("_anabatic_head")
     if found is None:
-        found = model.__dict__["_anabatic_head"] = head.find(model)
+        found = model.__dict__["_anabatic_head"] = lm_head.find_lm_head(model)
     weight: Tensor = model.get_output_embeddings().weight
     return weight, found
 
 
-def chunk_bytes_of(weight: Tensor, wanted: int) -> int:
+def compute_chunk_bytes(weight: Tensor, wanted: int) -> int:
     """Return the bytes of logits made at once: what is wanted, or the least that is worth a pass over the head."""
-    return max(wanted, _LEAST_ROWS * 4 * weight.shape[0])
+    return max(wanted, _MIN_LOGIT_ROWS * 4 * weight.shape[0])
 
 
-def target_states(model: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor, Head]:
+def compute_target_states(model: PreTrainedModel, packed: PackedBatch) -> tuple[Tensor, Tensor, LmHead]:
     """Return states of the rows with targets, scaled as the model scales its logits; the output weight; the head."""
-    states = hidden_states(model, packed)
-    weight, found = _head(model)
+    states = compute_hidden_states(model, packed)
+    weight, found = _get_lm_head(model)
     if packed.target_rows is not None:
         states = states.index_select(0, packed.target_rows)
     return states if found.scale == 1 else states * found.scale, weight, found
 
 
-class Root(nn.Module):
+class ModelRoot(nn.Module):
     """Whatever runs a model runs inside this module's forward pass.
 
     There sharded weights are gathered (FSDP2), and there data parallelism learns which gradients to wait for.
 
     Attributes:
-        parts: ranks that share attention heads and MLPs (`tensor.py`).
+        parts: ranks that share attention heads and MLPs (`tensor_parallel.py`).
         partial: names of parameters that are whole on each of them, and whose gradients are parts.
     """
 
     def __init__(self, model: PreTrainedModel, parts: int = 1, partial: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.model = model
-        self.parts, self.partial = parts, partial
+        self.tensor_ranks, self.partial_params = parts, partial
 
     def forward(self, call: Callable[..., Any], *args: Any) -> Any:
         """Return `call(model, *args)`."""
@@ -165,23 +166,23 @@ def cast_adapters(model: PreTrainedModel) -> None:
         bank.cast()
 
 
-def summed_loss(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> Tensor:
+def compute_summed_loss(model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int) -> Tensor:
     """Return the summed cross-entropy of the batch's targets, fp32."""
     if torch.is_grad_enabled():
         cast_adapters(model)
-    states, weight, found = target_states(model, packed)
-    return linear_cross_entropy(states, weight, packed.targets, chunk_bytes_of(weight, chunk_bytes), found.softcap)
+    states, weight, found = compute_target_states(model, packed)
+    return linear_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), found.softcap)
 
 
 @torch.no_grad()
-def token_scores(model: PreTrainedModel, packed: Packed, chunk_bytes: int) -> tuple[Tensor, Tensor]:
+def score_targets(model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the likeliest token, bool `[n]`."""
-    states, weight, found = target_states(model, packed)
-    return token_cross_entropy(states, weight, packed.targets, chunk_bytes_of(weight, chunk_bytes), found.softcap)
+    states, weight, found = compute_target_states(model, packed)
+    return token_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), found.softcap)
 
 
 @torch.no_grad()
-def extend(model: PreTrainedModel, rows: Sequence[Row], cache: Cache) -> Tensor:
+def extend_cache(model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCache) -> Tensor:
     """Read new tokens of many requests, packed without padding, into the cache.
 
     Returns:
@@ -190,10 +191,10 @@ def extend(model: PreTrainedModel, rows: Sequence[Row], cache: Cache) -> Tensor:
     Raises:
         DataError: the model mixes tokens in its own way.
     """
-    _require_known(model)
-    now = cache.now = Pass(rows, cache)
-    lora_many.use(model, now.adapters)
-    with rope_lengths.lengths(model, now.lengths):
+    _require_supported(model)
+    now = cache.forward_plan = ForwardPlan(rows, cache)
+    multi_adapter.select_adapters(model, now.adapter_spans)
+    with rope_scaling.use_length_plan(model, now.length_plan):
         out = model.base_model(
             input_ids=now.input_ids,
             position_ids=now.position_ids,
@@ -201,10 +202,10 @@ def extend(model: PreTrainedModel, rows: Sequence[Row], cache: Cache) -> Tensor:
             use_cache=False,
             cache=cache,
         )
-    _require_apart(model, now.attended)
-    return _logits(model, out.last_hidden_state.squeeze(0).index_select(0, now.last))
+    _require_all_attended(model, now.num_attended_layers)
+    return _compute_logits(model, out.last_hidden_state.squeeze(0).index_select(0, now.logit_positions))
 
 
-def _logits(model: PreTrainedModel, states: Tensor) -> Tensor:
-    weight, found = _head(model)
-    return found.logits(states.to(weight.dtype), weight).float()
+def _compute_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
+    weight, found = _get_lm_head(model)
+    return found.compute_logits(states.to(weight.dtype), weight).float()

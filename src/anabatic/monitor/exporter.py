@@ -12,14 +12,14 @@ from anabatic.core.errors import Failure
 
 
 @contextmanager
-def serve(where: tuple[str, int], text: Callable[[], str]) -> Iterator[int]:
+def serve_metrics(where: tuple[str, int], text: Callable[[], str]) -> Iterator[int]:
     """Answer `GET /metrics` with `text()` until the block ends; yield the port.
 
     Raises:
         Failure: the port is taken, or not permitted.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class MetricsHandler(BaseHTTPRequestHandler):
         timeout = 10
 
         def do_GET(self) -> None:  # the name is http.server's
@@ -34,11 +34,11 @@ def serve(where: tuple[str, int], text: Callable[[], str]) -> Iterator[int]:
         def log_message(self, format: str, *arguments: object) -> None:
             """Say nothing: the terminal shows figures."""
 
-    class Server(ThreadingHTTPServer):
+    class MetricsServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
 
     try:
-        server = Server(where, Handler)
+        server = MetricsServer(where, MetricsHandler)
     except OSError as error:
         raise Failure(
             f"cannot listen on {where[0]}:{where[1]}: {error.strerror or error}", "choose another --prom PORT"

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from anabatic.monitor.snapshot import Snapshot
-from anabatic.monitor.sources import Source
+from anabatic.monitor.sources.selection import DeviceSource
 
-LONGEST_SHARE = 0.5
+MAX_READ_FRACTION = 0.5
 """A source is not read for a larger share of the time: a slow npu-smi is then asked less often than wished."""
 
 
@@ -30,32 +30,32 @@ class Frame:
     hint: str = ""
     now: float | None = None
 
-    def age(self) -> float:
+    def get_age(self) -> float:
         """Seconds since the good reading."""
         return max((time.time() if self.now is None else self.now) - self.snapshot.taken_at, 0.0)
 
 
-def pause(interval: float, took: float, share: float) -> float:
+def compute_pause(interval: float, took: float, share: float) -> float:
     """Return the seconds between a reading that took `took` and the next one."""
     return max(interval - took, took * (1 - share) / share)
 
 
-class Sampler:
+class DeviceSampler:
     """Reads `source` every `interval` seconds in a thread of its own until it is closed."""
 
-    def __init__(self, source: Source, interval: float, share: float = LONGEST_SHARE) -> None:
-        self._source, self._interval, self._share = source, interval, share
+    def __init__(self, source: DeviceSource, interval: float, share: float = MAX_READ_FRACTION) -> None:
+        self._source, self._interval, self._max_read_fraction = source, interval, share
         self._frame: Frame | None = None
-        self._news = threading.Condition()
+        self._new_frame = threading.Condition()
         self._closed = threading.Event()
         # A daemon: a driver call that never returns must not keep the program from ending.
-        self._thread = threading.Thread(target=self._run, name="anabatic-monitor", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="anabatic-monitor", daemon=True)
         self._thread.start()
 
-    def frame(self, after: int = 0, timeout: float | None = 0.0) -> Frame | None:
+    def get_frame(self, after: int = 0, timeout: float | None = 0.0) -> Frame | None:
         """Return the newest frame, waiting up to `timeout` seconds for one later than number `after`."""
-        with self._news:
-            self._news.wait_for(lambda: self._frame is not None and self._frame.number > after, timeout)
+        with self._new_frame:
+            self._new_frame.wait_for(lambda: self._frame is not None and self._frame.number > after, timeout)
             return self._frame
 
     def close(self, wait: float = 0.0) -> None:
@@ -63,24 +63,24 @@ class Sampler:
         self._closed.set()
         self._thread.join(wait)
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         number = 0
         while not self._closed.is_set():
             started = time.monotonic()
-            found = self._read()
+            found = self._read_source()
             number += 1
-            with self._news:
-                self._frame = self._next(number, found)
-                self._news.notify_all()
-            self._closed.wait(pause(self._interval, time.monotonic() - started, self._share))
+            with self._new_frame:
+                self._frame = self._make_frame(number, found)
+                self._new_frame.notify_all()
+            self._closed.wait(compute_pause(self._interval, time.monotonic() - started, self._max_read_fraction))
 
-    def _read(self) -> Snapshot:
+    def _read_source(self) -> Snapshot:
         try:
             return self._source.read()
         except Exception as error:  # a vendor's library may raise anything; the screen must live and say it
             return Snapshot("none", error=f"{type(error).__name__}: {error}", hint="run again with --debug")
 
-    def _next(self, number: int, found: Snapshot) -> Frame:
+    def _make_frame(self, number: int, found: Snapshot) -> Frame:
         if found.error is None:
             return Frame(number, found)
         last = self._frame.snapshot if self._frame is not None and self._frame.snapshot.error is None else found

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from anabatic.core.jsonl import number
+from anabatic.core.json_lines import to_finite_number
 
-Kind = Literal["npu", "gpu", "cpu"]
+DeviceKind = Literal["npu", "gpu", "cpu"]
 
 
 @dataclass
-class Device:
+class DeviceReading:
     """One chip, or one die of a two-die card. Units stand in the names; memory in MiB, as npu-smi counts it."""
 
     npu_id: int
@@ -22,7 +22,7 @@ class Device:
     phy_id: int | None = None
     logic_id: int | None = None
     """Index in a process that sees all devices."""
-    kind: Kind = "npu"
+    kind: DeviceKind = "npu"
     name: str | None = None
     health: str | None = None
     """OK, Warning, Alarm, Critical or UNKNOWN, as the tool says it."""
@@ -67,7 +67,7 @@ class Device:
 
 
 @dataclass
-class Process:
+class DeviceProcess:
     """A process and what it holds on one device."""
 
     npu_id: int
@@ -95,20 +95,20 @@ class Snapshot:
     """
 
     source: str
-    devices: list[Device] = field(default_factory=list)
-    processes: list[Process] = field(default_factory=list)
+    devices: list[DeviceReading] = field(default_factory=list)
+    processes: list[DeviceProcess] = field(default_factory=list)
     driver_version: str | None = None
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     hint: str = ""
     taken_at: float = field(default_factory=time.time)
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """Return JSON-able values: all fields by their names."""
         return asdict(self)
 
 
-def key(npu_id: int, chip_id: int | None, cards: Mapping[int, int]) -> str:
+def format_device_label(npu_id: int, chip_id: int | None, cards: Mapping[int, int]) -> str:
     """Return how a device is called on the screen and in filters: `3`, or `3.1` for a die of a card with several.
 
     Args:
@@ -117,7 +117,7 @@ def key(npu_id: int, chip_id: int | None, cards: Mapping[int, int]) -> str:
     return f"{npu_id}.{chip_id}" if cards.get(npu_id, 1) > 1 and chip_id is not None else str(npu_id)
 
 
-def cards(snapshot: Snapshot) -> dict[int, int]:
+def count_devices_per_card(snapshot: Snapshot) -> dict[int, int]:
     """Return the number of devices of each card."""
     counts: dict[int, int] = {}
     for device in snapshot.devices:
@@ -125,23 +125,23 @@ def cards(snapshot: Snapshot) -> dict[int, int]:
     return counts
 
 
-_TEXTS = {"kind", "name", "health", "bus_id", "uuid", "util_kind", "user", "command"}
+_TEXT_FIELDS = {"kind", "name", "health", "bus_id", "uuid", "util_kind", "user", "command"}
 
 
-def from_row(row: Mapping[str, Any]) -> Snapshot | None:
+def parse_snapshot_row(row: Mapping[str, Any]) -> Snapshot | None:
     """Return the snapshot of a row of a log, None where the row is none; values of another type are left out."""
     source, taken = row.get("source"), row.get("taken_at")
     if not isinstance(source, str) or not _is_number(taken) or not isinstance(row.get("devices"), list):
         return None
     snapshot = Snapshot(source, taken_at=float(taken))  # type: ignore[arg-type]
     for each in row["devices"]:
-        values = _known(each, Device)
+        values = _keep_valid_fields(each, DeviceReading)
         if "npu_id" in values:
-            snapshot.devices.append(Device(**values))
+            snapshot.devices.append(DeviceReading(**values))
     for each in row["processes"] if isinstance(row.get("processes"), list) else []:
-        values = _known(each, Process)
+        values = _keep_valid_fields(each, DeviceProcess)
         if {"npu_id", "pid"} <= values.keys():
-            snapshot.processes.append(Process(**{"chip_id": None, **values}))
+            snapshot.processes.append(DeviceProcess(**{"chip_id": None, **values}))
     snapshot.notes = [note for note in row.get("notes") or () if isinstance(note, str)]
     for name in ("driver_version", "error"):
         if isinstance(row.get(name), str):
@@ -150,15 +150,15 @@ def from_row(row: Mapping[str, Any]) -> Snapshot | None:
 
 
 def _is_number(value: object) -> bool:
-    return number(value) is not None
+    return to_finite_number(value) is not None
 
 
-def _known(row: object, kind: type[Device] | type[Process]) -> dict[str, Any]:
+def _keep_valid_fields(row: object, kind: type[DeviceReading] | type[DeviceProcess]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if not isinstance(row, dict):
         return values
     for one in fields(kind):
         value = row.get(one.name)
-        if isinstance(value, str) if one.name in _TEXTS else _is_number(value):
+        if isinstance(value, str) if one.name in _TEXT_FIELDS else _is_number(value):
             values[one.name] = value
     return values

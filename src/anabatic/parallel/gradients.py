@@ -7,15 +7,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from anabatic.parallel.sharded import local
-from anabatic.parallel.world import Group, World, all_sum
+from anabatic.parallel.dtensors import to_local
+from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum
 
-BUCKET = 1 << 24
+MAX_BUCKET_ELEMENTS = 1 << 24
 """Elements that are sent at once, unless one gradient has more."""
 
 
 @torch.no_grad()
-def complete(params: Mapping[str, Tensor], partial: Collection[str], average: bool, world: World) -> None:
+def reduce_tensor_gradients(
+    params: Mapping[str, Tensor], partial: Collection[str], average: bool, world: World
+) -> None:
     """Make the gradients of trained parameters whole, in place.
 
     Args:
@@ -23,34 +25,38 @@ def complete(params: Mapping[str, Tensor], partial: Collection[str], average: bo
             their gradients are summed.
         average: take the mean over the ranks with other data; not where sharding has done so.
     """
-    if world.tensor.size == 1:
+    if world.tensor_group.size == 1:
         return
-    _sum([_grad(param) for name, param in params.items() if name in partial], world.tensor, world, 1.0)
-    if average and world.data.size > 1:
-        _sum([_grad(param) for param in params.values()], world.data, world, 1 / world.data.size)
+    _sum_grads(
+        [_local_grad(param) for name, param in params.items() if name in partial], world.tensor_group, world, 1.0
+    )
+    if average and world.data_group.size > 1:
+        _sum_grads(
+            [_local_grad(param) for param in params.values()], world.data_group, world, 1 / world.data_group.size
+        )
 
 
-def _grad(param: Tensor) -> Tensor:
+def _local_grad(param: Tensor) -> Tensor:
     """This rank's part of a gradient; of one that was not needed here, zeros."""
     if param.grad is None:
         param.grad = torch.zeros_like(param)
-    return local(param.grad)
+    return to_local(param.grad)
 
 
-def _sum(grads: Iterable[Tensor], group: Group, world: World, factor: float) -> None:
-    for bucket in _buckets([grad for grad in grads if grad.numel()]):
+def _sum_grads(grads: Iterable[Tensor], group: RankGroup, world: World, factor: float) -> None:
+    for bucket in _split_into_buckets([grad for grad in grads if grad.numel()]):
         home = bucket[0].device
         there = home if world.mesh is None else torch.device(world.mesh.device_type)
         flat = torch.cat([grad.reshape(-1) for grad in bucket]).to(there)  # offloaded ones lie on the host
-        pieces = all_sum(flat, group).mul_(factor).to(home).split([grad.numel() for grad in bucket])
+        pieces = all_reduce_sum(flat, group).mul_(factor).to(home).split([grad.numel() for grad in bucket])
         torch._foreach_copy_(bucket, [piece.view(grad.shape) for piece, grad in zip(pieces, bucket, strict=True)])
 
 
-def _buckets(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _split_into_buckets(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0
     for grad in sorted(grads, key=lambda grad: str(grad.dtype)):
-        if bucket and (size + grad.numel() > BUCKET or grad.dtype != bucket[0].dtype):
+        if bucket and (size + grad.numel() > MAX_BUCKET_ELEMENTS or grad.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
         bucket.append(grad)

@@ -13,85 +13,90 @@ from types import TracebackType
 from typing import Any
 
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.core.heart import HEART
-from anabatic.core.text import did_you_mean
-from anabatic.data import answers, tasks
-from anabatic.data.document import Message
-from anabatic.data.questions import Question
-from anabatic.rl.judge import Fault, UserFile
+from anabatic.core.formatting import did_you_mean
+from anabatic.core.heartbeat import HEARTBEAT
+from anabatic.data.builtin import synthetic_tasks
+from anabatic.data.readers.document import Message
+from anabatic.data.scoring import answer_extraction
+from anabatic.data.scoring.questions import Question
+from anabatic.rl.reward_worker import RewardCallError, RewardWorker
 from anabatic.rl.rollout import Rollout
 
-Score = Callable[[Rollout, Question], float]
-"""What one answer is worth; raises `Fault` where it cannot tell."""
+ScoreFunction = Callable[[Rollout, Question], float]
+"""What one answer is worth; raises `RewardCallError` where it cannot tell."""
 
-_SOFT = 4
+_SOFT_FRACTION = 4
 """The last so-many-th part of the room is where a long answer begins to cost."""
-_TURN = "turn"
+_TURN_FUNCTION = "turn"
 
 
-def answered(rollout: Rollout, question: Question) -> float:
+def score_answer(rollout: Rollout, question: Question) -> float:
     """1 where the answer is the expected one, else 0."""
-    assert question.answer is not None  # `Rewards` has looked
+    assert question.answer is not None  # `RewardSet` has looked
     if question.task:
-        return float(tasks.score(question.task, question.answer, rollout.text))
-    return float(same(question.answer, rollout.text))
+        return float(synthetic_tasks.is_reply_correct(question.task, question.answer, rollout.text))
+    return float(is_same_answer(question.answer, rollout.text))
 
 
-def same(expected: str, said: str) -> bool:
+def is_same_answer(expected: str, said: str) -> bool:
     """Tell whether what was said ends in what was expected.
 
     Of both counts what stands behind the last `####` (GSM8K), else in the last `\\boxed{}` (MATH), else of numbers the
     last one, else everything. Numbers are compared as numbers, other texts without regard to case and blanks.
     """
-    wanted = final(expected)
-    number = answers.canonical(wanted)
+    wanted = extract_final_answer(expected)
+    number = answer_extraction.normalize_number(wanted)
     if number is None:
-        return wanted.casefold().split() == final(said).casefold().split()
-    return answers.number(said) == number
+        return wanted.casefold().split() == extract_final_answer(said).casefold().split()
+    return answer_extraction.extract_number(said) == number
 
 
-def final(text: str) -> str:
+def extract_final_answer(text: str) -> str:
     """Return the part of a text that holds the answer."""
     if "####" in text:
         return text.rpartition("####")[2].strip()
-    return next(iter(answers.boxed(text)), text).strip()
+    return next(iter(answer_extraction.extract_boxed(text)), text).strip()
 
 
-def formed(rollout: Rollout, question: Question, pattern: re.Pattern[str]) -> float:
+def score_format(rollout: Rollout, question: Question, pattern: re.Pattern[str]) -> float:
     """1 where the whole answer matches the pattern, else 0."""
     return float(pattern.fullmatch(rollout.text) is not None)
 
 
-def short(rollout: Rollout, question: Question, room: int) -> float:
+def score_length(rollout: Rollout, question: Question, room: int) -> float:
     """0 for an answer with room to spare, falling to -1 as it fills it (DAPO, arXiv 2503.14476, equation 13)."""
-    soft = max(1, room // _SOFT)
-    return -min(1.0, max(0.0, (rollout.length - (room - soft)) / soft))
+    soft = max(1, room // _SOFT_FRACTION)
+    return -min(1.0, max(0.0, (rollout.num_chosen - (room - soft)) / soft))
 
 
-def of_file(rollout: Rollout, question: Question, file: UserFile, function: str) -> float:
+def score_with_file(rollout: Rollout, question: Question, file: RewardWorker, function: str) -> float:
     """What a user's function returns for `(text, row)`."""
-    value = file.call(function, rollout.text, about(rollout, question))
+    value = file.call_function(function, rollout.text, describe_rollout(rollout, question))
     if not isinstance(value, float) or not math.isfinite(value):
-        raise Fault(f"{function} returned {value!r:.100}, not a finite number")
+        raise RewardCallError(f"{function} returned {value!r:.100}, not a finite number")
     return value
 
 
-def about(rollout: Rollout, question: Question) -> dict[str, Any]:
+def describe_rollout(rollout: Rollout, question: Question) -> dict[str, Any]:
     """Return what a user's function is told: the row of the file, and above it what we know."""
-    told = {"question": question.text, "messages": [*question.messages, *rollout.turns], "answer": question.answer}
-    return {**question.row, **told, "truncated": rollout.truncated, "tokens": rollout.length}
+    told = {
+        "question": question.last_turn_text,
+        "messages": [*question.messages, *rollout.turns],
+        "answer": question.answer,
+    }
+    return {**question.row, **told, "truncated": rollout.truncated, "tokens": rollout.num_chosen}
 
 
 @dataclass(frozen=True)
-class Reward:
+class WeightedReward:
     """One of those that are added up."""
 
     name: str
     weight: float
-    score: Score
+    score_function: ScoreFunction
 
 
-class Rewards:
+class RewardSet:
     """All rewards of a job.
 
     Args:
@@ -106,19 +111,25 @@ class Rewards:
     """
 
     def __init__(
-        self, specs: Sequence[str], *, pattern: str, timeout: float, room: int, other: dict[str, Score] | None = None
+        self,
+        specs: Sequence[str],
+        *,
+        pattern: str,
+        timeout: float,
+        room: int,
+        other: dict[str, ScoreFunction] | None = None,
     ) -> None:
-        self._files: dict[Path, UserFile] = {}
-        self._open = ExitStack()
+        self._files: dict[Path, RewardWorker] = {}
+        self._exit_stack = ExitStack()
         self._timeout = timeout
-        self._known: dict[str, Score] = {
-            "answer": answered,
-            "format": functools.partial(formed, pattern=_compiled(pattern)),
-            "length": functools.partial(short, room=room),
+        self._named_scores: dict[str, ScoreFunction] = {
+            "answer": score_answer,
+            "format": functools.partial(score_format, pattern=_compile_pattern(pattern)),
+            "length": functools.partial(score_length, room=room),
             **(other or {}),
         }
         try:
-            self.rewards = [self._reward(spec) for spec in specs]
+            self.rewards = [self._parse_reward(spec) for spec in specs]
         except ConfigError:
             self.close()
             raise
@@ -127,7 +138,7 @@ class Rewards:
             self.close()
             raise ConfigError(f"rewards names {', '.join(names)}: one stands twice", "name each once, NAME=WEIGHT")
 
-    def _reward(self, spec: str) -> Reward:
+    def _parse_reward(self, spec: str) -> WeightedReward:
         name, _, weight = spec.partition("=")
         try:
             number = float(weight) if weight else 1.0
@@ -137,49 +148,53 @@ class Rewards:
             raise ConfigError(f'"{weight}" in the reward "{spec}" is not a weight', "write NAME=0.5")
         path, _, function = name.rpartition(":")
         if path.endswith(".py"):
-            return Reward(
-                function, number, functools.partial(of_file, file=self._file(path, function), function=function)
+            return WeightedReward(
+                function,
+                number,
+                functools.partial(score_with_file, file=self._open_file(path, function), function=function),
             )
-        if name not in self._known:
-            known = [*self._known, "FILE.py:FUNCTION"]
+        if name not in self._named_scores:
+            known = [*self._named_scores, "FILE.py:FUNCTION"]
             raise ConfigError(f'there is no reward "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
-        return Reward(name, number, self._known[name])
+        return WeightedReward(name, number, self._named_scores[name])
 
-    def _file(self, path: str, function: str) -> UserFile:
+    def _open_file(self, path: str, function: str) -> RewardWorker:
         file = self._files.get(Path(path).expanduser())
         if file is None:
-            file = self._open.enter_context(UserFile(Path(path).expanduser(), self._timeout))
+            file = self._exit_stack.enter_context(RewardWorker(Path(path).expanduser(), self._timeout))
             self._files[Path(path).expanduser()] = file
-        file.require(function)
+        file.require_function(function)
         return file
 
-    def turn(self) -> Callable[[Question, list[Message]], str | None]:
+    def get_turn_function(self) -> Callable[[Question, list[Message]], str | None]:
         """Return the function `turn(messages, row)` of the rewards' file.
 
         Raises:
             ConfigError: no reward comes from a file, or the file has no such function.
         """
         if not self._files:
-            raise ConfigError("turns is more than 1, and nobody says what comes between", "give FILE.py with `turn`")
+            raise ConfigError(
+                "turns is more than 1, and nobody says what comes between", "give FILE.py with `get_turn_function`"
+            )
         file = next(iter(self._files.values()))
-        file.require(_TURN)
+        file.require_function(_TURN_FUNCTION)
 
-        def say(question: Question, messages: list[Message]) -> str | None:
-            told = {**question.row, "question": question.text, "answer": question.answer}
-            said = file.call(_TURN, messages, told)
+        def call_turn_function(question: Question, messages: list[Message]) -> str | None:
+            told = {**question.row, "question": question.last_turn_text, "answer": question.answer}
+            said = file.call_function(_TURN_FUNCTION, messages, told)
             if said is not None and not isinstance(said, str):
-                raise Fault(f"{_TURN} returned {said!r}, neither a text nor None")
+                raise RewardCallError(f"{_TURN_FUNCTION} returned {said!r}, neither a text nor None")
             return said
 
-        return say
+        return call_turn_function
 
-    def require(self, questions: Sequence[Question]) -> None:
+    def require_answers(self, questions: Sequence[Question]) -> None:
         """Make sure that the rows have what the rewards need.
 
         Raises:
             DataError: the reward is `answer`, and a row has none.
         """
-        if any(reward.score is answered for reward in self.rewards):
+        if any(reward.score_function is score_answer for reward in self.rewards):
             without = next((question for question in questions if not (question.answer or "").strip()), None)
             if without is not None:
                 raise DataError(
@@ -187,7 +202,7 @@ class Rewards:
                     "give rows an answer, or name another reward",
                 )
 
-    def judge(
+    def score_rollouts(
         self, rollouts: Sequence[Rollout], questions: Sequence[Question], stopping: Callable[[], bool] = lambda: False
     ) -> bool:
         """Set scores, faults and rewards of the rollouts; a reward that fails counts 0.
@@ -198,26 +213,27 @@ class Rewards:
         for rollout in rollouts:
             if stopping():
                 return False
-            HEART.beat()  # rewards may take longer than a launcher waits for a sign of life
+            HEARTBEAT.record_beat()  # rewards may take longer than a launcher waits for a sign of life
             for reward in self.rewards:
                 try:
-                    score = reward.score(rollout, questions[rollout.question])
-                except Fault as fault:
+                    score = reward.score_function(rollout, questions[rollout.question])
+                except RewardCallError as fault:
                     rollout.faults[reward.name], score = str(fault), 0.0
                 rollout.scores[reward.name] = score
                 rollout.reward += reward.weight * score
         return True
 
-    def require_some(self, rollouts: Sequence[Rollout]) -> None:
-        """Make sure that no reward has failed for every answer, nor `turn` for every one that was not cut off.
+    def require_working_rewards(self, rollouts: Sequence[Rollout]) -> None:
+        """Make sure that no reward has failed for every answer, nor `get_turn_function` for every one that was not cut
+        off.
 
         Raises:
             Failure: one has.
         """
         ended = [rollout for rollout in rollouts if not rollout.truncated]
-        spoken = [rollout.faults[_TURN] for rollout in ended if _TURN in rollout.faults]
+        spoken = [rollout.faults[_TURN_FUNCTION] for rollout in ended if _TURN_FUNCTION in rollout.faults]
         if len(spoken) == len(ended) > len(rollouts) // 2:
-            raise Failure(f"{_TURN} failed for all {len(spoken)} answers: {spoken[0]}", "mend the function")
+            raise Failure(f"{_TURN_FUNCTION} failed for all {len(spoken)} answers: {spoken[0]}", "mend the function")
         for reward in self.rewards:
             faults = [rollout.faults[reward.name] for rollout in rollouts if reward.name in rollout.faults]
             if len(faults) == len(rollouts) > 0:
@@ -227,9 +243,9 @@ class Rewards:
 
     def close(self) -> None:
         """End the processes of files."""
-        self._open.close()
+        self._exit_stack.close()
 
-    def __enter__(self) -> Rewards:
+    def __enter__(self) -> RewardSet:
         return self
 
     def __exit__(
@@ -238,7 +254,7 @@ class Rewards:
         self.close()
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:

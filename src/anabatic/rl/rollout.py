@@ -9,23 +9,23 @@ from typing import Any
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
-from anabatic.core.heart import HEART
-from anabatic.data.document import Message
-from anabatic.data.questions import Question
+from anabatic.core.heartbeat import HEARTBEAT
+from anabatic.data.readers.document import Message
+from anabatic.data.scoring.questions import Question
 from anabatic.device.device import Device
 from anabatic.infer.engine import Engine, Request
 from anabatic.infer.sampling import Sampling
-from anabatic.models.forward import Root
-from anabatic.rl.judge import Fault
+from anabatic.models.forward import ModelRoot
+from anabatic.rl.reward_worker import RewardCallError
 
-_SILENCE = 10.0
+_PROGRESS_SECONDS = 10.0
 """Seconds of a round after which it says how far it is."""
-_LONG = 96
+_SHARED_PROMPT_TOKENS = 96
 """Tokens of a prompt from which on a processor shares it among the answers. A shorter one is read again for each: its
 answer then lies in one piece of the cache, which is read without copying (docs/dev/LOG.md)."""
 
-Turn = Callable[[Question, list[Message]], "str | None"]
-"""What is said to a conversation so far, None: it is over; raises `Fault` where it cannot tell."""
+TurnFunction = Callable[[Question, list[Message]], "str | None"]
+"""What is said to a conversation so far, None: it is over; raises `RewardCallError` where it cannot tell."""
 
 
 @dataclass
@@ -58,22 +58,22 @@ class Rollout:
     advantage: float = 0.0
 
     @property
-    def length(self) -> int:
+    def num_chosen(self) -> int:
         """Tokens that the model chose."""
         return sum(self.chosen)
 
 
 @dataclass(frozen=True)
-class Ask:
+class RolloutRequest:
     """One answer that is wanted."""
 
-    question: int
-    number: int
+    question_index: int
+    answer_index: int
     prompt: list[int]
     sampling: Sampling
 
 
-class Generator:
+class RolloutGenerator:
     """Draws answers.
 
     Args:
@@ -89,16 +89,16 @@ class Generator:
         engine: Engine,
         device: Device,
         questions: Sequence[Question],
-        root: Root,
+        root: ModelRoot,
         turns: int = 1,
-        turn: Turn | None = None,
+        turn: TurnFunction | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine, self._device, self._questions = engine, device, questions
-        self._root, self._turns, self._turn, self._stopping = root, turns, turn, stopping
-        self._live: dict[Request, tuple[Ask, Rollout]] = {}
+        self._root, self._max_turns, self._turn_function, self._should_stop = root, turns, turn, stopping
+        self._live_requests: dict[Request, tuple[RolloutRequest, Rollout]] = {}
 
-    def run(self, asks: Sequence[Ask]) -> list[Rollout] | None:
+    def generate_rollouts(self, asks: Sequence[RolloutRequest]) -> list[Rollout] | None:
         """Return an answer to each, in their order; None when somebody wished to stop.
 
         Prompts that are alike are read once if others come between them.
@@ -107,40 +107,40 @@ class Generator:
             DataError: a prompt leaves no room for an answer.
             Failure: the model's logits are not numbers.
         """
-        made = [Rollout(ask.question, ask.number, list(ask.prompt), len(ask.prompt)) for ask in asks]
+        made = [Rollout(ask.question_index, ask.answer_index, list(ask.prompt), len(ask.prompt)) for ask in asks]
         for ask, rollout in zip(asks, made, strict=True):
-            self._submit(ask, rollout)
+            self._submit_request(ask, rollout)
         told = time.monotonic()
         was_training = self._root.training
         self._root.eval()
         try:
-            while self._live:
-                if self._stopping():
+            while self._live_requests:
+                if self._should_stop():
                     return None
-                HEART.beat()
+                HEARTBEAT.record_beat()
                 with self._device.autocast():
                     finished = self._engine.step()
                 for request in finished:
-                    self._take(request, *self._live.pop(request))
-                if time.monotonic() - told > _SILENCE:
-                    log.info(f"  answering: {len(asks) - len(self._live)} of {len(asks)}")
+                    self._collect_answer(request, *self._live_requests.pop(request))
+                if time.monotonic() - told > _PROGRESS_SECONDS:
+                    log.info(f"  answering: {len(asks) - len(self._live_requests)} of {len(asks)}")
                     told = time.monotonic()
         finally:
-            self._engine.cancel(self._live)
-            self._live.clear()
+            self._engine.cancel_requests(self._live_requests)
+            self._live_requests.clear()
             self._root.train(was_training)
         return made
 
-    def _submit(self, ask: Ask, rollout: Rollout) -> None:
-        question = self._questions[ask.question]
+    def _submit_request(self, ask: RolloutRequest, rollout: Rollout) -> None:
+        question = self._questions[ask.question_index]
         request = self._engine.request(rollout.ids, ask.sampling, name=question.id)
-        if self._device.type == "cpu" and rollout.start < _LONG:
-            request.salt = ask.number.to_bytes(8, "little")
-        self._live[request] = ask, rollout
+        if self._device.type == "cpu" and rollout.start < _SHARED_PROMPT_TOKENS:
+            request.salt = ask.answer_index.to_bytes(8, "little")
+        self._live_requests[request] = ask, rollout
         self._engine.submit([request])
 
-    def _take(self, request: Request, ask: Ask, rollout: Rollout) -> None:
-        done = self._engine.completion(request)
+    def _collect_answer(self, request: Request, ask: RolloutRequest, rollout: Rollout) -> None:
+        done = self._engine.get_completion(request)
         rollout.ids += done.ids
         rollout.chosen += done.chosen
         rollout.logprobs += done.logprobs
@@ -148,17 +148,17 @@ class Generator:
         rollout.turns.append({"role": "assistant", "content": done.text})
         rollout.truncated = done.finish_reason == "length"
         said = [turn for turn in rollout.turns if turn["role"] == "assistant"]
-        if rollout.truncated or self._turn is None or len(said) >= self._turns:
+        if rollout.truncated or self._turn_function is None or len(said) >= self._max_turns:
             return
         question = self._questions[rollout.question]
         try:
-            reply = self._turn(question, [*question.messages, *rollout.turns])
-        except Fault as fault:
+            reply = self._turn_function(question, [*question.messages, *rollout.turns])
+        except RewardCallError as fault:
             rollout.faults["turn"] = str(fault)
             return
         if reply is None:
             return
-        given = between(self._engine.tokenizer, reply, done.ids[-1])
+        given = encode_user_turn(self._engine.tokenizer, reply, done.ids[-1])
         if len(rollout.ids) + len(given) >= self._engine.max_len:
             rollout.truncated = True
             return
@@ -166,10 +166,10 @@ class Generator:
         rollout.ids += given
         rollout.chosen += [0] * len(given)
         rollout.logprobs += [0.0] * len(given)
-        self._submit(ask, rollout)
+        self._submit_request(ask, rollout)
 
 
-def between(tokenizer: Any, text: str, last: int) -> list[int]:
+def encode_user_turn(tokenizer: Any, text: str, last: int) -> list[int]:
     """Return the tokens that stand between an answer, whose last token is `last`, and the next one: the rest of the
     answer's frame, the user's turn, and the beginning of the assistant's.
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from anabatic.core.errors import ConfigError
-from anabatic.core.text import count
+from anabatic.core.formatting import format_count
 
-Status = Literal["ok", "error", "timeout", "memory", "output"]
+ProgramStatus = Literal["ok", "error", "timeout", "memory", "output"]
 """How a program ended: with exit code 0; otherwise by itself; out of time, of memory; it wrote more than it may."""
 MIB = 2**20
-_SMALLEST: dict[str, float] = {
+_MINIMUMS: dict[str, float] = {
     "seconds": 0.01, "cpu_seconds": 1, "memory_mib": 64, "file_mib": 1, "output_bytes": 1, "open_files": 16,
     "processes": 1,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Limits:
+class ResourceLimits:
     """What one program may use.
 
     Attributes:
@@ -40,14 +40,14 @@ class Limits:
     processes: int = 16
 
     def __post_init__(self) -> None:
-        for name, least in _SMALLEST.items():
+        for name, least in _MINIMUMS.items():
             value = getattr(self, name)
             if not least <= value < 2**31:
                 raise ConfigError(f"the sandbox's {name} is {value}", f"use {least} or more, less than 2^31")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramOutcome:
     """What became of a program.
 
     Attributes:
@@ -62,7 +62,7 @@ class Outcome:
         passed: its tests were run to their last line, in a process of their own (`Sandbox.check`).
     """
 
-    status: Status
+    status: ProgramStatus
     finished: bool
     stdout: str
     stderr: str
@@ -74,11 +74,11 @@ class Outcome:
     passed: bool = False
 
     @property
-    def ok(self) -> bool:
+    def is_ok(self) -> bool:
         """True when it ended with exit code 0."""
         return self.status == "ok"
 
-    def told(self, limits: Limits) -> str:
+    def describe_end(self, limits: ResourceLimits) -> str:
         """Say in a few words how it ended."""
         last = self.stderr.strip().splitlines()[-1:]
         words: dict[str, Any] = {
@@ -86,6 +86,6 @@ class Outcome:
             "error": last[0] if last else f"exit code {self.code}",
             "timeout": f"not done after {limits.seconds:g} s, or {limits.cpu_seconds} s of processor time",
             "memory": f"more than {limits.memory_mib} MiB of memory",
-            "output": f"wrote more than {count(limits.output_bytes)} bytes",
+            "output": f"wrote more than {format_count(limits.output_bytes)} bytes",
         }
         return str(words[self.status])

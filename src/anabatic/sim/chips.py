@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabatic.core.errors import ConfigError
-from anabatic.core.text import did_you_mean
+from anabatic.core.formatting import did_you_mean
 from anabatic.device import table
 
 
@@ -18,7 +18,7 @@ class SimChip:
 
     soc: str
     """As aclrtGetSocName gives it; also the name of its row in `device.table`."""
-    smi: str
+    npu_smi_name: str
     """As npu-smi prints it."""
     cube_cores: int
     vector_cores: int
@@ -26,14 +26,14 @@ class SimChip:
     l2_mib: int
 
     @property
-    def row(self) -> table.Chip:
+    def device_spec(self) -> table.Chip:
         """Its speeds and memory."""
         found = table.find_chip(self.soc)
         assert found is not None  # a test walks all rows
         return found
 
 
-_ROWS = (
+_SIM_CHIPS = (
     SimChip("Ascend910B1", "910B1", 24, 48, 1850, 192),
     SimChip("Ascend910B2", "910B2", 24, 48, 1800, 192),
     SimChip("Ascend910B3", "910B3", 20, 40, 1800, 192),
@@ -48,12 +48,12 @@ _ROWS = (
     SimChip("Ascend310P3", "310P3", 8, 7, 1060, 16),
 )
 
-CHIPS: dict[str, SimChip] = {row.soc: row for row in _ROWS}
-ALIASES = {"910C": "Ascend910_9391", "310P": "Ascend310P3"}
+CHIPS: dict[str, SimChip] = {row.soc: row for row in _SIM_CHIPS}
+CHIP_ALIASES = {"910C": "Ascend910_9391", "310P": "Ascend310P3"}
 """Names of the trade; a 910C counts as its two dies, each a device."""
 
 
-def find(name: str) -> SimChip:
+def find_sim_chip(name: str) -> SimChip:
     """Return the chip called `name`: `910B3`, `Ascend910B3` or `910C`.
 
     Raises:
@@ -64,8 +64,8 @@ def find(name: str) -> SimChip:
             f'--chip is "{name}", which names an old 30-core chip without bf16',
             "the Atlas A2 chips are 910B1, 910B2, 910B3 and 910B4",
         )
-    soc = ALIASES.get(name, name if name.startswith("Ascend") else f"Ascend{name}")
+    soc = CHIP_ALIASES.get(name, name if name.startswith("Ascend") else f"Ascend{name}")
     if soc not in CHIPS:
-        known = [key.removeprefix("Ascend") for key in CHIPS] + list(ALIASES)
+        known = [key.removeprefix("Ascend") for key in CHIPS] + list(CHIP_ALIASES)
         raise ConfigError(f'--chip is "{name}".{did_you_mean(name, known)}', f"chips: {', '.join(known)}")
     return CHIPS[soc]

@@ -14,16 +14,16 @@ from typing import Any
 
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
-from anabatic.core.paths import cannot_write, write_atomic
-from anabatic.core.text import size
-from anabatic.sim import build, environment, faults, machine, process, segment
-from anabatic.sim.machine import OTHER_FILE, Machine
+from anabatic.core.formatting import format_size
+from anabatic.core.paths import make_write_error, write_atomic
+from anabatic.sim import environment, fault_injection, machine_spec, native_build, shared_memory, supervisor
+from anabatic.sim.machine_spec import OTHER_FILE_HINT, SimMachine
 
 PROCESS_BYTES = 256 << 20
 """What one process with torch and torch_npu holds before it does anything (measured: 230 to 260 MB)."""
 
 
-def run(
+def run_simulation(
     command: Sequence[str],
     *,
     npus: int,
@@ -39,128 +39,131 @@ def run(
         UserError: a flag is wrong, or something that the simulator needs is missing.
         Failure: the simulator cannot be prepared.
     """
-    if os.environ.get(machine.SEGMENT):
+    if os.environ.get(machine_spec.SEGMENT_VARIABLE):
         raise UserError("this already runs inside a simulation", "one `anabatic sim` is enough for the whole command")
-    wanted = machine.build(npus, chip, hbm, tuple(fault), report, trace)
-    _enough_memory(npus)
+    wanted = machine_spec.build_machine(npus, chip, hbm, tuple(fault), report, trace)
+    _require_memory(npus)
     # A place that cannot be written is told before an hour of work; if we are killed, the files say so.
     for path in filter(None, (report, trace)):
         write_atomic(
-            path, json.dumps({"state": "running", "command": list(command), "pid": os.getpid()}) + "\n", OTHER_FILE
+            path, json.dumps({"state": "running", "command": list(command), "pid": os.getpid()}) + "\n", OTHER_FILE_HINT
         )
-    built = build.ready()
-    sweep()
-    name = segment.create(wanted)
-    folder = _reports() / name
+    built = native_build.prepare_build()
+    remove_dead_machines()
+    name = shared_memory.create_segment(wanted)
+    folder = _reports_folder() / name
     try:
-        variables = environment.variables(os.environ, built, name)
+        variables = environment.build_environment(os.environ, built, name)
         if report or trace:
-            _make(folder)
-            variables[machine.REPORT] = str(folder)
+            _make_report_folder(folder)
+            variables[machine_spec.REPORT_VARIABLE] = str(folder)
         if trace:
-            variables[machine.TRACE] = "1"
-        log.debug(f"simulating {npus} x {wanted.chip.soc} with {size(wanted.hbm)} each as {name}")
+            variables[machine_spec.TRACE_VARIABLE] = "1"
+        log.debug(f"simulating {npus} x {wanted.chip.soc} with {format_size(wanted.hbm_bytes)} each as {name}")
         started = time.monotonic()
-        with segment.attached(name) as live:  # still there when its name is gone
+        with shared_memory.attach_segment(name) as live:  # still there when its name is gone
 
-            def ended(code: int) -> None:
+            def write_reports(code: int) -> None:
                 if report or trace:
-                    _report(wanted, live, folder, command, code, time.monotonic() - started)
+                    _write_reports(wanted, live, folder, command, code, time.monotonic() - started)
 
-            return process.run(command, variables, name, ended)
+            return supervisor.run_command(command, variables, name, write_reports)
     finally:
-        segment.remove(name)
+        shared_memory.remove_segment(name)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make(folder: Path) -> None:
+def _make_report_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise cannot_write(folder, error, machine.OTHER_CACHE) from error
+        raise make_write_error(folder, error, machine_spec.OTHER_CACHE_HINT) from error
 
 
-def _reports() -> Path:
-    return build.folder() / "reports"
+def _reports_folder() -> Path:
+    return native_build.simulator_folder() / "reports"
 
 
-def _report(wanted: Machine, live: Any, folder: Path, command: Sequence[str], code: int, seconds: float) -> None:
-    from anabatic.sim import report, table
+def _write_reports(
+    wanted: SimMachine, live: Any, folder: Path, command: Sequence[str], code: int, seconds: float
+) -> None:
+    from anabatic.sim import report_table, simulation_report
 
-    if wanted.report:
-        built = report.build(wanted, live, folder, command, code, seconds)
-        report.write(built, wanted.report)
-        sys.stderr.write(table.render(built))
-    if wanted.trace:
-        report.write_trace(folder, wanted.trace)
+    if wanted.report_path:
+        built = simulation_report.build_report(wanted, live, folder, command, code, seconds)
+        simulation_report.write_report(built, wanted.report_path)
+        sys.stderr.write(report_table.render_table(built))
+    if wanted.trace_path:
+        simulation_report.write_trace(folder, wanted.trace_path)
 
 
-def _enough_memory(npus: int) -> None:
+def _require_memory(npus: int) -> None:
     import psutil
 
     free = psutil.virtual_memory().available
     if npus * PROCESS_BYTES > free:
         raise UserError(
-            f"--npus {npus}: a process for each needs {size(npus * PROCESS_BYTES)}, this host has {size(free)} left",
+            f"--npus {npus}: a process for each needs {format_size(npus * PROCESS_BYTES)}, this host has "
+            f"{format_size(free)} left",
             f"--npus {max(free // PROCESS_BYTES, 1)} fits",
         )
 
 
-def sweep() -> int:
+def remove_dead_machines() -> int:
     """Remove the shared memory of machines whose owner is gone; return how many."""
-    gone = [name for name in segment.names() if not _living(name)]
+    gone = [name for name in shared_memory.list_machine_names() if not _is_owner_alive(name)]
     for name in gone:
-        segment.remove(name)
-    living = set(segment.names())
-    for folder in _reports().glob(f"{segment.PREFIX}*"):
+        shared_memory.remove_segment(name)
+    living = set(shared_memory.list_machine_names())
+    for folder in _reports_folder().glob(f"{shared_memory.SHM_PREFIX}*"):
         if folder.name not in living:
             shutil.rmtree(folder, ignore_errors=True)
     return len(gone)
 
 
-def _living(name: str) -> bool:
-    pid = int(name.removeprefix(segment.PREFIX))
+def _is_owner_alive(name: str) -> bool:
+    pid = int(name.removeprefix(shared_memory.SHM_PREFIX))
     try:
-        with segment.attached(name) as found:
-            return segment.alive(pid, int(found.owner_started))
+        with shared_memory.attach_segment(name) as found:
+            return shared_memory.is_alive(pid, int(found.owner_started))
     except Failure:  # of another version, or gone meanwhile
-        return segment.start_time(pid) != 0
+        return shared_memory.process_start_time(pid) != 0
 
 
-def status() -> str:
+def describe_machines() -> str:
     """Return a table of the machines that live."""
     lines: list[str] = []
-    for name in segment.names():
-        if not _living(name):
+    for name in shared_memory.list_machine_names():
+        if not _is_owner_alive(name):
             lines.append(f"{name}  left behind; `anabatic sim clean` removes it")
             continue
-        with contextlib.suppress(Failure), segment.attached(name) as machine:  # it may end while we look
-            lines += _described(name, machine)
+        with contextlib.suppress(Failure), shared_memory.attach_segment(name) as machine:  # it may end while we look
+            lines += _describe_machine(name, machine)
     return "\n".join(lines or ["no simulated machine runs"]) + "\n"
 
 
-def _described(name: str, found: segment.Segment) -> list[str]:
+def _describe_machine(name: str, found: shared_memory.SimSegment) -> list[str]:
     lines = [f"{name}  {found.devices} x {found.soc.decode()}  pid {found.owner_pid}"]
     for index in range(found.devices):
         row = found.device[index]
-        used, total, peak = size(row.hbm_used), size(row.hbm_total), size(row.hbm_peak)
+        used, total, peak = format_size(row.hbm_used), format_size(row.hbm_total), format_size(row.hbm_peak)
         lines.append(f"  npu:{index}  HBM {used} of {total}, peak {peak}")
     for user in found.process:
         if user.pid > 0:
             who = user.name.decode(errors="replace")
-            lines.append(f"  pid {user.pid} {who}: {size(sum(user.hbm))}")
-    return lines + [f"  fault {faults.describe(row)}" for row in found.fault if row.kind]
+            lines.append(f"  pid {user.pid} {who}: {format_size(sum(user.hbm))}")
+    return lines + [f"  fault {fault_injection.describe_fault(row)}" for row in found.fault if row.kind]
 
 
-def clean(builds: bool) -> str:
+def clean_simulations(builds: bool) -> str:
     """Remove what simulations left behind; with `builds` also the wheels and the compiled simulator.
 
     Raises:
         UserError: `builds`, and a simulation runs from them.
     """
-    text = f"removed {sweep()} machines that were left behind\n"
-    folder = build.folder()
-    if builds and (alive := segment.names()):
+    text = f"removed {remove_dead_machines()} machines that were left behind\n"
+    folder = native_build.simulator_folder()
+    if builds and (alive := shared_memory.list_machine_names()):
         raise UserError(
             f"{len(alive)} simulations run from {folder}: {', '.join(alive)}",
             "wait for them or end them (`anabatic sim status` lists their processes), then remove the builds",

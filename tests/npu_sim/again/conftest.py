@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from anabatic.testing.tiny import tiny_text
+from anabatic.testing.tiny_models import write_tiny_text
 from e2e.conftest import base, base2, both
 from e2e.home import Home
 from npu_sim.conftest import CACHE
@@ -22,7 +22,7 @@ def home(_built: None, tmp_path_factory: pytest.TempPathFactory) -> Home:
     cache = root / "cache"
     cache.mkdir()
     (cache / "sim").symlink_to(CACHE / "sim")
-    plain = Home(root, tiny_text(root), root / "tokenizer", cache)
+    plain = Home(root, write_tiny_text(root), root / "tokenizer", cache)
     plain.anabatic("tokenizer", "train", "--data.train", plain.text, "--vocab-size", 320, "--out", plain.tokenizer)
     program = (sys.executable, "-m", "anabatic", "sim", "--npus", "2", "--")
     return replace(plain, device="npu", program=program)

@@ -90,9 +90,14 @@ def machine(words: list[str], folder: Path, variables: Mapping[str, str]) -> tup
 def cold(line: list[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str, str]:
     """Run a program as a user's shell does."""
     done = subprocess.run(
-        line, env=environment(folder, variables), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        line,
+        env=environment(folder, variables),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
         timeout=LONGEST,
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout, done.stderr
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.config import yaml_file
-from anabatic.core import jsonl
+from anabatic.config.loading import yaml_reader
+from anabatic.core import json_lines
 from npu_sim.guides import page, small, world
 from npu_sim.guides.run import Done, Story
 
@@ -108,10 +108,12 @@ def test_what_is_converted_runs(tmp_path: Path, model: Path, case: str) -> None:
         good(told.run("anabatic sft -c recipes/qwen-lora.yaml --model MODEL --data rows.jsonl --out output"))
         good(told.run("anabatic infer rows.jsonl -c recipe.yaml", variables))
         return
-    devices = min(int(yaml_file.read(told.folder / "recipe.yaml").tree.get("device", {}).get("nproc", 1)), 2)
+    devices = min(int(yaml_reader.read_yaml(told.folder / "recipe.yaml").tree.get("device", {}).get("nproc", 1)), 2)
     line = f"anabatic {name} -c recipe.yaml --out converted --npus {devices} {FILLED[chapter]}"
     good(told.run(line, variables))
-    rows = [row for row in jsonl.read(told.folder / "converted" / "metrics.jsonl") if row["kind"] == "train"]
+    rows = [
+        row for row in json_lines.read_json_lines(told.folder / "converted" / "metrics.jsonl") if row["kind"] == "train"
+    ]
     assert [row["step"] for row in rows] == [1, 2, 3]
 
 
@@ -121,18 +123,24 @@ def test_the_guides_nanochat_as_one_pipeline(tmp_path: Path, model: Path) -> Non
     (told.folder / "speedrun.sh").write_text("\n".join(STAGES.values()) + "\n")
     recipe = good(told.run("anabatic config from-nanochat speedrun.sh"))
     (told.folder / "recipe.yaml").write_text(recipe)
-    assert list(yaml_file.parse(recipe, "recipe").tree["stages"]) == list(STAGES)
+    assert list(yaml_reader.parse_yaml(recipe, "recipe").tree["stages"]) == list(STAGES)
     (told.folder / "small.yaml").write_text(PIPELINE % {stage: overlay(stage) for stage in STAGES})
     good(told.run("anabatic run recipe.yaml -c small.yaml"))
-    ended = {row["stage"]: row["state"] for row in jsonl.read(told.folder / "runs/pipeline/pipeline.jsonl")
-             if row["event"] == "stage"}  # fmt: skip
+    ended = {
+        row["stage"]: row["state"]
+        for row in json_lines.read_json_lines(told.folder / "runs/pipeline/pipeline.jsonl")
+        if row["event"] == "stage"
+    }
     assert ended == dict.fromkeys(STAGES, "done")
 
 
 def overlay(stage: str) -> str:
     """Return the small settings of a stage as a tree."""
     tree: dict[str, object] = {}
-    options = {**small.SIZES[COMMANDS[stage]], **({} if stage == "tokenizer" else {"device.nproc": small.DEVICES})}
+    options = {
+        **small.COMMON_CONFIG[COMMANDS[stage]],
+        **({} if stage == "tokenizer" else {"device.nproc": small.DEVICES}),
+    }
     if stage == "mid":
         options.pop("model.depth", None)
     for key, value in options.items():
@@ -140,5 +148,5 @@ def overlay(stage: str) -> str:
         place = tree
         for section in sections:
             place = place.setdefault(section, {})  # type: ignore[assignment]
-        place[last] = yaml_file.parse(f"x: {value}", "value").tree["x"]
+        place[last] = yaml_reader.parse_yaml(f"x: {value}", "value").tree["x"]
     return json.dumps(tree)

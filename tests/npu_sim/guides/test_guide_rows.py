@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import jsonl
+from anabatic.core import json_lines
 from npu_sim.guides import page, small, world
 from npu_sim.guides.page import ROOT, SPAN, Row
 from npu_sim.guides.run import Done, Story, machine
@@ -27,7 +27,7 @@ AS_IT_IS = ("doctor", "env", "monitor", "explain", "launch --check")
 """Commands of rows that need nothing more."""
 ELSEWHERE = {"anabatic launch --hosts FILE": "tests/unit/launch/test_everywhere.py"}
 """Commands that need machines reached over ssh, and who tests them."""
-PREDICT = """from anabatic.infer.classify import TrajectoryClassifier
+PREDICT = """from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
 
 found = TrajectoryClassifier("runs/vessel").predict("SPD_HIGH COG_NE Passenger_Ship POINT_END")
 print(found["class_name"], 0 < found["confidence"] <= 1)
@@ -141,7 +141,9 @@ def variable(stories: Stories, row: Row, text: str) -> None:
 def key(stories: Stories, row: Row, text: str) -> None:
     """Rows that were read or written have it."""
     folder = stories.of(row.chapter).folder
-    read = [next(jsonl.read(folder / name)) for name in ("train_dataset_demo.jsonl", "predictions.jsonl")]
+    read = [
+        next(json_lines.read_json_lines(folder / name)) for name in ("train_dataset_demo.jsonl", "predictions.jsonl")
+    ]
     assert any(text in one for one in read)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anabatic.cli import app
-from anabatic.cli import job as jobs
-from anabatic.config import check, commands, load
+from anabatic.cli import job_command as jobs
+from anabatic.config.loading import command_table, settings, validation
 from anabatic.core.errors import ConfigError
 from npu_sim.guides.page import Chapter, words_of
 from npu_sim.guides.small import with_option
@@ -52,16 +52,24 @@ def accepted(chapter: Chapter, key: str) -> list[str]:
     found, refused = [], ConfigError(f"no command of {chapter.name} has {key}", "")
     for line in chapter.lines:
         words = words_of(line)
-        name = max((one for one in commands.COMMANDS if words[: len(one.split())] == one.split()), key=len, default="")
-        hints = dict(check.leaves(commands.get(name).job_class())) if name not in ("", "run") else {}
-        if key not in hints or (key == commands.get(name).words and value not in words):
+        name = max(
+            (one for one in command_table.COMMANDS if words[: len(one.split())] == one.split()), key=len, default=""
+        )
+        hints = (
+            dict(validation.iter_settings(command_table.get_command(name).import_job_class()))
+            if name not in ("", "run")
+            else {}
+        )
+        if key not in hints or (key == command_table.get_command(name).positional_setting and value not in words):
             continue
         try:
             job = parse(name, _given(name, words, key, value, hints[key]))
         except ConfigError as error:
             refused = error
             continue
-        assert leaf(job, key) == check.convert(check.Text(value), hints[key], check.Flags(), (key,)), (line, key)
+        assert leaf(job, key) == validation.convert_value(
+            validation.UntypedText(value), hints[key], validation.OptionNamer(), (key,)
+        ), (line, key)
         found.append(name)
     if not found:
         raise refused
@@ -70,24 +78,24 @@ def accepted(chapter: Chapter, key: str) -> list[str]:
 
 def _given(name: str, words: list[str], key: str, value: str, hint: Any) -> list[str]:
     """Return the words with the setting: as a bare word, a switch, by the short name that the line has, or its own."""
-    row, option = commands.get(name), "--" + key.replace("_", "-")
-    if key == row.words:
+    row, option = command_table.get_command(name), "--" + key.replace("_", "-")
+    if key == row.positional_setting:
         return words
     if hint is bool:
         return [*words, f"{option}={value}"]
-    short = [one for one in row.short.get(key, "").split() if one in words]
+    short = [one for one in row.option_aliases.get(key, "").split() if one in words]
     return with_option(words, (short or [option])[0], value)
 
 
 def parse(name: str, words: list[str]) -> Any:
     """Return the job that a command line asks for."""
-    _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
+    _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
     given = dict(bound.arguments)
     files = given.pop("config", None) or []
-    row = commands.get(name)
-    if bare := given.pop(row.words.upper(), None):
-        given[row.words] = [check.Text(word) for word in bare]
-    return load.load(name, files, jobs.tree(given))
+    row = command_table.get_command(name)
+    if bare := given.pop(row.positional_setting.upper(), None):
+        given[row.positional_setting] = [validation.UntypedText(word) for word in bare]
+    return settings.load_job(name, files, jobs.nest_options(given))
 
 
 def leaf(job: Any, key: str) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from anabatic.data import tokenizer as tokenizers
-from anabatic.models.hf import save_model
-from anabatic.testing.tiny import tiny_qwen2, tiny_text, tiny_tokenizer
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models.pretrained import save_model
+from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 from e2e.vessels import write_demo
 from npu_sim.guides.page import ROOT
 from npu_sim.test_vessel import write_rows
@@ -53,8 +53,8 @@ PLOG = "[ERROR] HCCL(17,python):2026-11-01-10:00:00.000.000 [hccl.cc:1] EI0006: 
 
 def model(folder: Path) -> Path:
     """Make a Qwen2 with its own chat template, and the tokenizer it was made with."""
-    tokenizer = tiny_tokenizer(folder, tiny_text(folder))
-    save_model(tiny_qwen2(max_position_embeddings=512), folder / "model", tokenizers.load(tokenizer))
+    tokenizer = train_tiny_tokenizer(folder, write_tiny_text(folder))
+    save_model(build_tiny_qwen2(max_position_embeddings=512), folder / "model", tokenizers.load_tokenizer(tokenizer))
     return folder / "model"
 
 
@@ -87,7 +87,7 @@ def _maths(path: Path) -> None:
 
 def _texts(path: Path) -> None:
     path.mkdir()
-    tiny_text(path)
+    write_tiny_text(path)
 
 
 def _levels(path: Path) -> None:

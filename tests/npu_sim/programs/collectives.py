@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from anabatic.sim import segment
+from anabatic.sim import shared_memory
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
 REDUCIBLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64)
@@ -288,7 +288,7 @@ def count(rank: int, world: int) -> dict[str, int]:
     for _ in range(3):
         dist.all_reduce(torch.ones(1000, device="npu"))
     torch.npu.synchronize()
-    with segment.attached(os.environ["ANABATIC_SIM_SEGMENT"]) as machine:
+    with shared_memory.attach_segment(os.environ["ANABATIC_SIM_SEGMENT"]) as machine:
         row = machine.device[rank]
         return {"collectives": row.collectives, "bytes": row.collective_bytes, "busy": row.busy_ns > 0}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from anabatic.sim import segment
+from anabatic.sim import shared_memory
 
 
 def _told(launch: Callable[[], object]) -> dict[str, object]:
@@ -111,7 +111,7 @@ def _strike(rank: int, kind: int) -> dict[str, object]:
     """A fault for the second collective from now of device 0 (csrc/segment.h, SimFaultKind)."""
     tensor = _begin()
     if rank == 0:
-        with segment.attached(os.environ["ANABATIC_SIM_SEGMENT"]) as machine:
+        with shared_memory.attach_segment(os.environ["ANABATIC_SIM_SEGMENT"]) as machine:
             row = machine.fault[0]
             row.device, row.after, row.value, row.kind = 0, 2, 0, kind
     return _told(lambda: [dist.all_reduce(tensor) for _ in range(2)])

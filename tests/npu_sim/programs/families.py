@@ -9,13 +9,13 @@ import warnings
 import torch
 import transformers
 
-from anabatic.testing.families import SETTINGS, SIZES
+from anabatic.testing.model_configs import COMMON_CONFIG, FAMILY_CONFIGS
 
 warnings.filterwarnings("ignore")
 
 # Routers that sum scores are not among those compared under autocast: torch_npu sums in float32, the CPU in bfloat16.
 FAMILIES = {
-    name: SETTINGS[name]
+    name: FAMILY_CONFIGS[name]
     for name in (
         "Llama", "Mistral", "Glm", "Glm4", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Mixtral", "GptOss", "Qwen2Moe",
         "Qwen3Moe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next",
@@ -27,7 +27,7 @@ EAGER = ("Gemma2", "GptOss")
 
 def build(name, mode, device):
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **FAMILIES[name]})
+    config = getattr(transformers, f"{name}Config")(**{**COMMON_CONFIG, **FAMILIES[name]})
     config._attn_implementation = "eager" if name in EAGER else "sdpa"
     if mode == "classify":
         config.num_labels = 3

@@ -10,33 +10,34 @@ from pathlib import Path
 import torch
 import torch_npu  # noqa: F401
 
-from anabatic.config.tuner import Lora
+from anabatic.config.sections.tuner import Lora
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
-from anabatic.models import adapter, fuse
-from anabatic.sim import segment
-from anabatic.sim.machine import SEGMENT
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.models.fused import installer
+from anabatic.models.lora import adapter
+from anabatic.sim import shared_memory
+from anabatic.sim.machine_spec import SEGMENT_VARIABLE
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 warnings.filterwarnings("ignore")
-tokenizer = byte_tokenizer(Path("tokenizer"))
+tokenizer = build_byte_tokenizer(Path("tokenizer"))
 rng = random.Random(0)
 beginning = [rng.randrange(len(tokenizer)) for _ in range(20)]
 prompts = [beginning * (n % 2) + [rng.randrange(len(tokenizer)) for _ in range(rng.randint(1, 30))] for n in range(6)]
 
 lora = Lora(r=4)
-adapted = random_model(len(tokenizer))
-adapter.insert(adapted, lora)
-adapter.begin(adapted, lora, 0)
+adapted = build_random_model(len(tokenizer))
+adapter.insert_adapter(adapted, lora)
+adapter.init_adapter_weights(adapted, lora, 0)
 with torch.no_grad():
-    for layer in adapter.layers(adapted).values():
+    for layer in adapter.find_lora_layers(adapted).values():
         layer.lora_B.normal_(0, 0.3)
-adapter.save(adapted, Path("adapter"), tokenizer, lora, Path("model"))
+adapter.save_adapter(adapted, Path("adapter"), tokenizer, lora, Path("model"))
 
 
 def answers(device: str, tokens: int) -> list[list[int]]:
-    model = random_model(len(tokenizer)).to(device)
-    fuse.settle(model, "auto", device.partition(":")[0])
+    model = build_random_model(len(tokenizer)).to(device)
+    installer.apply_fused_setting(model, "auto", device.partition(":")[0])
     engine = Engine(model, tokenizer, max_batch=4, max_len=96, step_tokens=24)
     engine.load_adapter("a", Path("adapter"))
     requests = []
@@ -46,21 +47,21 @@ def answers(device: str, tokens: int) -> list[list[int]]:
         )
         requests.append(engine.request(prompt, drawn, [], adapter="a" if number % 3 == 1 else None))
     engine.submit(requests)
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
-    print(f"{device}: {engine.load().steps} steps, {engine.load().new_tokens} tokens")
+    print(f"{device}: {engine.get_load().steps} steps, {engine.get_load().new_tokens} tokens")
     return [request.ids for request in requests]
 
 
 def counted(rows: int, steps: int, sampling: Sampling) -> str:
     """Operators and waits of a step in which every request reads its last token."""
-    model = random_model(len(tokenizer)).to("npu:0")
-    fuse.settle(model, "auto", "npu")
+    model = build_random_model(len(tokenizer)).to("npu:0")
+    installer.apply_fused_setting(model, "auto", "npu")
     engine = Engine(model, tokenizer, max_batch=rows, max_len=96)
     engine.submit([engine.request(prompts[n], sampling, []) for n in range(rows)])
-    while engine.load().new_tokens < rows:
+    while engine.get_load().new_tokens < rows:
         engine.step()
-    with segment.attached(os.environ[SEGMENT]) as machine:
+    with shared_memory.attach_segment(os.environ[SEGMENT_VARIABLE]) as machine:
         before = machine.device[0].operators, machine.device[0].syncs
         for _ in range(steps):
             engine.step()

@@ -58,8 +58,11 @@ def main() -> None:
 
     def derive(device: int) -> None:
         part = ctypes.c_void_p()
-        check(HCCL.HcclCreateSubCommConfig(ctypes.byref(comms[device]), 2, turned, ctypes.c_uint64(7), 1 - device,
-                                           config, ctypes.byref(part)))  # fmt: skip
+        check(
+            HCCL.HcclCreateSubCommConfig(
+                ctypes.byref(comms[device]), 2, turned, ctypes.c_uint64(7), 1 - device, config, ctypes.byref(part)
+            )
+        )
         members[device] = part
 
     together(derive, [0, 1])

@@ -7,13 +7,15 @@ import warnings
 import torch
 import transformers
 
-from anabatic.config.shared import Device, Optim
-from anabatic.config.tuner import Lora
-from anabatic.data.batch import Batch
-from anabatic.device.device import pick
-from anabatic.models import adapter, attention, forward, fuse
-from anabatic.parallel.world import World
-from anabatic.train.optim import Optimizer
+from anabatic.config.sections.common import DeviceSettings, Optim
+from anabatic.config.sections.tuner import Lora
+from anabatic.data.batching.batch import Batch
+from anabatic.device.device import select_device
+from anabatic.models import attention_interface, forward
+from anabatic.models.fused import installer
+from anabatic.models.lora import adapter
+from anabatic.parallel.process_groups import World
+from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
 
 warnings.filterwarnings("ignore")
@@ -30,18 +32,18 @@ config = transformers.Qwen2Config(
     tie_word_embeddings=True,
 )
 model = transformers.AutoModelForCausalLM.from_config(config).to("npu:0", torch.bfloat16)
-model.config._attn_implementation = attention.NAME
+model.config._attn_implementation = attention_interface.ATTENTION_NAME
 settings = Lora(r=16)
-adapter.insert(model, settings)
-adapter.begin(model, settings, 0)
-print(fuse.settle(model, "auto", "npu"))
-device, world = pick(Device(type="npu")), World()
+adapter.insert_adapter(model, settings)
+adapter.init_adapter_weights(model, settings, 0)
+print(installer.apply_fused_setting(model, "auto", "npu"))
+device, world = select_device(DeviceSettings(type="npu")), World()
 optimizer = Optimizer(model, Optim(name="adamw"), 1e-4, 0.0, device, world)
-loss = functools.partial(forward.summed_loss, chunk_bytes=512 << 20)
-step = TrainStep(forward.Root(model), loss, optimizer, device, world, 1024)
+loss = functools.partial(forward.compute_summed_loss, chunk_bytes=512 << 20)
+step = TrainStep(forward.ModelRoot(model), loss, optimizer, device, world, 1024)
 borders = [sum(LENGTHS[:i]) for i in range(len(LENGTHS) + 1)]
 positions = torch.cat([torch.arange(n) for n in LENGTHS])
 ids = torch.randint(3, 4096, (borders[-1],))
 rows = Batch(ids, ids.clone(), positions, borders, borders[-1], borders[-1])
 for _ in range(4):
-    step.run(itertools.repeat(rows), 1, 1.0)
+    step.run_step(itertools.repeat(rows), 1, 1.0)

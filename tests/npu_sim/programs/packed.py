@@ -8,12 +8,14 @@ import torch
 import transformers
 from families import FAMILIES
 
-from anabatic.config.tuner import Lora
-from anabatic.data.batch import Batch
-from anabatic.device.ops import REFERENCE
-from anabatic.models import adapter, attention, forward, fuse
-from anabatic.models.packed import weights
-from anabatic.testing.families import SIZES
+from anabatic.config.sections.tuner import Lora
+from anabatic.data.batching.batch import Batch
+from anabatic.device.ops import REFERENCE_OPS
+from anabatic.models import attention_interface, forward
+from anabatic.models.fused import installer
+from anabatic.models.lora import adapter
+from anabatic.models.quantized import iter_quantized_weights
+from anabatic.testing.model_configs import COMMON_CONFIG
 
 warnings.filterwarnings("ignore")
 NAMES = [name for name in FAMILIES if name != "Qwen3Next"]
@@ -27,7 +29,7 @@ def batch():
 
 
 def run(model, rows, device):
-    loss = forward.summed_loss(model, forward.pack(rows, torch.device(device)), 1 << 12)
+    loss = forward.compute_summed_loss(model, forward.pack_batch(rows, torch.device(device)), 1 << 12)
     loss.backward()
     return loss.item(), {name: p.grad.cpu().double() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -43,7 +45,7 @@ def autocast(name, model, rows):
     """Fused and plain modules in bf16 products with fp32 weights: the same to the precision of bf16."""
     losses = []
     for choice in ("off", "auto"):
-        fuse.settle(model, choice, "npu")
+        installer.apply_fused_setting(model, choice, "npu")
         with torch.autocast("npu", torch.bfloat16):
             losses.append(run(model, rows, "npu:0")[0])
     print(name, "same" if abs(losses[0] - losses[1]) < 0.02 * losses[0] else f"differs {losses}", flush=True)
@@ -52,29 +54,29 @@ def autocast(name, model, rows):
 def main(mode, *names):
     for name in names or NAMES:
         torch.manual_seed(0)
-        config = getattr(transformers, f"{name}Config")(**{**SIZES, **FAMILIES[name]})
+        config = getattr(transformers, f"{name}Config")(**{**COMMON_CONFIG, **FAMILIES[name]})
         model = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.2)
-        model.config._attn_implementation = attention.NAME
+        model.config._attn_implementation = attention_interface.ATTENTION_NAME
         rows = batch()
         if mode == "autocast":
             autocast(name, model.to("npu:0"), rows)
             continue
         if mode in ("lora", "nf4"):
-            adapter.insert(model, Lora(r=4))
-            adapter.begin(model, Lora(r=4), 0)
+            adapter.insert_adapter(model, Lora(r=4))
+            adapter.init_adapter_weights(model, Lora(r=4), 0)
             for key, parameter in model.named_parameters():
                 if key.endswith("lora_B"):
                     torch.nn.init.normal_(parameter, std=0.1)
         if mode == "nf4":
             frozen = {key: value.detach() for key, value in model.named_parameters()}
-            adapter.pack(model, "nf4")
-            for key, one in weights(model):
-                one.take(frozen[key])
+            adapter.quantize_frozen_layers(model, "nf4")
+            for key, one in iter_quantized_weights(model):
+                one.quantize_weight(frozen[key])
         fused = copy.deepcopy(model).to("npu:0")
-        told = fuse.settle(fused, "auto", "npu")
-        fuse.install(model, REFERENCE)
+        told = installer.apply_fused_setting(fused, "auto", "npu")
+        installer.install_fused_ops(model, REFERENCE_OPS)
         compare(
             f"{name} {'grouped' if 'groups' in told else 'single'}",
             run(model, rows, "cpu"),

@@ -14,7 +14,7 @@ import traceback
 
 import torch.distributed as dist
 
-from anabatic.testing.spawn import free_port
+from anabatic.testing.multiprocess import find_free_port
 
 
 def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> None:
@@ -43,7 +43,7 @@ def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> No
 def run(world: int, module: str, case: str, words: list[str]) -> bool:
     """Run one case; true when every rank ended by itself."""
     os.environ["MASTER_ADDR"] = os.environ.get("MASTER", "127.0.0.1")
-    os.environ["MASTER_PORT"] = os.environ.get("PORT") or str(free_port())
+    os.environ["MASTER_PORT"] = os.environ.get("PORT") or str(find_free_port())
     children = []
     for rank in range(world):
         child = os.fork()

@@ -4,35 +4,35 @@ import json
 
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.device import overflow
-from anabatic.device.device import pick
+from anabatic.device.device import select_device
 
 
 def main() -> None:
-    device = pick(DeviceConfig(type="npu"))
-    register = overflow.register(device)
+    device = select_device(DeviceConfig(type="npu"))
+    register = overflow.open_register(device)
     assert register is not None
     told: dict[str, object] = {"dtype": str(device.dtype)}
-    register.clear()
+    register.clear_flag()
     large = torch.full((2, 2), 300.0, dtype=torch.float16, device="npu")
-    told["calm"] = register.read().item()
+    told["calm"] = register.read_flag().item()
     told["product"] = (large * large).tolist()
-    told["after"] = register.read().item()
-    told["still"] = register.read().item()
-    register.clear()
-    told["cleared"] = register.read().item()
+    told["after"] = register.read_flag().item()
+    told["still"] = register.read_flag().item()
+    register.clear_flag()
+    told["cleared"] = register.read_flag().item()
     told["nothing"] = (large - 400).sqrt().sum().item()
-    told["root"] = register.read().item()
-    register.clear()
+    told["root"] = register.read_flag().item()
+    register.clear_flag()
     told["cast"] = torch.full((1,), 1e6, device="npu").half().item()
-    told["casted"] = register.read().item()
-    register.clear()
+    told["casted"] = register.read_flag().item()
+    register.clear_flag()
     told["in place"] = large.mul_(1000.0).flatten()[0].item()
-    told["placed"] = register.read().item()
-    register.clear()
+    told["placed"] = register.read_flag().item()
+    register.clear_flag()
     torch.full((2,), float("-inf"), dtype=torch.float16, device="npu").sum()
-    told["written"] = register.read().item()
+    told["written"] = register.read_flag().item()
     print(json.dumps(told))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.bench import compare
+from anabatic.bench import command_comparison
 from anabatic.cli.app import main
 from anabatic.core.errors import Failure
 
@@ -114,7 +114,9 @@ def test_two_programs_take_turns(
 def test_a_shortened_number_counts_whole(text: str, value: float) -> None:
     """A log of ours says 12.3K tok/s."""
     said = f"step 1/2 | loss 5.7 | 1.0K tok/s\nstep 2/2 | loss 5.6 | {text} tok/s\n"
-    assert compare.figure_of("ours", said, re.compile(r"([\w.,]+(?: B)?) tok/s"), Path("log")) == pytest.approx(value)
+    assert command_comparison.extract_metric(
+        "ours", said, re.compile(r"([\w.,]+(?: B)?) tok/s"), Path("log")
+    ) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -140,5 +142,5 @@ def test_a_peer_that_fails_is_named(
 
 def test_a_peer_that_hangs_is_ended(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"peer did not end within 0\.2 s") as caught:
-        compare.turn("peer", ["sh", "-c", "sleep 100 & wait"], tmp_path, None, 0.2)
+        command_comparison.run_command("peer", ["sh", "-c", "sleep 100 & wait"], tmp_path, None, 0.2)
     assert "--limit" in caught.value.hint

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from anabatic.bench import disk, infer, tokenizing
+from anabatic.bench import disk_io, inference_throughput, tokenizer_throughput
 from anabatic.config.bench import BenchInferJob, BenchIoJob, BenchTokenizeJob
-from anabatic.config.shared import Data, Device
+from anabatic.config.sections.common import Data, DeviceSettings
 from anabatic.core.errors import DataError
-from anabatic.models import hf
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.models import pretrained
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 FEW: dict[str, Any] = {"repeats": 2, "warm_up": 1, "plot": "off"}
-CPU = Device(type="cpu", threads=1)
+CPU = DeviceSettings(type="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = byte_tokenizer(folder / "tokenizer")
-    hf.save_model(random_model(len(tokenizer)), folder / "model", tokenizer)
+    tokenizer = build_byte_tokenizer(folder / "tokenizer")
+    pretrained.save_model(build_random_model(len(tokenizer)), folder / "model", tokenizer)
     return folder / "model"
 
 
@@ -35,7 +35,7 @@ def test_answers_are_as_long_as_asked_for(model: Path, tmp_path: Path, capsys: p
     job = BenchInferJob(
         out=str(tmp_path), model=str(model), requests=3, prompt_tokens=20, new_tokens=5, device=CPU, **FEW
     )
-    assert infer.run(job) == 0
+    assert inference_throughput.run(job) == 0
     made = figures(tmp_path)
     seconds = zip(made["first tokens of all"]["values"], made["all answers"]["values"], strict=True)
     for number, (first, whole) in enumerate(seconds):
@@ -48,7 +48,7 @@ def test_answers_are_as_long_as_asked_for(model: Path, tmp_path: Path, capsys: p
 def test_more_than_the_model_has_positions_for_is_refused(model: Path, tmp_path: Path) -> None:
     job = BenchInferJob(out=str(tmp_path), model=str(model), prompt_tokens=200, device=CPU, **FEW)
     with pytest.raises(DataError, match="max_len is 264, the model has 128 positions"):
-        infer.run(job)
+        inference_throughput.run(job)
     assert not (tmp_path / "bench.json").exists()
 
 
@@ -60,7 +60,7 @@ def test_text_of_ones_own_or_made_up(
     rows.write_text('{"text": "the wind moves upward"}\n' * 50)
     data = Data(train=[str(rows)] if own else [])
     job = BenchTokenizeJob(out=str(tmp_path), tokenizer=str(model) if own else "", mib=0.02, data=data, **FEW)
-    assert tokenizing.run(job) == 0
+    assert tokenizer_throughput.run(job) == 0
     made = figures(tmp_path)
     assert all(value > 0 for one in made.values() for value in one["values"]) and len(made) == 4
     shown = capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_text_of_ones_own_or_made_up(
 
 def test_files_are_written_and_read_as_a_training_does(model: Path, tmp_path: Path) -> None:
     job = BenchIoJob(out=str(tmp_path), model=str(model), batch_tokens=1024, device=CPU, **FEW)
-    assert disk.run(job) == 0
+    assert disk_io.run(job) == 0
     made = figures(tmp_path)
     kinds = [f"{what} {how}" for what in ("model", "checkpoint") for how in ("saved", "loaded", "loaded, not cached")]
     assert set(made) == {*kinds, "batches read"}

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.config import commands, load
-from anabatic.config.reading import Reading
-from anabatic.config.shared import Device
-from anabatic.core import jsonl
+from anabatic.config.loading import command_table, settings
+from anabatic.config.sections.common import DeviceSettings
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.core import json_lines
 from anabatic.core.errors import UserError
-from anabatic.data import tokenizer as tokenizers
-from anabatic.infer.classify import TrajectoryClassifier
-from anabatic.models.hf import save_model
-from anabatic.recipes import precheck
-from anabatic.testing.tiny import tiny_model, tiny_text, tiny_tokenizer
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models.pretrained import save_model
+from anabatic.recipes.prechecks import jobs
+from anabatic.testing.tiny_models import build_tiny_model, train_tiny_tokenizer, write_tiny_text
+from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
 
 CLASSES = ("Ferry", "Trawler", "Yacht")
 SPEEDS = (("SPD_100", "SPD_105"), ("SPD_20", "SPD_25"), ("SPD_50", "SPD_55"))
@@ -39,10 +39,18 @@ def vessel_rows(vessels: int = 30, classes: tuple[str, ...] = CLASSES) -> list[d
             for _ in range(draw.randint(3, 6)):
                 speed = draw.choice(SPEEDS[label if draw.random() < 0.8 else draw.randrange(3)])
                 points.append(f"DT_60 {speed} TURN_0 MOVE_NONE")
-            rows.append({
-                "text": " ".join(points), "label": label, "class": classes[label], "vessel": f"v{vessel}",
-                "source_file": f"v{vessel}.csv", "start": 1000 * segment, "words": "motion-v1-r10", "window": 6,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "text": " ".join(points),
+                    "label": label,
+                    "class": classes[label],
+                    "vessel": f"v{vessel}",
+                    "source_file": f"v{vessel}.csv",
+                    "start": 1000 * segment,
+                    "words": "motion-v1-r10",
+                    "window": 6,
+                }
+            )
     return rows
 
 
@@ -54,24 +62,32 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 def run(verb: str, out: Path, source: Path, /, **more: Any) -> Path:
     """Train with sizes for a second or two; `head={...}` and the like add to a section."""
     tree: dict[str, Any] = {
-        "out": str(out), "data": {"train": [str(source)]}, "model": {"depth": 1},
-        "batch": {"seq_len": 64, "micro_batch_tokens": 128, "global_batch_tokens": 256}, "optim": {"lr": 0.01},
-        "schedule": {"max_steps": STEPS}, "device": {"type": "cpu", "threads": 1}, "log": {"every": 1},
-        "save": {"every": 5, "keep_last": 9}, "eval": {"every": 4},
-    }  # fmt: skip
+        "out": str(out),
+        "data": {"train": [str(source)]},
+        "model": {"depth": 1},
+        "batch": {"seq_len": 64, "micro_batch_tokens": 128, "global_batch_tokens": 256},
+        "optim": {"lr": 0.01},
+        "schedule": {"max_steps": STEPS},
+        "device": {"type": "cpu", "threads": 1},
+        "log": {"every": 1},
+        "save": {"every": 5, "keep_last": 9},
+        "eval": {"every": 4},
+    }
     if verb == "train":
         tree |= {"head": {"dropout": 0.0}}
         tree["eval"] = {"every": 4, "metric": "vessel_macro_f1"}
     for section, values in more.items():
         tree[section] = {**tree.get(section, {}), **values} if isinstance(values, dict) else values
-    job = load.build(f"classify {verb}", tree, "test")
-    precheck.require(f"classify {verb}", job)
-    assert commands.get(f"classify {verb}").recipe_function()(job) == 0
+    job = settings.build_job(f"classify {verb}", tree, "test")
+    jobs.require_valid_job(f"classify {verb}", job)
+    assert command_table.get_command(f"classify {verb}").import_recipe_function()(job) == 0
     return out
 
 
 def logged(folder: Path, kind: str, key: str) -> dict[int, float]:
-    return {row["step"]: row[key] for row in jsonl.read(folder / "metrics.jsonl") if row["kind"] == kind}
+    return {
+        row["step"]: row[key] for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind
+    }
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +111,26 @@ def test_it_learns(trained: Path) -> None:
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["finished"] and summary["valid_vessel_accuracy"] > 0.7
     assert {path.name for path in (trained / "best_model").iterdir()} == {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-        "classifier.json", "classifier.safetensors", "words.json", "split.json",
-    }  # fmt: skip
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "classifier.json",
+        "classifier.safetensors",
+        "words.json",
+        "split.json",
+    }
     split = json.loads((trained / "best_model" / "split.json").read_text())
     assert not set(split["train"]) & set(split["valid"]) and len(split["valid"]) >= 3
 
 
 def test_files_are_cut_as_the_training_data_were(trained: Path) -> None:
-    classifier = TrajectoryClassifier(trained, Device(type="cpu", threads=1))
+    classifier = TrajectoryClassifier(trained, DeviceSettings(type="cpu", threads=1))
     assert classifier.description.points == (6,)
-    own = Reading().cut_as(classifier.description.points)
-    assert (own.windows, own.min_points) == ((6,), 6)
-    assert Reading(points=[30, 60]).cut_as(classifier.description.points).windows == (60, 30)
+    own = TrackSettings().with_window_lengths(classifier.description.points)
+    assert (own.window_lengths, own.min_points) == ((6,), 6)
+    assert TrackSettings(points=[30, 60]).with_window_lengths(classifier.description.points).window_lengths == (60, 30)
 
 
 REGULARISED = {"dropout": 0.3, "block_dropout": 0.1, "crop": 0.5, "backbone_lr": 0.5}
@@ -160,9 +183,12 @@ def test_pretraining_learns_and_hands_on_its_split(rows: Path, pretrained: Path,
     (tmp_path / "other.json").write_text(json.dumps(other))
     with pytest.raises(UserError, match="was trained on 24 of the vessels that are held out now"):
         run(
-            "train", tmp_path / "2", rows, model={"path": str(pretrained)},
+            "train",
+            tmp_path / "2",
+            rows,
+            model={"path": str(pretrained)},
             data={"train": [str(rows)], "split": str(tmp_path / "other.json")},
-        )  # fmt: skip
+        )
 
 
 def test_early_stopping_leaves_both_models(rows: Path, tmp_path: Path) -> None:
@@ -176,8 +202,8 @@ def test_early_stopping_leaves_both_models(rows: Path, tmp_path: Path) -> None:
 
 def test_a_model_of_text_learns_words(rows: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    tokenizer = tokenizers.load(tiny_tokenizer(tmp_path, tiny_text(tmp_path)))
-    save_model(tiny_model(320, seq_len=64), base, tokenizer)
+    tokenizer = tokenizers.load_tokenizer(train_tiny_tokenizer(tmp_path, write_tiny_text(tmp_path)))
+    save_model(build_tiny_model(320, seq_len=64), base, tokenizer)
     head = {"attention": "causal", "pooling": "last"}
     out = run("train", tmp_path / "run", rows, model={"path": str(base)}, optim={"lr": 0.003}, head=head)
     before, after = (load_file(one / "model.safetensors") for one in (base, out / "final_model"))
@@ -199,7 +225,7 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
     accuracy = np.mean([row["predicted_class"] == row["true_label"] for row in said if row["vessel"] in held_out])
     assert accuracy == pytest.approx(json.loads((trained / "summary.json").read_text())["valid_accuracy"])
 
-    classifier = TrajectoryClassifier(trained, Device(type="cpu", threads=1), batch_tokens=64)
+    classifier = TrajectoryClassifier(trained, DeviceSettings(type="cpu", threads=1), batch_tokens=64)
     texts = [str(row["original_text"]) for row in said[:9]]
     together = [answer["probabilities"] for answer in classifier.predict_batch(texts)]
     np.testing.assert_allclose([classifier.predict(text)["probabilities"] for text in texts], together, atol=2e-6)
@@ -219,20 +245,24 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
 
 def predict(model: Path, inputs: list[Path], out: Path, **more: Any) -> list[dict[str, Any]]:
     tree = {"model": str(model), "inputs": list(map(str, inputs)), "out": str(out), "device": {"threads": 1}, **more}
-    commands.get("classify predict").recipe_function()(load.build("classify predict", tree, "test"))
-    return list(jsonl.read(out if out.suffix else out / "predictions.jsonl"))
+    command_table.get_command("classify predict").import_recipe_function()(
+        settings.build_job("classify predict", tree, "test")
+    )
+    return list(json_lines.read_json_lines(out if out.suffix else out / "predictions.jsonl"))
 
 
 def numbered_rows() -> list[dict[str, Any]]:
     """Segments whose class shows in their numbers alone."""
-    from anabatic.trajectory.features import GROUPS, NAMES
+    from anabatic.vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES
 
     draw = np.random.default_rng(0)
     found = vessel_rows()
     for row in found:
         row["text"] = "DT_60 SPD_50 TURN_0 MOVE_NONE"
-        row["features"] = [float(row["label"]) + draw.normal(0, 0.2) if GROUPS[name] == "motion" else None
-                           for name in NAMES]  # fmt: skip
+        row["features"] = [
+            float(row["label"]) + draw.normal(0, 0.2) if FEATURE_GROUPS[name] == "motion" else None
+            for name in FEATURE_NAMES
+        ]
     return found
 
 
@@ -242,7 +272,7 @@ def test_numbers_beside_words(trained: Path, tmp_path: Path) -> None:
     out = run("train", tmp_path / "run", numbers, head={"features": ["motion", "heading"]}, schedule={"max_steps": 20})
     said = predict(out, [numbers], tmp_path / "said.jsonl")
     assert np.mean([row["predicted_class"] == row["true_label"] for row in said]) > 0.9
-    classifier = TrajectoryClassifier(out, Device(type="cpu", threads=1))
+    classifier = TrajectoryClassifier(out, DeviceSettings(type="cpu", threads=1))
     assert sum(classifier.predict(told[0]["text"])["probabilities"]) == pytest.approx(1, abs=1e-5)  # words alone
     with pytest.raises(UserError, match="numbers of shape"):
         classifier.predict(told[0]["text"], features=[1.0, 2.0])
@@ -295,12 +325,12 @@ def test_bad_questions(trained: Path, tmp_path: Path) -> None:
 
 def test_the_answer_is_the_mean_of_network_and_trees(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    from anabatic.models import forest
-    from anabatic.trajectory.features import NAMES
+    from anabatic.vessels.model import forest
+    from anabatic.vessels.words.kinematic_features import FEATURE_NAMES
 
     told = vessel_rows(36)
     for at, row in enumerate(told):
-        row["features"] = [row["label"] + at % 4 / 8] * len(NAMES)
+        row["features"] = [row["label"] + at % 4 / 8] * len(FEATURE_NAMES)
     source = write(tmp_path / "rows.jsonl", told)
     head = {"features": ["motion"], "trees": 5, "trees_share": 0.25, "vessel_trees": 3, "vessel_share": 0.4}
     out = run("train", tmp_path / "run", source, head=head, schedule={"max_steps": 4})
@@ -312,11 +342,13 @@ def test_the_answer_is_the_mean_of_network_and_trees(tmp_path: Path) -> None:
         return np.array([row["probabilities"] for row in predict(folder, [source], tmp_path / "said.jsonl")])
 
     numbers = np.array([row["features"] for row in told], dtype=np.float32)[:, : len(about["features"])]
-    mean = 0.75 * said(trees_share=0.0, vessel_share=0.0) + 0.25 * forest.load(folder).probabilities(numbers)
+    mean = 0.75 * said(trees_share=0.0, vessel_share=0.0) + 0.25 * forest.load_forest(folder).predict_probabilities(
+        numbers
+    )
     assert said(vessel_share=0.0) == pytest.approx(mean, abs=2e-6)
     days = numbers.reshape(36, 4, -1)
     own = np.concatenate([days.mean(1), days.min(1), days.max(1)], axis=1)
-    vessels = forest.load(folder, forest.VESSELS).probabilities(own).repeat(4, axis=0)
+    vessels = forest.load_forest(folder, forest.VESSEL_FOREST_FILE).predict_probabilities(own).repeat(4, axis=0)
     both = mean**0.6 * vessels**0.4
     assert said() == pytest.approx(both / both.sum(1, keepdims=True), abs=4e-6)
     scored = json.loads((out / "summary.json").read_text())
@@ -325,9 +357,17 @@ def test_the_answer_is_the_mean_of_network_and_trees(tmp_path: Path) -> None:
 
 def test_a_model_is_scored_on_vessels_it_does_not_know(rows: Path, trained: Path, tmp_path: Path, capsys: Any) -> None:
     def score(**more: Any) -> dict[str, Any]:
-        tree = {"model": str(trained), "data": [str(rows)], "out": str(tmp_path / "eval"), "figures": False,
-                "device": {"type": "cpu", "threads": 1}, **more}  # fmt: skip
-        commands.get("classify eval").recipe_function()(load.build("classify eval", tree, "test"))
+        tree = {
+            "model": str(trained),
+            "data": [str(rows)],
+            "out": str(tmp_path / "eval"),
+            "figures": False,
+            "device": {"type": "cpu", "threads": 1},
+            **more,
+        }
+        command_table.get_command("classify eval").import_recipe_function()(
+            settings.build_job("classify eval", tree, "test")
+        )
         found: dict[str, Any] = json.loads((tmp_path / "eval" / "eval.json").read_text())
         return found
 
@@ -386,7 +426,7 @@ def test_the_guide_s_own_file_trains(shared_data: Path, tmp_path: Path, caplog: 
     words = run("pretrain", tmp_path / "words", source, batch=sizes, schedule={"max_steps": 2})
     out = run("train", tmp_path / "run", source, batch=sizes, schedule={"max_steps": 2}, model={"path": str(words)})
     assert caplog.text.count("of no class are there two vessels") == 2
-    told = TrajectoryClassifier(str(out), Device(type="cpu")).predict(
+    told = TrajectoryClassifier(str(out), DeviceSettings(type="cpu")).predict(
         json.loads(source.read_text().split("\n")[0])["text"]
     )
     assert sum(told["probabilities"]) == pytest.approx(1, abs=1e-3)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from anabatic.models.vessel_numbers import DAY, days, over_days
+from anabatic.vessels.model.daily_features import DAY_SECONDS, aggregate_by_day, number_days
 
 
 def test_a_vessel_s_day_is_one_row() -> None:
@@ -17,11 +17,11 @@ def test_a_vessel_s_day_is_one_row() -> None:
     vessels = [f"v{number}" for number in draw.integers(0, 6, 60)]
     starts: list[int | None] = (1_577_836_800 + draw.integers(0, 72, 60) * 3600).tolist()
     starts[3] = None
-    groups = days(vessels, starts)
+    groups = number_days(vessels, starts)
     first = {ship: min(t for t, own in zip(starts, vessels, strict=True) if own == ship and t) for ship in vessels}
-    names = [(ship, ((t or first[ship]) - first[ship]) // DAY) for ship, t in zip(vessels, starts, strict=True)]
+    names = [(ship, ((t or first[ship]) - first[ship]) // DAY_SECONDS) for ship, t in zip(vessels, starts, strict=True)]
     assert len(set(zip(groups.tolist(), names, strict=True))) == len(set(names)) == groups.max() + 1
-    found = over_days(numbers, groups)
+    found = aggregate_by_day(numbers, groups)
     assert found.shape == (groups.max() + 1, 15)
     for group in range(groups.max() + 1):
         for column in range(5):
@@ -32,5 +32,7 @@ def test_a_vessel_s_day_is_one_row() -> None:
 
 
 def test_segments_without_a_time_are_one_row_and_none_is_none() -> None:
-    assert days(["a", "b", "a"], [None, None, None]).tolist() == [0, 1, 0]
-    assert days([], []).shape == (0,) and over_days(np.zeros((0, 3), np.float32), days([], [])).shape == (0, 9)
+    assert number_days(["a", "b", "a"], [None, None, None]).tolist() == [0, 1, 0]
+    assert number_days([], []).shape == (0,) and aggregate_by_day(
+        np.zeros((0, 3), np.float32), number_days([], [])
+    ).shape == (0, 9)

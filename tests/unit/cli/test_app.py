@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from anabatic import __version__
-from anabatic.cli import app, errors, examples, job
-from anabatic.config import check, commands
-from anabatic.config.check import Text
+from anabatic.cli import app, error_report, help_examples, job_command
+from anabatic.config.loading import command_table, validation
+from anabatic.config.loading.validation import UntypedText
 from anabatic.core.errors import DataError
 
 
@@ -113,12 +113,16 @@ def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("name", examples.EXAMPLES)
+@pytest.mark.parametrize("name", help_examples.COMMAND_EXAMPLES)
 def test_examples_of_the_help_are_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(f"{name} {examples.EXAMPLES[name]}")
-    _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
-    if name in commands.COMMANDS and name != "run":
-        check.section(job.tree(dict(bound.kwargs)), commands.get(name).job_class(), check.Flags())
+    words = shlex.split(f"{name} {help_examples.COMMAND_EXAMPLES[name]}")
+    _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
+    if name in command_table.COMMANDS and name != "run":
+        validation.check_section(
+            job_command.nest_options(dict(bound.kwargs)),
+            command_table.get_command(name).import_job_class(),
+            validation.OptionNamer(),
+        )
     assert call(*name.split(), "--help") == 0
     assert f"For example: anabatic {name}" in capsys.readouterr().out
 
@@ -185,17 +189,17 @@ GIVEN: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("words", "tree"), GIVEN)
 def test_options_become_a_tree_of_texts(words: str, tree: dict[str, object]) -> None:
-    command, bound, _ = app.build().parse_args(["sft", *words.split()], exit_on_error=False, print_error=False)
-    given = job.tree(bound.kwargs)
+    command, bound, _ = app.build_app().parse_args(["sft", *words.split()], exit_on_error=False, print_error=False)
+    given = job_command.nest_options(bound.kwargs)
     assert given == tree
     texts = [value for value in given.values() if isinstance(value, str)]
-    assert all(isinstance(value, Text) for value in texts)
+    assert all(isinstance(value, UntypedText) for value in texts)
 
 
 def test_chat_takes_several_prompts() -> None:
     words = ["chat", "-p", "hello there", "-p", "and you?", "-m", "runs/x"]
-    _, bound, _ = app.build().parse_args(words, exit_on_error=False, print_error=False)
-    assert job.tree(bound.kwargs) == {"prompt": ["hello there", "and you?"], "model": "runs/x"}
+    _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
+    assert job_command.nest_options(bound.kwargs) == {"prompt": ["hello there", "and you?"], "model": "runs/x"}
 
 
 class _Broken:
@@ -221,7 +225,7 @@ class _Broken:
 def test_what_is_raised_becomes_a_line_and_a_code(
     error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert errors.guard(_Broken(error), debug=False) == code
+    assert error_report.run_with_error_report(_Broken(error), debug=False) == code
     err = capsys.readouterr().err
     assert err.startswith(text) and "Traceback" not in err
 
@@ -230,7 +234,7 @@ def test_an_interruption_reaches_the_guard() -> None:
     def waits() -> None:
         raise KeyboardInterrupt
 
-    program = app.build()
+    program = app.build_app()
     program.command(waits, name="waits")
     with pytest.raises(KeyboardInterrupt):
         program(["waits"], exit_on_error=False, print_error=False)
@@ -240,24 +244,24 @@ def test_a_failure_that_is_known_ends_with_a_hint(capsys: pytest.CaptureFixture[
     os.environ["LC_ALL"] = "C"
     error = ValueError("wrapped")
     error.__cause__ = RuntimeError("NPU function error, error code is 507035")
-    assert errors.guard(_Broken(error), debug=False) == 1
+    assert error_report.run_with_error_report(_Broken(error), debug=False) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["error: unexpected ValueError: wrapped", "hint: add --debug for the traceback"]
     assert len(lines) == 3 and lines[2].startswith("hint: 507035: ")
-    os.environ[errors.EXPLAIN] = "0"
-    assert errors.guard(_Broken(error), debug=False) == 1
+    os.environ[error_report.EXPLAIN_VARIABLE] = "0"
+    assert error_report.run_with_error_report(_Broken(error), debug=False) == 1
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_a_hint_that_cannot_be_made_does_not_hide_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     os.environ["ANABATIC_KNOWLEDGE"] = "/nowhere.yaml"
-    assert errors.guard(_Broken(ValueError("one")), debug=False) == 1
+    assert error_report.run_with_error_report(_Broken(ValueError("one")), debug=False) == 1
     assert capsys.readouterr().err.startswith("error: unexpected ValueError: one\nhint: add --debug")
 
 
 def test_a_worker_reports_to_its_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.environ.update(ANABATIC_REPORTS=str(tmp_path), RANK="3")
-    assert errors.guard(_Broken(DataError("no corpus", "give one")), debug=False) == 2
+    assert error_report.run_with_error_report(_Broken(DataError("no corpus", "give one")), debug=False) == 2
     assert (tmp_path / "rank-3.error").read_text() == "error: no corpus\nhint: give one"
     assert (tmp_path / "rank-3.code").read_text() == "2"
     assert capsys.readouterr().err == ""
@@ -265,7 +269,7 @@ def test_a_worker_reports_to_its_launcher(tmp_path: Path, capsys: pytest.Capture
 
 def test_another_launchers_worker_says_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
     os.environ["RANK"] = "3"
-    assert errors.guard(_Broken(DataError("no corpus")), debug=False) == 2
+    assert error_report.run_with_error_report(_Broken(DataError("no corpus")), debug=False) == 2
     assert capsys.readouterr().err == "[rank 3] error: no corpus\n"
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from anabatic.cli import app, job
-from anabatic.config import load
-from anabatic.convert import foreign
+from anabatic.cli import app, job_command
+from anabatic.config.loading import settings as settings_module
+from anabatic.convert import foreign_options
 from anabatic.core.errors import ConfigError
 
 HUGGING_FACE = "Hugging Face's trainers"
@@ -160,7 +160,7 @@ def ends(capsys: pytest.CaptureFixture[str], line: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def program() -> App:
-    return app.build()
+    return app.build_app()
 
 
 def settings(program: App, hint: str) -> dict[str, Any]:
@@ -168,16 +168,16 @@ def settings(program: App, hint: str) -> dict[str, Any]:
     words = shlex.split(hint)
     assert words[0] == "anabatic", hint
     _, bound, _ = program.parse_args(words[1:], exit_on_error=False, print_error=False)
-    tree = job.tree({key: value for key, value in bound.arguments.items() if key != "config"})
+    tree = job_command.nest_options({key: value for key, value in bound.arguments.items() if key != "config"})
     whole = {"model": "m", "data": {"train": ["a.jsonl"]}}
-    made = load.build("sft", load.merge(whole, checked(tree)), "")
-    return flat(load.tree_of(made))
+    made = settings_module.build_job("sft", settings_module.merge_trees(whole, checked(tree)), "")
+    return flat(settings_module.job_to_dict(made))
 
 
 def checked(tree: dict[str, Any]) -> dict[str, Any]:
-    from anabatic.config import check, commands
+    from anabatic.config.loading import command_table, validation
 
-    return check.section(tree, commands.get("sft").job_class(), check.Flags())
+    return validation.check_section(tree, command_table.get_command("sft").import_job_class(), validation.OptionNamer())
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -234,17 +234,17 @@ def test_slips_are_still_guessed(typed: str, meant: str, capsys: pytest.CaptureF
 
 
 def test_a_known_word_is_never_guessed_by_its_letters(capsys: pytest.CaptureFixture[str]) -> None:
-    names = [name for name in sorted(foreign._names("transformers")) if name.islower()]
+    names = [name for name in sorted(foreign_options._option_names("transformers")) if name.islower()]
     near = [name for name in names if difflib.get_close_matches(name, ["model", "seed", "optim.lr", "save.every"])]
     assert len(near) > 8
     for name in [*near, "output_dir", "save_steps", "logging_steps"]:
         if name in ("model", "seed", "tokenizer", "beta"):
             continue
         try:
-            answer = foreign.look_up("sft", [foreign.Option(name, "1", f"--{name}")])
+            answer = foreign_options.translate_options("sft", [foreign_options.PeerOption(name, "1", f"--{name}")])
         except ConfigError:
             continue
-        assert [word.typed for word in answer.words] == [f"--{name}"] and not answer.unknown
+        assert [word.original_text for word in answer.words] == [f"--{name}"] and not answer.unknown
 
 
 LLAMA_FACTORY = (
@@ -302,9 +302,15 @@ FILES = [
 
 @pytest.mark.parametrize(("name", "text", "line", "title", "meant"), FILES, ids=[one[2] for one in FILES])
 def test_files_are_recognised(
-    name: str, text: str, line: str, title: str, meant: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    name: str,
+    text: str,
+    line: str,
+    title: str,
+    meant: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
     error, hint = ends(capsys, line)
@@ -374,9 +380,12 @@ def test_what_comes_first_to_mind_is_understood(line: str, message: str, capsys:
     ],
 )
 def test_formats_of_an_export(given: str, gguf: str, recipes: list[str]) -> None:
-    made = load.build("export", {"model": "m", "out": "x", "format": given}, "")
+    made = settings_module.build_job("export", {"model": "m", "out": "x", "format": given}, "")
     assert (made.gguf, made.recipes) == (gguf, recipes)
-    assert load.build("export", {"model": "m", "out": "x", "format": given, "gguf": "q8_0"}, "").gguf == "q8_0"
+    assert (
+        settings_module.build_job("export", {"model": "m", "out": "x", "format": given, "gguf": "q8_0"}, "").gguf
+        == "q8_0"
+    )
 
 
 def test_a_mistyped_run_is_looked_for_here(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from anabatic.cli import app
-from anabatic.config.launch import MOST_SECONDS, Launch
+from anabatic.config.sections.launch import MAX_SECONDS, LaunchSettings
 from anabatic.core.errors import ConfigError
-from anabatic.launch import hosts, ssh
+from anabatic.launch.hosts import hostfile, ssh_connection
 
 
 def run(*words: str) -> int:
@@ -64,7 +64,7 @@ def test_zero_in_the_environment_is_not_taken_as_nothing(
 
 
 def test_machines_of_a_file_know_their_places_for_the_check() -> None:
-    launch = Launch(nproc=2, min_nodes=1, max_nodes=2, master_addr="a")
+    launch = LaunchSettings(nproc=2, min_nodes=1, max_nodes=2, master_addr="a")
     here = {
         "command": "",
         "recipe": "",
@@ -74,14 +74,24 @@ def test_machines_of_a_file_know_their_places_for_the_check() -> None:
         "folder": "/",
         "environment": {},
     }
-    host = hosts.Host("b")
-    plain = [word for word in ssh.words(ssh.Job(**here), host, 1) if word is not None]
+    host = hostfile.HostEntry("b")
+    plain = [
+        word
+        for word in ssh_connection.list_launcher_arguments(ssh_connection.RemoteJob(**here), host, 1)
+        if word is not None
+    ]
     assert plain[3:5] == ["--nnodes", "1:2"] and "--node-rank" not in plain
-    checked = [word for word in ssh.words(ssh.Job(**here, words=("--check",)), host, 1) if word is not None]
+    checked = [
+        word
+        for word in ssh_connection.list_launcher_arguments(
+            ssh_connection.RemoteJob(**here, launcher_options=("--check",)), host, 1
+        )
+        if word is not None
+    ]
     assert checked[3:7] == ["--nnodes", "1:2", "--node-rank", "1"]
 
 
 def test_the_longest_wait() -> None:
-    assert Launch(join_seconds=MOST_SECONDS).join_seconds == MOST_SECONDS
+    assert LaunchSettings(join_seconds=MAX_SECONDS).join_seconds == MAX_SECONDS
     with pytest.raises(ConfigError, match="2.592e"):
-        Launch(join_seconds=MOST_SECONDS + 1)
+        LaunchSettings(join_seconds=MAX_SECONDS + 1)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from anabatic.cli import app
-from anabatic.config import check, commands
-from anabatic.convert import foreign, tables
+from anabatic.config.loading import command_table, validation
+from anabatic.convert import foreign_options, peer_tables
 
 
 def ends(capsys: pytest.CaptureFixture[str], line: str) -> tuple[str, str]:
@@ -107,9 +107,14 @@ VERL_LINE = (
 @pytest.mark.parametrize("given", ["sft a.yaml", "sft -c a.yaml", "a.yaml", "config check a.yaml", "rl -c a.yaml"])
 @pytest.mark.parametrize(("text", "title", "meant"), [(AXOLOTL, "axolotl", AXOLOTL_LINE), (VERL, "verl", VERL_LINE)])
 def test_files_are_said_in_options(
-    given: str, text: str, title: str, meant: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    given: str,
+    text: str,
+    title: str,
+    meant: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text(text)
     error, hint = ends(capsys, given)
@@ -130,15 +135,16 @@ def test_config_check_tells_whose_file_it_is(
 def test_every_row_becomes_a_setting_that_some_command_has(peer: str) -> None:
     """A row that no command can follow would be a promise without a taker."""
     taken = {
-        name: set(dict(check.leaves(commands.get(name).job_class()))) for name in ("sft", "dpo", "rl", "eval", "serve")
+        name: set(dict(validation.iter_settings(command_table.get_command(name).import_job_class())))
+        for name in ("sft", "dpo", "rl", "eval", "serve")
     }
-    for row in tables.load(peer).rows():
+    for row in peer_tables.load_tables(peer).all_rows():
         fitting = [name for name in row.only or taken if set(row.ours) & taken[name]]
         assert fitting or not row.ours, row.theirs
         for name in fitting[:1]:
-            option = foreign.Option(row.theirs[0], next(iter(row.values), "1"), f"--{row.theirs[0]}")
-            answer = foreign.look_up(name, [option])
-            assert [word.typed for word in answer.words] == [option.shown], row.theirs
+            option = foreign_options.PeerOption(row.theirs[0], next(iter(row.values), "1"), f"--{row.theirs[0]}")
+            answer = foreign_options.translate_options(name, [option])
+            assert [word.original_text for word in answer.words] == [option.original_text], row.theirs
 
 
 MISTYPED = [

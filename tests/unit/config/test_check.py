@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.config import check, commands
-from anabatic.config.check import Text
+from anabatic.config.loading import command_table, validation
+from anabatic.config.loading.validation import UntypedText
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError
 
@@ -47,7 +47,7 @@ class Outer:
 
 
 def checked(tree: Any) -> dict[str, Any]:
-    return check.section(tree, Outer, check.Where("r.yaml: "))
+    return validation.check_section(tree, Outer, validation.SettingNamer("r.yaml: "))
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_right_types_pass_unchanged(tree: dict[str, Any]) -> None:
     [
         ({"inner": {"rate": "1e-5"}}, {"inner": {"rate": 1e-5}}),
         ({"inner": {"rate": 2}}, {"inner": {"rate": 2.0}}),
-        ({"inner": {"steps": Text("1_000")}}, {"inner": {"steps": 1000}}),
-        ({"inner": {"rate": Text("null")}}, {"inner": {"rate": None}}),
-        ({"flag": Text("True")}, {"flag": True}),
-        ({"words": Text("a")}, {"words": ["a"]}),
-        ({"words": Text("[]")}, {"words": []}),
-        ({"name": Text("12")}, {"name": "12"}),
-        ({"kind": Text("off")}, {"kind": "off"}),
+        ({"inner": {"steps": UntypedText("1_000")}}, {"inner": {"steps": 1000}}),
+        ({"inner": {"rate": UntypedText("null")}}, {"inner": {"rate": None}}),
+        ({"flag": UntypedText("True")}, {"flag": True}),
+        ({"words": UntypedText("a")}, {"words": ["a"]}),
+        ({"words": UntypedText("[]")}, {"words": []}),
+        ({"name": UntypedText("12")}, {"name": "12"}),
+        ({"kind": UntypedText("off")}, {"kind": "off"}),
     ],
 )
 def test_converted(tree: dict[str, Any], result: dict[str, Any]) -> None:
@@ -91,8 +91,8 @@ def test_converted(tree: dict[str, Any], result: dict[str, Any]) -> None:
         ({"inner": {"steps": "10"}}, 'inner.steps is "10"', "remove the quotes: 10"),
         ({"inner": {"steps": None}}, "inner.steps is null", "leave it out"),
         ({"inner": {"steps": [1]}}, "inner.steps is a list of 1", "digits"),
-        ({"inner": {"steps": Text("1.5")}}, 'inner.steps is "1.5"', "digits"),
-        ({"inner": {"steps": Text("1e3")}}, 'inner.steps is "1e3"', "digits"),
+        ({"inner": {"steps": UntypedText("1.5")}}, 'inner.steps is "1.5"', "digits"),
+        ({"inner": {"steps": UntypedText("1e3")}}, 'inner.steps is "1e3"', "digits"),
         ({"inner": {"rate": "fast"}}, 'inner.rate is "fast", expected a number', "3e-4"),
         ({"inner": {"rate": math.nan}}, "expected a finite number", "3e-4"),
         ({"inner": {"rate": math.inf}}, "expected a finite number", "3e-4"),
@@ -128,7 +128,7 @@ def test_refused(tree: Any, message: str, hint: str) -> None:
 
 def test_options_are_named_as_typed() -> None:
     with pytest.raises(ConfigError, match='^--schedule.max-steps is "1.5", expected a whole number$'):
-        check.section({"schedule": {"max_steps": Text("1.5")}}, SftJob, check.Flags())
+        validation.check_section({"schedule": {"max_steps": UntypedText("1.5")}}, SftJob, validation.OptionNamer())
 
 
 ANY = st.one_of(
@@ -139,9 +139,15 @@ ANY = st.one_of(
     st.text(max_size=8),
     st.lists(st.integers(), max_size=2),
     st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
-    st.text(max_size=8).map(Text),
+    st.text(max_size=8).map(UntypedText),
 )
-LEAVES = sorted({(name, key) for name, row in commands.COMMANDS.items() for key, _ in check.leaves(row.job_class())})
+LEAVES = sorted(
+    {
+        (name, key)
+        for name, row in command_table.COMMANDS.items()
+        for key, _ in validation.iter_settings(row.import_job_class())
+    }
+)
 
 
 def _is(value: Any, hint: Any) -> bool:
@@ -165,18 +171,18 @@ def _is(value: Any, hint: Any) -> bool:
 @given(st.sampled_from(LEAVES), ANY)
 def test_a_wrong_type_is_never_accepted(leaf: tuple[str, str], value: Any) -> None:
     name, key = leaf
-    cls = commands.get(name).job_class()
+    cls = command_table.get_command(name).import_job_class()
     tree: Any = value
     for part in reversed(key.split(".")):
         tree = {part: tree}
     try:
-        result: Any = check.section(tree, cls, check.Where())
+        result: Any = validation.check_section(tree, cls, validation.SettingNamer())
     except ConfigError as error:
         assert key in str(error) and error.hint
         return
     for part in key.split("."):
         result = result[part]
-    hint = dict(check.leaves(cls))[key]
+    hint = dict(validation.iter_settings(cls))[key]
     assert _is(result, hint)
     if not isinstance(value, str) and result != value:
         raise AssertionError(f"{value!r} became {result!r}")

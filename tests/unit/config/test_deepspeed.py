@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.config import deepspeed
-from anabatic.config.parallel import Parallel
+from anabatic.config.loading import deepspeed_json
+from anabatic.config.sections.common import BatchSettings, Data, Optim
+from anabatic.config.sections.parallel import Parallel
 from anabatic.config.sft import SftJob
-from anabatic.config.shared import Batch, Data, Optim
 from anabatic.core.errors import AnabaticError, ConfigError
 
 ZERO3 = {
@@ -41,7 +41,7 @@ def job_with(source: str, **changes: object) -> SftJob:
 def test_a_whole_file(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(ZERO3))
-    job, told, lost = deepspeed.apply(job_with(str(file), batch=Batch(seq_len=2048)), 16)
+    job, told, lost = deepspeed_json.apply_deepspeed(job_with(str(file), batch=BatchSettings(seq_len=2048)), 16)
     assert (job.parallel.strategy, job.parallel.offload, job.device.dtype) == ("zero3", "cpu", "bf16")
     assert (job.batch.micro_batch_tokens, job.batch.global_batch_tokens) == (8 * 2048, 16 * 8 * 2048)
     assert (job.optim.max_grad_norm, job.optim.beta2, job.optim.name) == (0.5, 0.98, "adamw")
@@ -60,7 +60,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     ],
 )
 def test_names(name: str, strategy: str, offload: str) -> None:
-    job, _, lost = deepspeed.apply(job_with(name), 2)
+    job, _, lost = deepspeed_json.apply_deepspeed(job_with(name), 2)
     assert (job.parallel.strategy, job.parallel.offload, lost) == (strategy, offload, "")
 
 
@@ -68,8 +68,8 @@ def test_the_recipe_and_the_file_must_agree(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text('{"gradient_clipping": 0.5}')
     with pytest.raises(ConfigError, match="optim.max_grad_norm is 2.0 in the recipe, .*ds.json says 0.5"):
-        deepspeed.apply(job_with(str(file), optim=Optim(max_grad_norm=2.0)), 1)
-    same, _, _ = deepspeed.apply(job_with(str(file), optim=Optim(max_grad_norm=0.5)), 1)
+        deepspeed_json.apply_deepspeed(job_with(str(file), optim=Optim(max_grad_norm=2.0)), 1)
+    same, _, _ = deepspeed_json.apply_deepspeed(job_with(str(file), optim=Optim(max_grad_norm=0.5)), 1)
     assert same.optim.max_grad_norm == 0.5
 
 
@@ -97,7 +97,7 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "ds.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        deepspeed.apply(job_with(str(file)), 2)
+        deepspeed_json.apply_deepspeed(job_with(str(file)), 2)
 
 
 def test_hints_say_what_is_expected(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_hints_say_what_is_expected(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         with pytest.raises(ConfigError) as caught:
-            deepspeed.apply(job_with(str(file)), 2)
+            deepspeed_json.apply_deepspeed(job_with(str(file)), 2)
         assert caught.value.hint.startswith(hint)
 
 
@@ -125,7 +125,7 @@ def test_every_key_is_accounted_for() -> None:
         "scheduler": "auto",
         "steps_per_print": 10,
     }
-    made = deepspeed.translate(content, "ds.json")
+    made = deepspeed_json.translate_config(content, "ds.json")
     offload = "zero_optimization.offload_optimizer"
     assert made.unknown == [f"{offload} of stage 0", f"{offload}.ratio", "scheduler"]
     assert made.needless == ["zero_optimization.sub_group_size", "fp16.loss_scale_window", "steps_per_print"]
@@ -134,7 +134,7 @@ def test_every_key_is_accounted_for() -> None:
 
 def test_neither_file_nor_name() -> None:
     with pytest.raises(ConfigError, match='parallel.deepspeed is "zero9", which is no file'):
-        deepspeed.apply(job_with("zero9"), 1)
+        deepspeed_json.apply_deepspeed(job_with("zero9"), 1)
 
 
 JSON = st.recursive(
@@ -147,6 +147,6 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*ZERO3, "fp16", "bfloat16"]), JSON))
 def test_whatever_stands_in_a_file_is_an_error_or_settings(content: dict[str, object]) -> None:
     try:
-        deepspeed.translate(content, "ds.json")
+        deepspeed_json.translate_config(content, "ds.json")
     except AnabaticError as error:
         assert error.hint

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.config import yaml_file
+from anabatic.config.loading import yaml_reader
 from anabatic.core.errors import ConfigError
 
 TREES = st.recursive(
@@ -49,27 +49,27 @@ TREES = st.recursive(
     ],
 )
 def test_words_follow_yaml_1_2(text: str, value: object) -> None:
-    read = yaml_file.parse(f"key: {text}\n", "r").tree["key"]
+    read = yaml_reader.parse_yaml(f"key: {text}\n", "r").tree["key"]
     assert read == value and type(read) is type(value)
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(categories=["L"]), min_size=1, max_size=8), TREES, max_size=5))
 def test_dump_reads_back(tree: dict[str, object]) -> None:
-    assert yaml_file.parse(yaml_file.dump(tree), "dump").tree == tree
+    assert yaml_reader.parse_yaml(yaml_reader.dump_yaml(tree), "dump").tree == tree
 
 
 @given(TREES.filter(lambda value: not isinstance(value, (dict, list))))
 def test_scalar_is_one_line(value: object) -> None:
-    text = yaml_file.scalar(value)
-    assert yaml_file.parse(f"key: {text}\n", "r").tree["key"] == value
+    text = yaml_reader.dump_scalar(value)
+    assert yaml_reader.parse_yaml(f"key: {text}\n", "r").tree["key"] == value
 
 
 @settings(deadline=None)
 @given(st.text(max_size=60) | st.text("{}[]&*!|>'\"%@`:-,#? \n\tab1", max_size=40))
 def test_any_text_is_settings_or_an_error(text: str) -> None:
     try:
-        source = yaml_file.parse(text, "any")
+        source = yaml_reader.parse_yaml(text, "any")
     except ConfigError as error:
         assert error.hint and "any" in str(error)
     else:
@@ -77,19 +77,19 @@ def test_any_text_is_settings_or_an_error(text: str) -> None:
 
 
 def test_lines_are_known() -> None:
-    source = yaml_file.parse("a: 1\nb:\n  c:\n  - x\n  - y\n", "r.yaml")
-    assert source.where(("b", "c", 1)) == "r.yaml:5: "
-    assert source.where(("b", "c")) == "r.yaml:3: " or source.where(("b", "c")) == "r.yaml:4: "
+    source = yaml_reader.parse_yaml("a: 1\nb:\n  c:\n  - x\n  - y\n", "r.yaml")
+    assert source.format_location(("b", "c", 1)) == "r.yaml:5: "
+    assert source.format_location(("b", "c")) == "r.yaml:3: " or source.format_location(("b", "c")) == "r.yaml:4: "
 
 
 def test_empty_text_is_an_empty_recipe() -> None:
     for text in ("", "\n\n", "# only a comment\n", "---\n", "null\n"):
-        assert yaml_file.parse(text, "r").tree == {}
+        assert yaml_reader.parse_yaml(text, "r").tree == {}
 
 
 def test_merge_keys_and_anchors() -> None:
     text = "base: &base {lr: 1, beta: 2}\nown:\n  <<: *base\n  lr: 3\n"
-    assert yaml_file.parse(text, "r").tree["own"] == {"lr": 3, "beta": 2}
+    assert yaml_reader.parse_yaml(text, "r").tree["own"] == {"lr": 3, "beta": 2}
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -119,7 +119,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 def test_broken_yaml(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        yaml_file.parse(text, "r")
+        yaml_reader.parse_yaml(text, "r")
     assert message in str(caught.value)
     assert caught.value.hint and "\n" not in caught.value.render().split("\nhint: ")[1]
 
@@ -142,14 +142,14 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         (large, "too much for a recipe"),
     ]:
         with pytest.raises(ConfigError, match=message) as caught:
-            yaml_file.read(path)
+            yaml_reader.read_yaml(path)
         assert caught.value.hint
     with pytest.raises(ConfigError) as caught:
-        yaml_file.read(tmp_path / "recipe.yam")
+        yaml_reader.read_yaml(tmp_path / "recipe.yam")
     assert "recipe.yaml" in caught.value.hint
 
 
 def test_windows_text_is_read(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_bytes("\ufeffa: 1\r\nb: é\r\n".encode())
-    assert yaml_file.read(path).tree == {"a": 1, "b": "é"}
+    assert yaml_reader.read_yaml(path).tree == {"a": 1, "b": "é"}

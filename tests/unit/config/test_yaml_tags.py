@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.config import yaml_file
+from anabatic.config.loading import yaml_reader
 from anabatic.core.errors import ConfigError
 
 
@@ -12,9 +12,9 @@ from anabatic.core.errors import ConfigError
                                    "!!python/name:os.system", "!Foo x", "!Foo [1]"])  # fmt: skip
 def test_unknown_tags_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"r\.yaml:2: tag .* is not known here"):
-        yaml_file.parse(f"a: 1\nb: {value}\n", "r.yaml")
+        yaml_reader.parse_yaml(f"a: 1\nb: {value}\n", "r.yaml")
 
 
 @pytest.mark.parametrize("value", ["!!map {c: 1}", "!!seq [1]", "!!str 3", "{c: 1}", "[1]"])
 def test_tags_of_what_is_there_anyway_are_read(value: str) -> None:
-    assert yaml_file.parse(f"b: {value}\n", "r.yaml").tree["b"] in ({"c": 1}, [1], "3")
+    assert yaml_reader.parse_yaml(f"b: {value}\n", "r.yaml").tree["b"] in ({"c": 1}, [1], "3")

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.cli import app
-from anabatic.config import load, yaml_file
-from anabatic.convert import make, tables
-from anabatic.convert.calls import SHARED
+from anabatic.config.loading import settings, yaml_reader
+from anabatic.convert import converter, peer_tables
+from anabatic.convert.command_finder import SHARED_NAMES
 from anabatic.core.errors import AnabaticError, ConfigError
-from anabatic.recipes import stages
+from anabatic.recipes.pipeline import stage_plan
 
 
 def job(peer: str, *words: str, command: str | None = None) -> tuple[str, Any, list[str]]:
     """Return the command of ours, the job that the printed recipe makes, and the notes."""
-    made = make.convert(peer, words, command)
+    made = converter.convert_command(peer, words, command)
     usage = made.text.splitlines()[0].partition("anabatic ")[2].removesuffix(" -c FILE")
     name = usage.partition(" -- ")[2] or usage
-    tree = yaml_file.parse(made.text, "printed").tree
-    return name, load.build(name, tree, "printed"), made.reports
+    tree = yaml_reader.parse_yaml(made.text, "printed").tree
+    return name, settings.build_job(name, tree, "printed"), made.messages
 
 
 ZERO3 = {
@@ -56,7 +56,9 @@ def test_swift_with_variables_and_joined_lines() -> None:
     assert (made.lora.r, made.lora.alpha, made.lora.dropout, made.optim.lr) == (8, 32, 0.05, 1e-4)
     assert (made.batch.micro_batch_tokens, made.batch.global_batch_tokens) == (2048, 16 * 2048)
     assert "changed: blossom-math-zh: a name of a list or hub: fetch it, and put its file in data.train" in notes
-    assert make.convert("swift", [SWIFT]).text.startswith("# ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 anabatic sft -c FILE")
+    assert converter.convert_command("swift", [SWIFT]).text.startswith(
+        "# ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 anabatic sft -c FILE"
+    )
 
 
 def test_rows_become_tokens() -> None:
@@ -94,7 +96,7 @@ LLAMAFACTORY = {
 
 def test_llamafactory_yaml(tmp_path: Path) -> None:
     file = tmp_path / "sft.yaml"
-    file.write_text(yaml_file.dump(LLAMAFACTORY))
+    file.write_text(yaml_reader.dump_yaml(LLAMAFACTORY))
     (tmp_path / "data").mkdir()
     listed = {"mine": {"file_name": "mine.json", "num_samples": 50}}
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(listed))
@@ -238,7 +240,7 @@ def test_a_deepspeed_file_and_the_script_that_uses_it(tmp_path: Path) -> None:
     name, made, notes = job("deepspeed", str(script))
     assert (name, made.tuner, made.lora.r, made.curriculum.use, made.seed) == ("sft", "lora", 64, True, 42)
     assert (made.lora.target_modules, made.batch.global_batch_tokens) == (["q_proj", "v_proj"], 128 * 1024)
-    first = make.convert("deepspeed", [str(script)]).text.splitlines()[0]
+    first = converter.convert_command("deepspeed", [str(script)]).text.splitlines()[0]
     assert first == "# anabatic launch --nnodes 2 --node-rank R --nproc 8 --master-addr 10.0.0.1 -- sft -c FILE"
     assert any("--warmup_steps 100" in note for note in notes)
     assert job("deepspeed", str(script), command="pretrain")[0] == "pretrain"
@@ -254,7 +256,7 @@ def test_only_trainings_of_a_script_are_taken() -> None:
     name, made, _ = job("deepspeed", script)
     assert (name, made.model, made.device.nproc) == ("sft", "M", 8)
     with pytest.raises(ConfigError, match="no command of DeepSpeed"):
-        make.convert("deepspeed", ["python prepare.py --input a"])
+        converter.convert_command("deepspeed", ["python prepare.py --input a"])
     assert job("swift", "env NPROC_PER_NODE=3 nohup swift sft --model M > log 2>&1 &")[1].device.nproc == 3
 
 
@@ -279,15 +281,20 @@ python -m scripts.chat_web
 def test_a_speedrun_is_a_pipeline(tmp_path: Path) -> None:
     file = tmp_path / "speedrun.sh"
     file.write_text(SPEEDRUN)
-    made = make.convert("nanochat", [str(file)])
-    whole = load.build("run", yaml_file.parse(made.text, "printed").tree, "printed")
+    made = converter.convert_command("nanochat", [str(file)])
+    whole = settings.build_job("run", yaml_reader.parse_yaml(made.text, "printed").tree, "printed")
     assert list(whole.stages) == ["tokenizer", "base", "base_eval", "mid", "sft", "rl", "eval"]
     assert list(whole.vars) == ["text", "rows", "questions"]
-    plan = {one.name: one for one in stages.plan(whole, {"text": "t", "rows": "r", "questions": "q"})}
-    assert {name: one.needs for name, one in plan.items()} == {
-        "tokenizer": (), "base": ("tokenizer",), "base_eval": ("base",), "mid": ("base",), "sft": ("mid",),
-        "rl": ("sft",), "eval": ("rl",),
-    }  # fmt: skip
+    plan = {one.name: one for one in stage_plan.plan_stages(whole, {"text": "t", "rows": "r", "questions": "q"})}
+    assert {name: one.depends_on for name, one in plan.items()} == {
+        "tokenizer": (),
+        "base": ("tokenizer",),
+        "base_eval": ("base",),
+        "mid": ("base",),
+        "sft": ("mid",),
+        "rl": ("sft",),
+        "eval": ("rl",),
+    }
     assert (plan["base"].job.model.depth, plan["base"].job.device.nproc) == (20, 8)
     assert plan["mid"].job.batch.global_batch_tokens == 262144
     assert plan["eval"].job.tasks == ["gsm8k_chat", "mmlu_chat"]
@@ -296,9 +303,9 @@ def test_a_speedrun_is_a_pipeline(tmp_path: Path) -> None:
 
 def test_several_machines_in_a_pipeline() -> None:
     line = "torchrun --nproc_per_node=8 --nnodes=2 --master_addr=a -m scripts.base_train"
-    made = make.convert("nanochat", [f"python -m scripts.tok_train; {line} -- --depth=4"])
+    made = converter.convert_command("nanochat", [f"python -m scripts.tok_train; {line} -- --depth=4"])
     assert any(
-        "a pipeline runs on one machine; on several start it by anabatic launch" in note for note in made.reports
+        "a pipeline runs on one machine; on several start it by anabatic launch" in note for note in made.messages
     )
     assert "nproc: 8" in made.text
 
@@ -315,10 +322,10 @@ def test_one_stage_of_nanochat() -> None:
 def test_a_command_that_runs_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="runs/speedrun.sh is not here"):
-        make.convert("nanochat", ["WANDB_RUN=x bash runs/speedrun.sh"])
+        converter.convert_command("nanochat", ["WANDB_RUN=x bash runs/speedrun.sh"])
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "speedrun.sh").write_text(SPEEDRUN)
-    assert "stages:" in make.convert("nanochat", ["bash runs/speedrun.sh"]).text
+    assert "stages:" in converter.convert_command("nanochat", ["bash runs/speedrun.sh"]).text
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +346,9 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert "model: M" in out.splitlines()[-40:][0] or "model: M  # --model M" in out
 
 
-OPTIONS = sorted({name for row in tables.load("transformers").rows() for name in row.theirs if name.islower()})
+OPTIONS = sorted(
+    {name for row in peer_tables.load_tables("transformers").all_rows() for name in row.theirs if name.islower()}
+)
 VALUE = st.sampled_from(["1", "0", "true", "false", "0.5", "-1", "x", "a,b", "none", "$X", "", "1e-4", "[1"])
 
 
@@ -347,23 +356,23 @@ VALUE = st.sampled_from(["1", "0", "true", "false", "0.5", "-1", "x", "a,b", "no
 def test_any_text_is_kept_or_an_error(text: str, name: str) -> None:
     words = ["swift", "rlhf", "--rlhf_type", "grpo", f"--{name}={text}"]
     try:
-        made = make.convert("swift", words)
+        made = converter.convert_command("swift", words)
     except AnabaticError as error:
         assert error.hint
         return
-    tree = yaml_file.parse(made.text, "printed").tree
-    load.build("rl", tree, "printed")
+    tree = yaml_reader.parse_yaml(made.text, "printed").tree
+    settings.build_job("rl", tree, "printed")
     if name == "run_name" and text and "$" not in text and "`" not in text:
         assert tree["log"]["name"] == text
 
 
-@given(st.sampled_from(sorted(SHARED)), st.lists(st.tuples(st.sampled_from(OPTIONS), VALUE), max_size=6))
+@given(st.sampled_from(sorted(SHARED_NAMES)), st.lists(st.tuples(st.sampled_from(OPTIONS), VALUE), max_size=6))
 def test_any_options_make_a_good_recipe_or_an_error(peer: str, options: list[tuple[str, str]]) -> None:
     program = {"swift": "swift sft", "llamafactory": "llamafactory-cli train", "deepspeed": "torchrun a.py"}
     words = program.get(peer, "python -m scripts.chat_sft").split()
     try:
-        made = make.convert(peer, [*words, *(f"--{name}={value}" for name, value in options)])
+        made = converter.convert_command(peer, [*words, *(f"--{name}={value}" for name, value in options)])
     except AnabaticError as error:
         assert error.hint
         return
-    load.build("sft", yaml_file.parse(made.text, "printed").tree, "printed")
+    settings.build_job("sft", yaml_reader.parse_yaml(made.text, "printed").tree, "printed")

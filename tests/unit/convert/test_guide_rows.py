@@ -37,11 +37,19 @@ def test_both_languages_promise_the_same(name: str) -> None:
 
 def test_kinds_are_told_apart() -> None:
     spans = {
-        "anabatic sft --npus 8": "command", "--npus 8": "option", "recipes/qwen-lora.yaml": "recipe",
-        "rank-0.log": "file", "best_model": "file", "ASCEND_RT_VISIBLE_DEVICES=0": "variable", "lora.r": "setting",
-        "out": "setting", "pip install 'anabatic[trajectory]'": "extra", "TrajectoryClassifier": "python",
-        "swift sft": "", "./train.sh": "",
-    }  # fmt: skip
+        "anabatic sft --npus 8": "command",
+        "--npus 8": "option",
+        "recipes/qwen-lora.yaml": "recipe",
+        "rank-0.log": "file",
+        "best_model": "file",
+        "ASCEND_RT_VISIBLE_DEVICES=0": "variable",
+        "lora.r": "setting",
+        "out": "setting",
+        "pip install 'anabatic[trajectory]'": "extra",
+        "TrajectoryClassifier": "python",
+        "swift sft": "",
+        "./train.sh": "",
+    }
     assert {span: page.kind_of(span) for span in spans} == spans
 
 

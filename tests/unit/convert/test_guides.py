@@ -12,8 +12,8 @@ import pytest
 from cyclopts import App
 
 from anabatic.cli import app
-from anabatic.config import check, commands, yaml_file
-from anabatic.convert import make, tables
+from anabatic.config.loading import command_table, validation, yaml_reader
+from anabatic.convert import converter, peer_tables
 from anabatic.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,13 +37,13 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def leaves(command: str) -> set[str]:
-    row = commands.get(command)
-    short = {word for words in row.short.values() for word in words.split()}
-    keys = {key for key, _ in check.leaves(row.job_class())}
+    row = command_table.get_command(command)
+    short = {word for words in row.option_aliases.values() for word in words.split()}
+    keys = {key for key, _ in validation.iter_settings(row.import_job_class())}
     return keys | short | {"--" + key.replace("_", "-") for key in keys}
 
 
-SETTINGS = {name: leaves(name) for name in commands.COMMANDS}
+SETTINGS = {name: leaves(name) for name in command_table.COMMANDS}
 SECTIONS = {key.partition(".")[0] for some in SETTINGS.values() for key in some}
 
 
@@ -61,7 +61,7 @@ def exists(span: str) -> bool:
 
 @functools.cache
 def program() -> App:
-    return app.build()
+    return app.build_app()
 
 
 def known(words: list[str]) -> bool:
@@ -77,7 +77,7 @@ def text_of(name: str) -> str:
     """The source of a command that is no job: its options stand there."""
     source = ROOT / "src" / "anabatic" / "cli"
     files = sorted(source.glob(f"{name.partition(' ')[0]}*.py"))
-    launch = [ROOT / "src/anabatic/config/launch.py"] if name.startswith("launch") else []
+    launch = [ROOT / "src/anabatic/config/sections/launch.py"] if name.startswith("launch") else []
     text = "\n".join(file.read_text(encoding="utf-8") for file in [*files, *launch])
     return "".join(f" --{word.replace('_', '-')} " for word in re.findall(r"\w+", text))
 
@@ -96,15 +96,15 @@ def test_nonsense_does_not_exist() -> None:
         assert not exists(span), span
 
 
-@pytest.mark.parametrize("peer", tables.peers())
+@pytest.mark.parametrize("peer", peer_tables.list_peers())
 def test_rows_are_whole(peer: str) -> None:
     """Every setting exists somewhere, every command is one, both languages say something or neither does."""
-    for row in tables.load(peer).rows():
-        assert row.how in tables.HOWS, row
+    for row in peer_tables.load_tables(peer).all_rows():
+        assert row.how in peer_tables.ROW_ACTIONS, row
         assert all(any(key in some for some in SETTINGS.values()) for key in row.ours), row
-        assert not row.command or row.command in commands.COMMANDS, row
+        assert not row.command or row.command in command_table.COMMANDS, row
         assert all(key in SETTINGS[row.command] for key in (*row.sets, *row.open)), row
-        assert all(one in commands.COMMANDS for one in row.only), row
+        assert all(one in command_table.COMMANDS for one in row.only), row
         assert set(row.note) in (set(), {"en", "zh"}), row
         assert row.ours or row.here or row.command, f"{row.theirs}: nothing on the right"
         assert set(row.here) in (set(), {"en", "zh"}), row
@@ -115,32 +115,37 @@ def test_rows_are_whole(peer: str) -> None:
 
 def fits(value: object, hint: object) -> bool:
     try:
-        check.convert(value, hint, check.Where(), ())
+        validation.convert_value(value, hint, validation.SettingNamer(), ())
     except ConfigError:
         return False
     return True
 
 
-def hints(row: tables.Row) -> Iterator[object]:
-    for name in row.only or commands.COMMANDS:
-        types = dict(check.leaves(commands.get(name).job_class()))
+def hints(row: peer_tables.MappingRow) -> Iterator[object]:
+    for name in row.only or command_table.COMMANDS:
+        types = dict(validation.iter_settings(command_table.get_command(name).import_job_class()))
         chosen = [types[key] for key in row.ours if key in types]
         yield from chosen[:1]
 
 
-@pytest.mark.parametrize("peer", tables.peers())
+@pytest.mark.parametrize("peer", peer_tables.list_peers())
 def test_defaults_have_rows(peer: str) -> None:
     names = {
-        name for file in (peer, "transformers", "launch") for row in tables.load(file).rows() for name in row.theirs
+        name
+        for file in (peer, "transformers", "launch")
+        for row in peer_tables.load_tables(file).all_rows()
+        for name in row.theirs
     }
-    assert all(default.name in names for default in tables.load(peer).defaults)
+    assert all(default.name in names for default in peer_tables.load_tables(peer).defaults)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_table_is_in_the_guide(language: str) -> None:
     text = (GUIDES / language / "guides" / "migration.md").read_text(encoding="utf-8")
     shown = [name for names in re.findall(r"<!-- tables: ([\w. ]+) -->", text) for name in names.split()]
-    assert sorted(shown) == sorted(f"{peer}.{table}" for peer in tables.peers() for table in tables.load(peer).tables)
+    assert sorted(shown) == sorted(
+        f"{peer}.{table}" for peer in peer_tables.list_peers() for table in peer_tables.load_tables(peer).tables
+    )
 
 
 FILE = re.compile(r"[\w*.-]*\w\.(?:sh|py|json|jsonl|run|log|txt|bin|csv)\b")
@@ -205,8 +210,8 @@ def test_commands_of_guides_are_converted(number: int, peer: str, mark: str, lea
     blocks = [textwrap.dedent(block) for _, block in found if re.search(mark, block)]
     done = 0
     for block in blocks:
-        made = make.convert(peer, [block])
-        assert not any(note.startswith("not known") for note in made.reports), made.reports
-        tree = yaml_file.parse(made.text, "printed").tree
+        made = converter.convert_command(peer, [block])
+        assert not any(note.startswith("not known") for note in made.messages), made.messages
+        tree = yaml_reader.parse_yaml(made.text, "printed").tree
         done += len(tree.get("stages", [0]))
     assert done >= least

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.convert import make
+from anabatic.convert import converter
 from anabatic.core.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        make.convert(peer, [text])
+        converter.convert_command(peer, [text])
     assert message in str(caught.value)
     assert hint in caught.value.hint
 
@@ -64,7 +64,7 @@ def test_mistakes(
 def test_bad_files(name: str, content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=message):
-        make.convert("swift", [str(tmp_path / name)])
+        converter.convert_command("swift", [str(tmp_path / name)])
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,20 @@ def test_rows_of_a_step_and_processes_agree(words: str, fits: bool, tmp_path: Pa
     )
     command = f"deepspeed {words} train.py --model_name_or_path M --deepspeed {tmp_path / 'ds.json'}"
     if fits:
-        made = make.convert("deepspeed", [command])
+        made = converter.convert_command("deepspeed", [command])
         assert "global_batch_tokens: 65536" in made.text
-        assert any("give device.nproc" in line for line in made.reports) is not bool(words)
+        assert any("give device.nproc" in line for line in made.messages) is not bool(words)
         return
     with pytest.raises(ConfigError, match="32 rows a step are 4 rows x 2 micro-batches x 4 processes, not"):
-        make.convert("deepspeed", [command])
+        converter.convert_command("deepspeed", [command])
 
 
 def test_folders_and_files_of_others(tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text("{}")
     with pytest.raises(ConfigError, match="is a folder") as caught:
-        make.convert("swift", [str(tmp_path)])
+        converter.convert_command("swift", [str(tmp_path)])
     assert caught.value.hint == f"give {tmp_path / 'args.json'}"
     other = tmp_path / "other.json"
     other.write_text('{"learning_rate": 1}')
     with pytest.raises(ConfigError, match="has no key of DeepSpeed's"):
-        make.convert("deepspeed", [str(other)])
+        converter.convert_command("deepspeed", [str(other)])

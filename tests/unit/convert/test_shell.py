@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.convert import shell
+from anabatic.convert import shell_parser
 from anabatic.core.errors import AnabaticError, ConfigError
 
 WORD = st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), max_size=12)
 
 
 def words(text: str) -> list[tuple[str, ...]]:
-    return [one.words for one in shell.read(text)]
+    return [one.words for one in shell_parser.parse_script(text)]
 
 
 @given(st.lists(WORD, min_size=1, max_size=5))
@@ -35,7 +35,7 @@ def test_plain_commands_are_parted(commands: list[list[str]]) -> None:
 @given(st.text("ab $'\"\\\n#;&|<>(){}=`-", max_size=40))
 def test_any_text_is_commands_or_an_error(text: str) -> None:
     try:
-        found = shell.read(text)
+        found = shell_parser.parse_script(text)
     except AnabaticError as error:
         assert error.hint
     else:
@@ -55,13 +55,13 @@ def test_any_text_is_commands_or_an_error(text: str) -> None:
 )
 def test_words_are_bash_s(script: str) -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    (*_, command) = shell.read(script)
+    (*_, command) = shell_parser.parse_script(script)
     assert "".join(f"[{word}]" for word in command.words[2:]) == done.stdout
 
 
 def test_variables() -> None:
     script = "A=1\nexport B=2 C=$A\nD=4 run $A $E '$B'\nunset X\n"
-    first, _ = shell.read(script)
+    first, _ = shell_parser.parse_script(script)
     assert first.words == ("run", "1", "$E", "$B")
     assert first.variables == {"B": "2", "C": "1", "D": "4"}
 
@@ -72,7 +72,7 @@ def test_what_is_no_word() -> None:
 
 
 def test_lines_are_counted() -> None:
-    assert [one.line for one in shell.read("# a\n\none \\\n two\n\nthree")] == [3, 6]
+    assert [one.line for one in shell_parser.parse_script("# a\n\none \\\n two\n\nthree")] == [3, 6]
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_lines_are_counted() -> None:
 )
 def test_torn(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        shell.read(text)
+        shell_parser.parse_script(text)

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from anabatic.core import log, paths
 from anabatic.core.errors import Failure
-from anabatic.core.jsonl import JsonlWriter, read
+from anabatic.core.json_lines import JsonlWriter, read_json_lines
 
 FULL = Path("/dev/full")
 """A Linux device on which every write fails for lack of space."""
@@ -36,9 +36,9 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with paths.folder_atomic(target) as folder:
+    with paths.open_atomic_folder(target) as folder:
         (folder / "a").write_text("old")
-    with pytest.raises(ValueError, match="mine"), paths.folder_atomic(target) as folder:
+    with pytest.raises(ValueError, match="mine"), paths.open_atomic_folder(target) as folder:
         (folder / "a").write_text("new")
         raise ValueError("mine")
     assert (target / "a").read_text() == "old" and list(tmp_path.iterdir()) == [target]
@@ -46,17 +46,19 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("write", "message"), [(full_file, "no space left"), (full_tensors, "No such file")])
 def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path: Path, write, message: str) -> None:
-    with pytest.raises(Failure, match=message) as caught, paths.folder_atomic(tmp_path / "model") as folder:
+    with pytest.raises(Failure, match=message) as caught, paths.open_atomic_folder(tmp_path / "model") as folder:
         write(folder)
     assert caught.value.hint and list(tmp_path.iterdir()) == []
 
 
 def test_the_number_in_a_rust_library_s_message_counts() -> None:
-    found = paths.os_error(RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"))
+    found = paths.find_os_error(
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    )
     assert found is not None and found.errno == errno.ENOSPC
-    older = paths.os_error(RuntimeError("Error while serializing: IoError(Os { code: 28, kind: StorageFull })"))
+    older = paths.find_os_error(RuntimeError("Error while serializing: IoError(Os { code: 28, kind: StorageFull })"))
     assert older is not None and older.errno == errno.ENOSPC
-    assert paths.os_error(RuntimeError("no number")) is None
+    assert paths.find_os_error(RuntimeError("no number")) is None
 
 
 def test_rows_that_cannot_be_written_name_the_file(tmp_path: Path) -> None:
@@ -74,12 +76,12 @@ def test_a_torn_line_does_not_swallow_the_next(tmp_path: Path) -> None:
     writer = JsonlWriter(path)
     writer.write({"step": 2, "loss": float("nan")})
     writer.close()
-    assert list(read(path)) == [{"step": 1}, {"step": 2, "loss": None}]
+    assert list(read_json_lines(path)) == [{"step": 1}, {"step": 2, "loss": None}]
 
 
 def test_a_log_file_on_a_full_disk_is_given_up_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    log.setup()
-    log.to_file(FULL)
+    log.setup_logging()
+    log.add_log_file(FULL)
     for number in range(3):
         log.info(f"message {number}")
     err = capsys.readouterr().err

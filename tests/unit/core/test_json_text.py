@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.core import json_text
+from anabatic.core import json_reader
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from anabatic.core import json_text
 )
 def test_what_cannot_be_read_is_a_value_error(text: str | bytes, told: str) -> None:
     with pytest.raises(ValueError, match=told) as caught:
-        json_text.loads(text)
+        json_reader.loads(text)
     assert "set_int_max_str_digits" not in str(caught.value) and "recursion" not in str(caught.value)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import Failure
-from anabatic.core.paths import alone, write_atomic
+from anabatic.core.paths import lock_folder, write_atomic
 
 HOLD = """
 import sys, time
@@ -25,12 +25,12 @@ with alone(Path(sys.argv[1]), "test"):
 def test_the_second_writer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
     first = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None and first.stdout.readline() == "held\n"
-    with pytest.raises(Failure, match="another training run works in"), alone(tmp_path, "training run"):
+    with pytest.raises(Failure, match="another training run works in"), lock_folder(tmp_path, "training run"):
         pass
     first.kill()
     first.wait()
     first.stdout.close()
-    with alone(tmp_path, "training run"):
+    with lock_folder(tmp_path, "training run"):
         assert (tmp_path / ".lock").exists()
 
 

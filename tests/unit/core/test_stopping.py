@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import child
-from anabatic.core.stopping import AGAIN, FIRST, LATER, NOW, Listener, Wish
+from anabatic.core import relaunch
+from anabatic.core.stop_signals import (
+    FIRST_SIGNAL,
+    REPEATED_SIGNAL,
+    SECOND_SIGINT_SECONDS,
+    STOP_NOW,
+    SignalListener,
+    StopRequest,
+)
 
 TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
 
@@ -29,27 +36,30 @@ class Clock:
 
 def test_only_a_later_second_interrupt_ends_at_once() -> None:
     clock = Clock()
-    wish = Wish(now=clock)
-    assert [wish.take(number) for number in (TERM, TERM, USR1, HUP, INT, INT)] == [FIRST, *[AGAIN] * 5]
-    clock.time = LATER - 0.1
-    assert wish.take(INT) == AGAIN
-    clock.time = 100 * LATER
-    assert [wish.take(number) for number in (TERM, HUP, USR1)] == [AGAIN] * 3
-    assert wish.take(INT) == NOW and wish.number == TERM
+    wish = StopRequest(now=clock)
+    assert [wish.classify_signal(number) for number in (TERM, TERM, USR1, HUP, INT, INT)] == [
+        FIRST_SIGNAL,
+        *[REPEATED_SIGNAL] * 5,
+    ]
+    clock.time = SECOND_SIGINT_SECONDS - 0.1
+    assert wish.classify_signal(INT) == REPEATED_SIGNAL
+    clock.time = 100 * SECOND_SIGINT_SECONDS
+    assert [wish.classify_signal(number) for number in (TERM, HUP, USR1)] == [REPEATED_SIGNAL] * 3
+    assert wish.classify_signal(INT) == STOP_NOW and wish.first_signal == TERM
 
 
 def test_whoever_is_supervised_never_ends_at_once() -> None:
     clock = Clock()
-    wish = Wish(supervised=True, now=clock)
-    assert wish.take(INT) == FIRST
+    wish = StopRequest(supervised=True, now=clock)
+    assert wish.classify_signal(INT) == FIRST_SIGNAL
     clock.time = 100.0
-    assert wish.take(INT) == AGAIN and wish.number == INT
+    assert wish.classify_signal(INT) == REPEATED_SIGNAL and wish.first_signal == INT
 
 
 def test_what_can_be_saved_is_not_ended() -> None:
     before = [signal.getsignal(number) for number in (TERM, INT, HUP, USR1)]
     told: list[int] = []
-    with Listener().deferred(told.append):
+    with SignalListener().defer_signals(told.append):
         for number in (USR1, TERM, TERM, HUP, INT, INT):
             signal.raise_signal(number)
     assert told == [USR1]
@@ -60,7 +70,7 @@ PROGRAM = """
 import sys, time
 from anabatic.cli import errors
 from anabatic.core import child, log
-from anabatic.core.stopping import LISTENER
+from anabatic.core.stop_signals import LISTENER
 
 def work():
     LISTENER.start()
@@ -90,9 +100,9 @@ sys.exit(errors.guard(work, False))
 def begin(tmp_path: Path, how: str) -> subprocess.Popen[str]:
     program = PROGRAM.format(how=how)
     variables = {**os.environ, "RANK": "0"}
-    variables.pop(child.REPORTS, None)
+    variables.pop(relaunch.REPORTS_VARIABLE, None)
     if how == "reports":
-        variables[child.REPORTS] = str(tmp_path)
+        variables[relaunch.REPORTS_VARIABLE] = str(tmp_path)
     return subprocess.Popen(
         [sys.executable, "-c", program], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -144,7 +154,7 @@ def test_a_signal_does_not_interrupt_an_error_that_is_told() -> None:
         "import os, signal, sys\n"
         "from anabatic.cli import errors\n"
         "from anabatic.core.errors import DataError\n"
-        "from anabatic.core.stopping import LISTENER\n"
+        "from anabatic.core.stop_signals import LISTENER\n"
         "LISTENER.start(watches=False)\n"
         "class Told(DataError):\n"
         "    def render(self):\n"

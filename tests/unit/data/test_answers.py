@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.data import answers
+from anabatic.data.scoring import answer_extraction
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from anabatic.data import answers
     ],
 )
 def test_extract(method, reply, said):
-    assert answers.extract(reply, method) == said
+    assert answer_extraction.extract_answer(reply, method) == said
 
 
 @pytest.mark.parametrize(
@@ -56,26 +56,26 @@ def test_extract(method, reply, said):
     ],
 )
 def test_is_right(reply, answer, method, check, right):
-    assert answers.is_right(reply, answer, method, check) is right
+    assert answer_extraction.is_correct(reply, answer, method, check) is right
 
 
 def test_a_pattern_takes_the_last_match():
-    assert answers.extract("x=1, x=2", "regex", r"x=(\d)") == "2"
-    assert answers.extract("none", "regex", r"x=(\d)") is None
+    assert answer_extraction.extract_answer("x=1, x=2", "regex", r"x=(\d)") == "2"
+    assert answer_extraction.extract_answer("none", "regex", r"x=(\d)") is None
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.text())
 def test_no_reply_breaks_anything(reply):
-    for method in answers.EXTRACT:
-        said = answers.extract(reply, method)
+    for method in answer_extraction.EXTRACTORS:
+        said = answer_extraction.extract_answer(reply, method)
         assert said is None or isinstance(said, str)
-        for check in answers.CHECK:
-            answers.is_right(reply, reply, method, check)
+        for check in answer_extraction.MATCHERS:
+            answer_extraction.is_correct(reply, reply, method, check)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(-(10**9), 10**9))
 def test_a_number_is_found_again(value):
-    assert answers.number(f"The answer is\n#### {value:,}") == str(value)
-    assert answers.number(f"so it is {value}") == str(value)
+    assert answer_extraction.extract_number(f"The answer is\n#### {value:,}") == str(value)
+    assert answer_extraction.extract_number(f"so it is {value}") == str(value)

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
-from anabatic.data import chat, shards, tables, tokenizer
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.data.chat import rendering
+from anabatic.data.readers import json_and_csv
+from anabatic.data.shards import dataset_cache
+from anabatic.data.tokenizer import hf_folder
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 GOOD = '{"instruction": "a", "output": "b"}'
 USER, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -20,11 +23,11 @@ USER, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": 
 
 @pytest.fixture(scope="module")
 def tok(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def built(path: Path, tok: Path, **options: Any) -> Any:
-    return shards.build(str(path), tok, Data(valid_fraction=0.0, **options), "train", seq_len=4096)
+    return dataset_cache.build_dataset(str(path), tok, Data(valid_fraction=0.0, **options), "train", seq_len=4096)
 
 
 def messages(*turns: Any) -> str:
@@ -98,7 +101,7 @@ def test_or_the_row_alone_is_passed_over(kind: str, row: str, words: str, tmp_pa
 def test_a_row_with_a_key_twice_may_end_in_a_later_block(
     tmp_path: Path, tok: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "BLOCK", 16)
+    monkeypatch.setattr(json_and_csv, "BLOCK_BYTES", 16)
     path = tmp_path / "rows.json"
     path.write_text(f'[{GOOD}, {{"tools": [{{"a": 1, "a": 2}}], "instruction": "{"x" * 90}", "output": "y"}}, {GOOD}]')
     assert built(path, tok, on_bad_row="skip").num_docs == 2
@@ -204,11 +207,11 @@ def test_what_looks_bad_and_is_not(tmp_path: Path, tok: Path) -> None:
         json.dumps({"instruction": "a", "output": "b", "history": json.dumps([["c", "d"]])}),
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    made = shards.build(str(tmp_path / "rows.jsonl"), tok, Data(valid_fraction=0.0), "train")
-    load = tokenizer.load(tok)
+    made = dataset_cache.build_dataset(str(tmp_path / "rows.jsonl"), tok, Data(valid_fraction=0.0), "train")
+    load = hf_folder.load_tokenizer(tok)
     said = []
     for i in range(made.num_docs):
-        ids, mask = made.doc(i)
+        ids, mask = made.read_entry(i)
         assert mask is not None
         said.append(load.decode(ids[mask == 1].tolist()).replace("<|im_end|>", "|"))
     assert said == [f"{family}|", f"{family}|", "c|", f"{long}|", "b|", "d|b|"]
@@ -216,7 +219,7 @@ def test_what_looks_bad_and_is_not(tmp_path: Path, tok: Path) -> None:
 
 def test_a_tokenizer_without_end_or_padding(tmp_path: Path) -> None:
     """Padding is never learned nor seen, so any token will do; texts and conversations must end somewhere."""
-    folder = byte_tokenizer(tmp_path / "tokenizer")
+    folder = write_byte_tokenizer(tmp_path / "tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     for key in ("eos_token", "pad_token"):
         config[key] = None
@@ -233,16 +236,16 @@ def test_a_tokenizer_without_end_or_padding(tmp_path: Path) -> None:
 
 def test_templates_without_marks_and_without_turns(tmp_path: Path) -> None:
     """Without marks the turns are found by difference; where the template hides a turn nothing can be found."""
-    folder = byte_tokenizer(tmp_path / "tokenizer")
-    load = tokenizer.load(folder)
+    folder = write_byte_tokenizer(tmp_path / "tokenizer")
+    load = hf_folder.load_tokenizer(folder)
     turn, ask = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n", "<|im_start|>assistant\n"
     asking = f"{{% if add_generation_prompt %}}{ask}{{% endif %}}"
     load.chat_template = f"{{% for m in messages %}}{turn}{{% endfor %}}{asking}"
-    ids, mask = chat.render([[USER, SAID]], load)[0]
+    ids, mask = rendering.tokenize_conversations([[USER, SAID]], load)[0]
     assert load.decode(ids[mask == 1]) == "b<|im_end|>"
     load.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     with pytest.raises(DataError, match=r"row 7: the chat template leaves out message 2") as caught:
-        chat.render_full([[USER, SAID]], load, names=["row 7"])
+        rendering.render_conversations([[USER, SAID]], load, names=["row 7"])
     assert "generation" in caught.value.hint
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.data import calls, chat, tokenizer
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.data.chat import python_tool, rendering
+from anabatic.data.tokenizer import hf_folder
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -23,7 +24,7 @@ CHATS = [
 
 @pytest.fixture(scope="module")
 def chat_tokenizer(tmp_path_factory):
-    return tokenizer.load(byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    return hf_folder.load_tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def spoken(rendered, tok):
@@ -40,8 +41,8 @@ def spoken(rendered, tok):
 
 def test_outputs_of_the_python_tool_are_not_learned(chat_tokenizer):
     """They stand in the assistant's turn. One that is never closed ends with it; the user's own changes nothing."""
-    start, end = calls.OUTPUT_START, calls.OUTPUT_END
-    said = f"It is {calls.python_call('6*7', '42')}. {calls.python_call('1', '')}Done"
+    start, end = python_tool.OUTPUT_START, python_tool.OUTPUT_END
+    said = f"It is {python_tool.format_python_call('6*7', '42')}. {python_tool.format_python_call('1', '')}Done"
     talk = [
         {"role": "user", "content": f"{start}3"},
         {"role": "assistant", "content": said},
@@ -52,11 +53,11 @@ def test_outputs_of_the_python_tool_are_not_learned(chat_tokenizer):
     ]
     call = "<|python_start|>{}<|python_end|>".format
     runs = ["It is " + call("6*7"), ". " + call("1"), "Done<|im_end|>", "open ", f"shut {end}<|im_end|>"]
-    (whole,) = chat.render_full([talk], chat_tokenizer)
+    (whole,) = rendering.render_conversations([talk], chat_tokenizer)
     assert spoken(whole, chat_tokenizer) == runs
-    (last,) = chat.render_full([talk[:2]], chat_tokenizer, turns="last")
+    (last,) = rendering.render_conversations([talk[:2]], chat_tokenizer, turns="last")
     assert spoken(last, chat_tokenizer) == runs[:3]
-    assert whole.num_bytes(0, len(whole.ids)) == len("It is 6*7. 1Doneopen shut ")
+    assert whole.count_text_bytes(0, len(whole.ids)) == len("It is 6*7. 1Doneopen shut ")
 
 
 def test_render_agrees_with_the_tokenizers_own_template(chat_tokenizer):
@@ -64,14 +65,17 @@ def test_render_agrees_with_the_tokenizers_own_template(chat_tokenizer):
         CHATS, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
     for (ids, mask), reference, learned in zip(
-        chat.render(CHATS, chat_tokenizer), expected["input_ids"], expected["assistant_masks"], strict=True
+        rendering.tokenize_conversations(CHATS, chat_tokenizer),
+        expected["input_ids"],
+        expected["assistant_masks"],
+        strict=True,
     ):
         assert ids.tolist() == reference
         assert mask.tolist() == learned
 
 
 def test_only_the_assistants_turns_are_learned_with_their_end(chat_tokenizer):
-    one, two = chat.render_full(CHATS, chat_tokenizer, tools=[None, [TOOL]])
+    one, two = rendering.render_conversations(CHATS, chat_tokenizer, tools=[None, [TOOL]])
     assert spoken(one, chat_tokenizer) == ["Hello \U0001f642<|im_end|>"]
     runs = spoken(two, chat_tokenizer)
     assert [run.endswith("<|im_end|>") for run in runs] == [True] * 3
@@ -80,13 +84,13 @@ def test_only_the_assistants_turns_are_learned_with_their_end(chat_tokenizer):
 
 
 def test_bytes_of_what_is_said(chat_tokenizer):
-    one = chat.render_full(CHATS[:1], chat_tokenizer)[0]
+    one = rendering.render_conversations(CHATS[:1], chat_tokenizer)[0]
     said = "Hello \U0001f642".encode()
-    assert one.num_bytes(0, len(one.ids)) == len(said)
-    assert one.num_bytes(0, len(one.ids), all_text=True) == len(b"user\nHi\nassistant\n\n") + len(said)
-    assert one.num_bytes(0, 0) == 0
+    assert one.count_text_bytes(0, len(one.ids)) == len(said)
+    assert one.count_text_bytes(0, len(one.ids), all_text=True) == len(b"user\nHi\nassistant\n\n") + len(said)
+    assert one.count_text_bytes(0, 0) == 0
     first = int(one.mask.argmax())
-    assert [one.num_bytes(0, first + n) for n in range(7)] == list(range(7))
+    assert [one.count_text_bytes(0, first + n) for n in range(7)] == list(range(7))
 
 
 def test_the_last_character_counts_when_the_template_leaves_the_end_out(chat_tokenizer):
@@ -95,7 +99,9 @@ def test_the_last_character_counts_when_the_template_leaves_the_end_out(chat_tok
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
     )
     try:
-        rendered = chat.render_full([[{"role": "assistant", "content": "ok \U0001f642"}]], chat_tokenizer)[0]
+        rendered = rendering.render_conversations(
+            [[{"role": "assistant", "content": "ok \U0001f642"}]], chat_tokenizer
+        )[0]
     finally:
         chat_tokenizer.chat_template = inner
     assert rendered.mask.tolist() == [1] * 7 + [0]
@@ -116,7 +122,7 @@ def test_the_last_character_counts_when_the_template_leaves_the_end_out(chat_tok
 )
 def test_malformed_conversations_name_the_row(chat_tokenizer, messages, words):
     with pytest.raises(DataError, match=words) as caught:
-        chat.render_full([messages], chat_tokenizer, names=["row 7"])
+        rendering.render_conversations([messages], chat_tokenizer, names=["row 7"])
     assert str(caught.value).startswith("row 7: ")
     assert "on_bad_row" in caught.value.hint
 
@@ -126,12 +132,12 @@ def test_a_template_that_cannot_be_used_is_refused(chat_tokenizer):
     try:
         chat_tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
         with pytest.raises(DataError, match="conversation 1: the chat template leaves out message 2, by the assistant"):
-            chat.render(CHATS, chat_tokenizer)
+            rendering.tokenize_conversations(CHATS, chat_tokenizer)
         chat_tokenizer.chat_template = None
         with pytest.raises(DataError, match="no chat template"):
-            chat.render(CHATS, chat_tokenizer)
+            rendering.tokenize_conversations(CHATS, chat_tokenizer)
         chat_tokenizer.chat_template = "{% generation %}{{ raise_exception('no tools here') }}{% endgeneration %}"
         with pytest.raises(DataError, match="conversation 1: the chat template refuses.*no tools here"):
-            chat.render(CHATS, chat_tokenizer)
+            rendering.tokenize_conversations(CHATS, chat_tokenizer)
     finally:
         chat_tokenizer.chat_template = inner

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.config.curriculum import Curriculum, CurriculumStage
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
+from anabatic.config.sections.curriculum import Curriculum, CurriculumStage
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
-from anabatic.data import curriculum
-from anabatic.data.curriculum import Levels
-from anabatic.data.loader import Loader
-from anabatic.data.shard_set import ShardSet
-from anabatic.testing.corpora import chat_set
+from anabatic.data.batching import curriculum
+from anabatic.data.batching.curriculum import DifficultyLevels
+from anabatic.data.batching.loader import Loader
+from anabatic.data.shards.reader import ShardSet
+from anabatic.testing.tiny_corpora import write_chat_shards
 
 SEED_STAGES = Curriculum(use=True)
 """The stages of the default: 0-30 %, 30-70 %, 70-100 %."""
@@ -32,12 +32,12 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[ShardSet]:
     made = []
     for number, (name, rows) in enumerate((("explain", 60), ("reasoning", 30), ("topology", 5))):
         chats = [([100 * number + 10 + row % 90] * (5 + row % 4), [0, *[1] * (4 + row % 4)]) for row in range(rows)]
-        made.append(chat_set(root / name, chats))
+        made.append(write_chat_shards(root / name, chats))
     return made
 
 
-def levels_of(sets: list[ShardSet]) -> Levels:
-    return Levels(["explain", "reasoning", "topology"], [(part, number) for number, part in enumerate(sets)])
+def levels_of(sets: list[ShardSet]) -> DifficultyLevels:
+    return DifficultyLevels(["explain", "reasoning", "topology"], [(part, number) for number, part in enumerate(sets)])
 
 
 def drawn(loader: Loader, batches: int) -> list[Counter[int]]:
@@ -52,7 +52,7 @@ def drawn(loader: Loader, batches: int) -> list[Counter[int]]:
 
 
 def stream(sets: list[ShardSet], total: int, **options: Any) -> Loader:
-    stages = curriculum.plan(SEED_STAGES, levels_of(sets), total, 1)
+    stages = curriculum.plan_stages(SEED_STAGES, levels_of(sets), total, 1)
     given = {"seq_len": 16, "micro_batch_tokens": 100, "seed": 7, **options}
     return Loader([(part, None) for part in sets], stages=stages, **given)
 
@@ -95,21 +95,23 @@ def test_it_continues_at_any_batch_with_any_number_of_ranks(
         for number in range(length - length % ranks):
             batch = next(loaders[number % ranks])
             done.append(batch.input_ids.tolist())
-            state = json.loads(json.dumps(batch.state))
+            state = json.loads(json.dumps(batch.loader_state))
         for loader in loaders:
             loader.close()
     assert done == whole[: len(done)] and len(done) >= 38
 
 
 def test_lengths_part_a_source_into_equal_levels(tmp_path: Path) -> None:
-    source = chat_set(tmp_path / "a", [([9] * n, [0] + [1] * (n - 1)) for n in range(2, 62)])
-    levels = curriculum.by_length([source], ["short", "middle", "long"])
-    assert [levels.samples(number) for number in range(3)] == [20, 20, 20]
-    short, middle, long = (part for part, _ in levels.sets)
-    assert max(short.lengths(0)) < min(middle.lengths(0)) and max(middle.lengths(0)) < min(long.lengths(0))
+    source = write_chat_shards(tmp_path / "a", [([9] * n, [0] + [1] * (n - 1)) for n in range(2, 62)])
+    levels = curriculum.split_by_length([source], ["short", "middle", "long"])
+    assert [levels.count_samples(number) for number in range(3)] == [20, 20, 20]
+    short, middle, long = (part for part, _ in levels.leveled_sets)
+    assert max(short.read_entry_lengths(0)) < min(middle.read_entry_lengths(0)) and max(
+        middle.read_entry_lengths(0)
+    ) < min(long.read_entry_lengths(0))
     assert short.name == f"{source.name} (short)" and short.key != middle.key
-    entry = long.entry(0)
-    assert long.piece(entry, 0, entry.length).ids.tolist() == [9] * (entry.length + 1)
+    entry = long.locate_entry(0)
+    assert long.read_segment(entry, 0, entry.num_inputs).ids.tolist() == [9] * (entry.num_inputs + 1)
     assert short.num_tokens + middle.num_tokens + long.num_tokens == source.num_tokens
 
 
@@ -120,11 +122,11 @@ def rows(path: Path, *levels: str | None) -> Data:
 
 
 def check(data: Data) -> bool:
-    return curriculum.check_levels(curriculum.found_levels(data.train, data, "difficulty"), SEED_STAGES)
+    return curriculum.check_levels(curriculum.count_levels(data.train, data, "difficulty"), SEED_STAGES)
 
 
 def test_data_without_the_field_is_trained_as_usual(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log.setup()
+    log.setup_logging()
     log.LOGGER.propagate = True
     assert not check(rows(tmp_path / "a.jsonl", None, None))
     assert 'none of the 2 rows has the field "difficulty"' in caplog.text
@@ -164,7 +166,7 @@ def test_stages_that_cannot_be(stages: list[CurriculumStage], words: str) -> Non
 
 def test_what_was_drawn_is_said_with_how_often_it_came_round(sets: list[ShardSet]) -> None:
     state = {"samples": [30, 45, 10]}
-    assert curriculum.drawn(state, levels_of(sets)) == (
+    assert curriculum.describe_drawn_samples(state, levels_of(sets)) == (
         "curriculum: drawn 30 explain (0.50 times its 60 rows), 45 reasoning (1.50 times its 30 rows),"
         " 10 topology (2.00 times its 5 rows)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.data.instructions import VERIFY, followed
+from anabatic.data.scoring.ifeval import INSTRUCTION_CHECKS, check_instructions
 
 CASES = {
     "keywords:existence": ({"keywords": ["wind", "slope"]}, "Wind on a slope", "wind alone"),
@@ -42,16 +42,16 @@ CASES = {
 
 
 def test_every_instruction_has_a_case():
-    assert set(VERIFY) == {*CASES, "language:response_language"}
+    assert set(INSTRUCTION_CHECKS) == {*CASES, "language:response_language"}
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_followed_and_not(name):
     settings, yes, no = CASES[name]
     padded = {**settings, "other": None}
-    assert followed(yes, [name], [padded]) == [True]
-    assert followed(no, [name], [padded]) == [False]
-    assert followed(" ", [name], [padded]) == [False]
+    assert check_instructions(yes, [name], [padded]) == [True]
+    assert check_instructions(no, [name], [padded]) == [False]
+    assert check_instructions(" ", [name], [padded]) == [False]
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_followed_and_not(name):
 )
 def test_broken_rows(names, settings, message):
     with pytest.raises(DataError, match=message):
-        followed("text", names, settings)
+        check_instructions("text", names, settings)

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import DataError
-from anabatic.data import chat, tokenizer
-from anabatic.data.document import Document
-from anabatic.data.encoders import ChatEncoder
-from anabatic.data.learn import Learning, TooLong
-from anabatic.data.shard_write import Counts
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.data.chat import rendering
+from anabatic.data.chat.loss_mask import LossPolicy, TruncationStrategy
+from anabatic.data.readers.document import Document
+from anabatic.data.shards.encoders import ChatEncoder
+from anabatic.data.shards.writer import DocumentCounts
+from anabatic.data.tokenizer import hf_folder
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 TURNS = [
     {"role": "user", "content": "a"},
@@ -27,12 +28,12 @@ TURNS = [
 
 @pytest.fixture(scope="module")
 def tok(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tokenizer.load(byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    return hf_folder.load_tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 @given(st.integers(2, 200), st.integers(1, 50), st.sampled_from(["right", "left", "split"]))
-def test_pieces(length: int, longest: int, too_long: TooLong) -> None:
-    pieces = list(Learning("assistant", too_long).pieces(length, longest))
+def test_pieces(length: int, longest: int, too_long: TruncationStrategy) -> None:
+    pieces = list(LossPolicy("assistant", too_long).kept_token_ranges(length, longest))
     assert all(1 <= stop - start - 1 <= longest for start, stop in pieces)
     if length <= longest + 1:
         assert pieces == [(0, length)]
@@ -44,13 +45,13 @@ def test_pieces(length: int, longest: int, too_long: TooLong) -> None:
 
 
 def test_long_ones_may_be_left_out() -> None:
-    assert list(Learning("assistant", "delete").pieces(10, 8)) == []
-    assert list(Learning("assistant", "delete").pieces(9, 8)) == [(0, 9)]
-    assert list(Learning().pieces(99, None)) == [(0, 99)]
+    assert list(LossPolicy("assistant", "delete").kept_token_ranges(10, 8)) == []
+    assert list(LossPolicy("assistant", "delete").kept_token_ranges(9, 8)) == [(0, 9)]
+    assert list(LossPolicy().kept_token_ranges(99, None)) == [(0, 99)]
 
 
 def said(tok: Any, turns: list[dict[str, Any]], which: Any = "assistant") -> str:
-    one = chat.render_full([turns], tok, names=["row 3"], turns=which)[0]
+    one = rendering.render_conversations([turns], tok, names=["row 3"], turns=which)[0]
     return str(tok.decode(one.ids[one.mask == 1]))
 
 
@@ -70,23 +71,25 @@ def test_turns(tok: Any) -> None:
     ("too_long", "entries", "counted"),
     [("right", 1, "truncated"), ("left", 1, "truncated"), ("delete", 0, "too_long"), ("split", 3, "split")],
 )
-def test_counts_of_long_conversations(tok: Any, too_long: TooLong, entries: int, counted: str) -> None:
-    counts = Counts()
+def test_counts_of_long_conversations(tok: Any, too_long: TruncationStrategy, entries: int, counted: str) -> None:
+    counts = DocumentCounts()
     turns = [TURNS[0], {"role": "assistant", "content": "x" * 40}]
-    length = len(chat.render([turns], tok)[0][0])
-    encode = ChatEncoder(tok, counts, seq_len=(length + 1) // 3, learning=Learning("all", too_long), skip_bad=False)
+    length = len(rendering.tokenize_conversations([turns], tok)[0][0])
+    encode = ChatEncoder(tok, counts, seq_len=(length + 1) // 3, learning=LossPolicy("all", too_long), skip_bad=False)
     made = encode([Document(None, turns, "r:1")])
     assert len(made) == entries and getattr(counts, counted) == 1
-    assert sum(one.first for one in made) == min(entries, 1)
+    assert sum(one.is_document_start for one in made) == min(entries, 1)
     if too_long == "split":
         assert sum(len(one.ids) - 1 for one in made) == length - 1
-        assert sum(one.num_bytes for one in made) == chat.render_full([turns], tok)[0].num_bytes(0, length, True)
+        assert sum(one.num_bytes for one in made) == rendering.render_conversations([turns], tok)[0].count_text_bytes(
+            0, length, True
+        )
 
 
 def test_a_table_and_an_array(tmp_path: Path) -> None:
     """Rows with another name for their columns, in both shapes of file."""
-    from anabatic.config.shared import Data
-    from anabatic.data.sources import documents, parse
+    from anabatic.config.sections.common import Data
+    from anabatic.data.readers.sources import parse_source, read_documents
 
     (tmp_path / "a.csv").write_text('frage,antwort\n"eins, zwei",drei\n"x\ny",z\n')
     (tmp_path / "a.json").write_text(
@@ -94,7 +97,8 @@ def test_a_table_and_an_array(tmp_path: Path) -> None:
     )
     data = Data(columns={"query": "frage", "response": "antwort"})
     rows = [
-        [document.messages for document in documents(parse(str(tmp_path / name)), data)] for name in ("a.csv", "a.json")
+        [document.messages for document in read_documents(parse_source(str(tmp_path / name)), data)]
+        for name in ("a.csv", "a.json")
     ]
     assert (
         rows[0]

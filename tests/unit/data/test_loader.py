@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data.batch import IGNORE
-from anabatic.data.loader import Loader, shares, valid_batches
-from anabatic.data.prefetch import Prefetch
-from anabatic.data.shard_write import Encoded
-from anabatic.testing.corpora import EOT, chat_set, text_set, write
+from anabatic.data.batching.batch import IGNORE_INDEX
+from anabatic.data.batching.loader import Loader, build_validation_batches, resolve_source_weights
+from anabatic.data.batching.prefetch import PrefetchIterator
+from anabatic.data.shards.writer import EncodedEntry
+from anabatic.testing.tiny_corpora import EOT_ID, write_chat_shards, write_shard_set, write_text_shards
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -61,22 +61,22 @@ def check(batch, seq_len, capacity):
     assert batch.cu_seqlens[-1] == capacity == len(batch.input_ids)
     assert (sizes > 0).all() and sizes.max() <= seq_len
     assert batch.position_ids.tolist() == [at for size in sizes for at in range(size)]
-    assert batch.num_targets == int((batch.labels != IGNORE).sum())
+    assert batch.num_targets == int((batch.labels != IGNORE_INDEX).sum())
 
 
 @quick
 @given(st.integers(1, 40), st.integers(2, 30), st.integers(0, 60), st.integers(0, 9))
 def test_every_target_of_a_text_comes_once_per_pass(tmp_path_factory, number, seq_len, more, seed):
     docs = documents(number, seed)
-    shards = text_set(tmp_path_factory.mktemp("set") / "s", docs, shard_bytes=200)
+    shards = write_text_shards(tmp_path_factory.mktemp("set") / "s", docs, shard_bytes=200)
     capacity = seq_len + more
     epoch = sum(len(doc) + 1 for doc in docs)
     with Loader([(shards, None)], seq_len=seq_len, micro_batch_tokens=capacity, seed=seed) as loader:
         assert loader.epoch_tokens == epoch == shards.num_tokens
         batches = list(islice(loader, 2 * epoch // capacity + 1))
-    follows = {EOT: {doc[0] for doc in docs}}
+    follows = {EOT_ID: {doc[0] for doc in docs}}
     for doc in docs:
-        follows.update({a: {b} for a, b in zip(doc, [*doc[1:], EOT], strict=True)})
+        follows.update({a: {b} for a, b in zip(doc, [*doc[1:], EOT_ID], strict=True)})
     targets = []
     for batch in batches:
         check(batch, seq_len, capacity)
@@ -84,29 +84,29 @@ def test_every_target_of_a_text_comes_once_per_pass(tmp_path_factory, number, se
         for token, label in zip(batch.input_ids.tolist(), batch.labels.tolist(), strict=True):
             assert label in follows[token]
         targets.extend(batch.labels.tolist())
-    expected = Counter({token: 1 for doc in docs for token in doc} | {EOT: len(docs)})
+    expected = Counter({token: 1 for doc in docs for token in doc} | {EOT_ID: len(docs)})
     assert Counter(targets[:epoch]) == expected
     assert Counter(targets[epoch : 2 * epoch]) == expected
 
 
 def test_parts_of_a_long_document_are_one_stream(tmp_path):
-    entries = [Encoded(list(range(10, 20)), None, 10, True), Encoded(list(range(20, 25)), None, 5, False)]
-    entries.append(Encoded([30, 31], None, 2, True))
-    shards = write(tmp_path / "s", "text", entries)
-    assert [shards.length(i) for i in range(3)] == [10, 6, 3]
-    assert shards.doc(0)[0].tolist() == [EOT, *range(10, 19)]
-    assert shards.doc(1)[0].tolist() == list(range(19, 25))
+    entries = [EncodedEntry(list(range(10, 20)), None, 10, True), EncodedEntry(list(range(20, 25)), None, 5, False)]
+    entries.append(EncodedEntry([30, 31], None, 2, True))
+    shards = write_shard_set(tmp_path / "s", "text", entries)
+    assert [shards.count_entry_inputs(i) for i in range(3)] == [10, 6, 3]
+    assert shards.read_entry(0)[0].tolist() == [EOT_ID, *range(10, 19)]
+    assert shards.read_entry(1)[0].tolist() == list(range(19, 25))
     with Loader([(shards, None)], seq_len=64, micro_batch_tokens=64) as loader:
         targets = next(loader).labels.tolist()[: shards.num_tokens]
-    assert sorted(targets) == sorted([*range(10, 25), 30, 31, EOT, EOT])
+    assert sorted(targets) == sorted([*range(10, 25), 30, 31, EOT_ID, EOT_ID])
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_the_global_stream_is_the_same_for_any_world_size(tmp_path, world_size):
     sets = [
-        (text_set(tmp_path / "a", documents(50)), 0.3),
-        (chat_set(tmp_path / "b", conversations(60)), None),
-        (text_set(tmp_path / "c", documents(20, 3)), 0.2),
+        (write_text_shards(tmp_path / "a", documents(50)), 0.3),
+        (write_chat_shards(tmp_path / "b", conversations(60)), None),
+        (write_text_shards(tmp_path / "c", documents(20, 3)), 0.2),
     ]
     expected = take(sets, 24)
     ranks = [take(sets, 24 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
@@ -120,8 +120,8 @@ def test_the_global_stream_is_the_same_for_any_world_size(tmp_path, world_size):
 @pytest.mark.parametrize("stop", range(1, 12))
 def test_resuming_from_any_state_gives_the_same_batches(tmp_path, stop):
     sets = [
-        (text_set(tmp_path / "a", documents(9)), 0.6),
-        (chat_set(tmp_path / "b", conversations(30)), 0.4),
+        (write_text_shards(tmp_path / "a", documents(9)), 0.6),
+        (write_chat_shards(tmp_path / "b", conversations(30)), 0.4),
     ]
     expected = take(sets, 20)
     state = json.loads(json.dumps(expected[stop - 1].state))
@@ -141,12 +141,12 @@ def test_resuming_from_any_state_gives_the_same_batches(tmp_path, stop):
 @given(st.integers(1, 60), st.integers(0, 5), st.integers(1, 70))
 def test_conversations_stay_whole(tmp_path_factory, number, seed, lookahead):
     chats = conversations(number, seed, longest=24)
-    shards = chat_set(tmp_path_factory.mktemp("set") / "s", chats, shard_bytes=300)
+    shards = write_chat_shards(tmp_path_factory.mktemp("set") / "s", chats, shard_bytes=300)
     expected = Counter(
         json.dumps(
             [
                 ids[:-1],
-                [token if learned else IGNORE for token, learned in zip(ids[1:], mask[1:], strict=True)],
+                [token if learned else IGNORE_INDEX for token, learned in zip(ids[1:], mask[1:], strict=True)],
             ]
         )
         for ids, mask in chats
@@ -155,44 +155,46 @@ def test_conversations_stay_whole(tmp_path_factory, number, seed, lookahead):
         seen = Counter()
         for batch in islice(loader, 40):
             check(batch, 32, 100)
-            whole = [json.dumps(segment) for segment in segments(batch) if set(segment[0]) != {EOT}]
+            whole = [json.dumps(segment) for segment in segments(batch) if set(segment[0]) != {EOT_ID}]
             assert set(whole) <= set(expected)
-            assert batch.num_tokens == 100 - sum(len(s[0]) for s in segments(batch) if set(s[0]) == {EOT})
+            assert batch.num_tokens == 100 - sum(len(s[0]) for s in segments(batch) if set(s[0]) == {EOT_ID})
             seen.update(whole)
     # Look-ahead blurs the border between passes by at most the conversations that wait.
     assert max(seen.values()) - min(seen[name] for name in expected) <= 2
 
 
 def test_a_long_conversation_is_cut_on_the_right_and_reported(tmp_path, caplog):
-    shards = chat_set(tmp_path / "s", [([*range(100, 150)], [0] * 10 + [1] * 40), ([1, 2, 3], [0, 1, 1])])
+    shards = write_chat_shards(tmp_path / "s", [([*range(100, 150)], [0] * 10 + [1] * 40), ([1, 2, 3], [0, 1, 1])])
     with caplog.at_level("WARNING", logger="anabatic"):
         batches = take([(shards, None)], 1, seq_len=20, micro_batch_tokens=22)
     assert "1 conversations (50.0%) are cut to 20 tokens" in caplog.text
     assert sorted(segments(batches[0]))[-1] == (
         list(range(100, 120)),
-        [IGNORE] * 9 + list(range(110, 121)),
+        [IGNORE_INDEX] * 9 + list(range(110, 121)),
     )
 
 
 def test_a_mixture_meets_its_weights_and_has_no_padding_when_it_holds_text(tmp_path):
     sets = [
-        (text_set(tmp_path / "a", documents(300, 1, first=1000)), 0.5),
-        (chat_set(tmp_path / "b", conversations(200)), 0.2),
-        (text_set(tmp_path / "c", documents(100, 2, first=1000)), None),
+        (write_text_shards(tmp_path / "a", documents(300, 1, first=1000)), 0.5),
+        (write_chat_shards(tmp_path / "b", conversations(200)), 0.2),
+        (write_text_shards(tmp_path / "c", documents(100, 2, first=1000)), None),
     ]
     with Loader(sets, seq_len=32, micro_batch_tokens=256) as loader:
         assert loader.weights == pytest.approx([0.5, 0.2, 0.3])
         batches = list(islice(loader, 200))
-    drawn = [cursor["drawn"] for cursor in batches[-1].state["cursors"]]
+    drawn = [cursor["drawn"] for cursor in batches[-1].loader_state["cursors"]]
     assert np.array(drawn) / sum(drawn) == pytest.approx([0.5, 0.2, 0.3], abs=0.003)
     assert sum(drawn) == 200 * 256
     assert all(batch.num_tokens == 256 for batch in batches)
 
 
 def test_sources_without_weights_share_by_size(tmp_path):
-    big, small = text_set(tmp_path / "a", documents(300)), text_set(tmp_path / "b", documents(30))
+    big, small = write_text_shards(tmp_path / "a", documents(300)), write_text_shards(tmp_path / "b", documents(30))
     total = big.num_tokens + small.num_tokens
-    assert shares([(big, None), (small, None)]) == pytest.approx([big.num_tokens / total, small.num_tokens / total])
+    assert resolve_source_weights([(big, None), (small, None)]) == pytest.approx(
+        [big.num_tokens / total, small.num_tokens / total]
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,30 +203,30 @@ def test_sources_without_weights_share_by_size(tmp_path):
     + [([0.5, 0.2], "add up to 0.7"), ([1.0, None], "nothing for the sources")],
 )
 def test_wrong_weights_are_named(tmp_path, weights, words):
-    sets = [text_set(tmp_path / name, documents(3)) for name in "ab"]
+    sets = [write_text_shards(tmp_path / name, documents(3)) for name in "ab"]
     with pytest.raises(ConfigError, match=words):
-        shares(list(zip(sets, weights, strict=True)))
+        resolve_source_weights(list(zip(sets, weights, strict=True)))
 
 
 def test_errors_carry_numbers(tmp_path):
-    shards = text_set(tmp_path / "a", documents(5))
+    shards = write_text_shards(tmp_path / "a", documents(5))
     with pytest.raises(ConfigError, match="micro_batch_tokens is 8, batch.seq_len is 16"):
         take([(shards, None)], 1, micro_batch_tokens=8)
     with pytest.raises(ConfigError, match="rank 2 of 2"):
         take([(shards, None)], 1, rank=2, world_size=2)
     with pytest.raises(DataError, match="empty: 0 tokens"):
-        take([(shards, None), (text_set(tmp_path / "empty", []), None)], 1)
+        take([(shards, None), (write_text_shards(tmp_path / "empty", []), None)], 1)
     with pytest.raises(ConfigError, match="no data source"):
         take([], 1)
     state = take([(shards, None)], 1)[0].state
     with pytest.raises(DataError, match="seed 1, now 2"):
         take([(shards, None)], 1, seed=2, state=state)
     with pytest.raises(DataError, match="other data: sources a, now b"):
-        take([(text_set(tmp_path / "b", documents(5)), None)], 1, state=state)
+        take([(write_text_shards(tmp_path / "b", documents(5)), None)], 1, state=state)
 
 
 def test_a_file_that_shrinks_under_a_running_loader_is_an_error_with_its_name(tmp_path):
-    shards = text_set(tmp_path / "a", documents(400))
+    shards = write_text_shards(tmp_path / "a", documents(400))
     with Loader([(shards, None)], seq_len=16, micro_batch_tokens=64, prefetch=1) as loader:
         next(loader)
         with open(tmp_path / "a" / "00000.bin", "r+b") as file:
@@ -235,7 +237,7 @@ def test_a_file_that_shrinks_under_a_running_loader_is_an_error_with_its_name(tm
 
 
 def test_close_and_garbage_collection_end_the_thread(tmp_path):
-    shards = text_set(tmp_path / "a", documents(5))
+    shards = write_text_shards(tmp_path / "a", documents(5))
     loader = Loader([(shards, None)], seq_len=16, micro_batch_tokens=64)
     next(loader)
     loader.close()
@@ -255,7 +257,7 @@ def test_prefetch_raises_after_the_items_before():
         yield 2
         raise ValueError("broken")
 
-    with Prefetch(items(), 8) as ahead:
+    with PrefetchIterator(items(), 8) as ahead:
         assert [next(ahead), next(ahead)] == [1, 2]
         for _ in range(2):
             with pytest.raises(ValueError, match="broken"):
@@ -266,8 +268,8 @@ def test_prefetch_raises_after_the_items_before():
 @pytest.mark.parametrize("max_tokens", [1, 700, 10**9])
 def test_valid_batches_are_whole_entries_and_count_their_bytes(tmp_path, world_size, max_tokens):
     docs, chats = documents(60), conversations(60, longest=16)
-    sets = [text_set(tmp_path / "a", docs), chat_set(tmp_path / "b", chats)]
-    passes = [valid_batches(sets, 16, 48, max_tokens, rank, world_size) for rank in range(world_size)]
+    sets = [write_text_shards(tmp_path / "a", docs), write_chat_shards(tmp_path / "b", chats)]
+    passes = [build_validation_batches(sets, 16, 48, max_tokens, rank, world_size) for rank in range(world_size)]
     batches = [list(each) for each in passes]
     assert {len(rank) for rank in batches} == {passes[0].num_batches}
     assert {each.num_bytes for each in passes} == {passes[0].num_bytes}
@@ -281,7 +283,7 @@ def test_valid_batches_are_whole_entries_and_count_their_bytes(tmp_path, world_s
         assert max_tokens <= passes[0].num_tokens < max_tokens + 250
     text_bytes = sum(int((batch.labels >= 1000).sum()) for batch in flat)
     assert text_bytes == passes[0].num_bytes
-    single = [content(b) for b in valid_batches(sets, 16, 48, max_tokens)]
+    single = [content(b) for b in build_validation_batches(sets, 16, 48, max_tokens)]
     merged = [content(batches[k % world_size][k // world_size]) for k in range(len(single))]
     assert merged == single
     assert all(batch.num_targets == 0 for batch in flat if batch.num_tokens == 0)
@@ -289,18 +291,18 @@ def test_valid_batches_are_whole_entries_and_count_their_bytes(tmp_path, world_s
 
 def test_valid_bytes_are_exact_for_text(tmp_path):
     docs = documents(60)
-    shards = text_set(tmp_path / "a", docs)
-    once = valid_batches([shards], 16, 64, 500)
-    targets = [label for batch in once for label in batch.labels.tolist() if label not in (IGNORE, EOT)]
+    shards = write_text_shards(tmp_path / "a", docs)
+    once = build_validation_batches([shards], 16, 64, 500)
+    targets = [label for batch in once for label in batch.labels.tolist() if label not in (IGNORE_INDEX, EOT_ID)]
     assert once.num_bytes == len(targets)
     assert once.num_tokens < shards.num_tokens
 
 
 def test_valid_bytes_of_a_cut_conversation_follow_its_learned_tokens(tmp_path):
-    shards = chat_set(tmp_path / "b", [([*range(100, 151)], [0] * 10 + [1] * 41)])
-    assert valid_batches([shards], 20, 64, 500).num_bytes == 11
+    shards = write_chat_shards(tmp_path / "b", [([*range(100, 151)], [0] * 10 + [1] * 41)])
+    assert build_validation_batches([shards], 20, 64, 500).num_bytes == 11
 
 
 def test_nothing_to_validate_on(tmp_path):
     with pytest.raises(DataError, match="0 tokens of held-out data in empty"):
-        valid_batches([text_set(tmp_path / "empty", [])], 16, 64, 100)
+        build_validation_batches([write_text_shards(tmp_path / "empty", [])], 16, 64, 100)

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.data.batch import IGNORE
-from anabatic.data.masking import MASKED, RANDOM, Masking, NextWord, quota
+from anabatic.data.batching.batch import IGNORE_INDEX
+from anabatic.data.sequence.masking import (
+    MASK_FRACTION,
+    RANDOM_FRACTION,
+    NextWordTargets,
+    WordMasking,
+    allocate_mask_quota,
+)
 
 GROUPS = np.repeat([-1, 0, 1, 2, 3], [3, 40, 5, 20, 4])
 """Of 72 ids: 3 never hidden, 40 of the first group, 5, 20 and 4 of the others."""
@@ -16,8 +22,8 @@ SHARES = np.asarray([0.4, 0.3, 0.2, 0.1])
 MASK = 1
 
 
-def masking(**options: object) -> Masking:
-    return Masking(GROUPS, SHARES, 0.15, MASK, seed=7, **options)  # type: ignore[arg-type]
+def masking(**options: object) -> WordMasking:
+    return WordMasking(GROUPS, SHARES, 0.15, MASK, seed=7, **options)  # type: ignore[arg-type]
 
 
 def text(length: int, seed: int) -> np.ndarray:
@@ -27,7 +33,7 @@ def text(length: int, seed: int) -> np.ndarray:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=4, max_size=4), st.floats(0, 60))
 def test_a_quota_takes_what_is_there(there: list[int], wanted: float) -> None:
-    found = quota(np.asarray(there), SHARES, wanted)
+    found = allocate_mask_quota(np.asarray(there), SHARES, wanted)
     assert (found <= np.asarray(there) + 1e-9).all() and (found >= 0).all()
     assert found.sum() == pytest.approx(min(wanted, sum(there)), abs=1e-6)
     roomy = found < np.asarray(there) - 1e-6
@@ -41,7 +47,7 @@ def test_targets_are_the_hidden_words(shift: bool) -> None:
     for number in range(40):
         ids = text(200, number)
         read, targets = hide(ids, number, 0)
-        at = np.flatnonzero(targets != IGNORE)
+        at = np.flatnonzero(targets != IGNORE_INDEX)
         place = at + 1 if shift else at
         assert (targets[at] == ids[place]).all() and (GROUPS[ids[place]] >= 0).all()
         rest = np.setdiff1d(np.arange(1 if shift else 0, 200), place)
@@ -54,13 +60,15 @@ def test_shares_of_groups_and_of_what_replaces_them() -> None:
     for number in range(300):
         ids = text(400, number)
         read, targets = hide(ids, number, 0)
-        at = np.flatnonzero(targets != IGNORE)
+        at = np.flatnonzero(targets != IGNORE_INDEX)
         new, old = read[at + 1], targets[at]
         kinds += [(new == MASK).sum(), ((new != MASK) & (new != old)).sum(), (new == old).sum()]
-    hidden = np.asarray([hide.counts[number] for number in range(4)])
-    assert hidden.sum() / hide.counts[None] == pytest.approx(0.15, rel=0.01)
+    hidden = np.asarray([hide.masked_counts[number] for number in range(4)])
+    assert hidden.sum() / hide.masked_counts[None] == pytest.approx(0.15, rel=0.01)
     assert hidden / hidden.sum() == pytest.approx(SHARES, abs=0.01)
-    assert kinds / kinds.sum() == pytest.approx([MASKED, RANDOM, 1 - MASKED - RANDOM], abs=0.01)
+    assert kinds / kinds.sum() == pytest.approx(
+        [MASK_FRACTION, RANDOM_FRACTION, 1 - MASK_FRACTION - RANDOM_FRACTION], abs=0.01
+    )
 
 
 def test_every_pass_hides_others_and_the_same_pass_the_same() -> None:
@@ -75,10 +83,10 @@ def test_the_scripts_hide_each_word_by_itself() -> None:
     for number in range(300):
         hide(text(400, number), number, 0)
     words = np.bincount(GROUPS[GROUPS >= 0]) / len(GROUPS) * 300 * 400
-    found = np.asarray([hide.counts[number] for number in range(4)]) / words
+    found = np.asarray([hide.masked_counts[number] for number in range(4)]) / words
     assert found == pytest.approx(0.15 * SHARES, rel=0.12)
 
 
 def test_next_word() -> None:
-    read, targets = NextWord()(np.asarray([4, 5, 6], np.int32), 0, 0)
-    assert read.tolist() == [4, 5, 6] and targets.tolist() == [5, 6, IGNORE]
+    read, targets = NextWordTargets()(np.asarray([4, 5, 6], np.int32), 0, 0)
+    assert read.tolist() == [4, 5, 6] and targets.tolist() == [5, 6, IGNORE_INDEX]

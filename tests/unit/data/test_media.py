@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.data import asked, raw_rows
-from anabatic.data.document import Columns, Problem
-from anabatic.data.rows import needed, to_document
+from anabatic.data.readers import prompts, raw_rows
+from anabatic.data.readers.document import ColumnMapping, RowIssue
+from anabatic.data.readers.row_parsing import row_to_document, select_needed_columns
 
 _TURNS = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A bird."}]
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
@@ -34,32 +34,34 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 def document(row: dict[str, Any]) -> Any:
-    return to_document(row, "id", "rows.jsonl: line 1", Columns("text", ()))
+    return row_to_document(row, "id", "rows.jsonl: line 1", ColumnMapping("text", ()))
 
 
 @pytest.mark.parametrize("case", ROWS)
 def test_columns(case: str) -> None:
     row, told = ROWS[case]
     found = document(row)
-    assert isinstance(found, Problem)
+    assert isinstance(found, RowIssue)
     assert told in found.message and "not supported" in found.message and "rows.jsonl: line 1" in found.message
     assert "rows of text" in found.hint and "on_bad_row" in found.hint
     for name in ("images", "videos", "audios", "image"):
         if name in row:
-            assert name in needed(list(row), Columns("text", ()))  # or a Parquet file would hide it
+            assert name in select_needed_columns(
+                list(row), ColumnMapping("text", ())
+            )  # or a Parquet file would hide it
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_parts_of_a_message(kind: str) -> None:
     content = [{"type": "text", "text": "What is it?"}, PARTS[kind]]
     found = document({"messages": [{"role": "user", "content": content}, _TURNS[1]]})
-    assert isinstance(found, Problem) and f'"{kind}"' in found.message and "not supported" in found.message
+    assert isinstance(found, RowIssue) and f'"{kind}"' in found.message and "not supported" in found.message
 
 
 @pytest.mark.parametrize("empty", [None, [], "", "[]", [None], {}])
 def test_rows_of_a_mixed_data_set_without_pictures_are_text(empty: Any) -> None:
     found = document({"messages": _TURNS, "images": empty})
-    assert not isinstance(found, Problem) and found.messages == _TURNS
+    assert not isinstance(found, RowIssue) and found.messages == _TURNS
 
 
 @pytest.mark.parametrize("case", [name for name in ROWS if name != "bytes"])
@@ -67,7 +69,7 @@ def test_questions_and_tasks(case: str, tmp_path: Path) -> None:
     row, told = ROWS[case]
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    (found,) = asked.read([str(file)], {})
-    assert isinstance(found, Problem) and told in found.message
+    (found,) = prompts.read_prompts([str(file)], {})
+    assert isinstance(found, RowIssue) and told in found.message
     with pytest.raises(DataError, match=told):
-        list(raw_rows.read(file))
+        list(raw_rows.read_raw_rows(file))

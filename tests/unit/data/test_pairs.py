@@ -11,20 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
-from anabatic.data import sample, shards, tokenizer
-from anabatic.data.batch import IGNORE
-from anabatic.data.document import Document
-from anabatic.data.formats import find
-from anabatic.data.learn import Learning, TooLong
-from anabatic.data.loader import Loader
-from anabatic.data.pack import Piece
-from anabatic.data.pairs import REJECTED, PairEncoder, answers, flatten_answers, flatten_pairs, longest, parted
-from anabatic.data.shard_write import Counts
-from anabatic.data.sources import Source, documents
-from anabatic.data.turn_fields import BadRow
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.data.batching.batch import IGNORE_INDEX
+from anabatic.data.batching.loader import Loader
+from anabatic.data.batching.packing import TokenSegment
+from anabatic.data.chat import loss_preview
+from anabatic.data.chat.conversation_formats import detect_format
+from anabatic.data.chat.loss_mask import LossPolicy, TruncationStrategy
+from anabatic.data.chat.preference_pairs import (
+    REJECTED_BIT,
+    PreferencePairEncoder,
+    collate_preference_pairs,
+    collate_unpaired_answers,
+    max_pair_inputs,
+    split_pair_messages,
+    split_pair_segment,
+)
+from anabatic.data.chat.turn_fields import BadRowError
+from anabatic.data.readers.document import Document
+from anabatic.data.readers.sources import DataSource, read_documents
+from anabatic.data.shards import dataset_cache
+from anabatic.data.shards.writer import DocumentCounts
+from anabatic.data.tokenizer import hf_folder
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 USER = {"role": "user", "content": "2 and 2?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("4", "five"))
@@ -32,12 +42,12 @@ GOOD, BAD = ({"role": "assistant", "content": text} for text in ("4", "five"))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
 def tok(folder: Path) -> Any:
-    return tokenizer.load(folder)
+    return hf_folder.load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(
@@ -60,40 +70,42 @@ def tok(folder: Path) -> Any:
     ids=lambda row: " ".join(row),
 )
 def test_rows_in_circulation(row: dict[str, Any]) -> None:
-    form = find(row)
+    form = detect_format(row)
     assert form is not None and form.name == "preference pairs"
-    made = form.read(row)
+    made = form.parse_row(row)
     assert made.messages == [USER, GOOD] and made.rejected == [USER, BAD]
-    told = form.read({**row, "system": "Be brief."})
+    told = form.parse_row({**row, "system": "Be brief."})
     assert [turns[0]["role"] for turns in (told.messages, told.rejected or [])] == ["system", "system"]
 
 
 def test_a_missing_worse_answer_is_no_pair() -> None:
     row = {"messages": [USER, GOOD], "rejected_response": None}
-    form = find(row)
-    assert form is not None and form.read(row).rejected is None
-    with pytest.raises(BadRow, match="ends with the assistant"):
-        form.read({"messages": [USER], "rejected_response": "five"})
+    form = detect_format(row)
+    assert form is not None and form.parse_row(row).rejected is None
+    with pytest.raises(BadRowError, match="ends with the assistant"):
+        form.parse_row({"messages": [USER], "rejected_response": "five"})
 
 
-def encoded(tok: Any, chosen: list[Any], rejected: Any, seq_len: int = 100, too_long: TooLong = "right") -> Any:
-    counts = Counts()
-    learning = Learning("assistant", too_long, pairs=True)
-    encode = PairEncoder(tok, counts, seq_len=seq_len, learning=learning, skip_bad=False)
+def encoded(
+    tok: Any, chosen: list[Any], rejected: Any, seq_len: int = 100, too_long: TruncationStrategy = "right"
+) -> Any:
+    counts = DocumentCounts()
+    learning = LossPolicy("assistant", too_long, pairs=True)
+    encode = PreferencePairEncoder(tok, counts, seq_len=seq_len, learning=learning, skip_bad=False)
     made = encode([Document(None, chosen, "r.jsonl:7", rejected=rejected)])
-    pieces = [Piece(np.asarray(one.ids), np.frombuffer(one.mask, np.uint8)) for one in made]
+    pieces = [TokenSegment(np.asarray(one.ids), np.frombuffer(one.mask, np.uint8)) for one in made]
     return pieces, counts
 
 
-def learned(tok: Any, side: Piece) -> str:
-    assert side.mask is not None
-    return str(tok.decode(side.ids[side.mask != 0]))
+def learned(tok: Any, side: TokenSegment) -> str:
+    assert side.loss_mask is not None
+    return str(tok.decode(side.ids[side.loss_mask != 0]))
 
 
 def test_learned_is_where_the_answers_part(tok: Any) -> None:
     before = [USER, {"role": "assistant", "content": "wait"}, {"role": "user", "content": "well?"}]
     (piece,), _ = encoded(tok, [*before, GOOD], [*before, BAD, USER, GOOD])
-    chosen, rejected = parted(piece)
+    chosen, rejected = split_pair_segment(piece)
     assert learned(tok, chosen) == "4<|im_end|>" and learned(tok, rejected) == "five<|im_end|>4<|im_end|>"
     assert tok.decode(chosen.ids) == tok.apply_chat_template([*before, GOOD], tokenize=False)
     assert tok.decode(rejected.ids) == tok.apply_chat_template([*before, BAD, USER, GOOD], tokenize=False)
@@ -109,12 +121,15 @@ def test_bad_pairs_are_named(tok: Any) -> None:
 def test_long_pairs(tok: Any) -> None:
     long = {"role": "assistant", "content": "x" * 60}
     (whole,), _ = encoded(tok, [USER, GOOD], [USER, long], 200)
-    lengths = [len(side.ids) for side in parted(whole)]
+    lengths = [len(side.ids) for side in split_pair_segment(whole)]
     for too_long in ("right", "left"):
         (piece,), counts = encoded(tok, [USER, GOOD], [USER, long], lengths[1] - 20, too_long)
-        assert [len(side.ids) for side in parted(piece)] == [lengths[0], lengths[1] - 20] and counts.truncated == 1
-        kept = parted(piece)[1].ids
-        full = parted(whole)[1].ids
+        assert [len(side.ids) for side in split_pair_segment(piece)] == [
+            lengths[0],
+            lengths[1] - 20,
+        ] and counts.truncated == 1
+        kept = split_pair_segment(piece)[1].ids
+        full = split_pair_segment(whole)[1].ids
         assert np.array_equal(kept, full[:-20] if too_long == "right" else full[20:])
     none, counts = encoded(tok, [USER, GOOD], [USER, long], lengths[1] - 20, "delete")
     assert none == [] and counts.too_long == 1
@@ -127,10 +142,10 @@ def test_pairs_lie_side_by_side(lengths: list[tuple[int, int]], tail: int) -> No
     pieces = []
     for number, (one, two) in enumerate(lengths):
         mask = np.full(one + two, 1, dtype=np.uint8)
-        mask[one:] |= REJECTED
-        pieces.append(Piece(np.arange(one + two) + 100 * number + 1, mask))
-    capacity = sum(piece.length for piece in pieces) + tail + 1
-    batch = flatten_pairs(pieces, capacity, 0, longest(16))
+        mask[one:] |= REJECTED_BIT
+        pieces.append(TokenSegment(np.arange(one + two) + 100 * number + 1, mask))
+    capacity = sum(piece.num_inputs for piece in pieces) + tail + 1
+    batch = collate_preference_pairs(pieces, capacity, 0, max_pair_inputs(16))
     assert batch.num_targets == len(pieces) and batch.num_tokens == sum(one + two - 2 for one, two in lengths)
     at = 0
     for number, pair in enumerate(lengths):
@@ -140,17 +155,17 @@ def test_pairs_lie_side_by_side(lengths: list[tuple[int, int]], tail: int) -> No
             assert batch.input_ids[at : at + length - 1].tolist() == ids[:-1].tolist()
             assert batch.labels[at : at + length - 1].tolist() == ids[1:].tolist()
             at += length - 1
-    assert all(batch.labels[at:] == IGNORE) and np.diff(batch.cu_seqlens[2 * len(pieces) :]).max(initial=0) <= 16
+    assert all(batch.labels[at:] == IGNORE_INDEX) and np.diff(batch.cu_seqlens[2 * len(pieces) :]).max(initial=0) <= 16
 
 
 def test_both_sides_are_shown(folder: Path, tmp_path: Path, tok: Any) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"prompt": "2 and 2?", "chosen": "4", "rejected": "five"}) + "\n")
     data = Data(train=[str(path)], cache=str(tmp_path / "cache"), valid_fraction=0.0)
-    made = shards.build(str(path), folder, data, "train", seq_len=64, learning=Learning(pairs=True))
+    made = dataset_cache.build_dataset(str(path), folder, data, "train", seq_len=64, learning=LossPolicy(pairs=True))
     shown = [
-        (name.rpartition(" ")[2], sample.shown(sample.stretches(ids, mask, tok), False))
-        for name, ids, mask in sample.conversations([made], 1)
+        (name.rpartition(" ")[2], loss_preview.format_preview(loss_preview.split_by_loss_mask(ids, mask, tok), False))
+        for name, ids, mask in loss_preview.iter_conversations([made], 1)
     ]
     assert [name for name, _ in shown] == ["(chosen)", "(rejected)"]
     assert "[[4<|im_end|>]]" in shown[0][1] and "[[five<|im_end|>]]" in shown[1][1]
@@ -164,11 +179,13 @@ def test_no_pair_is_split_and_each_comes_once(folder: Path, tmp_path: Path) -> N
     data = Data(train=[str(path)], cache=str(tmp_path / "cache"), valid_fraction=0.0)
     seen = []
     for world in (1, 2):
-        learning = Learning(pairs=True)
-        sources = shards.build_all([str(path)], folder, data, "train", seq_len=64, learning=learning)
+        learning = LossPolicy(pairs=True)
+        sources = dataset_cache.build_datasets([str(path)], folder, data, "train", seq_len=64, learning=learning)
         found: list[tuple[int, ...]] = []
         loaders = [
-            Loader(sources, seq_len=128, micro_batch_tokens=256, rank=rank, world_size=world, lay=flatten_pairs)
+            Loader(
+                sources, seq_len=128, micro_batch_tokens=256, rank=rank, world_size=world, lay=collate_preference_pairs
+            )
             for rank in range(world)
         ]
         while len(found) < 50:
@@ -195,7 +212,7 @@ def test_single_answers_with_a_label(tmp_path: Path) -> None:
     ]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = [answers(document, labels=True) for document in documents(Source(str(path)), Data())]
+    found = [split_pair_messages(document, labels=True) for document in read_documents(DataSource(str(path)), Data())]
     assert [(one is None, other is None) for one, other in found] == [
         (False, True),
         (True, False),
@@ -203,9 +220,9 @@ def test_single_answers_with_a_label(tmp_path: Path) -> None:
         (True, False),
     ]
     path.write_text(json.dumps({"messages": turns, "label": "good"}) + "\n")
-    (document,) = documents(Source(str(path)), Data())
+    (document,) = read_documents(DataSource(str(path)), Data())
     with pytest.raises(DataError, match="one answer without a label"):
-        answers(document, labels=True)
+        split_pair_messages(document, labels=True)
 
 
 def test_single_answers_become_entries_of_one_side(tok: Any) -> None:
@@ -216,15 +233,15 @@ def test_single_answers_become_entries_of_one_side(tok: Any) -> None:
         Document(None, turns, "a:2", label=False),
         Document(None, turns, "a:3", rejected=[USER, BAD]),
     ]
-    learning = Learning("assistant", "right", pairs=True, labels=True)
-    encoder = PairEncoder(tok, Counts(), seq_len=64, learning=learning, skip_bad=False)
-    made = [Piece(np.asarray(one.ids), np.frombuffer(one.mask or b"", dtype=np.uint8)) for one in encoder(docs)]
-    assert [[len(side.ids) > 0 for side in parted(piece)] for piece in made] == [
+    learning = LossPolicy("assistant", "right", pairs=True, labels=True)
+    encoder = PreferencePairEncoder(tok, DocumentCounts(), seq_len=64, learning=learning, skip_bad=False)
+    made = [TokenSegment(np.asarray(one.ids), np.frombuffer(one.mask or b"", dtype=np.uint8)) for one in encoder(docs)]
+    assert [[len(side.ids) > 0 for side in split_pair_segment(piece)] for piece in made] == [
         [True, False],
         [False, True],
         [True] * 2,
     ]
-    batch = flatten_answers(made, 200, 0, 128)
+    batch = collate_unpaired_answers(made, 200, 0, 128)
     assert batch.num_targets == 4
     assert batch.extra["desirable"].tolist() == [True, False, True, False]
     assert batch.extra["entry"].tolist() == [0, 1, 2, 2]

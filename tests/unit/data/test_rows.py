@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from anabatic.data.batch import Row
-from anabatic.data.loader import Loader
-from anabatic.testing.corpora import chat_set, text_set
+from anabatic.data.batching.batch import SegmentOrigin
+from anabatic.data.batching.loader import Loader
+from anabatic.testing.tiny_corpora import write_chat_shards, write_text_shards
 
 PASS = 300
 """Micro-batches of all ranks that are read: more than a pass over either set."""
@@ -19,13 +19,13 @@ PASS = 300
 
 def stretch(sources: Any, world: int, state: dict[str, Any] | None, rounds: int, **options: Any) -> Any:
     """Read so many rounds on `world` ranks; return every rank's rows, and the state of the last batch."""
-    rows: list[list[list[Row]]] = []
+    rows: list[list[list[SegmentOrigin]]] = []
     end = state
     for rank in range(world):
         with Loader(sources, rank=rank, world_size=world, state=state, seed=5, **options) as loader:
             read = [next(loader) for _ in range(rounds)]
-        rows.append([batch.rows for batch in read])
-        end = read[-1].state
+        rows.append([batch.segment_origins for batch in read])
+        end = read[-1].loader_state
     first = state["micro_batch"] if state else 0  # micro-batch k belongs to rank k % world
     return [rows[(first + each) % world][number] for number in range(rounds) for each in range(world)], end
 
@@ -35,10 +35,10 @@ def test_stopped_anywhere_and_gone_on_elsewhere(tmp_path: Path, kind: str) -> No
     draw = random.Random(kind)
     lengths = [draw.randrange(2, 40) for _ in range(90)]
     if kind == "text":
-        data: Any = text_set(tmp_path / "set", [[1] * n for n in lengths])
+        data: Any = write_text_shards(tmp_path / "set", [[1] * n for n in lengths])
         inputs = [data.entry(number).length for number in range(data.num_docs)]
     else:
-        data = chat_set(tmp_path / "set", [([1] * n, [1] * n) for n in lengths])
+        data = write_chat_shards(tmp_path / "set", [([1] * n, [1] * n) for n in lengths])
         inputs = [min(n - 1, 16) for n in lengths]
     options: dict[str, Any] = {"seq_len": 16, "micro_batch_tokens": 32, "packing": kind != "padded"}
     whole, _ = stretch([(data, None)], 1, None, PASS, **options)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
-from anabatic.data import shards
-from anabatic.data.learn import Learning
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.data.chat.loss_mask import LossPolicy
+from anabatic.data.shards import dataset_cache
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 ALPACA = {"instruction": "Say it", "input": "", "output": "yes"}
 MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -23,14 +23,14 @@ PAIR = {"query": "a", "response": "b"}
 
 @pytest.fixture(scope="module")
 def tok(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def said(spec: str, tok: Path, caplog: pytest.LogCaptureFixture, data: Data | None = None, **options: Any) -> list[str]:
     """Build a source and return the lines about it."""
     caplog.clear()
     with caplog.at_level(logging.INFO, "anabatic"):
-        shards.build(spec, tok, data or Data(valid_fraction=0.0), "train", **options)
+        dataset_cache.build_dataset(spec, tok, data or Data(valid_fraction=0.0), "train", **options)
     return [f"{record.levelname} {record.getMessage()}" for record in caplog.records if "data " in record.getMessage()]
 
 
@@ -93,9 +93,13 @@ def test_held_out_rows_are_counted(tmp_path: Path, tok: Path, caplog: pytest.Log
 
 def test_texts_among_conversations_are_named(tmp_path: Path, tok: Path) -> None:
     with pytest.raises(DataError, match=r"rows\.json: row 2: a text among conversations; a source is either"):
-        shards.build(array(tmp_path / "rows.json", [ALPACA, {"text": "x"}]), tok, Data(valid_fraction=0.0), "train")
+        dataset_cache.build_dataset(
+            array(tmp_path / "rows.json", [ALPACA, {"text": "x"}]), tok, Data(valid_fraction=0.0), "train"
+        )
     with pytest.raises(DataError, match=r"back\.json: row 2: a conversation among texts; a source is either"):
-        shards.build(array(tmp_path / "back.json", [{"text": "x"}, ALPACA]), tok, Data(valid_fraction=0.0), "train")
+        dataset_cache.build_dataset(
+            array(tmp_path / "back.json", [{"text": "x"}, ALPACA]), tok, Data(valid_fraction=0.0), "train"
+        )
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.csv", "rows.tsv", "rows.parquet", "folder"])
@@ -118,7 +122,7 @@ def test_rows_and_weights_of_every_kind_of_file(
     else:
         lines = path.suffix == ".jsonl"
         path.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows))
-    made = shards.build_all(
+    made = dataset_cache.build_datasets(
         [f"{tmp_path / name}#4@0.3", f"{tmp_path / name}#2"], tok, Data(valid_fraction=0.0), "train"
     )
     assert [(one.num_docs, weight) for one, weight in made] == [(4, 0.3), (2, None)]
@@ -129,5 +133,5 @@ def test_rows_and_weights_of_every_kind_of_file(
 
 def test_a_share_is_one_of_all_rows(tmp_path: Path, tok: Path, caplog: pytest.LogCaptureFixture) -> None:
     spec = array(tmp_path / "rows.json", [{"instruction": "x" * 300, "output": "y"}] * 3 + [ALPACA])
-    (line,) = said(spec, tok, caplog, seq_len=128, learning=Learning(too_long="delete"))
+    (line,) = said(spec, tok, caplog, seq_len=128, learning=LossPolicy(too_long="delete"))
     assert "3 conversations too long and left out (75.0%)" in line

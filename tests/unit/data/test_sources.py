@@ -17,19 +17,19 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
-from anabatic.data.calls import python_call
-from anabatic.data.document import MAX_ROW, Columns, Document
-from anabatic.data.readers import BLOCK, numbered_lines, read_text
-from anabatic.data.sources import Skips, Source, documents
+from anabatic.data.chat.python_tool import format_python_call
+from anabatic.data.readers.document import MAX_ROW_BYTES, ColumnMapping, Document
+from anabatic.data.readers.sources import DataSource, SkippedRows, read_documents
+from anabatic.data.readers.text_and_jsonl import BLOCK_BYTES, iter_numbered_lines, read_text
 
 ROWS = [{"text": "first"}, {"text": "二"}, {"text": ""}, {"text": "third\nline"}]
 JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
 
 def read(path: Path | str, rows: int | None = None, **data: Any) -> list[Document]:
-    return list(documents(Source(str(path), rows), Data(**data)))
+    return list(read_documents(DataSource(str(path), rows), Data(**data)))
 
 
 def fails(path: Path | str, **data: Any) -> DataError:
@@ -101,20 +101,20 @@ def test_text_files_are_one_document_each(tmp_path: Path) -> None:
 def test_a_big_text_file_is_read_in_blocks(tmp_path: Path) -> None:
     path = tmp_path / "big.txt"
     paragraph = "Ünïcode text of one paragraph, 一段文字。\n" * 40 + "\n"
-    text = paragraph * (MAX_ROW // len(paragraph.encode()) + 2)
+    text = paragraph * (MAX_ROW_BYTES // len(paragraph.encode()) + 2)
     path.write_text(text, encoding="utf-8")
     pieces = [document.text or "" for document in read(path)]
     assert "".join(pieces) == text
-    assert max(len(piece.encode()) for piece in pieces) <= 2 * BLOCK
+    assert max(len(piece.encode()) for piece in pieces) <= 2 * BLOCK_BYTES
     assert all(piece.endswith("\n\n") for piece in pieces)
 
 
 def test_a_big_text_file_without_any_break_is_cut_between_characters(tmp_path: Path) -> None:
     path = tmp_path / "big.txt"
-    path.write_bytes("語".encode() * (MAX_ROW // 3 + 1000))
+    path.write_bytes("語".encode() * (MAX_ROW_BYTES // 3 + 1000))
     pieces = [document.text or "" for document in read(path)]
     assert set("".join(pieces)) == {"語"}
-    assert len("".join(pieces)) == MAX_ROW // 3 + 1000
+    assert len("".join(pieces)) == MAX_ROW_BYTES // 3 + 1000
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_a_bad_row_names_file_and_line_or_is_skipped(
     error = fails(path)
     assert f"{path}: line 2" in str(error) or "binary" in words
     assert words in str(error)
-    skips = Skips()
+    skips = SkippedRows()
     with caplog.at_level(logging.WARNING, "anabatic"):
-        found = list(documents(Source(str(path)), Data(on_bad_row="skip"), skips=skips))
+        found = list(read_documents(DataSource(str(path)), Data(on_bad_row="skip"), skips=skips))
     assert [document.text for document in found] == ["good", "also good"]
     assert skips.count == 1
     assert "passed over 1 bad rows of 3" in caplog.text
@@ -208,7 +208,7 @@ def test_a_line_of_a_gigabyte_is_refused_without_being_held(tmp_path: Path) -> N
     tracemalloc.start()
     try:
         assert [document.text for document in read(path, on_bad_row="skip")] == ["good", "after"]
-        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_ROW
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_ROW_BYTES
     finally:
         tracemalloc.stop()
 
@@ -217,7 +217,7 @@ def test_a_line_of_a_gigabyte_is_refused_without_being_held(tmp_path: Path) -> N
 def test_lines_are_numbered_and_long_ones_measured(lines: list[bytes], limit: int, ended: bool) -> None:
     data = b"\n".join(lines) + (b"\n" if ended else b"")
     expected = data.splitlines(keepends=True) if b"\r" not in data else None
-    found = list(numbered_lines(io.BytesIO(data), limit))
+    found = list(iter_numbered_lines(io.BytesIO(data), limit))
     assert [number for number, _, _ in found] == list(range(1, len(found) + 1))
     total = 0
     for _, offset, line in found:
@@ -241,9 +241,9 @@ def test_any_text_survives_reading(text: str) -> None:
         plain.write_bytes(text.encode())
         rows.write_text(json.dumps({"text": text}) + "\n", encoding="utf-8")
         expected = text.removeprefix("\ufeff")
-        assert [document.text for document in read_text(plain, "a", Columns()) if isinstance(document, Document)] == (
-            [expected] if expected else []
-        )
+        assert [
+            document.text for document in read_text(plain, "a", ColumnMapping()) if isinstance(document, Document)
+        ] == ([expected] if expected else [])
         assert read(rows)[0].text == text
 
 
@@ -319,7 +319,7 @@ def test_calls_of_the_python_tool_in_parts(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     (document,) = read(tmp_path / "a.jsonl")
     assert document.messages is not None
-    assert document.messages[1]["content"] == "It is " + python_call("6*7", "42")
+    assert document.messages[1]["content"] == "It is " + format_python_call("6*7", "42")
 
 
 def test_sharegpt_and_alpaca_rows(tmp_path: Path) -> None:
@@ -389,8 +389,8 @@ def test_docstrings_share_their_source_s_held_out_fate() -> None:
 
 
 def test_generated_tasks_follow_the_split() -> None:
-    train = list(documents(Source("task:spelling", 20), Data()))
-    held = list(documents(Source("task:spelling", 20), Data(), split="test"))
+    train = list(read_documents(DataSource("task:spelling", 20), Data()))
+    held = list(read_documents(DataSource("task:spelling", 20), Data(), split="test"))
     assert len(train) == len(held) == 20
     assert train[0].id == "task:spelling:1"
     assert not {str(row.messages) for row in train} & {str(row.messages) for row in held}

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabatic.data import chat, tokenizer
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.data.chat import rendering
+from anabatic.data.tokenizer import hf_folder
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "}"}}}
 TRIMMED = (
@@ -29,12 +30,12 @@ FORGETFUL = (
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tokenizer.load(byte_tokenizer(tmp_path_factory.mktemp("marked")))
+    return hf_folder.load_tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("marked")))
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    tok = tokenizer.load(byte_tokenizer(tmp_path_factory.mktemp("bare")))
+    tok = hf_folder.load_tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("bare")))
     tok.chat_template = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", tok.chat_template)
     assert "generation %}" not in tok.chat_template
     return tok
@@ -65,13 +66,16 @@ def test_the_difference_finds_what_marks_say(
 ) -> None:
     messages = [{"role": "system", "content": "Be brief."}] if system else []
     messages += [turn for pair in pairs for turn in pair]
-    (ids, mask), (same, found) = chat.render([messages], marked)[0], chat.render([messages], bare)[0]
+    (ids, mask), (same, found) = (
+        rendering.tokenize_conversations([messages], marked)[0],
+        rendering.tokenize_conversations([messages], bare)[0],
+    )
     assert ids.tolist() == same.tolist()
     assert mask.tolist() == found.tolist()
 
 
 def said(messages: list[dict[str, Any]], tok: Any) -> str:
-    ids, mask = chat.render([messages], tok)[0]
+    ids, mask = rendering.tokenize_conversations([messages], tok)[0]
     return str(tok.decode(ids[mask == 1]))
 
 

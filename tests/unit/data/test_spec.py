@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError, DataError, UserError
-from anabatic.data.sources import Source, files, is_held_out, kind, parse, parse_all
+from anabatic.data.readers.sources import (
+    DataSource,
+    is_held_out,
+    list_source_files,
+    parse_source,
+    parse_sources,
+    source_kind,
+)
 
 PATHS = st.text(st.characters(codec="utf-8", exclude_characters="#@\0"), min_size=1).filter(
     lambda text: text == text.strip() and not os.path.exists(text)
@@ -23,14 +30,14 @@ PATHS = st.text(st.characters(codec="utf-8", exclude_characters="#@\0"), min_siz
     weight=st.none() | st.floats(1e-3, 1.0).map(lambda value: float(f"{value:g}")),
 )
 def test_a_source_survives_being_written_and_read(path: str, rows: int | None, weight: float | None) -> None:
-    source = Source(path, rows, weight)
-    assert parse(str(source)) == source
+    source = DataSource(path, rows, weight)
+    assert parse_source(str(source)) == source
 
 
 @given(st.text())
 def test_any_text_is_a_source_or_an_error_with_a_hint(spec: str) -> None:
     try:
-        assert parse(spec).path
+        assert parse_source(spec).path
     except ConfigError as error:
         assert error.hint
 
@@ -50,7 +57,7 @@ def test_any_text_is_a_source_or_an_error_with_a_hint(spec: str) -> None:
 )
 def test_wrong_specs_are_named(spec: str, words: str) -> None:
     with pytest.raises(ConfigError, match="source|share|rows") as caught:
-        parse(spec)
+        parse_source(spec)
     assert words in str(caught.value)
     assert "PATH[#ROWS][@WEIGHT]" in caught.value.hint
 
@@ -60,9 +67,9 @@ def test_a_path_that_exists_is_taken_as_written(tmp_path: Path) -> None:
     file.write_text("x")
     odd = tmp_path / "a#3"
     odd.mkdir()
-    assert parse(str(file)) == Source(str(file))
-    assert parse(str(odd)) == Source(str(odd))
-    assert parse(f"{file}#2@0.5") == Source(str(file), 2, 0.5)
+    assert parse_source(str(file)) == DataSource(str(file))
+    assert parse_source(str(odd)) == DataSource(str(odd))
+    assert parse_source(f"{file}#2@0.5") == DataSource(str(file), 2, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +82,14 @@ def test_a_path_that_exists_is_taken_as_written(tmp_path: Path) -> None:
 )
 def test_weights_that_do_not_make_a_whole(specs: list[str], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_all(specs)
+        parse_sources(specs)
     assert words in str(caught.value)
 
 
 def test_weights_that_make_a_whole() -> None:
-    assert [source.weight for source in parse_all(["a@0.5", "b", "c@0.25"])] == [0.5, None, 0.25]
-    assert len(parse_all(["a@0.5", "b@0.5"])) == 2
-    assert len(parse_all(["a", "b"])) == 2
+    assert [source.weight for source in parse_sources(["a@0.5", "b", "c@0.25"])] == [0.5, None, 0.25]
+    assert len(parse_sources(["a@0.5", "b@0.5"])) == 2
+    assert len(parse_sources(["a", "b"])) == 2
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_weights_that_make_a_whole() -> None:
     ],
 )
 def test_kinds_without_files(path: str, expected: str) -> None:
-    assert kind(Source(path)) == expected
+    assert source_kind(DataSource(path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def test_what_is_not_there(path: str, words: str, hint: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(DataError) as caught:
-        kind(Source(path))
+        source_kind(DataSource(path))
     assert words in str(caught.value)
     assert hint in caught.value.hint
 
@@ -127,14 +134,14 @@ def _tree(root: Path) -> None:
 
 def test_folders_and_globs_list_sorted_readable_files(tmp_path: Path) -> None:
     _tree(tmp_path)
-    names = [file.relative_to(tmp_path).as_posix() for file in files(Source(str(tmp_path)))]
+    names = [file.relative_to(tmp_path).as_posix() for file in list_source_files(DataSource(str(tmp_path)))]
     assert names == ["a/one.md", "b/two.txt", "c.JSONL"]
-    assert [file.name for file in files(Source(f"{tmp_path}/**/*.txt"))] == ["two.txt"]
-    assert [file.name for file in files(Source(f"{tmp_path}/[ab]/*"))] == ["one.md", "two.txt"]
+    assert [file.name for file in list_source_files(DataSource(f"{tmp_path}/**/*.txt"))] == ["two.txt"]
+    assert [file.name for file in list_source_files(DataSource(f"{tmp_path}/[ab]/*"))] == ["one.md", "two.txt"]
 
 
 def test_generated_sources_have_no_files() -> None:
-    assert files(Source("task:counting")) == []
+    assert list_source_files(DataSource("task:counting")) == []
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_nothing_to_read(path: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "void.txt").touch()
     pattern = "none-*.txt" if path == "*.txt" else path
     with pytest.raises(UserError) as caught:
-        files(Source(str(tmp_path / pattern)))
+        list_source_files(DataSource(str(tmp_path / pattern)))
     assert words in str(caught.value)
     assert caught.value.hint
 

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.data import task_identity, task_words, tasks
+from anabatic.data.builtin import identity_task, synthetic_tasks, task_vocabulary
 
-NAMES = list(tasks.TASKS)
+NAMES = list(synthetic_tasks.TASKS)
 
 
-def words_asked(row: tasks.TaskRow) -> str:
+def words_asked(row: synthetic_tasks.TaskRow) -> str:
     """The word of a spelling or counting row, read from its reply."""
     return re.sub(r"[^a-z]", "", row.messages[1]["content"].split(":")[0])
 
 
-def operands(row: tasks.TaskRow) -> tuple[int, str, int]:
+def operands(row: synthetic_tasks.TaskRow) -> tuple[int, str, int]:
     """The problem of an arithmetic row, read from its question."""
     a, sign, b = re.findall(r"(\d+) ([+-]) (\d+)", row.messages[0]["content"])[0]
     return int(a), sign, int(b)
@@ -29,51 +29,62 @@ def operands(row: tasks.TaskRow) -> tuple[int, str, int]:
 
 @pytest.mark.parametrize("name", [*NAMES, "all"])
 def test_rows_are_the_same_every_time_and_a_prefix_of_more_rows(name):
-    assert list(tasks.rows(name, "train", 50, 3)) == list(itertools.islice(tasks.rows(name, "train", None, 3), 50))
-    assert list(tasks.rows(name, "train", 50, 3)) != list(tasks.rows(name, "train", 50, 4))
+    assert list(synthetic_tasks.generate_task_rows(name, "train", 50, 3)) == list(
+        itertools.islice(synthetic_tasks.generate_task_rows(name, "train", None, 3), 50)
+    )
+    assert list(synthetic_tasks.generate_task_rows(name, "train", 50, 3)) != list(
+        synthetic_tasks.generate_task_rows(name, "train", 50, 4)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_reference_reply_is_right(name, split):
-    for row in tasks.rows(name, split, 300, 1):
+    for row in synthetic_tasks.generate_task_rows(name, split, 300, 1):
         assert [message["role"] for message in row.messages] == ["user", "assistant"]
-        assert tasks.score(row.task, row.answer, row.messages[1]["content"])
+        assert synthetic_tasks.is_reply_correct(row.task, row.answer, row.messages[1]["content"])
         assert row.choices is None or row.answer in row.choices
 
 
 @pytest.mark.parametrize("name", ["spelling", "counting"])
 def test_a_test_word_is_never_taught_in_any_task(name):
-    asked = {words_asked(row) for row in tasks.rows(name, "test", 500, 0)}
+    asked = {words_asked(row) for row in synthetic_tasks.generate_task_rows(name, "test", 500, 0)}
     taught = {
         words_asked(row)
         for other in ("spelling", "counting")
         for seed in range(3)
-        for row in tasks.rows(other, "train", 3000, seed)
+        for row in synthetic_tasks.generate_task_rows(other, "train", 3000, seed)
     }
     assert len(asked) > 100
     assert not asked & taught
-    assert not asked & set(task_words.real_words())
+    assert not asked & set(task_vocabulary.list_real_words())
 
 
 def test_a_test_sum_is_never_taught_in_either_order():
-    asked = {operands(row) for row in tasks.rows("arithmetic", "test", 800, 0)}
-    taught = {operands(row) for seed in range(3) for row in tasks.rows("arithmetic", "train", 8000, seed)}
+    asked = {operands(row) for row in synthetic_tasks.generate_task_rows("arithmetic", "test", 800, 0)}
+    taught = {
+        operands(row)
+        for seed in range(3)
+        for row in synthetic_tasks.generate_task_rows("arithmetic", "train", 8000, seed)
+    }
     assert len(asked) > 300
     assert not asked & taught
     assert not {(b, sign, a) for a, sign, b in asked if sign == "+"} & taught
 
 
 def test_a_test_wording_is_never_taught():
-    for fact in task_identity.FACTS:
-        taught, asked = task_identity.wordings(fact, False), task_identity.wordings(fact, True)
+    for fact in identity_task.FACTS:
+        taught, asked = identity_task.select_wordings(fact, False), identity_task.select_wordings(fact, True)
         assert len(asked) >= 2 and len(taught) >= 8
         assert not set(asked) & set(taught)
-    questions = [{row.messages[0]["content"] for row in tasks.rows("identity", s, 2000, 0)} for s in ("train", "test")]
+    questions = [
+        {row.messages[0]["content"] for row in synthetic_tasks.generate_task_rows("identity", s, 2000, 0)}
+        for s in ("train", "test")
+    ]
     assert not questions[0] & questions[1]
 
 
-def problem(row: tasks.TaskRow) -> tuple:
+def problem(row: synthetic_tasks.TaskRow) -> tuple:
     """What is asked, whatever the wording: the operands in either order, the word, the word and the letter."""
     if row.task == "arithmetic":
         a, sign, b = operands(row)
@@ -84,7 +95,7 @@ def problem(row: tasks.TaskRow) -> tuple:
 
 @pytest.mark.parametrize("name", ["spelling", "counting", "arithmetic"])
 def test_test_problems_do_not_repeat(name):
-    problems = Counter(problem(row) for row in tasks.rows(name, "test", 150, 0))
+    problems = Counter(problem(row) for row in synthetic_tasks.generate_task_rows(name, "test", 150, 0))
     assert max(problems.values()) == 1
 
 
@@ -108,49 +119,52 @@ def test_test_problems_do_not_repeat(name):
     ],
 )
 def test_score(name, answer, reply, right):
-    assert tasks.score(name, answer, reply) is right
+    assert synthetic_tasks.is_reply_correct(name, answer, reply) is right
 
 
 @given(st.text(max_size=40), st.sampled_from(NAMES))
 @settings(max_examples=60, deadline=None)
 def test_score_never_fails_on_any_reply(reply, name):
-    row = next(tasks.rows(name, "test", 1, 0))
-    assert tasks.score(name, row.answer, reply) in (True, False)
+    row = next(synthetic_tasks.generate_task_rows(name, "test", 1, 0))
+    assert synthetic_tasks.is_reply_correct(name, row.answer, reply) in (True, False)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_chance_is_the_best_constant_reply_by_brute_force(name):
-    drawn = list(tasks.rows(name, "test", tasks.CHANCE_ROWS, 0))
+    drawn = list(synthetic_tasks.generate_task_rows(name, "test", synthetic_tasks.CHANCE_ROWS, 0))
     shares = [
-        sum(tasks.score(name, row.answer, reply) for row in drawn) / len(drawn)
+        sum(synthetic_tasks.is_reply_correct(name, row.answer, reply) for row in drawn) / len(drawn)
         for reply in sorted({row.messages[1]["content"] for row in drawn})[:150]
     ]
-    assert max(shares) <= tasks.chance(name) < 0.35
+    assert max(shares) <= synthetic_tasks.chance_accuracy(name) < 0.35
     if len(shares) < 150:
-        assert max(shares) == tasks.chance(name)
+        assert max(shares) == synthetic_tasks.chance_accuracy(name)
 
 
 def test_no_answer_to_counting_is_much_more_frequent_than_another():
-    taught = Counter(row.answer for row in tasks.rows("counting", "train", 2000, 5))
+    taught = Counter(row.answer for row in synthetic_tasks.generate_task_rows("counting", "train", 2000, 5))
     assert all(0.21 < number / 2000 < 0.29 for number in taught.values())
-    asked = Counter(row.answer for row in tasks.rows("counting", "test", 1000, 5))
+    asked = Counter(row.answer for row in synthetic_tasks.generate_task_rows("counting", "test", 1000, 5))
     assert set(asked) == set(taught) == set("0123")
     assert max(asked.values()) < 360  # problems with three of a letter are used up first
 
 
 def test_chance_of_all_is_the_weighted_mean():
-    total = sum(task.share for task in tasks.TASKS.values())
-    mean = sum(task.share * tasks.chance(name) for name, task in tasks.TASKS.items()) / total
-    assert tasks.chance("all") == pytest.approx(mean)
+    total = sum(task.mixture_weight for task in synthetic_tasks.TASKS.values())
+    mean = (
+        sum(task.mixture_weight * synthetic_tasks.chance_accuracy(name) for name, task in synthetic_tasks.TASKS.items())
+        / total
+    )
+    assert synthetic_tasks.chance_accuracy("all") == pytest.approx(mean)
 
 
 def test_documents_are_conversations_and_all_holds_every_task():
-    assert len(list(tasks.documents("spelling", 7))) == 7
-    assert sum(1 for _ in tasks.documents("identity", None)) == tasks.DEFAULT_ROWS
-    assert {row.task for row in tasks.rows("all", "train", 200, 0)} == set(NAMES)
+    assert len(list(synthetic_tasks.generate_task_conversations("spelling", 7))) == 7
+    assert sum(1 for _ in synthetic_tasks.generate_task_conversations("identity", None)) == synthetic_tasks.DEFAULT_ROWS
+    assert {row.task for row in synthetic_tasks.generate_task_rows("all", "train", 200, 0)} == set(NAMES)
 
 
 def test_an_unknown_task_is_named_with_the_known_ones():
     with pytest.raises(ConfigError, match='no task "speling"') as error:
-        next(tasks.documents("speling", 1))
+        next(synthetic_tasks.generate_task_conversations("speling", 1))
     assert 'Did you mean "spelling"?' in error.value.hint

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import chat, templates
-from anabatic.data import tokenizer as tokenizers
+from anabatic.data.chat import custom_templates, rendering
+from anabatic.data.tokenizer import hf_folder as tokenizers
 
 SYSTEM, FIRST, LAST = "You are a helpful assistant", "Hi there", "   I am an assistant   "
 TALK = [
@@ -117,7 +117,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def _with(folder, given):
-    return tokenizers.load(templates.folder_with(folder, given))
+    return tokenizers.load_tokenizer(custom_templates.folder_with_template(folder, given))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -126,42 +126,43 @@ def test_the_layout_of_a_family(folder, name):
     talk, added, _ = LAYOUTS[name]
     talk = talk.replace("§", SYSTEM)
     end = "<|user|>" if name == "glm4" else ""
-    assert tokenizers.chat_text(tokenizer, TALK) == talk + end
+    assert tokenizers.render_chat(tokenizer, TALK) == talk + end
     closed = talk.replace("<think>\n\n</think>\n\n", "")  # of earlier turns no thinking is shown
     closed = closed if name != "qwen3" else closed.replace("   I am an assistant   ", LAST)
-    assert tokenizers.chat_text(tokenizer, [*TALK, ASK], answer=True) == closed + added
+    assert tokenizers.render_chat(tokenizer, [*TALK, ASK], answer=True) == closed + added
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_of_a_conversation_the_answers_and_their_ends_are_learned(folder, name):
     tokenizer = _with(folder, name)
-    ((ids, mask),) = chat.render([TALK], tokenizer)
+    ((ids, mask),) = rendering.tokenize_conversations([TALK], tokenizer)
     learned = tokenizer.decode(ids[mask != 0])
     end = LAYOUTS[name][2]
     assert learned.count(end) == 2 and learned.endswith(end)
     assert [part.strip().removeprefix("<think>\n\n</think>").strip() for part in learned.split(end)[:2]] == [
-        FIRST, LAST.strip()
-    ]  # fmt: skip
-    assert tokenizers.turn_end(tokenizer) == tokenizer.convert_tokens_to_ids(end)
+        FIRST,
+        LAST.strip(),
+    ]
+    assert tokenizers.get_turn_end_id(tokenizer) == tokenizer.convert_tokens_to_ids(end)
 
 
 def test_tools_are_shown_and_called_or_refused_by_name(folder):
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
     talk = [{"role": "user", "content": "1?"}, call, {"role": "tool", "content": "2"}, {"role": "tool", "content": "3"}]
-    for name in set(templates.NAMES.values()):
+    for name in set(custom_templates.TEMPLATE_FILES.values()):
         tokenizer = _with(folder, name)
         if name in ("qwen2.5", "qwen3"):
-            text = tokenizers.chat_text(tokenizer, talk, [tool])
+            text = tokenizers.render_chat(tokenizer, talk, [tool])
             assert '<tools>\n{"type": "function", "function": {"name": "add"' in text
             assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n' in text
             results = "<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>"
             assert results + "<|im_end|>\n" in text
             continue
         with pytest.raises(DataError, match="no tools"):
-            tokenizers.chat_text(tokenizer, talk[:1], [tool])
+            tokenizers.render_chat(tokenizer, talk[:1], [tool])
         with pytest.raises(DataError, match="no calls"):
-            chat.render([talk], tokenizer)
+            rendering.tokenize_conversations([talk], tokenizer)
 
 
 def test_marks_of_generation_count(folder, tmp_path):
@@ -170,7 +171,7 @@ def test_marks_of_generation_count(folder, tmp_path):
         "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
         "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    ((ids, mask),) = chat.render([TALK], (tokenizer := _with(folder, str(file))))
+    ((ids, mask),) = rendering.tokenize_conversations([TALK], (tokenizer := _with(folder, str(file))))
     assert tokenizer.decode(ids[mask != 0]) == f"{FIRST}</s>{LAST}</s>"
 
 
@@ -196,46 +197,53 @@ HOSTILE = {
 
 @pytest.mark.parametrize("about", HOSTILE)
 def test_what_is_no_template_is_refused_with_its_reason(folder, tmp_path, monkeypatch, about):
-    monkeypatch.setattr(templates, "SECONDS", 1)
+    monkeypatch.setattr(custom_templates, "MAX_RENDER_SECONDS", 1)
     text, words = HOSTILE[about]
     file = tmp_path / "own.jinja"
     file.write_text(text)
     with pytest.raises(ConfigError, match=words) as refused:
-        templates.folder_with(folder, str(file))
+        custom_templates.folder_with_template(folder, str(file))
     assert str(file) in str(refused.value) and "chatml" in refused.value.hint
     assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
 
 
 def test_names_and_files_that_are_not_there(folder, tmp_path):
     with pytest.raises(ConfigError, match='Did you mean "llama3"'):
-        templates.read("lama3")
+        custom_templates.read_template("lama3")
     with pytest.raises(ConfigError, match="there is no file"):
-        templates.read(str(tmp_path / "none.jinja"))
-    for name, content, words in (("a", b"", "is empty"), ("b", b"\xff\xfe\xff", "cannot be read"),
-                                 ("c", b"x" * (templates.LARGEST + 1), "more than")):  # fmt: skip
+        custom_templates.read_template(str(tmp_path / "none.jinja"))
+    for name, content, words in (
+        ("a", b"", "is empty"),
+        ("b", b"\xff\xfe\xff", "cannot be read"),
+        ("c", b"x" * (custom_templates.MAX_TEMPLATE_BYTES + 1), "more than"),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=words):
-            templates.read(str(tmp_path / name))
+            custom_templates.read_template(str(tmp_path / name))
 
 
 def test_a_folder_of_a_model_gives_its_template(folder, tmp_path):
-    (tmp_path / "chat_template.jinja").write_text(templates.read("phi4"))
-    assert templates.read(str(tmp_path)) == templates.read("PHI4")
+    (tmp_path / "chat_template.jinja").write_text(custom_templates.read_template("phi4"))
+    assert custom_templates.read_template(str(tmp_path)) == custom_templates.read_template("PHI4")
 
 
 def test_the_template_goes_where_the_tokenizer_goes(folder, tmp_path):
-    assert templates.folder_with(folder, None) == folder
-    made = templates.folder_with(folder, "phi3")
-    assert made == templates.folder_with(folder, "phi3") != templates.folder_with(folder, "phi4")
-    tokenizers.load(made).save_pretrained(tmp_path / "saved")
-    assert tokenizers.load(tmp_path / "saved").chat_template == templates.read("phi3")
+    assert custom_templates.folder_with_template(folder, None) == folder
+    made = custom_templates.folder_with_template(folder, "phi3")
+    assert (
+        made
+        == custom_templates.folder_with_template(folder, "phi3")
+        != custom_templates.folder_with_template(folder, "phi4")
+    )
+    tokenizers.load_tokenizer(made).save_pretrained(tmp_path / "saved")
+    assert tokenizers.load_tokenizer(tmp_path / "saved").chat_template == custom_templates.read_template("phi3")
 
 
 def test_control_tokens_that_the_tokenizer_has_not_are_told(tmp_path, caplog):
-    from anabatic.testing.untrained import byte_tokenizer
+    from anabatic.testing.random_models import build_byte_tokenizer
 
-    byte_tokenizer(tmp_path)
-    templates.folder_with(tmp_path, "chatml")
+    build_byte_tokenizer(tmp_path)
+    custom_templates.folder_with_template(tmp_path, "chatml")
     assert "has no token" not in caplog.text
-    templates.folder_with(tmp_path, "llama3")
+    custom_templates.folder_with_template(tmp_path, "llama3")
     assert "the tokenizer has no token <|start_header_id|>" in caplog.text

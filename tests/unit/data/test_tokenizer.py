@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.config.tokenizer import TokenizerEvalJob, TokenizerTrainJob
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.data import tokenizer as folder
-from anabatic.data.document import is_held_out
-from anabatic.data.sources import parse
-from anabatic.data.tokenizer_eval import KINDS, evaluate, texts
-from anabatic.data.tokenizer_train import cut, train, training_documents
-from anabatic.data.unspaced import Unspaced
-from anabatic.recipes import tokenizer as recipe
+from anabatic.data.readers.document import is_held_out
+from anabatic.data.readers.sources import parse_source
+from anabatic.data.tokenizer import hf_folder as folder
+from anabatic.data.tokenizer.bpe_training import read_training_documents, split_into_chunks, train_tokenizer
+from anabatic.data.tokenizer.cjk_pretokenizer import CjkPretokenizer
+from anabatic.data.tokenizer.compression import SAMPLE_TEXTS, evaluate_tokenizers, load_texts
+from anabatic.recipes import tokenizer_commands as recipe
 
 VOCAB = 1000
 
@@ -34,7 +34,7 @@ def job(out: Path, **changes: Any) -> TokenizerTrainJob:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tokenizer") / "tok"
-    summary = train(job(out))
+    summary = train_tokenizer(job(out))
     assert summary["vocab_size"] == VOCAB
     assert summary["chars"] == 300_000
     return out
@@ -42,12 +42,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fast(trained: Path) -> Any:
-    return folder.encode_fast(trained)
+    return folder.load_fast_tokenizer(trained)
 
 
 @pytest.fixture(scope="module")
 def chat(trained: Path) -> Any:
-    return folder.load(trained)
+    return folder.load_tokenizer(trained)
 
 
 def test_transformers_loads_the_folder_as_we_do(trained: Path, chat: Any, fast: Any, tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_transformers_loads_the_folder_as_we_do(trained: Path, chat: Any, fast: 
 
 
 def test_special_tokens_have_the_first_ids(chat: Any) -> None:
-    assert chat.convert_tokens_to_ids(list(folder.SPECIAL)) == list(range(len(folder.SPECIAL)))
-    assert folder.SPECIAL[0] == "<|endoftext|>"
-    assert len(folder.SPECIAL) + 256 <= 280
+    assert chat.convert_tokens_to_ids(list(folder.SPECIAL_TOKENS)) == list(range(len(folder.SPECIAL_TOKENS)))
+    assert folder.SPECIAL_TOKENS[0] == "<|endoftext|>"
+    assert len(folder.SPECIAL_TOKENS) + 256 <= 280
     said = "<think>\nhm\n</think>\n\nyes"
     assert chat.decode(chat(said + folder.TURN_END)["input_ids"], skip_special_tokens=True) == said
 
@@ -160,11 +160,11 @@ def test_a_prompt_is_the_beginning_of_its_conversation_in_tokens(chat: Any, turn
     assert ids[: len(prompt)] == prompt
     newline = len(chat("\n")["input_ids"])
     assert mask[len(prompt) :] == [1] * (len(ids) - len(prompt) - newline) + [0] * newline
-    assert ids[-newline - 1] == folder.SPECIAL.index(folder.TURN_END)
+    assert ids[-newline - 1] == folder.SPECIAL_TOKENS.index(folder.TURN_END)
 
 
 def test_training_is_repeatable(trained: Path, tmp_path: Path) -> None:
-    train(job(tmp_path / "again"))
+    train_tokenizer(job(tmp_path / "again"))
     for file in trained.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
 
@@ -173,18 +173,18 @@ def test_a_vocabulary_larger_than_the_text_supports(tmp_path: Path) -> None:
     small = Data(train=[str(tmp_path / "small.txt")], valid_fraction=0.0)
     (tmp_path / "small.txt").write_text("one two three two one " * 10)
     with pytest.raises(ConfigError) as caught:
-        train(job(tmp_path / "out", vocab_size=5000, data=small))
+        train_tokenizer(job(tmp_path / "out", vocab_size=5000, data=small))
     assert "vocab_size is 5,000, but 220 characters of text support 28" in str(caught.value)
     assert "use vocab_size 28" in caught.value.hint
     assert not (tmp_path / "out").exists()
     reachable = int(caught.value.hint.split()[2])
-    train(job(tmp_path / "out", vocab_size=reachable, data=small))
+    train_tokenizer(job(tmp_path / "out", vocab_size=reachable, data=small))
 
 
 def test_long_documents_are_capped_but_a_file_by_itself_is_not(tmp_path: Path) -> None:
     words = " ".join(str(index).translate(str.maketrans("0123456789", "abcdefghij")) for index in range(3000))
     (tmp_path / "a.txt").write_text(words)
-    alone = train(
+    alone = train_tokenizer(
         job(
             tmp_path / "o1",
             vocab_size=300,
@@ -192,7 +192,7 @@ def test_long_documents_are_capped_but_a_file_by_itself_is_not(tmp_path: Path) -
             data=Data(train=[f"{tmp_path}/a.txt"], valid_fraction=0.0),
         )
     )
-    among = train(
+    among = train_tokenizer(
         job(
             tmp_path / "o2",
             vocab_size=280,
@@ -208,30 +208,32 @@ def test_long_documents_are_capped_but_a_file_by_itself_is_not(tmp_path: Path) -
 def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(300)))
-    source, data = parse(str(path)), Data(valid_fraction=0.2)
-    ids = [document.id for document in training_documents(source, data)]
+    source, data = parse_source(str(path)), Data(valid_fraction=0.2)
+    ids = [document.id for document in read_training_documents(source, data)]
     assert 200 < len(ids) < 280
     assert not any(is_held_out(name, 0.2) for name in ids)
-    assert len(list(training_documents(source, Data(valid=["x"], valid_fraction=0.2)))) == 300
-    assert len(list(training_documents(source, Data(valid_fraction=0.0)))) == 300
+    assert len(list(read_training_documents(source, Data(valid=["x"], valid_fraction=0.2)))) == 300
+    assert len(list(read_training_documents(source, Data(valid_fraction=0.0)))) == 300
 
 
 def test_conversations_are_trained_on_by_what_they_say(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "zyzzyva xylophone"}, {"role": "assistant", "content": "zyzzyva"}]
     (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 5)
-    train(job(tmp_path / "o", vocab_size=280, data=Data(train=[f"{tmp_path}/rows.jsonl"], valid_fraction=0.0)))
-    assert len(folder.encode_fast(tmp_path / "o").encode("zyzzyva").ids) == 1
+    train_tokenizer(
+        job(tmp_path / "o", vocab_size=280, data=Data(train=[f"{tmp_path}/rows.jsonl"], valid_fraction=0.0))
+    )
+    assert len(folder.load_fast_tokenizer(tmp_path / "o").encode("zyzzyva").ids) == 1
 
 
 @given(st.text(max_size=200), st.integers(1, 50))
 def test_cutting_loses_nothing(text: str, longest: int) -> None:
-    pieces = list(cut(text, longest))
+    pieces = list(split_into_chunks(text, longest))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= longest for piece in pieces)
 
 
 def test_unspaced_runs_are_cut_into_pairs_once_their_budget_is_spent() -> None:
-    bounded = Unspaced(whole_chars=10)
+    bounded = CjkPretokenizer(whole_chars=10)
     assert bounded("今天天气很好, a long-winded word") == "今天天气很好, a long-winded word"
     assert bounded("今天 今天天气很好") == "今天 今天\n天气\n很好"
     assert bounded("plain words") == "plain words"
@@ -240,11 +242,11 @@ def test_unspaced_runs_are_cut_into_pairs_once_their_budget_is_spent() -> None:
 
 @given(st.text(max_size=300))
 def test_bounding_adds_nothing_but_line_ends(text: str) -> None:
-    assert Unspaced(whole_chars=0)(text).replace("\n", "") == text.replace("\n", "")
-    assert Unspaced()(text) == text
+    assert CjkPretokenizer(whole_chars=0)(text).replace("\n", "") == text.replace("\n", "")
+    assert CjkPretokenizer()(text) == text
 
 
-@pytest.mark.parametrize("read", [folder.load, folder.encode_fast])
+@pytest.mark.parametrize("read", [folder.load_tokenizer, folder.load_fast_tokenizer])
 def test_a_missing_or_damaged_tokenizer(read: Any, tmp_path: Path) -> None:
     for path, words in ((tmp_path / "none", "no such folder"), (tmp_path, "has no tokenizer.json")):
         with pytest.raises(DataError, match=words) as caught:
@@ -258,12 +260,12 @@ def test_a_missing_or_damaged_tokenizer(read: Any, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(Failure, match="cannot write"):
-        train(job(tmp_path / "file" / "out", vocab_size=300))
+        train_tokenizer(job(tmp_path / "file" / "out", vocab_size=300))
 
 
 def test_encoding_does_not_import_transformers(trained: Path) -> None:
     code = (
-        "import sys; from anabatic.data.tokenizer import encode_fast; encode_fast(sys.argv[1]).encode('x');"
+        "import sys; from anabatic.data.tokenizer.hf_folder import encode_fast; encode_fast(sys.argv[1]).encode('x');"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(trained)], check=False).returncode == 0
@@ -275,10 +277,10 @@ def test_evaluation_counts_bytes_and_tokens(trained: Path, fast: Any, tmp_path: 
         tokenizers=[str(trained), str(trained / "tokenizer.json")],
         data=Data(train=[str(tmp_path / "mine.txt")]),
     )
-    first, second = evaluate(job)
+    first, second = evaluate_tokenizers(job)
     assert first.measurements == second.measurements
-    assert [item.text for item in first.measurements] == [*KINDS, str(tmp_path / "mine.txt")]
-    for item, pieces in zip(first.measurements, texts(job.data).values(), strict=True):
+    assert [item.text for item in first.measurements] == [*SAMPLE_TEXTS, str(tmp_path / "mine.txt")]
+    for item, pieces in zip(first.measurements, load_texts(job.data).values(), strict=True):
         assert item.num_bytes == sum(len(piece.encode()) for piece in pieces) > 100
         assert item.num_tokens == sum(len(fast.encode(piece).ids) for piece in pieces)
         assert item.bytes_per_token == pytest.approx(item.num_bytes / item.num_tokens, abs=1e-4)
@@ -288,17 +290,17 @@ def test_evaluation_counts_bytes_and_tokens(trained: Path, fast: Any, tmp_path: 
 
 
 def test_the_comparison_is_printed_to_stdout(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe.run_eval(TokenizerEvalJob(tokenizers=[str(trained)] * 2))
+    recipe.run_tokenizer_eval(TokenizerEvalJob(tokenizers=[str(trained)] * 2))
     table = capsys.readouterr().out
-    assert all(word in table for word in (*KINDS, "1,000 entries", "(+0.0 %)"))
-    recipe.run_eval(TokenizerEvalJob(tokenizers=[str(trained)], json=True))
+    assert all(word in table for word in (*SAMPLE_TEXTS, "1,000 entries", "(+0.0 %)"))
+    recipe.run_tokenizer_eval(TokenizerEvalJob(tokenizers=[str(trained)], json=True))
     (report,) = json.loads(capsys.readouterr().out)
     assert report["vocab_size"] == VOCAB
-    assert [item["text"] for item in report["measurements"]] == list(KINDS)
+    assert [item["text"] for item in report["measurements"]] == list(SAMPLE_TEXTS)
 
 
 def test_the_recipe_writes_a_folder(tmp_path: Path) -> None:
-    recipe.run_train(job(tmp_path / "tok", vocab_size=300, max_chars=20_000))
+    recipe.run_tokenizer_train(job(tmp_path / "tok", vocab_size=300, max_chars=20_000))
     assert sorted(file.name for file in (tmp_path / "tok").iterdir()) == [
         "special_tokens_map.json",
         "tokenizer.json",

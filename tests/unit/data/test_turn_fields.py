@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from anabatic.data.document import Columns, Document, Problem
-from anabatic.data.rows import to_document
+from anabatic.data.readers.document import ColumnMapping, Document, RowIssue
+from anabatic.data.readers.row_parsing import row_to_document
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
@@ -69,17 +69,17 @@ CASES = [(name, path) for name, row in GOOD.items() for path in paths(row)]
 
 @pytest.mark.parametrize("name", GOOD)
 def test_the_rows_are_good(name: str) -> None:
-    assert isinstance(to_document(GOOD[name], "r", "r: row 1", Columns("text", ())), Document)
+    assert isinstance(row_to_document(GOOD[name], "r", "r: row 1", ColumnMapping("text", ())), Document)
 
 
 @pytest.mark.parametrize(("name", "path"), CASES, ids=[f"{name}-{'.'.join(map(str, path))}" for name, path in CASES])
 def test_a_field_of_another_type_is_refused(name: str, path: tuple[Any, ...]) -> None:
     for value in OTHER:
-        made = to_document(replaced(GOOD[name], path, value), "r", "r: row 1", Columns("text", ()))
+        made = row_to_document(replaced(GOOD[name], path, value), "r", "r: row 1", ColumnMapping("text", ()))
         if fits(path, value):
             assert isinstance(made, Document), (path, value, made)
         else:
-            assert isinstance(made, Problem) and "r: row 1: " in str(made), (path, value, made)
+            assert isinstance(made, RowIssue) and "r: row 1: " in str(made), (path, value, made)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_a_field_of_another_type_is_refused(name: str, path: tuple[Any, ...]) ->
 )
 def test_calls_that_no_template_should_print(call: Any, told: str) -> None:
     row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]}
-    made = to_document(row, "r", "r: row 1", Columns("text", ()))
-    assert isinstance(made, Problem) and told in str(made)
+    made = row_to_document(row, "r", "r: row 1", ColumnMapping("text", ()))
+    assert isinstance(made, RowIssue) and told in str(made)
 
 
 def test_texts_with_pictures_are_refused() -> None:
     row = {"text": "<image>hello", "images": ["x.png"]}
-    made = to_document(row, "r", "r: row 1", Columns("text", ()))
-    assert isinstance(made, Problem) and 'column "images" holds pictures' in str(made)
-    assert isinstance(to_document({**row, "images": []}, "r", "r: row 1", Columns("text", ())), Document)
+    made = row_to_document(row, "r", "r: row 1", ColumnMapping("text", ()))
+    assert isinstance(made, RowIssue) and 'column "images" holds pictures' in str(made)
+    assert isinstance(row_to_document({**row, "images": []}, "r", "r: row 1", ColumnMapping("text", ())), Document)

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.device.attention import Scores, attend, attention_reference
-from anabatic.device.segments import Segments
+from anabatic.device.attention import AttentionOptions, attend_masked, attention_reference
+from anabatic.device.segments import PackedSegments
 from unit.device.test_ops import check_same, leaf
 
 CPU = torch.device("cpu")
 
 
 def slow(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: list[int], scores: Scores, causal: bool = True
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: list[int], scores: AttentionOptions, causal: bool = True
 ) -> torch.Tensor:
     """Every query and head by itself."""
     share = q.shape[1] // k.shape[1]
@@ -55,8 +55,8 @@ def check_scores(lengths: list[int], extra: str, window: int | None, causal: boo
     borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q, k, v = leaf(borders[-1], 4, 8), leaf(borders[-1], 2, 8), leaf(borders[-1], 2, 6)
     sinks = leaf(4) if extra in ("sinks", "both") else None
-    scores = Scores(0.6, window, 2.0 if extra in ("softcap", "both") else None, sinks)
-    ours = attention_reference(q, k, v, Segments(borders, CPU, causal), scores)
+    scores = AttentionOptions(0.6, window, 2.0 if extra in ("softcap", "both") else None, sinks)
+    ours = attention_reference(q, k, v, PackedSegments(borders, CPU, causal), scores)
     check_same(ours, slow(q, k, v, borders, scores, causal), [q, k, v] + ([] if sinks is None else [sinks]))
 
 
@@ -67,15 +67,15 @@ def check_scores(lengths: list[int], extra: str, window: int | None, causal: boo
 def test_any_lengths_and_windows(lengths: list[int], window: int, value_size: int, causal: bool) -> None:
     borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q, k, v = leaf(borders[-1], 2, 8), leaf(borders[-1], 1, 8), leaf(borders[-1], 1, value_size)
-    scores = Scores(0.4, window)
-    ours = attention_reference(q, k, v, Segments(borders, CPU, causal), scores)
+    scores = AttentionOptions(0.4, window)
+    ours = attention_reference(q, k, v, PackedSegments(borders, CPU, causal), scores)
     torch.testing.assert_close(ours, slow(q, k, v, borders, scores, causal))
 
 
 def test_a_mask_hides_keys() -> None:
     q, k, v = leaf(2, 4, 1, 8), leaf(2, 2, 5, 8), leaf(2, 2, 5, 8)
     mask = torch.tensor([[True, True, False, False, False], [True] * 5])[:, None, None]
-    for scores in (Scores(0.5), Scores(0.5, softcap=3.0)):
-        whole = attend(q, k, v, mask, scores)
-        part = attend(q[:1], k[:1, :, :2], v[:1, :, :2], mask[:1, ..., :2], scores)
+    for scores in (AttentionOptions(0.5), AttentionOptions(0.5, softcap=3.0)):
+        whole = attend_masked(q, k, v, mask, scores)
+        part = attend_masked(q[:1], k[:1, :, :2], v[:1, :, :2], mask[:1, ..., :2], scores)
         torch.testing.assert_close(whole[:1], part)

@@ -7,22 +7,22 @@ import math
 import pytest
 import torch
 
-from anabatic.device.attention import Scores
-from anabatic.device.cached import Cached, Span
+from anabatic.device.attention import AttentionOptions
+from anabatic.device.cached_attention import CachedAttention, CachedSpan
 
 SIZE, HEADS, KEY_HEADS, WIDE, NARROW = 4, 4, 2, 8, 6
 SPANS = [
-    Span(6, 3, [(2, 1), (9, 2)]),
-    Span(4, 5, [(5, 3)]),
-    Span(9, 1, [(12, 3)]),
-    Span(1, 1, [(0, 1)]),
-    Span(11, 1, [(1, 1), (16, 2)]),
+    CachedSpan(6, 3, [(2, 1), (9, 2)]),
+    CachedSpan(4, 5, [(5, 3)]),
+    CachedSpan(9, 1, [(12, 3)]),
+    CachedSpan(1, 1, [(0, 1)]),
+    CachedSpan(11, 1, [(1, 1), (16, 2)]),
 ]
 SCORES = {
-    "plain": Scores(0.3),
-    "window": Scores(0.3, window=5),
-    "capped": Scores(0.3, softcap=2.0),
-    "sinks": Scores(0.3, window=3, sinks=torch.linspace(-1, 1, HEADS, dtype=torch.float64)),
+    "plain": AttentionOptions(0.3),
+    "window": AttentionOptions(0.3, window=5),
+    "capped": AttentionOptions(0.3, softcap=2.0),
+    "sinks": AttentionOptions(0.3, window=3, sinks=torch.linspace(-1, 1, HEADS, dtype=torch.float64)),
 }
 
 
@@ -32,11 +32,11 @@ def reference(q, keys, values, scores):
     for span in SPANS:
         places = [
             block * SIZE + offset
-            for first, n in span.runs
+            for first, n in span.block_runs
             for block in range(first, first + n)
             for offset in range(SIZE)
         ]
-        for now in range(span.start, span.start + span.new):
+        for now in range(span.start, span.start + span.num_new):
             first = 0 if scores.window is None else max(0, now - scores.window + 1)
             seen = places[first : now + 1]
             for head in range(HEADS):
@@ -58,7 +58,7 @@ def test_rows_see_exactly_their_own_tokens(name, together):
         torch.randn(*shape, generator=generator, dtype=torch.float64)
         for shape in ((11, HEADS, WIDE), (20 * SIZE, KEY_HEADS, WIDE), (20 * SIZE, KEY_HEADS, NARROW))
     )
-    plan = Cached(SPANS, SIZE, torch.device("cpu"), together)
+    plan = CachedAttention(SPANS, SIZE, torch.device("cpu"), together)
     for _ in range(2):  # masks are made once
-        found = plan.attend(q, keys, values, SCORES[name])
+        found = plan.compute_attention(q, keys, values, SCORES[name])
     torch.testing.assert_close(found, reference(q, keys, values, SCORES[name]))

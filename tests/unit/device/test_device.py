@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, DeviceError
 from anabatic.device import device as devices
-from anabatic.device.ops import TABLE
+from anabatic.device.ops import OPS_BY_KERNEL
 from anabatic.device.table import CHIPS, DEVICES, find_chip
 
 
 def test_auto_says_why() -> None:
-    chosen = devices.pick(DeviceConfig())
+    chosen = devices.select_device(DeviceConfig())
     assert chosen.type in DEVICES
     assert chosen.reasons["device"].startswith("auto: ") and chosen.reasons["dtype"]
     assert chosen.threads >= 1
@@ -23,16 +23,16 @@ def test_an_absent_device_is_an_error_not_a_fallback() -> None:
     found = torch.accelerator.current_accelerator(check_available=True)
     absent = "npu" if found is None or found.type != "npu" else "cuda"
     with pytest.raises(DeviceError, match=f"device {absent} was asked for"):
-        devices.pick(DeviceConfig(type=absent))
+        devices.select_device(DeviceConfig(type=absent))
 
 
 def test_fp16_training_on_a_cpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="fp16"):
-        devices.pick(DeviceConfig(type="cpu", dtype="fp16"))
+        devices.select_device(DeviceConfig(type="cpu", dtype="fp16"))
 
 
 def test_bf16_on_a_cpu_is_autocast() -> None:
-    chosen = devices.pick(DeviceConfig(type="cpu", dtype="bf16"))
+    chosen = devices.select_device(DeviceConfig(type="cpu", dtype="bf16"))
     with chosen.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
@@ -59,7 +59,7 @@ def test_unknown_chips_are_not_guessed() -> None:
 
 
 def test_first_generation_has_no_bf16() -> None:
-    assert not find_chip("Ascend910B").bf16 and find_chip("Ascend910B1").bf16  # type: ignore[union-attr]
+    assert not find_chip("Ascend910B").has_bf16 and find_chip("Ascend910B1").has_bf16  # type: ignore[union-attr]
     assert devices._choose_dtype("auto", DEVICES["npu"], find_chip("Ascend910A"))[0] == "fp16"
     with pytest.raises(ConfigError, match="Ascend910A does not have"):
         devices._choose_dtype("bf16", DEVICES["npu"], find_chip("Ascend910A"))
@@ -67,20 +67,20 @@ def test_first_generation_has_no_bf16() -> None:
 
 def test_tables_are_whole() -> None:
     assert len({chip.name for chip in CHIPS}) == len(CHIPS)
-    assert all(row.kernels in TABLE for row in DEVICES.values())
+    assert all(row.kernels in OPS_BY_KERNEL for row in DEVICES.values())
 
 
 def test_random_numbers_can_be_put_back() -> None:
-    chosen = devices.pick(DeviceConfig(type="cpu"))
-    state = chosen.rng_state()
+    chosen = devices.select_device(DeviceConfig(type="cpu"))
+    state = chosen.get_rng_state()
     first = torch.rand(3)
     chosen.set_rng_state(state)
     assert torch.equal(first, torch.rand(3))
 
 
 def test_peak_of_a_cpu_is_measured() -> None:
-    chosen = devices.pick(DeviceConfig(type="cpu"))
-    flops, source = devices.peak_flops(chosen)
+    chosen = devices.select_device(DeviceConfig(type="cpu"))
+    flops, source = devices.get_peak_flops(chosen)
     assert flops > 1e8 and "measured" in source
 
 
@@ -94,12 +94,12 @@ def test_peak_of_a_cpu_is_measured() -> None:
     ],
 )
 def test_the_peak_of_a_busy_machine_is_that_of_an_idle_one(times: list[tuple[float, float]], alone: float) -> None:
-    assert devices._undisturbed(times, 2) == pytest.approx(alone)
-    assert devices._undisturbed([(1.0, 1.5)], 1) == 1.0
+    assert devices._estimate_idle_seconds(times, 2) == pytest.approx(alone)
+    assert devices._estimate_idle_seconds([(1.0, 1.5)], 1) == 1.0
 
 
 def test_compile_is_explained() -> None:
-    assert devices.use_compile(DeviceConfig(compile="on"), DEVICES["cpu"], 10) == (True, "asked for")
-    assert devices.use_compile(DeviceConfig(), DEVICES["npu"], 10_000)[0] is False
-    assert devices.use_compile(DeviceConfig(), DEVICES["cuda"], 10)[0] is False
-    assert devices.use_compile(DeviceConfig(), DEVICES["cuda"], 10_000)[0] is True
+    assert devices.should_compile(DeviceConfig(compile="on"), DEVICES["cpu"], 10) == (True, "asked for")
+    assert devices.should_compile(DeviceConfig(), DEVICES["npu"], 10_000)[0] is False
+    assert devices.should_compile(DeviceConfig(), DEVICES["cuda"], 10)[0] is False
+    assert devices.should_compile(DeviceConfig(), DEVICES["cuda"], 10_000)[0] is True

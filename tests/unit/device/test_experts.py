@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.device.experts import ends_of, grouped_reference, permute_reference, unpermute_reference
+from anabatic.device.experts import compute_expert_ends, grouped_reference, permute_reference, unpermute_reference
 from unit.device.test_ops import check_same, leaf
 
 
 def layer(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
     rows, places = permute_reference(x, index)
-    product = grouped_reference(rows, weight, ends_of(index, weight.shape[0]))
+    product = grouped_reference(rows, weight, compute_expert_ends(index, weight.shape[0]))
     return unpermute_reference(product, places, probs)
 
 
@@ -39,7 +39,7 @@ def test_rows_lie_by_expert() -> None:
     rows, places = permute_reference(torch.arange(3.0)[:, None], index)
     assert rows.flatten().tolist() == [0, 1, 2, 1, 0, 2]
     assert places.tolist() == [4, 0, 1, 3, 5, 2]
-    assert ends_of(index, 4).tolist() == [3, 4, 6, 6]
+    assert compute_expert_ends(index, 4).tolist() == [3, 4, 6, 6]
 
 
 @pytest.mark.parametrize("frozen", ["x", "weight"])

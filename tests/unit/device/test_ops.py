@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anabatic.device import attention, ops, ops_cpu
-from anabatic.device.segments import Segments
+from anabatic.device.segments import PackedSegments
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_rms_norm_keeps_half_precision_statistics_in_fp32() -> None:
     torch.testing.assert_close(ours, ops.rms_norm_reference(x, torch.ones(64, dtype=torch.bfloat16), 1e-6))
 
 
-@pytest.mark.parametrize("implementation", [ops.rotary_reference, ops_cpu.rotary])
+@pytest.mark.parametrize("implementation", [ops.rotary_reference, ops_cpu.apply_rotary])
 def test_rotary_is_a_rotation_of_pairs(implementation) -> None:
     x = leaf(1, 2, 5, 6)
     cos, sin = torch.randn(1, 1, 5, 6, dtype=torch.float64), torch.randn(1, 1, 5, 6, dtype=torch.float64)
@@ -69,8 +69,8 @@ def slow_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: l
 def test_attention_sees_only_its_own_segment(lengths: list[int], kv_heads: int) -> None:
     borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q, k, v = leaf(borders[-1], 4, 8), leaf(borders[-1], kv_heads, 8), leaf(borders[-1], kv_heads, 8)
-    segments = Segments(borders, torch.device("cpu"))
-    ours = attention.attention_reference(q, k, v, segments, attention.Scores(0.3))
+    segments = PackedSegments(borders, torch.device("cpu"))
+    ours = attention.attention_reference(q, k, v, segments, attention.AttentionOptions(0.3))
     check_same(ours, slow_attention(q, k, v, borders, 0.3), [q, k, v])
 
 
@@ -78,12 +78,12 @@ def test_attention_sees_only_its_own_segment(lengths: list[int], kv_heads: int) 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=30))
 def test_segments_move_every_token_there_and_back(lengths: list[int]) -> None:
     borders = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    segments = Segments(borders, torch.device("cpu"))
+    segments = PackedSegments(borders, torch.device("cpu"))
     tokens = torch.arange(borders[-1], dtype=torch.float64).unsqueeze(1).requires_grad_()
-    spread = segments.spread(tokens)
+    spread = segments.spread_groups(tokens)
     assert spread.shape[0] == sum(rows * length for _, rows, length in segments.groups)
     assert sum(rows for _, rows, _ in segments.groups) == len(lengths)
-    back = segments.gather(spread)
+    back = segments.gather_packed(spread)
     torch.testing.assert_close(back, tokens)
     (gradient,) = torch.autograd.grad(back.sum(), tokens)
     assert bool((gradient == 1).all())
@@ -149,7 +149,7 @@ def test_under_autocast_the_head_multiplies_in_half_precision(dtype: torch.dtype
         loss = ops.linear_cross_entropy(hidden, weight, labels, chunk_bytes=64 * 50 * 4)
         losses, _ = ops.token_cross_entropy(hidden.detach(), weight.detach(), labels, 64 * 50 * 4)
     found = torch.autograd.grad(loss, [hidden, weight])
-    assert set(seen.formats) == {dtype} and len(seen.formats) == 2 * 5 * 4
+    assert set(seen.format_counts) == {dtype} and len(seen.format_counts) == 2 * 5 * 4
     torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
     torch.testing.assert_close(losses.sum(), expected.detach(), rtol=2e-3, atol=0)
     for ours, theirs in zip(found, reference, strict=True):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabatic.doctor.examine import examine
-from anabatic.doctor.line import Line
-from anabatic.doctor.machine import Machine, rooted
-from anabatic.sim import smi_layout
-from anabatic.sim.smi_layout import Family, Process, Reading
+from anabatic.doctor.check_runner import run_checks
+from anabatic.doctor.findings.check_result import CheckResult
+from anabatic.doctor.target_machine import TargetMachine, open_root
+from anabatic.sim import npu_smi_layout
+from anabatic.sim.npu_smi_layout import ChipFamily, SmiProcess, SmiReading
 
 GIB = 2**30
 DRIVER = "/usr/local/Ascend/driver"
@@ -68,26 +68,26 @@ class Description:
             place.write_text(text)
         return root
 
-    def machine(self, root: Path) -> Machine:
+    def machine(self, root: Path) -> TargetMachine:
         """Write it and look at it."""
-        return rooted(self.write(root))
+        return open_root(self.write(root))
 
 
-def lines(description: Description, root: Path) -> list[Line]:
+def lines(description: Description, root: Path) -> list[CheckResult]:
     """Return the report of a description."""
-    return examine(description.machine(root))
+    return run_checks(description.machine(root))
 
 
-def ids(found: list[Line], *states: str) -> set[str]:
+def ids(found: list[CheckResult], *states: str) -> set[str]:
     """Return the verdicts of a report, of some states only when asked."""
-    return {line.verdict.id for line in found if not states or line.status in states}
+    return {line.finding_type.id for line in found if not states or line.status in states}
 
 
 def smi(
     count: int,
     name: str = "910B3",
     version: str = "25.3.rc1",
-    family: Family = "A2",
+    family: ChipFamily = "A2",
     health: Mapping[int, str] | None = None,
     celsius: Mapping[int, int] | None = None,
     users: Mapping[int, str] | None = None,
@@ -98,10 +98,10 @@ def smi(
         npu, chip = divmod(index, 2) if family == "A3" else (index, 0)
         owner = (users or {}).get(index)
         readings.append(
-            Reading(
+            SmiReading(
                 npu=npu,
                 chip=chip,
-                logic=index,
+                logic_id=index,
                 name=name,
                 health=(health or {}).get(index, "OK"),
                 watt=95.0,
@@ -110,10 +110,10 @@ def smi(
                 aicore=0,
                 used_mib=3300,
                 total_mib=65536,
-                processes=(Process(4000 + index, owner, 20000),) if owner else (),
-            )  # fmt: skip
+                processes=(SmiProcess(4000 + index, owner, 20000),) if owner else (),
+            )
         )
-    return {"code": 0, "text": smi_layout.info(readings, version, family)}
+    return {"code": 0, "text": npu_smi_layout.format_info(readings, version, family)}
 
 
 def host(memory_gib: int) -> dict[str, str | None]:
@@ -140,10 +140,13 @@ def facts(cores: int, packages: Mapping[str, str]) -> dict[str, Any]:
         "limits": {"nofile": 65536},
         "denied": [],
         "sandbox": {"guards": {"network": "network namespace", "calls": "seccomp"}, "missing": [], "reasons": {}},
-        "disk": {"work": {"path": "/data", **space}, "home": {"path": "/users/a", **space},
-                 "shm": {"path": "/dev/shm", "free": 60 * GIB, "total": 64 * GIB}},
+        "disk": {
+            "work": {"path": "/data", **space},
+            "home": {"path": "/users/a", **space},
+            "shm": {"path": "/dev/shm", "free": 60 * GIB, "total": 64 * GIB},
+        },
         "interfaces": {"lo": ["127.0.0.1"], "eth0": ["192.168.0.7"], "docker0": ["172.17.0.1"]},
-    }  # fmt: skip
+    }
 
 
 def pci(vendor: str, kind: str, device: str, count: int) -> dict[str, str | None]:
@@ -191,30 +194,42 @@ def nodes(count: int) -> dict[str, str | None]:
 def a2() -> Description:
     """Eight 910B3, CANN 8.3 in the old layout, everything right."""
     files = {
-        **host(1500), **nodes(8), **pci("0x19e5", "0x120000", "0xd802", 8), **cann(OLD, "8.3.RC1", "ascend910b"),
-        f"{DRIVER}/version.info": "Version=25.3.RC1\nascendhal_version=7.35.23\n", f"{DRIVER}/lib64": None,
+        **host(1500),
+        **nodes(8),
+        **pci("0x19e5", "0x120000", "0xd802", 8),
+        **cann(OLD, "8.3.RC1", "ascend910b"),
+        f"{DRIVER}/version.info": "Version=25.3.RC1\nascendhal_version=7.35.23\n",
+        f"{DRIVER}/lib64": None,
         "/usr/local/Ascend/ascend-toolkit/8.3.RC1": None,
         "/etc/hccn.conf": "".join(f"address_{i}=10.20.0.{i + 2}\nnetmask_{i}=255.255.255.0\n" for i in range(8)),
-    }  # fmt: skip
+    }
     known = facts(192, {"torch": "2.7.1+cpu", "torch-npu": "2.7.1", **dict.fromkeys(TBE, "1.26.4")})
     known["npu-smi"] = smi(8)
     known["ecc"] = {
         str(card): f"\tNPU ID : {card}\n\tHBM Double Bit Error Count : 0\n\tChip ID : 0\n" for card in range(8)
     }
     known["import"] = {"stage": "done", "torch": "2.7.1+cpu", "torch_npu": "2.7.1", "npus": 8, "name": "Ascend910B3"}
-    known["hccn"] = {str(card): {"link": "link status: UP", "tls": f"dev_id:{card}, tls switch[0](0:disable, 1:enable)"}
-                     for card in range(8)}  # fmt: skip
+    known["hccn"] = {
+        str(card): {"link": "link status: UP", "tls": f"dev_id:{card}, tls switch[0](0:disable, 1:enable)"}
+        for card in range(8)
+    }
     return Description(files, sourced(OLD), known)
 
 
 def a3() -> Description:
     """A container on a 910C server (16 dies), CANN 9.1 in the new layout, everything right."""
     files = {
-        **host(2000), **nodes(16), **cann(NEW, "9.1.0", "ascend910_93"), "/.dockerenv": "",
-        f"{DRIVER}/version.info": "Version=26.1.0\n", f"{DRIVER}/lib64": None, "/usr/local/dcmi": None,
-        "/etc/ascend_install.info": "Driver_Install_Path_Param=/usr/local/Ascend\n", "/usr/local/bin/npu-smi": "",
+        **host(2000),
+        **nodes(16),
+        **cann(NEW, "9.1.0", "ascend910_93"),
+        "/.dockerenv": "",
+        f"{DRIVER}/version.info": "Version=26.1.0\n",
+        f"{DRIVER}/lib64": None,
+        "/usr/local/dcmi": None,
+        "/etc/ascend_install.info": "Driver_Install_Path_Param=/usr/local/Ascend\n",
+        "/usr/local/bin/npu-smi": "",
         "/etc/hccn.conf": "address_0=10.20.0.2\n",
-    }  # fmt: skip
+    }
     known = facts(320, {"torch": "2.12.0+cpu", "torch-npu": "2.12.0", **dict.fromkeys(TBE, "1.26.4")})
     known["npu-smi"] = smi(16, "Ascend910", "26.1.0", "A3")
     known["import"] = {"stage": "done", "torch": "2.12.0", "torch_npu": "2.12.0", "npus": 16, "name": "Ascend910_9391"}

@@ -29,8 +29,10 @@ def imported(**changed: Any) -> dict[str, Any]:
 
 def space(**labels: tuple[int, int]) -> dict[str, Any]:
     """Disks: label -> (free, total)."""
-    rows = {label: {"path": f"/{label}", "free": free, "total": total, "writable": label != "home" or free > 0}
-            for label, (free, total) in labels.items()}  # fmt: skip
+    rows = {
+        label: {"path": f"/{label}", "free": free, "total": total, "writable": label != "home" or free > 0}
+        for label, (free, total) in labels.items()
+    }
     return {"facts": {"disk": rows}}
 
 

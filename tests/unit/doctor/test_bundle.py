@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import Failure
-from anabatic.doctor import bundle, redact
-from anabatic.doctor.examine import examine
-from anabatic.doctor.machine import rooted
+from anabatic.doctor import bundle, redaction
+from anabatic.doctor.check_runner import run_checks
+from anabatic.doctor.target_machine import open_root
 from unit.doctor import roots
 from unit.doctor.states import STATES
 
@@ -54,7 +54,7 @@ def unpacked(archive: Path, folder: Path) -> tuple[Path, str]:
             place = folder / member.name
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(content)
-    return folder / bundle.FOLDER, everything
+    return folder / bundle.ARCHIVE_FOLDER, everything
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def unpacked(archive: Path, folder: Path) -> tuple[Path, str]:
 def test_a_bundle_reads_as_the_machine(name: str, tmp_path: Path) -> None:
     base, change, _ = STATES[name]
     machine = base().but(**change).machine(tmp_path / "machine")
-    before = examine(machine)
-    bundle.write(tmp_path / "out.tar.gz", machine, before)
+    before = run_checks(machine)
+    bundle.write_bundle(tmp_path / "out.tar.gz", machine, before)
     root, _ = unpacked(tmp_path / "out.tar.gz", tmp_path / "out")
-    after = examine(rooted(root))
-    assert [(line.verdict.id, line.found("en"), line.fix("zh")) for line in after] == [
-        (line.verdict.id, line.found("en"), line.fix("zh")) for line in before
+    after = run_checks(open_root(root))
+    assert [(line.finding_type.id, line.describe_result("en"), line.describe_fix("zh")) for line in after] == [
+        (line.finding_type.id, line.describe_result("en"), line.describe_fix("zh")) for line in before
     ]
 
 
@@ -90,7 +90,7 @@ def test_no_secret_leaves(tmp_path: Path) -> None:
         facts={"npu-smi": roots.smi(8, users={0: "zhangwei"})},
     )
     machine = made.machine(tmp_path / "machine")
-    bundle.write(tmp_path / "out.tar.gz", machine, examine(machine))
+    bundle.write_bundle(tmp_path / "out.tar.gz", machine, run_checks(machine))
     root, everything = unpacked(tmp_path / "out.tar.gz", tmp_path / "out")
     for secret in (*SECRETS, "MIIEow", "zhangwei", "DDCCBBAA"):
         assert secret not in everything
@@ -104,7 +104,7 @@ def test_no_secret_leaves(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_secrets(form: str) -> None:
     for secret in SECRETS:
-        told = redact.text(f"before {form.format(secret)} after", set())
+        told = redaction.redact_text(f"before {form.format(secret)} after", set())
         assert secret not in told
         assert told.startswith("before ")
 
@@ -113,7 +113,7 @@ def test_forms_of_secrets(form: str) -> None:
 def test_a_long_text_without_blanks_is_redacted_in_time(piece: str) -> None:
     """With repetitions that are not bounded this takes hours."""
     long = piece * (100_000 // len(piece))
-    assert SECRETS[2] not in redact.text(f"{long} password={SECRETS[2]} {long}", {"wei"})
+    assert SECRETS[2] not in redaction.redact_text(f"{long} password={SECRETS[2]} {long}", {"wei"})
 
 
 def test_what_is_no_secret_stays() -> None:
@@ -125,8 +125,8 @@ def test_what_is_no_secret_stays() -> None:
         "25.5.1",
         "the password is required",
     ):
-        assert redact.text(text, {"wei"}) == text
-    assert redact.values({"packages": {"tokenizers": "0.21"}, "token": "x"}, set()) == {
+        assert redaction.redact_text(text, {"wei"}) == text
+    assert redaction.redact_values({"packages": {"tokenizers": "0.21"}, "token": "x"}, set()) == {
         "packages": {"tokenizers": "0.21"},
         "token": "[removed]",
     }
@@ -134,10 +134,10 @@ def test_what_is_no_secret_stays() -> None:
 
 @given(st.text(), st.sets(st.text(min_size=3, max_size=6), max_size=2))
 def test_any_text_is_redacted(text: str, names: set[str]) -> None:
-    assert isinstance(redact.text(text, names), str)
+    assert isinstance(redaction.redact_text(text, names), str)
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     machine = roots.cpu().machine(tmp_path)
     with pytest.raises(Failure, match="cannot write"):
-        bundle.write(tmp_path / "no" / "such" / "folder.tar.gz", machine, examine(machine))
+        bundle.write_bundle(tmp_path / "no" / "such" / "folder.tar.gz", machine, run_checks(machine))

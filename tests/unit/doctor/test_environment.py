@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import ConfigError
-from anabatic.doctor import environment
-from anabatic.doctor.environment import NOT_SET
-from anabatic.doctor.examine import examine
-from anabatic.doctor.machine import Machine
+from anabatic.doctor import shell_environment
+from anabatic.doctor.check_runner import run_checks
+from anabatic.doctor.shell_environment import DISCOURAGED_SETTINGS
+from anabatic.doctor.target_machine import TargetMachine
 from unit.doctor import roots
 
 
-def bare(tmp_path: Path) -> Machine:
+def bare(tmp_path: Path) -> TargetMachine:
     """A healthy machine on which nobody sourced anything."""
     return roots.a2().but(unset=tuple(roots.sourced(roots.OLD))).machine(tmp_path)
 
@@ -39,14 +39,14 @@ def test_a_shell_evaluates_it(shell: str, tmp_path: Path) -> None:
     machine.env = dict(outer)
     kind = "fish" if shell == "fish" else "bash"
     for explain in (False, True):
-        inner = evaluated(shell, environment.render(machine, kind, explain, "en"), outer)
+        inner = evaluated(shell, shell_environment.render_settings(machine, kind, explain, "en"), outer)
         assert inner["ASCEND_OPP_PATH"] == f"{roots.OLD}/opp"
         assert inner["LD_LIBRARY_PATH"] == f"{roots.OLD}/lib64:{roots.DRIVER}/lib64:/mine with blank"
         assert inner["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
         assert inner["HCCL_CONNECT_TIMEOUT"] == "1200"
         assert inner["OMP_NUM_THREADS"] == "8"
         machine.env = inner
-        again = environment.render(machine, kind, explain, "en")
+        again = shell_environment.render_settings(machine, kind, explain, "en")
         assert all(line.startswith("#") for line in again.splitlines())
         machine.env = dict(outer)
 
@@ -54,42 +54,44 @@ def test_a_shell_evaluates_it(shell: str, tmp_path: Path) -> None:
 def test_the_doctor_is_content_with_it(tmp_path: Path) -> None:
     machine = bare(tmp_path)
     machine.env = {"PATH": "/usr/bin"}
-    assert "set_env.not_sourced" in roots.ids(examine(machine), "FAIL")
-    told = json.loads(environment.render(machine, "json", False, "en"))
+    assert "set_env.not_sourced" in roots.ids(run_checks(machine), "FAIL")
+    told = json.loads(shell_environment.render_settings(machine, "json", False, "en"))
     machine.env = {"PATH": "/usr/bin", **{row["name"]: row["value"] for row in told["set"]}}
-    assert roots.ids(examine(machine), "WARN", "FAIL") == set()
+    assert roots.ids(run_checks(machine), "WARN", "FAIL") == set()
 
 
 def test_what_a_user_set_is_kept(tmp_path: Path) -> None:
     machine = roots.a2().but(env={"HCCL_CONNECT_TIMEOUT": "600\nx", "PYTORCH_ALLOC_CONF": "y"}).machine(tmp_path)
     machine.env = {**machine.env, "HCCL_CONNECT_TIMEOUT": "600\nrm -r"}
-    told = environment.render(machine, "bash", False, "en")
+    told = shell_environment.render_settings(machine, "bash", False, "en")
     assert "# HCCL_CONNECT_TIMEOUT=600 rm -r  (kept; suggested: 1200)" in told
     assert "PYTORCH_NPU_ALLOC_CONF" not in told  # beside PYTORCH_ALLOC_CONF it would be an error
 
 
 def test_several_interfaces(tmp_path: Path) -> None:
     faces = {"lo": ["127.0.0.1"], "bond0": ["10.0.0.7"], "eth0": ["192.168.0.7"], "docker0": ["172.17.0.1"]}
-    told = environment.render(roots.a2().but(facts={"interfaces": faces}).machine(tmp_path), "bash", False, "zh")
+    told = shell_environment.render_settings(
+        roots.a2().but(facts={"interfaces": faces}).machine(tmp_path), "bash", False, "zh"
+    )
     assert "export HCCL_SOCKET_IFNAME==eth0" in told or "export HCCL_SOCKET_IFNAME='=eth0'" in told
     assert "export GLOO_SOCKET_IFNAME=eth0" in told
 
 
 def test_an_old_driver_has_no_expandable_segments(tmp_path: Path) -> None:
     made = roots.a2().but(files={f"{roots.DRIVER}/version.info": "Version=22.0.4\n"})
-    assert "expandable" not in environment.render(made.machine(tmp_path), "bash", False, "en")
+    assert "expandable" not in shell_environment.render_settings(made.machine(tmp_path), "bash", False, "en")
 
 
 @pytest.mark.parametrize("base", [roots.gpu, roots.cpu, roots.empty])
 def test_other_machines(base: object, tmp_path: Path) -> None:
     assert callable(base)
     machine = base().machine(tmp_path)
-    told = environment.render(machine, "bash", True, "zh")
+    told = shell_environment.render_settings(machine, "bash", True, "zh")
     assert "ASCEND_HOME_PATH" not in told
-    assert all(name in told for name, _ in NOT_SET)
-    json.loads(environment.render(machine, "json", True, "zh"))
+    assert all(name in told for name, _ in DISCOURAGED_SETTINGS)
+    json.loads(shell_environment.render_settings(machine, "json", True, "zh"))
 
 
 def test_a_shell_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='--shell is "fishy". Did you mean "fish"'):
-        environment.render(roots.cpu().machine(tmp_path), "fishy", False, "en")
+        shell_environment.render_settings(roots.cpu().machine(tmp_path), "fishy", False, "en")

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.cli import app
-from anabatic.doctor import explain, explain_match, explain_scan, knowledge, logs
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import diagnosis, log_files, log_scan, matcher
 
-KNOWN = knowledge.load()
+KNOWN = knowledge_base.load_knowledge()
 OOM = "torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 1; 60.97 GiB total capacity)\n"
 WAITED = "EI0002: [PID: 7] {} the wait execution of the Notify register times out\n"
 
@@ -29,8 +30,8 @@ def run(*words: str | Path) -> int:
     return stop.value.code
 
 
-def explained(*words: str | Path) -> explain.Report:
-    return explain.explain(tuple(map(str, words)), KNOWN)
+def explained(*words: str | Path) -> diagnosis.LogReport:
+    return diagnosis.explain_logs(tuple(map(str, words)), KNOWN)
 
 
 def test_a_cause_beats_consequences_that_were_written_before_it(tmp_path: Path) -> None:
@@ -38,12 +39,15 @@ def test_a_cause_beats_consequences_that_were_written_before_it(tmp_path: Path) 
     (tmp_path / "rank-1.log").write_text("2026-11-21 10:00:00,500 ERROR stop\n" + OOM)
     (tmp_path / "rank-2.log").write_text(WAITED.format("2026-11-21-10:31:00.000.000"))
     report = explained(tmp_path)
-    assert report.first is not None and report.first.entry.id == "npu-oom"
-    assert (report.first.first.line, report.first.ranks) == (2, [1])
-    assert report.first.first.time is not None and report.first.first.time.isoformat() == "2026-11-21T10:00:00.500000"
+    assert report.first_cause is not None and report.first_cause.entry.id == "npu-oom"
+    assert (report.first_cause.first_sighting.line, report.first_cause.ranks) == (2, [1])
+    assert (
+        report.first_cause.first_sighting.time is not None
+        and report.first_cause.first_sighting.time.isoformat() == "2026-11-21T10:00:00.500000"
+    )
     waited = report.findings[1]
     assert (waited.entry.id, waited.count, waited.ranks) == ("EI0002", 4, [0, 2])
-    assert report.silent == [] and report.ordered
+    assert report.silent_ranks == [] and report.is_ordered_by_time
 
 
 def test_the_earliest_of_several_causes_is_first(tmp_path: Path) -> None:
@@ -56,13 +60,15 @@ def test_the_earliest_of_several_causes_is_first(tmp_path: Path) -> None:
 
 def test_a_warning_is_only_a_note(tmp_path: Path) -> None:
     for warning in ("[W1121 09:00:00.1 socket.cpp:7] ", "[WARNING] HCCL(1,python): ", "2026-11-21 09:00:00,1 WARNING "):
-        report = explain.explain_text(f"{warning}error code is 507015\nEI0002: waited\n", KNOWN)
+        report = diagnosis.explain_text(f"{warning}error code is 507015\nEI0002: waited\n", KNOWN)
         assert [(finding.code, finding.role) for finding in report.findings] == [
             ("EI0002", "consequence"),
             ("507015", "notice"),
         ]
-        report = explain.explain_text(f"{warning}error code is 507015\nerror code is 507015\n", KNOWN)
-        assert [(finding.role, finding.first.line, finding.count) for finding in report.findings] == [("cause", 2, 2)]
+        report = diagnosis.explain_text(f"{warning}error code is 507015\nerror code is 507015\n", KNOWN)
+        assert [(finding.role, finding.first_sighting.line, finding.count) for finding in report.findings] == [
+            ("cause", 2, 2)
+        ]
 
 
 def test_a_rank_that_is_silent_while_others_wait_is_named(tmp_path: Path) -> None:
@@ -70,17 +76,17 @@ def test_a_rank_that_is_silent_while_others_wait_is_named(tmp_path: Path) -> Non
         (tmp_path / f"rank-{rank}.log").write_text(WAITED.format("2026-11-21-10:31:00.000.000"))
     (tmp_path / "rank-2.log").write_text("2026-11-21 10:00:00,000 INFO step 7\n")
     report = explained(tmp_path)
-    assert report.first is not None and report.first.entry.role == "consequence"
-    assert report.silent == [2]
+    assert report.first_cause is not None and report.first_cause.entry.role == "consequence"
+    assert report.silent_ranks == [2]
 
 
 def test_ranks_are_read_from_prefixes_and_names(tmp_path: Path) -> None:
     log = tmp_path / "all.log"
     log.write_text(f"[rank3]: {OOM}[rank11]: {OOM}[rank:4] {OOM}[default6]:{OOM}")
     assert explained(log).findings[0].ranks == [3, 4, 6, 11]
-    assert logs.rank_of(Path("run/attempt_0/5/stderr.log")) == 5
-    assert logs.rank_of(Path("rank_12.out")) == 12
-    assert logs.rank_of(Path("train.log")) is None
+    assert log_files.parse_rank(Path("run/attempt_0/5/stderr.log")) == 5
+    assert log_files.parse_rank(Path("rank_12.out")) == 12
+    assert log_files.parse_rank(Path("train.log")) is None
 
 
 def test_files_without_times_are_ordered_by_reading_and_it_is_said(
@@ -88,7 +94,7 @@ def test_files_without_times_are_ordered_by_reading_and_it_is_said(
 ) -> None:
     (tmp_path / "a.log").write_text("error code is 507053\n")
     (tmp_path / "b.log").write_text("2026-11-21 10:00:00,000 error code is 507015\n")
-    assert not explained(tmp_path).ordered
+    assert not explained(tmp_path).is_ordered_by_time
     assert run(tmp_path, "--lang", "en") == 0
     assert "the order is that of reading" in " ".join(capsys.readouterr().out.split())
 
@@ -100,10 +106,10 @@ def test_what_stopped_a_run_before_it_was_started_again_is_left_out(
     start = "2026-11-21 {}:00:00,000 INFO run folder runs/x\n"
     log.write_text(start.format(10) + OOM * 3 + start.format(11) + "error code is 507053\n")
     for block in (16, 100, 1 << 20):
-        monkeypatch.setattr(logs, "BLOCK", block)
+        monkeypatch.setattr(log_files, "BLOCK_BYTES", block)
         report = explained(log)
         assert [finding.code for finding in report.findings] == ["507053"]
-        assert report.findings[0].first.line == 6 and report.scan.earlier == 3
+        assert report.findings[0].first_sighting.line == 6 and report.scan.num_earlier == 3
     assert run(log, "--lang", "en") == 0
     assert "3 lines from before the last start" in " ".join(capsys.readouterr().out.split())
     assert run(log, "--all", "--json") == 0
@@ -114,28 +120,28 @@ def test_blocks_are_joined_and_lines_counted(tmp_path: Path, monkeypatch: pytest
     log = tmp_path / "train.log"
     log.write_text("2026-11-21 10:00:00,000 INFO ready\n" + "step\n" * 5000 + OOM + "step\n" * 5000 + OOM)
     for block in (1, 7, 64, 1000, 1 << 20):
-        monkeypatch.setattr(logs, "BLOCK", block)
+        monkeypatch.setattr(log_files, "BLOCK_BYTES", block)
         (finding,) = explained(log).findings
-        assert (finding.first.line, finding.count) == (5002, 2)
+        assert (finding.first_sighting.line, finding.count) == (5002, 2)
 
 
 def test_a_progress_bar_without_line_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "bar.log"
-    monkeypatch.setattr(logs, "LONGEST_LINE", 1 << 16)
+    monkeypatch.setattr(log_files, "MAX_LINE_BYTES", 1 << 16)
     log.write_bytes(b"\r".join(b"%d%%|###|" % n for n in range(100_000)) + b"\r" + OOM.encode())
     (finding,) = explained(log).findings
-    assert finding.first.text == OOM.strip()
+    assert finding.first_sighting.text == OOM.strip()
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain_match, "MOST_SEEN", 50)
-    monkeypatch.setattr(explain_scan, "MOST_SIGHTS", 40)
+    monkeypatch.setattr(matcher, "MAX_REMEMBERED_LINES", 50)
+    monkeypatch.setattr(log_scan, "MAX_SIGHTINGS", 40)
     names = ["".join(chr(97 + (n // 26**k) % 26) for k in range(4)) for n in range(500)]
     log = tmp_path / "many.log"
     log.write_text("".join(f"[rank{n}] {name} {OOM}" for n, name in enumerate(names)))
-    monkeypatch.setattr(logs, "BLOCK", 4096)
+    monkeypatch.setattr(log_files, "BLOCK_BYTES", 4096)
     report = explained(log)
-    assert report.findings[0].count == 40 and report.scan.unkept == 460
+    assert report.findings[0].count == 40 and report.scan.num_unkept == 460
 
 
 def test_gz_folder_layout_of_cann_and_default_place(
@@ -195,7 +201,7 @@ def test_in_a_folder_what_is_no_log_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "b.log").write_text(OOM)
     (tmp_path / "c.log").write_text("")
     report = explained(tmp_path)
-    assert report.first is not None
+    assert report.first_cause is not None
     assert [note.rpartition("/")[2] for note in report.scan.notes] == ["a.log is binary, no log", "c.log is empty"]
 
 
@@ -205,7 +211,7 @@ def test_half_written_and_invalid_text(tmp_path: Path) -> None:
         b"\xff\xfe\xfa text \xb1\n"[2:] + b"\x1b[31m\xe4\xb8 NPU out of memory. Tried to allocate 2\0\0\x1b]0;x\x07"
     )
     (finding,) = explained(log).findings
-    assert finding.first.line == 2 and finding.first.text.isprintable()
+    assert finding.first_sighting.line == 2 and finding.first_sighting.text.isprintable()
 
 
 def test_standard_input_and_nothing_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +246,7 @@ def test_codes_are_decoded_also_by_prefix(code: str, says: str, capsys: pytest.C
 
 
 def test_unknown_codes_in_logs() -> None:
-    report = explain.explain_text("EI4711: something new failed\nerror code is 507999\nbatch E12345 done\n", KNOWN)
+    report = diagnosis.explain_text("EI4711: something new failed\nerror code is 507999\nbatch E12345 done\n", KNOWN)
     assert [finding.code for finding in report.findings] == ["EI4711", "507999"]
 
 
@@ -259,7 +265,9 @@ def test_unknown_codes_in_logs() -> None:
     ],
 )
 def test_codes_in_lines(line: str, codes: list[str]) -> None:
-    found = [hit.code for one in explain_match.Matcher(KNOWN).hits(line.encode())[1] for hit in one.hits if hit.code]
+    found = [
+        hit.code for one in matcher.LogMatcher(KNOWN).find_matches(line.encode())[1] for hit in one.matches if hit.code
+    ]
     assert found == codes
 
 
@@ -276,12 +284,12 @@ entries:
 def test_own_entries_from_a_file_and_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(OWN)
-    known = knowledge.load((own,))
-    report = explain.explain_text("the PROXY at 10.1.2.3 refused us\n", known)
-    assert report.first is not None and report.first.entry.say("zh").fix == "Wait."
+    known = knowledge_base.load_knowledge((own,))
+    report = diagnosis.explain_text("the PROXY at 10.1.2.3 refused us\n", known)
+    assert report.first_cause is not None and report.first_cause.entry.get_explanation("zh").fix == "Wait."
     assert known.by_code["EI0006"].id == "our-proxy"
-    monkeypatch.setenv(knowledge.VARIABLE, str(own))
-    assert knowledge.load().by_code["EI0006"].id == "our-proxy"
+    monkeypatch.setenv(knowledge_base.KNOWLEDGE_VARIABLE, str(own))
+    assert knowledge_base.load_knowledge().by_code["EI0006"].id == "our-proxy"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +314,7 @@ def test_mistakes_in_own_entries_are_named(
 
 
 TEXTS = [text for entry in KNOWN.entries for text in entry.texts]
-MATCHER = explain_match.Matcher(KNOWN)
+MATCHER = matcher.LogMatcher(KNOWN)
 
 
 def slow(line: str) -> set[str]:
@@ -329,13 +337,13 @@ def slow(line: str) -> set[str]:
 @given(st.lists(st.one_of(st.text(alphabet="ab 12.\t'", max_size=12), st.sampled_from(TEXTS)), min_size=1, max_size=4))
 def test_the_fast_search_finds_what_the_definition_says(parts: list[str]) -> None:
     line = "".join(parts).replace("*", "12").replace("\n", " ")
-    found = [hit.entry.id for one in MATCHER.hits(line.encode())[1] for hit in one.hits if not hit.code]
+    found = [hit.entry.id for one in MATCHER.find_matches(line.encode())[1] for hit in one.matches if not hit.code]
     expected = slow(line)
     assert set(found) <= expected and bool(found) == bool(expected)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_can_be_read(data: bytes) -> None:
-    lines, found = MATCHER.hits(data)
-    assert all(one.index < len(lines) and one.count == 1 and one.hits for one in found)
-    assert explain_scan.clean(data).isprintable()
+    lines, found = MATCHER.find_matches(data)
+    assert all(one.index < len(lines) and one.count == 1 and one.matches for one in found)
+    assert log_scan.clean_line(data).isprintable()

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.doctor import explain, explain_alike, explain_match, explain_scan, knowledge
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import diagnosis, line_grouping, log_scan
+from anabatic.doctor.explain import matcher as matcher_module
 
-KNOWN = knowledge.load()
+KNOWN = knowledge_base.load_knowledge()
 PARTS = (
     "error code is ", "ret[", "] ", "retCode=0x", "7bc87", "507015", "507899", "-8020", "0xdeadbeef ", "EI000", "EZ",
     " E", "ERR", "[rank", "rankid:", "[default", "]: ", "HCCL function error: x, error code is ", "ValueError: ", ".5 ",
@@ -36,20 +38,20 @@ def logs(draw: st.DrawFn) -> bytes:
 
 def seen(block: bytes) -> dict[tuple[str, str, int | None, str], tuple[int, str, int]]:
     """Return entry, code, rank and role -> the first line, its text, how often."""
-    scan = explain_scan.scan_text(block.decode(), explain_match.Matcher(KNOWN))
-    return {(one.entry.id, one.code, one.rank, one.role): (one.line, one.text, one.count) for one in scan.sights}
+    scan = log_scan.scan_text(block.decode(), matcher_module.LogMatcher(KNOWN))
+    return {(one.entry.id, one.code, one.rank, one.role): (one.line, one.text, one.count) for one in scan.sightings}
 
 
 @given(logs())
 def test_lines_that_tell_the_same_are_counted_as_if_each_were_read(block: bytes) -> None:
-    fewest = explain_alike.FEWEST
+    fewest = line_grouping.MIN_GROUPED_LINES
     try:
-        explain_alike.FEWEST = 1 << 30
+        line_grouping.MIN_GROUPED_LINES = 1 << 30
         expected = seen(block)
-        explain_alike.FEWEST = 2
+        line_grouping.MIN_GROUPED_LINES = 2
         assert seen(block) == expected
     finally:
-        explain_alike.FEWEST = fewest
+        line_grouping.MIN_GROUPED_LINES = fewest
 
 
 def test_numbers_that_tell_something_are_told_apart() -> None:
@@ -58,37 +60,40 @@ def test_numbers_that_tell_something_are_told_apart() -> None:
         for place, (rank, code) in enumerate([(0, 507015), (1, 507015), (0, 507053), (0, 507015), (1, 507015)], 171)
     ]
     bare = b"[rank]: stream=0x id , retCode=0x"
-    assert explain_alike.Alike().groups(bare, lines) == [(0, 2), (1, 2), (2, 1)]
+    assert line_grouping.LineGrouper().group_lines(bare, lines) == [(0, 2), (1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize(
     "line", [b"[W1121 09:00:00.1 x.cpp:7] error code is 507015", b"2026-11-22 WARN 1", b"x" * 2000]
 )
 def test_lines_of_which_more_matters_are_read_one_by_one(line: bytes) -> None:
-    assert explain_alike.pattern(line) is None
-    assert explain_alike.Alike().groups(b"", [line, line]) == []
+    assert line_grouping.compile_line_pattern(line) is None
+    assert line_grouping.LineGrouper().group_lines(b"", [line, line]) == []
 
 
 def test_lines_with_fewer_numbers_than_the_first_are_read_one_by_one() -> None:
-    assert explain_alike.Alike().groups(b"error code is , of", [b"error code is 1, of", b"error code is , of"]) == []
+    assert (
+        line_grouping.LineGrouper().group_lines(b"error code is , of", [b"error code is 1, of", b"error code is , of"])
+        == []
+    )
 
 
 def test_what_is_remembered_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain_match, "MOST_BYTES", 100_000)
-    matcher = explain_match.Matcher(KNOWN)
+    monkeypatch.setattr(matcher_module, "MAX_REMEMBERED_BYTES", 100_000)
+    matcher = matcher_module.LogMatcher(KNOWN)
     for number in range(100):
         letters = f"{number:08b}".translate({48: "a", 49: "b"}) * 500
-        _, found = matcher.hits(f"error code is 507015 {letters}\n".encode())
-        assert [hit.code for one in found for hit in one.hits] == ["507015"]
-        assert sum(map(len, matcher.suspects)) < 110_000
-        assert sum(map(len, [*matcher.stems, *matcher.harmless])) < 110_000
+        _, found = matcher.find_matches(f"error code is 507015 {letters}\n".encode())
+        assert [hit.code for one in found for hit in one.matches] == ["507015"]
+        assert sum(map(len, matcher.candidates)) < 110_000
+        assert sum(map(len, [*matcher.word_stems, *matcher.harmless_words])) < 110_000
 
 
 def test_a_text_that_may_stand_within_an_address_is_found_there(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text('entries: [{id: poisoned, texts: ["deadbeef"], en: {meaning: m, cause: c, fix: f}}]')
-    known = knowledge.load((own,))
-    report = explain.explain_text("at 0xdeadbeef01\nat 0xdeadbeef02\n", known)
+    known = knowledge_base.load_knowledge((own,))
+    report = diagnosis.explain_text("at 0xdeadbeef01\nat 0xdeadbeef02\n", known)
     assert [(finding.entry.id, finding.count) for finding in report.findings] == [("poisoned", 2)]
 
 
@@ -96,4 +101,4 @@ def test_a_text_that_is_a_number_is_refused(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text('entries: [{id: mine, texts: ["1234 567890"], en: {meaning: m, cause: c, fix: f}}]')
     with pytest.raises(ConfigError, match="is a number"):
-        knowledge.load((own,))
+        knowledge_base.load_knowledge((own,))

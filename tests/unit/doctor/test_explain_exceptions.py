@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from anabatic.doctor import explain, explain_show, knowledge
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import diagnosis, rendering
 
-KNOWN = knowledge.load()
+KNOWN = knowledge_base.load_knowledge()
 WAITED = "2026-11-21 11:10:38,000 ERROR EI0002: the wait execution of the Notify register times out\n"
 TRACEBACK = (
     "{0}Traceback (most recent call last):\n"
@@ -26,10 +27,14 @@ def test_an_exception_that_no_entry_knows_beats_what_others_suffer(tmp_path: Pat
     (tmp_path / "rank-2.log").write_text(
         "2026-11-21 11:12:00,000 INFO x\n" + TRACEBACK.format("[rank2]: ", "my.lib.GloopError")
     )
-    report = explain.explain((str(tmp_path),), KNOWN)
-    assert report.first is not None and report.silent == []
-    assert (report.first.code, report.first.ranks, report.first.first.line) == ("GloopError", [2], 5)
-    assert explain_show.one_line(report, "en") == ""
+    report = diagnosis.explain_logs((str(tmp_path),), KNOWN)
+    assert report.first_cause is not None and report.silent_ranks == []
+    assert (report.first_cause.code, report.first_cause.ranks, report.first_cause.first_sighting.line) == (
+        "GloopError",
+        [2],
+        5,
+    )
+    assert rendering.format_hint(report, "en") == ""
 
 
 @pytest.mark.parametrize(
@@ -47,22 +52,22 @@ def test_an_exception_that_no_entry_knows_beats_what_others_suffer(tmp_path: Pat
     ],
 )  # fmt: skip
 def test_what_ends_a_traceback_is_found(text: str, codes: list[str]) -> None:
-    assert [finding.code for finding in explain.explain_text(text, KNOWN).findings] == codes
+    assert [finding.code for finding in diagnosis.explain_text(text, KNOWN).findings] == codes
 
 
 def test_our_own_errors_are_told_as_such() -> None:
-    report = explain.explain_text(TRACEBACK.format("", "anabatic.core.errors.DataError"), KNOWN)
-    assert report.first is not None and report.first.code == "DataError"
-    assert report.first.entry.say("en").meaning == "anabatic ended the job itself."
-    assert report.first.entry.say("zh").fix.endswith("。")
+    report = diagnosis.explain_text(TRACEBACK.format("", "anabatic.core.errors.DataError"), KNOWN)
+    assert report.first_cause is not None and report.first_cause.code == "DataError"
+    assert report.first_cause.entry.get_explanation("en").meaning == "anabatic ended the job itself."
+    assert report.first_cause.entry.get_explanation("zh").fix.endswith("。")
 
 
 def test_no_line_of_a_file_ends_in_blanks() -> None:
-    report = explain.explain_text(TRACEBACK.format("", "ValueError") + WAITED + "error code is 507015\n", KNOWN)
+    report = diagnosis.explain_text(TRACEBACK.format("", "ValueError") + WAITED + "error code is 507015\n", KNOWN)
     for language in ("en", "zh"):
         for width in (40, 80, 120):
             console = Console(file=io.StringIO(), width=width, highlight=False)
-            explain_show.show(report, language, console)
+            rendering.print_report(report, language, console)
             rows = console.file.getvalue().splitlines()
             assert rows and all(row == row.rstrip() for row in rows)
             assert any("507015" in row for row in rows)

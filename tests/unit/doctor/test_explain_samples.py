@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anabatic.config import yaml_file
-from anabatic.doctor import explain, explain_next, knowledge
+from anabatic.config.loading import yaml_reader
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import diagnosis, next_steps
 
 HERE = Path(__file__).parent
 SAMPLES: dict[str, list[str]] = yaml.safe_load((HERE / "explain_samples.yaml").read_text(encoding="utf-8"))
-KNOWN = knowledge.load()
+KNOWN = knowledge_base.load_knowledge()
 HEALTHY = (HERE / "explain_healthy.txt").read_text(encoding="utf-8")
 
 
@@ -25,32 +26,32 @@ FOUND = [entry for entry in KNOWN.entries if not ASKED.intersection(entry.codes)
 
 
 @pytest.mark.parametrize("entry", FOUND, ids=lambda entry: entry.id)
-def test_entry_is_found(entry: knowledge.Entry) -> None:
+def test_entry_is_found(entry: knowledge_base.KnowledgeEntry) -> None:
     assert len(SAMPLES[entry.id]) >= max(1, len(entry.codes))
     for sample in SAMPLES[entry.id]:
-        report = explain.explain_text(f"step 1\n{sample}\nstep 2\n", KNOWN)
-        assert report.first is not None, sample
-        assert report.first.entry.id == entry.id, sample
-        assert report.first.first.line == 2
+        report = diagnosis.explain_text(f"step 1\n{sample}\nstep 2\n", KNOWN)
+        assert report.first_cause is not None, sample
+        assert report.first_cause.entry.id == entry.id, sample
+        assert report.first_cause.first_sighting.line == 2
         for code in entry.codes:
             if code in sample:
-                assert report.first.code == code
+                assert report.first_cause.code == code
 
 
 def test_samples_belong_to_entries() -> None:
     assert set(SAMPLES) == {entry.id for entry in FOUND}
 
 
-@pytest.mark.parametrize("word", explain_next.SYMPTOMS)
+@pytest.mark.parametrize("word", next_steps.SYMPTOMS)
 def test_a_trouble_without_a_line_is_asked_for_by_its_word(word: str) -> None:
-    first = explain.explain((word,), KNOWN).first
+    first = diagnosis.explain_logs((word,), KNOWN).first_cause
     assert first is not None and word in first.entry.codes
-    assert set(explain_next.SYMPTOMS) == {*ASKED, "slow-start"}
+    assert set(next_steps.SYMPTOMS) == {*ASKED, "slow-start"}
 
 
 def test_healthy_logs_find_nothing() -> None:
-    report = explain.explain_text(HEALTHY, KNOWN)
-    assert [(finding.entry.id, finding.first.text) for finding in report.findings] == []
+    report = diagnosis.explain_text(HEALTHY, KNOWN)
+    assert [(finding.entry.id, finding.first_sighting.text) for finding in report.findings] == []
 
 
 def test_enough_is_known() -> None:
@@ -61,18 +62,18 @@ def test_enough_is_known() -> None:
 
 
 @pytest.mark.parametrize("entry", [*KNOWN.entries, *(entry for _, entry in KNOWN.prefixes)], ids=lambda entry: entry.id)
-def test_both_languages_say_it(entry: knowledge.Entry) -> None:
+def test_both_languages_say_it(entry: knowledge_base.KnowledgeEntry) -> None:
     assert entry.source
-    for language in knowledge.LANGUAGES:
-        words = entry.words[language]
+    for language in knowledge_base.LANGUAGES:
+        words = entry.explanations[language]
         for part in (words.meaning, words.cause, words.fix):
             assert part.endswith("." if language == "en" else "。"), part
             assert len(part) <= 420
 
 
-@pytest.mark.parametrize("path", sorted(knowledge.FOLDER.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(knowledge_base.KNOWLEDGE_FOLDER.glob("*.yaml")), ids=lambda path: path.name)
 def test_files_read_the_same_with_line_numbers(path: Path) -> None:
-    assert yaml_file.read(path).tree == yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert yaml_reader.read_yaml(path).tree == yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 _JUDGE_ALL = """
@@ -91,8 +92,11 @@ def test_the_answer_does_not_depend_on_the_hash_seed() -> None:
     answers = {
         subprocess.run(
             [sys.executable, "-c", _JUDGE_ALL, str(HERE / "explain_samples.yaml")],
-            env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in range(1, 5)
-    }  # fmt: skip
+    }
     assert len(answers) == 1 and len(answers.pop().splitlines()) >= len(FOUND)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.doctor import explain, explain_next, knowledge
-from anabatic.doctor.explain import Report
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import diagnosis, next_steps
+from anabatic.doctor.explain.diagnosis import LogReport
 
-KNOWN = knowledge.load()
+KNOWN = knowledge_base.load_knowledge()
 LOGS = {
     "memory": ("npu-oom", ["lf-5491", "lf-4277", "sw-9403", "sg-29838"]),
     "workspace": ("npu-oom-workspace", ["va-4678"]),
@@ -64,14 +65,14 @@ def threads(shared_data: Path) -> dict[str, str]:
     return {row["id"]: row["log"] for row in rows}
 
 
-def told(log: str) -> Report:
-    return explain.explain_text(log, KNOWN)
+def told(log: str) -> LogReport:
+    return diagnosis.explain_text(log, KNOWN)
 
 
 def test_every_log_has_its_kind(threads: dict[str, str]) -> None:
     expected = {thread: entry for entry, names in LOGS.values() for thread in names}
     assert set(expected) == {thread for thread, log in threads.items() if log.strip()}
-    found = {thread: first.entry.id for thread in expected if (first := told(threads[thread]).first)}
+    found = {thread: first.entry.id for thread in expected if (first := told(threads[thread]).first_cause)}
     assert found == expected
     assert len(expected) >= 38 and len(UNCERTAIN) / len(expected) < 0.2
 
@@ -79,14 +80,14 @@ def test_every_log_has_its_kind(threads: dict[str, str]) -> None:
 def test_where_no_cause_is_named_it_says_so(threads: dict[str, str]) -> None:
     for thread in UNCERTAIN:
         report = told(threads[thread])
-        assert report.first is not None and report.first.entry.confidence != "high"
+        assert report.first_cause is not None and report.first_cause.entry.confidence != "high"
     for thread in ("lf-5425", "lf-8511", "va-486", "va-3413"):
-        assert explain_next.steps(told(threads[thread]), "en"), thread
+        assert next_steps.suggest_next_steps(told(threads[thread]), "en"), thread
 
 
 def test_troubles_without_a_log_have_a_word(threads: dict[str, str]) -> None:
     for word, names in WITHOUT_LOG.items():
-        assert word in explain_next.SYMPTOMS and set(names) <= set(threads)
+        assert word in next_steps.SYMPTOMS and set(names) <= set(threads)
         assert not any(threads[thread].strip() for thread in names)
 
 
@@ -111,7 +112,7 @@ def test_forms_of_codes(line: str, code: str) -> None:
 
 @pytest.mark.parametrize("line", ["result = 123456", "status=200000", "result: 507123", "3/9 [01:00, 12.1s/it]"])
 def test_numbers_that_are_no_codes(line: str) -> None:
-    assert told(f"step 1\n{line}\nstep 2\n").first is None
+    assert told(f"step 1\n{line}\nstep 2\n").first_cause is None
 
 
 def test_what_passes_on_an_error_comes_behind_it() -> None:
@@ -125,17 +126,17 @@ def test_what_passes_on_an_error_comes_behind_it() -> None:
 def test_exceptions_behind_what_programs_write_before_them(prefix: str) -> None:
     frames = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()"]
     log = "\n".join(prefix + line for line in [*frames, "ZeroDivisionError: division by zero"])
-    first = told(log).first
+    first = told(log).first_cause
     assert first is not None and first.code == "ZeroDivisionError"
-    cut = told("\n".join(prefix + line for line in frames)).first
-    assert cut is not None and cut.code == "traceback-cut" and cut.first.line == 2
+    cut = told("\n".join(prefix + line for line in frames)).first_cause
+    assert cut is not None and cut.code == "traceback-cut" and cut.first_sighting.line == 2
 
 
 @pytest.mark.parametrize(
     ("last", "code"), [("step 9", "traceback-cut"), ("KeyboardInterrupt", None), ("queue.Empty: nothing", None)]
 )
 def test_a_traceback_with_a_last_line_is_whole(last: str, code: str | None) -> None:
-    first = told(f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{last}\n').first
+    first = told(f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{last}\n').first_cause
     assert (first.code if first else None) == code
 
 
@@ -169,13 +170,13 @@ def test_a_traceback_that_ends_in_a_wrapper_is_whole(prefix: str) -> None:
     ],
 )  # fmt: skip
 def test_kinds_that_lie_close_to_each_other(log: str, first: str) -> None:
-    found = told(f"step 1\n{log}\nstep 2\n").first
+    found = told(f"step 1\n{log}\nstep 2\n").first_cause
     assert found is not None and found.entry.id == first
 
 
 def test_one_word_is_enough_and_nothing_is_collected_twice() -> None:
-    assert told("all is well\n").first is None
-    said = explain_next.steps(told("all is well\n"), "en")
+    assert told("all is well\n").first_cause is None
+    said = next_steps.suggest_next_steps(told("all is well\n"), "en")
     assert any("ascend/log" in step for step in said) and any("explain WORD" in step for step in said)
-    assert len(said) == len(set(said)) == len(explain_next.steps(told("all is well\n"), "zh"))
-    assert not explain_next.steps(explain.explain(("hang",), KNOWN), "en")
+    assert len(said) == len(set(said)) == len(next_steps.suggest_next_steps(told("all is well\n"), "zh"))
+    assert not next_steps.suggest_next_steps(diagnosis.explain_logs(("hang",), KNOWN), "en")

@@ -13,12 +13,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.doctor import commands, facts, files, installed, language, npus, probe, report
-from anabatic.doctor.examine import CHECKS, examine, exit_code
-from anabatic.doctor.files import Files
-from anabatic.doctor.line import Line
-from anabatic.doctor.machine import Machine, Recorded, parse_environ, rooted
-from anabatic.doctor.variable_table import VARIABLES
+from anabatic.doctor import (
+    check_report,
+    import_probe,
+    installed_packages,
+    language,
+    machine_facts,
+    root_files,
+    subprocess_runner,
+)
+from anabatic.doctor.check_runner import CHECKS, get_exit_code, run_checks
+from anabatic.doctor.checks import npu_status
+from anabatic.doctor.checks.variable_rules import VARIABLE_RULES
+from anabatic.doctor.findings.check_result import CheckResult
+from anabatic.doctor.root_files import RootFiles
+from anabatic.doctor.target_machine import RecordedFacts, TargetMachine, open_root, parse_environ
 from unit.doctor import roots
 
 FACTS = (
@@ -40,28 +49,28 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = [row.name for row in VARIABLES]
+NAMES = [row.name for row in VARIABLE_RULES]
 NAMES += ["ASCEND_HOME_PATH", "ASCEND_RT_VISIBLE_DEVICES", "PYTORCH_NPU_ALLOC_CONF", "OMP_NUM_THREADS", "MASTER_PORT"]
 NAMES += ["HCCL_SOCKET_IFNAME", "HCCL_IF_IP", "LD_LIBRARY_PATH", "HOME", "RANK_TABLE_FILE", "PYTORCH_ALLOC_CONF"]
 
 
-def judged(found: list[Line]) -> None:
+def judged(found: list[CheckResult]) -> None:
     """The report can be shown in every form."""
     for words in ("en", "zh"):
         for width in (20, 40, 100):
-            assert report.text(found, words, width, colour=True)
-        json.loads(report.as_json(found, words, "0", "/"))
-    assert exit_code(found, strict=True) in (0, 1, 2)
+            assert check_report.render_report(found, words, width, colour=True)
+        json.loads(check_report.render_json(found, words, "0", "/"))
+    assert get_exit_code(found, strict=True) in (0, 1, 2)
 
 
 def test_an_npu_smi_that_this_user_may_not_run(tmp_path: Path) -> None:
     program = tmp_path / "npu-smi"
     program.write_text("#!/bin/sh\n")
-    machine = Machine(Files(), {"PATH": str(tmp_path)}, Recorded({}))
-    machine.nodes = [0]
-    assert roots.ids(list(npus.smi(machine))) == {"npu-smi.denied"}
+    machine = TargetMachine(RootFiles(), {"PATH": str(tmp_path)}, RecordedFacts({}))
+    machine.npu_node_numbers = [0]
+    assert roots.ids(list(npu_status.check_npu_smi(machine))) == {"npu-smi.denied"}
     program.chmod(0o755)
-    assert roots.ids(list(npus.smi(machine))) == {"npu-smi.hung"}  # nothing was told in time
+    assert roots.ids(list(npu_status.check_npu_smi(machine))) == {"npu-smi.hung"}  # nothing was told in time
 
 
 def test_packages_of_a_mounted_root_are_those_of_its_active_environment(tmp_path: Path) -> None:
@@ -71,11 +80,11 @@ def test_packages_of_a_mounted_root_are_those_of_its_active_environment(tmp_path
         (folder / "torch_npu-2.6.0.post3.dist-info").mkdir()
         (folder / "not_torch-1-info").mkdir()
     (tmp_path / "proc/1").mkdir(parents=True)
-    assert rooted(tmp_path).packages == {"torch": "2.6.0", "torch-npu": "2.6.0.post3"}
-    assert not any("conda" in path for path in rooted(tmp_path).files.seen)  # nor does a bundle hold such names
+    assert open_root(tmp_path).package_versions == {"torch": "2.6.0", "torch-npu": "2.6.0.post3"}
+    assert not any("conda" in path for path in open_root(tmp_path).files.reads)  # nor does a bundle hold such names
     (tmp_path / "proc/1/environ").write_bytes(b"A=1\0VIRTUAL_ENV=/data/own\0")
-    assert rooted(tmp_path).packages["torch"] == "2.7.1+cpu"
-    assert rooted(tmp_path).fact("python", dict)["version"] == "3.10"
+    assert open_root(tmp_path).package_versions["torch"] == "2.7.1+cpu"
+    assert open_root(tmp_path).get_fact("python", dict)["version"] == "3.10"
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +98,23 @@ FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 @FUZZ
 @given(env=st.dictionaries(st.sampled_from(NAMES), st.text(max_size=30) | st.from_regex(r"[0-9,: ={}%-]{0,20}")))
 def test_any_environment(healthy: Path, env: dict[str, str]) -> None:
-    machine = rooted(healthy)
+    machine = open_root(healthy)
     machine.env = {**machine.env, **env}
-    judged(examine(machine))
+    judged(run_checks(machine))
 
 
 @FUZZ
 @given(told=st.dictionaries(st.sampled_from(FACTS), JSON))
 def test_any_facts(healthy: Path, told: dict[str, object]) -> None:
-    machine = rooted(healthy)
-    machine.facts = Recorded({**{name: machine.facts.get(name) for name in FACTS}, **told})
-    judged(examine(machine))
+    machine = open_root(healthy)
+    machine.facts = RecordedFacts({**{name: machine.facts.get(name) for name in FACTS}, **told})
+    judged(run_checks(machine))
 
 
 @FUZZ
 @given(data=st.data())
 def test_any_file_contents(healthy: Path, data: st.DataObject) -> None:
-    class Odd(Files):
+    class Odd(RootFiles):
         def text(self, path: str) -> str | None:
             there = super().text(path)
             if there is None or not data.draw(st.booleans()):
@@ -113,9 +122,9 @@ def test_any_file_contents(healthy: Path, data: st.DataObject) -> None:
             drawn: str = data.draw(st.text(max_size=40) | st.just("9" * 5000) | st.just(there[: len(there) // 2]))
             return drawn
 
-    machine = rooted(healthy)
+    machine = open_root(healthy)
     machine.files = Odd(str(healthy))
-    judged(list(line for check in (npus.smi, *CHECKS) for line in check(machine)))
+    judged(list(line for check in (npu_status.check_npu_smi, *CHECKS) for line in check(machine)))
 
 
 def test_bytes_folders_and_pipes_in_the_place_of_files(tmp_path: Path) -> None:
@@ -127,7 +136,7 @@ def test_bytes_folders_and_pipes_in_the_place_of_files(tmp_path: Path) -> None:
     (root / "etc/hccn.conf").mkdir()
     (root / "anabatic-doctor/facts.json").write_text("[" * 100_000)
     (root / "anabatic-doctor/environ").write_bytes(b"\xff\xfe=1\nHOME=\xff\nNOTHING\n=x\n")
-    judged(examine(rooted(root)))
+    judged(run_checks(open_root(root)))
 
 
 def test_collected_outputs_of_npu_smi(healthy: Path, shared_data: Path) -> None:
@@ -135,10 +144,14 @@ def test_collected_outputs_of_npu_smi(healthy: Path, shared_data: Path) -> None:
     if not samples:
         pytest.skip("the collected outputs of npu-smi are not here")
     for sample in samples:
-        machine = rooted(healthy)
-        machine.facts = Recorded({"npu-smi": {"code": 0, "text": sample.read_text(encoding="utf-8")}})
-        npus.note(machine)
-        found = [line for check in (npus.smi, npus.health, npus.busy) for line in check(machine)]
+        machine = open_root(healthy)
+        machine.facts = RecordedFacts({"npu-smi": {"code": 0, "text": sample.read_text(encoding="utf-8")}})
+        npu_status.record_npu_notes(machine)
+        found = [
+            line
+            for check in (npu_status.check_npu_smi, npu_status.check_health, npu_status.check_processes)
+            for line in check(machine)
+        ]
         table = sample.name.startswith("info-") and not sample.name.startswith("info-vnpu")
         assert ("npu-smi.ok" in roots.ids(found)) == table, sample.name
         assert len(found) < 6  # devices with the same fault share a line
@@ -148,9 +161,9 @@ def test_collected_outputs_of_npu_smi(healthy: Path, shared_data: Path) -> None:
 def test_environ_of_the_first_process(tmp_path: Path) -> None:
     (tmp_path / "proc/1").mkdir(parents=True)
     (tmp_path / "proc/1/environ").write_bytes(b"ASCEND_LAUNCH_BLOCKING=1\0HCCL_ALGO=ring\0")
-    machine = rooted(tmp_path)
+    machine = open_root(tmp_path)
     assert machine.env == {"ASCEND_LAUNCH_BLOCKING": "1", "HCCL_ALGO": "ring"}
-    assert roots.ids(examine(machine), "WARN") == {"variables.harmful"}
+    assert roots.ids(run_checks(machine), "WARN") == {"variables.harmful"}
     assert parse_environ("A=1=2\n\nodd line\n9=x\n") == {"A": "1=2"}
 
 
@@ -159,26 +172,26 @@ def test_a_program_that_hangs_is_left(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho half\nsleep 60 & sleep 60\n")
     script.chmod(0o755)
     started = time.monotonic()
-    output = commands.run([str(script)], 2.0)
+    output = subprocess_runner.run_program([str(script)], 2.0)
     assert (output.code, output.text) == (None, "half\n")
     assert time.monotonic() - started < 30  # not the minute that it sleeps
-    assert commands.run([str(tmp_path / "none")], 1).code == 127
+    assert subprocess_runner.run_program([str(tmp_path / "none")], 1).code == 127
 
 
 def test_a_check_that_hangs_is_reported(tmp_path: Path) -> None:
     machine = roots.cpu().machine(tmp_path)
 
-    def hangs(machine: Machine) -> list[Line]:
+    def hangs(machine: TargetMachine) -> list[CheckResult]:
         time.sleep(30)
         return []
 
-    found = examine(machine, 1.0, [CHECKS[0], hangs])  # type: ignore[list-item]
-    assert [line.verdict.id for line in found] == ["npu.none", "time.stopped"]
+    found = run_checks(machine, 1.0, [CHECKS[0], hangs])  # type: ignore[list-item]
+    assert [line.finding_type.id for line in found] == ["npu.none", "time.stopped"]
 
 
 def test_what_is_left_out_of_a_full_folder_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_NAMES", 3)
-    monkeypatch.setattr(installed, "_MOST_FOLDERS", 1)
+    monkeypatch.setattr(root_files, "MAX_FOLDER_NAMES", 3)
+    monkeypatch.setattr(installed_packages, "_MAX_FOLDERS", 1)
     for number in range(5):
         folder = tmp_path / f"sys/bus/pci/devices/0000:{number:02x}:00.0"
         folder.mkdir(parents=True)
@@ -186,8 +199,8 @@ def test_what_is_left_out_of_a_full_folder_is_said(tmp_path: Path, monkeypatch: 
             (folder / name).write_text(f"{value}\n")
     for place in ("a", "b"):
         (tmp_path / f"home/{place}/miniconda3/envs/x/lib/python3.11/site-packages").mkdir(parents=True)
-    found = examine(rooted(tmp_path))
-    said = [line.found("en") for line in found if line.verdict.id == "time.cut"]
+    found = run_checks(open_root(tmp_path))
+    said = [line.describe_result("en") for line in found if line.finding_type.id == "time.cut"]
     assert "/sys/bus/pci/devices: only the first 3 of 5 names were looked at" in said
     assert any("miniconda3" in line and "first 1 of" in line for line in said)
 
@@ -198,11 +211,11 @@ def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest
     script.write_text(f"#!{sys.executable}\nimport os\nprint(os.environ['LC_ALL'], os.environ['LD_LIBRARY_PATH'])\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    told = facts.smi(["info"], 120, {"LD_LIBRARY_PATH": "/mine"})
+    told = machine_facts.run_npu_smi(["info"], 120, {"LD_LIBRARY_PATH": "/mine"})
     assert told is not None
     assert told["text"].startswith("C /mine:/usr/local/Ascend/driver/lib64")
     script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-    told = facts.smi(["info"], 120, {})
+    told = machine_facts.run_npu_smi(["info"], 120, {})
     assert told is not None
     assert told["text"].strip() == text.strip()
 
@@ -210,31 +223,31 @@ def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest
 def test_the_child_tells_how_far_it_came(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("__version__ = '9.9'\nclass version: cuda = None\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    assert probe.run([], 120, env) == {"stage": "done", "torch": "9.9", "cuda": None}
+    assert import_probe.run_import_probe([], 120, env) == {"stage": "done", "torch": "9.9", "cuda": None}
     broken = (
         "try:\n    import nothing_of_that_name\nexcept ImportError as error:\n    raise RuntimeError('x') from error\n"
     )
     (tmp_path / "torch_npu.py").write_text(broken)
-    told = probe.run(["npu"], 120, env)
+    told = import_probe.run_import_probe(["npu"], 120, env)
     assert told["stage"] == "torch_npu"
     assert told["error"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
     (tmp_path / "torch_npu.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
-    assert probe.run(["npu"], 120, env)["signal"] == 11
+    assert import_probe.run_import_probe(["npu"], 120, env)["signal"] == 11
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
-    assert probe.run([], 2.0, env)["hung"] == 2
-    assert probe.parse('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
+    assert import_probe.run_import_probe([], 2.0, env)["hung"] == 2
+    assert import_probe.parse_probe_output('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
 
 
 def test_language() -> None:
-    assert language.choose(None, {"LANG": "zh_CN.UTF-8"}) == "zh"
-    assert language.choose(None, {"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}) == "en"
-    assert language.choose("zh", {}) == "zh"
+    assert language.choose_language(None, {"LANG": "zh_CN.UTF-8"}) == "zh"
+    assert language.choose_language(None, {"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}) == "en"
+    assert language.choose_language("zh", {}) == "zh"
     with pytest.raises(ConfigError, match='--lang is "cn"'):
-        language.choose("cn", {})
+        language.choose_language("cn", {})
 
 
 @given(st.text(max_size=200), st.integers(8, 60))
 def test_wrapping_keeps_the_words(text: str, width: int) -> None:
-    shown = report.wrap(report.printable(text), width)
-    assert all(report.cells(line) <= width for line in shown)
-    assert "".join("".join(shown).split()) == "".join(report.printable(text).split())
+    shown = check_report.wrap_text(check_report.strip_control_characters(text), width)
+    assert all(check_report.measure_display_width(line) <= width for line in shown)
+    assert "".join("".join(shown).split()) == "".join(check_report.strip_control_characters(text).split())

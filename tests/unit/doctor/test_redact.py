@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anabatic.doctor import redact, redact_rules
+from anabatic.doctor import redaction, redaction_rules
 
 WORD = "hunter2Blue"
 LOWER = "q7wjx9zkt4mv2bn8"
@@ -179,46 +179,46 @@ def test_the_table_is_long_enough() -> None:
 def test_the_secret_is_removed(name: str) -> None:
     form, secret = FORMS[name]
     for content in (form.format(secret), f"2026-11-20 INFO\n{form.format(secret)}\nafter\n"):
-        assert secret not in redact.text(content, set()), redact.text(content, set())
+        assert secret not in redaction.redact_text(content, set()), redaction.redact_text(content, set())
 
 
 @pytest.mark.parametrize("name", [name for name, (form, _) in FORMS.items() if "\n" not in form])
 def test_the_secret_is_removed_in_json_and_by_its_kind(name: str) -> None:
     form, secret = FORMS[name]
-    assert secret not in json.dumps(redact.values({"rows": [form.format(secret)]}, set()), ensure_ascii=False)
+    assert secret not in json.dumps(redaction.redact_values({"rows": [form.format(secret)]}, set()), ensure_ascii=False)
 
 
 @pytest.mark.parametrize("text", READABLE)
 def test_what_a_supporter_needs_stays(text: str) -> None:
-    assert redact.text(text, set()) == text
-    assert redact.text(f"before\n{text}\nafter\n", set()) == f"before\n{text}\nafter\n"
+    assert redaction.redact_text(text, set()) == text
+    assert redaction.redact_text(f"before\n{text}\nafter\n", set()) == f"before\n{text}\nafter\n"
 
 
 def test_lines_beside_a_block_stay() -> None:
-    told = redact.text("db:\n  password: |\n    one\n    two\n  port: 5432\nhost: a\n", set())
+    told = redaction.redact_text("db:\n  password: |\n    one\n    two\n  port: 5432\nhost: a\n", set())
     assert told == "db:\n  password: |\n    [removed]\n  port: 5432\nhost: a\n"
 
 
 def test_an_address_has_the_same_word_everywhere() -> None:
-    first = redact.text("39.105.44.7 and 39.105.44.8", set())
-    again = redact.text("to 39.105.44.7", set())
+    first = redaction.redact_text("39.105.44.7 and 39.105.44.8", set())
+    again = redaction.redact_text("to 39.105.44.7", set())
     assert "39.105" not in first + again
     assert again.removeprefix("to ") == first.partition(" and ")[0] != first.partition(" and ")[2]
 
 
 def test_the_rules_of_the_library_are_used() -> None:
-    assert len(redact_rules.kept()) >= 30
+    assert len(redaction_rules.load_detect_secrets_patterns()) >= 30
     stripe = "rk_" + "live_" + "0123456789abcdefghijklmn"
     telegram = "1234567890" + ":AA" + "x" * 32 + "y"
     for secret in (stripe, telegram):
-        assert secret not in redact.text(f"before {secret} after", set())
-    assert telegram not in redact.text("x" * 3000 + " " + telegram, set())
+        assert secret not in redaction.redact_text(f"before {secret} after", set())
+    assert telegram not in redaction.redact_text("x" * 3000 + " " + telegram, set())
 
 
 @pytest.mark.parametrize("name", ["ASCEND_CA_PASS", "TORCH_PSK", "ASCEND_CREDS", "HCCL_ACCESS", "NPU_SSH_LOGIN"])
 def test_variables_that_are_named_after_secrets_leave_without_their_value(name):
-    assert redact.environ({name: "s3cr3t-value", "ASCEND_HOME_PATH": "/opt/cann"}, set()) == {
-        name: redact_rules.GONE,
+    assert redaction.redact_environ({name: "s3cr3t-value", "ASCEND_HOME_PATH": "/opt/cann"}, set()) == {
+        name: redaction_rules.REDACTED,
         "ASCEND_HOME_PATH": "/opt/cann",
     }
 
@@ -227,6 +227,6 @@ def test_variables_that_are_named_after_secrets_leave_without_their_value(name):
     "form", yaml.safe_load(Path(__file__).with_name("redact_forms.yaml").read_text(encoding="utf-8"))
 )
 def test_no_secret_of_a_form_is_left(form: str) -> None:
-    left = redact.text(f"step 1\n{form}\nstep 2\n", set())
+    left = redaction.redact_text(f"step 1\n{form}\nstep 2\n", set())
     assert "s3cr3t" not in left.lower()
     assert left.startswith("step 1\n") and left.endswith("step 2\n")

@@ -119,7 +119,7 @@ def test_mistake(name: str, tmp_path: Path) -> None:
     base, change, expected = CASES[name]
     found = roots.lines(base().but(**change), tmp_path)
     assert roots.ids(found, "WARN", "FAIL") == expected
-    fixes = [line.fix("en") for line in found if line.verdict.check == "variables"]
+    fixes = [line.describe_fix("en") for line in found if line.finding_type.check_name == "variables"]
     assert fixes and all(fix.startswith(("export ", "unset ")) for fix in fixes)
 
 

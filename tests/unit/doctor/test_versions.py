@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.doctor import versions
+from anabatic.doctor.checks import version_matrix
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ from anabatic.doctor import versions
         ("latest", None),
     ],
 )
-def test_key(text: str, key: versions.Key | None) -> None:
-    assert versions.key(text) == key
+def test_key(text: str, key: version_matrix.VersionKey | None) -> None:
+    assert version_matrix.parse_version(text) == key
 
 
 def test_order() -> None:
     told = ["23.0.3", "24.1.RC1", "24.1.RC3", "24.1.0", "25.0.RC1", "25.2.0", "26.0.RC1", "26.1.1"]
-    assert sorted(reversed(told), key=versions.key) == told
+    assert sorted(reversed(told), key=version_matrix.parse_version) == told
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_order() -> None:
     ],
 )
 def test_torch_npu_with_cann(wheel: str, cann: str, match: str) -> None:
-    assert versions.torch_npu_with_cann(wheel, cann) == match
+    assert version_matrix.match_torch_npu_with_cann(wheel, cann) == match
 
 
 @pytest.mark.parametrize(
@@ -73,35 +73,35 @@ def test_torch_npu_with_cann(wheel: str, cann: str, match: str) -> None:
     ],
 )
 def test_cann_with_driver(cann: str, driver: str, match: str) -> None:
-    assert versions.cann_with_driver(cann, driver) == match
+    assert version_matrix.match_cann_with_driver(cann, driver) == match
 
 
 def test_wheels_of_a_cann() -> None:
-    assert versions.wheels("9.1.0")[:2] == ["2.12.0", "2.11.0"]
-    assert versions.wheels("9.1.0", "2.7.1+cpu") == ["2.7.1.post8"]
-    assert versions.wheels("?") == []
+    assert version_matrix.list_wheels("9.1.0")[:2] == ["2.12.0", "2.11.0"]
+    assert version_matrix.list_wheels("9.1.0", "2.7.1+cpu") == ["2.7.1.post8"]
+    assert version_matrix.list_wheels("?") == []
 
 
 def test_a_pair_that_is_proposed_is_one_that_is_supported() -> None:
-    assert versions.supported("9.1.0")[0] == "2.12.0"
-    assert versions.supported("8.3.RC1")[0] == "2.8.0"
-    assert versions.supported("8.2.RC1")[0] == "2.7.1"  # its own wheels are too old
-    assert versions.supported("?") == []
+    assert version_matrix.list_supported_wheels("9.1.0")[0] == "2.12.0"
+    assert version_matrix.list_supported_wheels("8.3.RC1")[0] == "2.8.0"
+    assert version_matrix.list_supported_wheels("8.2.RC1")[0] == "2.7.1"  # its own wheels are too old
+    assert version_matrix.list_supported_wheels("?") == []
 
 
 def test_the_tables_agree_with_each_other() -> None:
-    for release in versions.RELEASES:
+    for release in version_matrix.TORCH_NPU_RELEASES:
         for wheel in release.wheels:
-            assert versions.release_of(wheel) == release
-            assert versions.torch_npu_with_cann(wheel, release.cann) == "matched"
-            line = ".".join(versions.base(wheel).split(".")[:2])
-            assert line in versions.PYTHONS or line in ("1.11", "2.0")
-    for row in versions.DRIVERS:
+            assert version_matrix.find_release(wheel) == release
+            assert version_matrix.match_torch_npu_with_cann(wheel, release.cann) == "matched"
+            line = ".".join(version_matrix.get_base_version(wheel).split(".")[:2])
+            assert line in version_matrix.PYTHON_RANGES or line in ("1.11", "2.0")
+    for row in version_matrix.DRIVER_TABLE:
         for driver in (*row.matched, *row.compatible):
-            assert versions.cann_with_driver(row.cann, driver) != "broken"
+            assert version_matrix.match_cann_with_driver(row.cann, driver) != "broken"
 
 
 @given(st.text(), st.text())
 def test_any_text_is_judged(left: str, right: str) -> None:
-    assert versions.torch_npu_with_cann(left, right) in ("matched", "compatible", "broken", "unknown")
-    assert versions.cann_with_driver(left, right) in ("matched", "compatible", "broken", "unknown")
+    assert version_matrix.match_torch_npu_with_cann(left, right) in ("matched", "compatible", "broken", "unknown")
+    assert version_matrix.match_cann_with_driver(left, right) in ("matched", "compatible", "broken", "unknown")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.models.hf import save_model
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.models.pretrained import save_model
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    tokenizer = byte_tokenizer(folder / "tokenizer")
-    save_model(random_model(len(tokenizer), max_len=256), folder / "final_model", tokenizer)
+    tokenizer = build_byte_tokenizer(folder / "tokenizer")
+    save_model(build_random_model(len(tokenizer), max_len=256), folder / "final_model", tokenizer)
     (folder / "config.yaml").write_text("out: run\n")
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anabatic.device.segments import Segments
+from anabatic.device.segments import PackedSegments
 from anabatic.models.forward import NO_MASK
 
 
@@ -18,12 +18,12 @@ def slow(model, text):
                 position_ids=torch.arange(ids.shape[1] - 1)[None],
                 attention_mask=NO_MASK,
                 use_cache=False,
-                segments=Segments([0, ids.shape[1] - 1], torch.device("cpu")),
+                segments=PackedSegments([0, ids.shape[1] - 1], torch.device("cpu")),
             )
             .logits[0]
             .double()
         )
     logprobs = torch.log_softmax(logits, -1)
-    first = len(text.tokens) - text.scored - 1
+    first = len(text.tokens) - text.num_scored - 1
     want = ids[0, first + 1 :]
     return float(logprobs[first:].gather(1, want[:, None]).sum()), bool((logits[first:].argmax(-1) == want).all())

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.data import tokenizer as tokenizers
-from anabatic.device.device import pick
-from anabatic.evals.encode import encode
-from anabatic.evals.items import Item, Pair
-from anabatic.evals.local import Local
-from anabatic.models.hf import load_model
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.device.device import select_device
+from anabatic.evals.local_model import LocalModel
+from anabatic.evals.tasks.item_encoding import encode_items
+from anabatic.evals.tasks.items import ContextPair, EvalItem
+from anabatic.models.pretrained import load_model
 
 PAIRS = [
     ("The capital of Norway is", " Oslo"),
@@ -32,12 +32,16 @@ def test_the_same_log_probabilities(run_folder):
     from lm_eval.api.instance import Instance
 
     folder = run_folder / "final_model"
-    device = pick(DeviceConfig(type="cpu", dtype="fp32", threads=1))
-    local = Local(load_model(folder, device.torch, device.dtype), tokenizers.load(folder), device, 400, 2)
-    texts = encode(local.tokenizer, [Item(at, "", [Pair(*pair)]) for at, pair in enumerate(PAIRS)], local.max_len).texts
-    found = {number: one for part in local.score(texts, "scoring") for number, one in part.items()}
+    device = select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1))
+    local = LocalModel(
+        load_model(folder, device.torch_device, device.dtype), tokenizers.load_tokenizer(folder), device, 400, 2
+    )
+    texts = encode_items(
+        local.tokenizer, [EvalItem(at, "", [ContextPair(*pair)]) for at, pair in enumerate(PAIRS)], local.max_len
+    ).texts
+    found = {number: one for part in local.score_texts(texts, "scoring") for number, one in part.items()}
     theirs = harness.HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=2, max_length=local.max_len)
     expected = theirs.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in PAIRS], disable_tqdm=True)
     for number, (logprob, greedy) in enumerate(expected):
         assert found[number].logprob == pytest.approx(logprob, rel=1e-5), PAIRS[number]
-        assert found[number].greedy == greedy
+        assert found[number].is_greedy == greedy

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.evals import bundle, known
-from anabatic.evals.ask import How, prepare
+from anabatic.evals.task_runner import EvalOptions, prepare_task
+from anabatic.evals.tasks import core_bundle, registry
 
 YAML = """icl_tasks:
 - {label: last, dataset_uri: a/last.jsonl, num_fewshot: [0], icl_task_type: language_modeling}
@@ -67,8 +67,8 @@ def mirror(tmp_path, monkeypatch) -> Iterator[Mirror]:
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     told.url = f"http://127.0.0.1:{server.server_port}/core.zip"
     monkeypatch.setenv("ANABATIC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv(bundle.MIRROR, told.url)
-    monkeypatch.setenv(bundle.OTHER, hashlib.sha256(told.content).hexdigest())
+    monkeypatch.setenv(core_bundle.URL_VARIABLE, told.url)
+    monkeypatch.setenv(core_bundle.SHA256_VARIABLE, hashlib.sha256(told.content).hexdigest())
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     yield told
     server.shutdown()
@@ -76,25 +76,25 @@ def mirror(tmp_path, monkeypatch) -> Iterator[Mirror]:
 
 
 def test_fetched_once_from_a_mirror_and_verified_each_time(mirror, monkeypatch):
-    found = known.plan(["core"])
+    found = registry.plan_tasks(["core"])
     assert [one.task.name for one in found.tasks] == ["last"] and mirror.asked == ["/core.zip 0"]
-    assert len(prepare(found.tasks[0], How()).items) == 3
-    folder = found.tasks[0].beside
+    assert len(prepare_task(found.tasks[0], EvalOptions()).items) == 3
+    folder = found.tasks[0].task_folder
     assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", "eval_bundle"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    known.plan(["core"])
+    registry.plan_tasks(["core"])
     assert len(mirror.asked) == 1
     (folder / "eval_data" / "a" / "last.jsonl").write_text('{"context": "one two", "continuation": "four"}\n')
     with pytest.raises(DataError, match="has the checksum"):
-        prepare(known.plan(["core"]).tasks[0], How())
+        prepare_task(registry.plan_tasks(["core"]).tasks[0], EvalOptions())
 
 
 def test_a_download_that_broke_off_goes_on(mirror):
     mirror.sends = 200
     with pytest.raises(DataError, match="broke off: 200 of"):
-        bundle.fetch()
+        core_bundle.fetch_bundle()
     mirror.sends = 10**9
-    assert (bundle.fetch() / "core.yaml").read_text() == YAML
+    assert (core_bundle.fetch_bundle() / "core.yaml").read_text() == YAML
     assert mirror.asked == ["/core.zip 0", "/core.zip 200"]
 
 
@@ -102,19 +102,19 @@ def test_a_download_that_broke_off_goes_on(mirror):
 def test_a_server_that_refuses(mirror, status):
     mirror.status = status
     with pytest.raises(DataError, match=f"answers {status}") as error:
-        bundle.fetch()
-    assert bundle.MIRROR in error.value.hint
+        core_bundle.fetch_bundle()
+    assert core_bundle.URL_VARIABLE in error.value.hint
 
 
 def test_another_file_is_refused_and_not_kept(mirror, monkeypatch):
-    monkeypatch.delenv(bundle.OTHER)
-    with pytest.raises(DataError, match=f"should have {bundle.SHA256[:12]}"):
-        bundle.fetch()
-    assert not list((bundle.cache_root() / "core").rglob("*.part"))
+    monkeypatch.delenv(core_bundle.SHA256_VARIABLE)
+    with pytest.raises(DataError, match=f"should have {core_bundle.SHA256[:12]}"):
+        core_bundle.fetch_bundle()
+    assert not list((core_bundle.get_cache_root() / "core").rglob("*.part"))
     for wrong in ("abc", "x" * 64):
-        monkeypatch.setenv(bundle.OTHER, wrong)
-        with pytest.raises(ConfigError, match=bundle.OTHER):
-            bundle.fetch()
+        monkeypatch.setenv(core_bundle.SHA256_VARIABLE, wrong)
+        with pytest.raises(ConfigError, match=core_bundle.SHA256_VARIABLE):
+            core_bundle.fetch_bundle()
 
 
 @pytest.mark.parametrize(
@@ -127,19 +127,21 @@ def test_another_file_is_refused_and_not_kept(mirror, monkeypatch):
 )
 def test_what_is_no_bundle_is_not_unpacked(mirror, monkeypatch, content, message):
     mirror.content = content
-    monkeypatch.setenv(bundle.OTHER, hashlib.sha256(content).hexdigest())
+    monkeypatch.setenv(core_bundle.SHA256_VARIABLE, hashlib.sha256(content).hexdigest())
     with pytest.raises(DataError, match=message):
-        bundle.fetch()
-    assert not list(bundle.cache_root().rglob("core.yaml")) and not list(bundle.cache_root().rglob("up"))
+        core_bundle.fetch_bundle()
+    assert not list(core_bundle.get_cache_root().rglob("core.yaml")) and not list(
+        core_bundle.get_cache_root().rglob("up")
+    )
 
 
 def test_no_network_and_no_address(mirror, monkeypatch):
-    monkeypatch.setenv(bundle.MIRROR, "ftp://example.org/x.zip")
+    monkeypatch.setenv(core_bundle.URL_VARIABLE, "ftp://example.org/x.zip")
     with pytest.raises(ConfigError, match="ftp://example"):
-        bundle.fetch()
-    monkeypatch.setenv(bundle.MIRROR, "http://127.0.0.1:9/x.zip")
+        core_bundle.fetch_bundle()
+    monkeypatch.setenv(core_bundle.URL_VARIABLE, "http://127.0.0.1:9/x.zip")
     with pytest.raises(DataError, match="broke off"):
-        bundle.fetch()
+        core_bundle.fetch_bundle()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
-        bundle.fetch()
+        core_bundle.fetch_bundle()

@@ -8,16 +8,17 @@ import random
 import pytest
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import tokenizer as tokenizers
-from anabatic.device.device import pick
-from anabatic.evals import known, results
-from anabatic.evals.ask import How, ask, prepare
-from anabatic.evals.local import Local
-from anabatic.evals.store import Store
-from anabatic.evals.trees import Text
-from anabatic.models.hf import load_model
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.device.device import select_device
+from anabatic.evals import result_tables
+from anabatic.evals.answer_cache import AnswerCache
+from anabatic.evals.local_model import LocalModel
+from anabatic.evals.prefix_trees import ScoredText
+from anabatic.evals.task_runner import EvalOptions, prepare_task, run_task
+from anabatic.evals.tasks import registry
+from anabatic.models.pretrained import load_model
 from unit.evals.plain import slow
 
 CORE_YAML = """icl_tasks:
@@ -58,17 +59,22 @@ def bundle(tmp_path):
 
 
 def mean_nll(model, ids, scored):
-    return -slow(model, Text(ids, scored))[0] / scored
+    return -slow(model, ScoredText(ids, scored))[0] / scored
 
 
 def test_as_written_out_slowly(bundle, run_folder):
     folder, rows = bundle
     model = load_model(run_folder / "final_model", torch.device("cpu"))
-    tokenizer = tokenizers.load(run_folder / "final_model")
-    local = Local(model, tokenizer, pick(DeviceConfig(type="cpu", dtype="fp32", threads=1)), 400, 2)
-    plan = known.plan(["core"], folder)
+    tokenizer = tokenizers.load_tokenizer(run_folder / "final_model")
+    local = LocalModel(model, tokenizer, select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1)), 400, 2)
+    plan = registry.plan_tasks(["core"], folder)
     found = {
-        one.task.name: ask(prepare(one, How(folder=folder)), local, How(folder=folder), Store(None))
+        one.task.name: run_task(
+            prepare_task(one, EvalOptions(dataset_folder=folder)),
+            local,
+            EvalOptions(dataset_folder=folder),
+            AnswerCache(None),
+        )
         for one in plan.tasks
     }
     first = tokenizer.eos_token_id
@@ -89,7 +95,7 @@ def test_as_written_out_slowly(bundle, run_folder):
                     ids((before + item["context"].strip() + " ").strip()),
                     ids(before + item["context"].strip() + " " + item["continuation"]),
                 )
-                logprob, greedy = slow(model, Text(whole, len(whole) - len(without)))
+                logprob, greedy = slow(model, ScoredText(whole, len(whole) - len(without)))
                 assert record["logprobs"][0] == pytest.approx(logprob, rel=1e-5)
                 assert record["right"]["acc"] == greedy
                 continue
@@ -105,11 +111,11 @@ def test_as_written_out_slowly(bundle, run_folder):
             means = [-a / b for a, b in zip(record["logprobs"], record["tokens"], strict=True)]
             assert means == pytest.approx(losses, rel=1e-5)
             assert record["picks"]["acc_tokens"] == losses.index(min(losses))
-    (total,) = results.totals(plan.groups, list(found.values()))
-    values = [found[name].figure.value for name in rows]
+    (total,) = result_tables.compute_totals(plan.groups, list(found.values()))
+    values = [found[name].main_estimate.value for name in rows]
     centred = [(value - chance) / (1 - chance) for value, chance in zip(values, (0.5, 0.5, 0.0), strict=True)]
-    assert total.figure.value == pytest.approx(sum(centred) / 3)
-    assert total.figure.low < total.figure.value < total.figure.high
+    assert total.estimate.value == pytest.approx(sum(centred) / 3)
+    assert total.estimate.low < total.estimate.value < total.estimate.high
 
 
 def test_fewer_items_than_examples_are_refused(bundle):
@@ -117,7 +123,7 @@ def test_fewer_items_than_examples_are_refused(bundle):
     path = folder / "eval_bundle" / "core.yaml"
     path.write_text(CORE_YAML.replace("[2]", "[25]"))
     with pytest.raises(DataError, match="warm shows 25 examples before a question, and has 4 rows"):
-        prepare(known.plan(["core"], folder).tasks[0], How(folder=folder))
+        prepare_task(registry.plan_tasks(["core"], folder).tasks[0], EvalOptions(dataset_folder=folder))
 
 
 @pytest.mark.parametrize(
@@ -133,13 +139,13 @@ def test_a_broken_bundle(bundle, old, new, message):
     folder, _ = bundle
     (folder / "eval_bundle" / "core.yaml").write_text(CORE_YAML.replace(old, new))
     with pytest.raises(ConfigError, match=message):
-        known.plan(["core"], folder)
+        registry.plan_tasks(["core"], folder)
 
 
 def test_no_bundle_and_a_broken_table(bundle, tmp_path):
     folder, _ = bundle
     with pytest.raises(ConfigError, match=r"holds no core\.yaml"):
-        known.plan(["core"], tmp_path / "eval_bundle" / "eval_data")
+        registry.plan_tasks(["core"], tmp_path / "eval_bundle" / "eval_data")
     (folder / "eval_bundle" / "eval_meta_data.csv").write_text("Eval Task,Random\nwarm,50\n")
     with pytest.raises(DataError, match="needs the columns Eval Task and Random baseline"):
-        known.plan(["core"], folder)
+        registry.plan_tasks(["core"], folder)

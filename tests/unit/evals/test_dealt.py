@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from anabatic.config.evaluate import EvalJob
-from anabatic.config.shared import Data
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import Data
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError
-from anabatic.evals.store import Store, part_path
+from anabatic.evals.answer_cache import AnswerCache, rank_cache_path
 from anabatic.recipes import evaluate
-from anabatic.testing.spawn import spawn
+from anabatic.testing.multiprocess import spawn_ranks
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
 TASK = """
@@ -26,10 +26,16 @@ answer: "{{ right }}"
 
 def job(root: Path, run_folder: Path, out: str) -> EvalJob:
     return EvalJob(
-        model=str(run_folder), tasks=[str(root / "winds.yaml"), "task:spelling#7"], max_new_tokens=5, batch_size=3,
-        data=Data(valid=[str(root / "text.txt")], cache=str(root / "shards")), batch_tokens=150, seq_len=64,
-        out=str(root / out), device=CPU,
-    )  # fmt: skip
+        model=str(run_folder),
+        tasks=[str(root / "winds.yaml"), "task:spelling#7"],
+        max_new_tokens=5,
+        batch_size=3,
+        data=Data(valid=[str(root / "text.txt")], cache=str(root / "shards")),
+        batch_tokens=150,
+        seq_len=64,
+        out=str(root / out),
+        device=CPU,
+    )
 
 
 def measure(root: Path, run_folder: Path) -> None:
@@ -45,7 +51,7 @@ def test_two_processes_find_what_one_finds(tmp_path, run_folder, monkeypatch, ca
     monkeypatch.setenv("ANABATIC_CACHE", str(tmp_path / "one-cache"))
     evaluate.run(job(tmp_path, run_folder, "one"))
     monkeypatch.setenv("ANABATIC_CACHE", str(tmp_path / "two-cache"))
-    spawn(measure, 2, tmp_path, run_folder)
+    spawn_ranks(measure, 2, tmp_path, run_folder)
     one, two = (read(tmp_path / out / "eval.json") for out in ("one", "two"))
     assert two == one and set(one["tasks"]) == {"winds", "spelling"} and one["bits_per_byte"]["gzip9"] > 0
     samples = [(tmp_path / out / "samples.jsonl").read_bytes() for out in ("one", "two")]
@@ -66,17 +72,17 @@ def read(path: Path) -> dict:
 
 def test_answers_of_a_process_that_was_killed_are_taken_over(tmp_path):
     path = tmp_path / "store.jsonl"
-    part_path(path, 1).write_text('{"a": [1.5, true, 2]}\n{"b": "half')
-    store = Store(path)
-    assert store.get("a") == [1.5, True, 2] and store.get("b") is None
+    rank_cache_path(path, 1).write_text('{"a": [1.5, true, 2]}\n{"b": "half')
+    store = AnswerCache(path)
+    assert store.get_answer("a") == [1.5, True, 2] and store.get_answer("b") is None
     store.close()
     assert [one.name for one in tmp_path.iterdir()] == ["store.jsonl"]
     for read_it in (True, False):
-        part_path(path, 3).write_text('{"c": [1.0, true, 2]}\n')
-        store = Store(path, read_it)
-        assert [store.get(name) is not None for name in "ac"] == [read_it] * 2
+        rank_cache_path(path, 3).write_text('{"c": [1.0, true, 2]}\n')
+        store = AnswerCache(path, read_it)
+        assert [store.get_answer(name) is not None for name in "ac"] == [read_it] * 2
         store.close()
-        assert not part_path(path, 3).exists()
+        assert not rank_cache_path(path, 3).exists()
 
 
 def test_an_endpoint_is_asked_by_one_process(tmp_path, run_folder, monkeypatch):

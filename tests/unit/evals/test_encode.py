@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.evals.encode import beginnings, encode
-from anabatic.evals.items import Item, Pair
-from anabatic.testing.untrained import byte_tokenizer
+from anabatic.evals.tasks.item_encoding import encode_beginnings, encode_items
+from anabatic.evals.tasks.items import ContextPair, EvalItem
+from anabatic.testing.random_models import build_byte_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return byte_tokenizer(tmp_path_factory.mktemp("tokens"))
+    return build_byte_tokenizer(tmp_path_factory.mktemp("tokens"))
 
 
 def slow(tokenizer, context, continuation, max_len):
@@ -41,28 +41,28 @@ def test_tokens_of_any_pair(tokenizer, context, ending, max_len) -> None:
     wanted = slow(tokenizer, context, ending, max_len)
     if wanted is None:
         return
-    found = encode(tokenizer, [Item(0, "row 1", [Pair(context, ending)])], max_len)
+    found = encode_items(tokenizer, [EvalItem(0, "row 1", [ContextPair(context, ending)])], max_len)
     (text,) = found.texts
-    assert (text.tokens.tolist(), text.scored) == wanted
+    assert (text.tokens.tolist(), text.num_scored) == wanted
     long = slow(tokenizer, context, ending, 10**6)
-    assert found.cut == ([0] if len(long[0]) - 1 > max_len else [])
+    assert found.truncated_items == ([0] if len(long[0]) - 1 > max_len else [])
 
 
 def test_where_the_border_falls_into_a_token_the_context_stays_as_it_was_asked(tokenizer) -> None:
     """`t|he and` is `the| and` as a whole: the model reads `t`, then what stands behind the whole's first token."""
-    (text,) = encode(tokenizer, [Item(0, "row 1", [Pair("t", "he in")])], 64).texts
+    (text,) = encode_items(tokenizer, [EvalItem(0, "row 1", [ContextPair("t", "he in")])], 64).texts
     whole = tokenizer.encode("the in")
-    assert text.tokens.tolist() == [*tokenizer.encode("t"), *whole[1:]] and text.scored == len(whole) - 1
+    assert text.tokens.tolist() == [*tokenizer.encode("t"), *whole[1:]] and text.num_scored == len(whole) - 1
 
 
 def test_a_text_that_spells_its_beginning_gets_no_second_one(tmp_path) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer = byte_tokenizer(tmp_path)
+    tokenizer = build_byte_tokenizer(tmp_path)
     begin = tokenizer.bos_token or tokenizer.eos_token
     number = tokenizer.convert_tokens_to_ids(begin)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, number)]
     )
-    found = beginnings(tokenizer, ["the", f"{begin}the"])
+    found = encode_beginnings(tokenizer, ["the", f"{begin}the"])
     assert found["the"] == found[f"{begin}the"] and found["the"].count(number) == 1

@@ -11,11 +11,11 @@ import pytest
 
 from anabatic.config.chat import Sampling
 from anabatic.config.evaluate import EvalJob
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.evals import endpoint
-from anabatic.evals.endpoint import Endpoint
-from anabatic.evals.trees import Text
+from anabatic.evals import endpoint_model
+from anabatic.evals.endpoint_model import EndpointModel
+from anabatic.evals.prefix_trees import ScoredText
 from anabatic.recipes import evaluate
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
@@ -74,49 +74,55 @@ def server():
 
 
 def test_likelihoods_and_replies(server):
-    asked = Endpoint(f"{server[0]}/v1/", None, 100, 2)
-    assert asked.name == "wind"
-    texts = [Text([5, 1, 2, 3], 2), Text([5, 3, 3], 2), Text([4, 9], 1)]
-    found = {number: one for part in asked.score(texts, "scoring") for number, one in part.items()}
+    asked = EndpointModel(f"{server[0]}/v1/", None, 100, 2)
+    assert asked.model_name == "wind"
+    texts = [ScoredText([5, 1, 2, 3], 2), ScoredText([5, 3, 3], 2), ScoredText([4, 9], 1)]
+    found = {number: one for part in asked.score_texts(texts, "scoring") for number, one in part.items()}
     assert [found[n].logprob for n in range(3)] == pytest.approx([-0.5, -0.6, -0.9])
-    assert [found[n].greedy for n in range(3)] == [True, True, False]
-    assert [found[n].tokens for n in range(3)] == [2, 2, 1]
-    replies = dict(pair for part in asked.reply([[1, 2], [3]], Sampling(stop=["."]), "asking") for pair in part.items())
+    assert [found[n].is_greedy for n in range(3)] == [True, True, False]
+    assert [found[n].num_tokens for n in range(3)] == [2, 2, 1]
+    replies = dict(
+        pair for part in asked.generate_replies([[1, 2], [3]], Sampling(stop=["."]), "asking") for pair in part.items()
+    )
     assert replies == {0: "2 tokens ['.']", 1: "1 tokens ['.']"}
 
 
 def test_an_endpoint_without_echo_is_refused_for_choices_alone(server, run_folder, tmp_path, capsys):
     server[1].echoes = False
     job = EvalJob(
-        model=str(run_folder), tasks=["task:spelling#3"], endpoint=server[0], out=str(tmp_path), device=CPU,
-    )  # fmt: skip
+        model=str(run_folder),
+        tasks=["task:spelling#3"],
+        endpoint=server[0],
+        out=str(tmp_path),
+        device=CPU,
+    )
     evaluate.run(job)
     written = json.loads((tmp_path / "eval.json").read_text())
     assert written["served"] == "wind" and written["tasks"]["spelling"]["n"] == 3
-    asked = Endpoint(server[0], None, 100, 2)
+    asked = EndpointModel(server[0], None, 100, 2)
     with pytest.raises(ConfigError, match="tells no log-probabilities") as caught:
-        list(asked.score([Text([1, 2], 1)], "scoring"))
+        list(asked.score_texts([ScoredText([1, 2], 1)], "scoring"))
     assert "generative tasks only" in caught.value.hint
 
 
 def test_what_passes_is_asked_again(server, monkeypatch):
-    monkeypatch.setattr(endpoint, "WAITS", (0.0, 0.0))
-    asked = Endpoint(server[0], None, 100, 1)
+    monkeypatch.setattr(endpoint_model, "RETRY_WAITS", (0.0, 0.0))
+    asked = EndpointModel(server[0], None, 100, 1)
     server[1].fails = ["torn", "busy"]
-    assert list(asked.reply([[1, 2]], Sampling(), "asking")) == [{0: "2 tokens None"}]
+    assert list(asked.generate_replies([[1, 2]], Sampling(), "asking")) == [{0: "2 tokens None"}]
     server[1].fails = ["busy"] * 3
     with pytest.raises(Failure, match="/v1/completions answers 503"):
-        list(asked.reply([[1, 2]], Sampling(), "asking"))
+        list(asked.generate_replies([[1, 2]], Sampling(), "asking"))
     server[1].fails = ["torn"] * 3
     with pytest.raises(Failure, match="does not answer: IncompleteRead"):
-        list(asked.reply([[1, 2]], Sampling(), "asking"))
+        list(asked.generate_replies([[1, 2]], Sampling(), "asking"))
     server[1].fails = ["odd", "odd"]
     with pytest.raises(Failure, match="answers without a text"):
-        list(asked.reply([[1, 2]], Sampling(), "asking"))
+        list(asked.generate_replies([[1, 2]], Sampling(), "asking"))
     with pytest.raises(ConfigError, match="tells no log-probabilities of a prompt .*: the answer has none"):
-        list(asked.score([Text([1, 2], 1)], "scoring"))
+        list(asked.score_texts([ScoredText([1, 2], 1)], "scoring"))
 
 
 def test_nobody_there():
     with pytest.raises(Failure, match="does not answer"):
-        Endpoint("http://127.0.0.1:9", None, 100, 1)
+        EndpointModel("http://127.0.0.1:9", None, 100, 1)

@@ -8,19 +8,19 @@ import logging
 import pytest
 
 from anabatic.config.evaluate import EvalJob
-from anabatic.config.shared import Data
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import Data
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import tasks
-from anabatic.data import tokenizer as tokenizers
-from anabatic.data.tokenizer import chat_prompt
-from anabatic.evals import known
-from anabatic.evals.items import Item, Pair
-from anabatic.evals.judge import is_right, judge
-from anabatic.evals.records import chance_of
+from anabatic.data.builtin import synthetic_tasks
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.data.tokenizer.hf_folder import encode_chat
+from anabatic.evals.item_records import compute_chance
+from anabatic.evals.tasks import registry
+from anabatic.evals.tasks.graders import grade_replies, is_correct
+from anabatic.evals.tasks.items import ContextPair, EvalItem
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
-from anabatic.models.hf import load_model
+from anabatic.models.pretrained import load_model
 from anabatic.recipes import evaluate
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
@@ -30,33 +30,40 @@ def load(run_folder):
     import torch
 
     folder = run_folder / "final_model"
-    return load_model(folder, torch.device("cpu")), tokenizers.load(folder)
+    return load_model(folder, torch.device("cpu")), tokenizers.load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("name", list(tasks.TASKS))
+@pytest.mark.parametrize("name", list(synthetic_tasks.TASKS))
 def test_right_replies_score_one_and_the_best_constant_scores_chance(name):
-    (planned,) = known.plan([f"task:{name}"]).tasks
-    rows = list(tasks.rows(name, "test", tasks.CHANCE_ROWS, 0))
-    items = [Item(n, "", [Pair(row.messages[:-1])], answer=row.answer) for n, row in enumerate(rows)]
+    (planned,) = registry.plan_tasks([f"task:{name}"]).tasks
+    rows = list(synthetic_tasks.generate_task_rows(name, "test", synthetic_tasks.CHANCE_ROWS, 0))
+    items = [EvalItem(n, "", [ContextPair(row.messages[:-1])], answer=row.answer) for n, row in enumerate(rows)]
     right = [row.messages[1]["content"] for row in rows]
-    assert all(record["right"]["exact"] for record in judge(planned.task, items, right))
+    assert all(record["right"]["exact"] for record in grade_replies(planned.task, items, right))
     for reply in sorted(set(right))[:8]:
-        assert sum(is_right(planned.task, item, reply) for item in items) / len(items) <= chance_of(planned.task, items)
+        assert sum(is_correct(planned.task, item, reply) for item in items) / len(items) <= compute_chance(
+            planned.task, items
+        )
 
 
 def test_the_replies_are_the_engines(run_folder, tmp_path):
     job = EvalJob(
-        model=str(run_folder), tasks=["task:spelling#5,task:identity#3"], max_new_tokens=6, batch_size=2, show=9,
-        out=str(tmp_path), device=CPU,
-    )  # fmt: skip
+        model=str(run_folder),
+        tasks=["task:spelling#5,task:identity#3"],
+        max_new_tokens=6,
+        batch_size=2,
+        show=9,
+        out=str(tmp_path),
+        device=CPU,
+    )
     evaluate.run(job)
     written = json.loads((tmp_path / "eval.json").read_text())["tasks"]
     assert list(written) == ["spelling", "identity"]
     model, tokenizer = load(run_folder)
     engine = Engine(model, tokenizer, max_batch=1, max_len=200)
     for name, number in (("spelling", 5), ("identity", 3)):
-        rows = list(tasks.rows(name, "test", number, 0))
-        prompts = [chat_prompt(tokenizer, row.messages[:-1]) for row in rows]
+        rows = list(synthetic_tasks.generate_task_rows(name, "test", number, 0))
+        prompts = [encode_chat(tokenizer, row.messages[:-1]) for row in rows]
         expected = engine.generate(prompts, Sampling(temperature=0.0, max_new_tokens=6))
         assert [example["reply"] for example in written[name]["examples"]] == [one.text for one in expected]
         assert [example["prompt"] for example in written[name]["examples"]] == [r.messages[0]["content"] for r in rows]
@@ -79,10 +86,10 @@ def test_eval_writes_and_prints_both_parts(run_folder, tmp_path, capsys):
     assert "bits per byte" in out and "gzip -9" in out and "chance" in out
     written = json.loads((run_folder / "eval.json").read_text())
     assert written["bits_per_byte"]["bytes"] == (tmp_path / "valid.txt").stat().st_size
-    assert list(written["tasks"]) == list(tasks.TASKS)
+    assert list(written["tasks"]) == list(synthetic_tasks.TASKS)
     for name, task in written["tasks"].items():
         assert task["n"] == 4
-        assert task["chance"] == tasks.chance(name)
+        assert task["chance"] == synthetic_tasks.chance_accuracy(name)
         assert set(task["examples"][0]) == {"prompt", "reply", "answer", "correct"}
     assert len((run_folder / "samples.jsonl").read_text().splitlines()) == 16
     assert "Wilson" in (run_folder / "eval.md").read_text()
@@ -120,11 +127,11 @@ def test_a_model_outside_a_run_folder_gets_no_file_and_that_is_said(run_folder, 
 )
 def test_bad_tasks(specs, message):
     with pytest.raises(ConfigError, match=message):
-        known.plan(specs)
+        registry.plan_tasks(specs)
 
 
 def test_all_means_each_and_later_sources_win():
-    plan = known.plan(["task:all", "task:spelling#7"])
+    plan = registry.plan_tasks(["task:all", "task:spelling#7"])
     assert {one.task.name: one.limit for one in plan.tasks} == {
         "spelling": 7,
         "counting": None,

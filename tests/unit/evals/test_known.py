@@ -8,10 +8,10 @@ import pytest
 
 from anabatic.config.task import EvalTask, TaskGroup
 from anabatic.core.errors import ConfigError
-from anabatic.data.raw_rows import RawRow
-from anabatic.evals import known
-from anabatic.evals.items import items
-from anabatic.evals.records import chance_of
+from anabatic.data.readers.raw_rows import RawRow
+from anabatic.evals.item_records import compute_chance
+from anabatic.evals.tasks import registry
+from anabatic.evals.tasks.items import build_items
 
 _ARC = {
     "question": "Which is warm?",
@@ -98,9 +98,9 @@ CHATS = {
 
 
 def one(name, row):
-    task, _ = known.read(name)
+    task, _ = registry.read_task(name)
     assert isinstance(task, EvalTask)
-    return task, items(task, [RawRow(row, "rows.jsonl: line 1")], None, shots=0, limit=None, seed=0)[0]
+    return task, build_items(task, [RawRow(row, "rows.jsonl: line 1")], None, shots=0, limit=None, seed=0)[0]
 
 
 @pytest.mark.parametrize("name", list(ROWS))
@@ -108,7 +108,7 @@ def test_what_is_asked(name):
     row, pairs, gold = ROWS[name]
     _, item = one(name, row)
     assert [(pair.context, pair.continuation) for pair in item.pairs] == pairs
-    assert item.gold == (-1 if gold is None else gold)
+    assert item.gold_index == (-1 if gold is None else gold)
 
 
 @pytest.mark.parametrize("name", list(CHATS))
@@ -118,14 +118,14 @@ def test_what_is_asked_in_conversations(name):
     assert item.pairs[0].context == [{"role": "user", "content": question}]
     if gold is not None:
         assert [pair.continuation for pair in item.pairs] == [*"ABCD"[: len(item.pairs)]]
-        assert item.gold == gold and chance_of(task, [item]) == 0.25
+        assert item.gold_index == gold and compute_chance(task, [item]) == 0.25
 
 
 def test_every_file_is_read_and_every_group_has_its_tasks():
-    for name in known.shipped():
-        found, _ = known.read(name)
+    for name in registry.list_shipped_tasks():
+        found, _ = registry.read_task(name)
         assert found.name == name and found.about
-        plan = known.plan([name])
+        plan = registry.plan_tasks([name])
         if isinstance(found, TaskGroup):
             assert len(plan.tasks) == len(found.tasks)
         else:
@@ -133,13 +133,13 @@ def test_every_file_is_read_and_every_group_has_its_tasks():
 
 
 def test_examples_are_put_before_a_question():
-    task, _ = known.read("gsm8k")
+    task, _ = registry.read_task("gsm8k")
     rows = [RawRow({"question": f"{n}?", "answer": f"so\n#### {n}"}, f"line {n}") for n in range(4)]
-    item = items(task, rows[:1], rows[1:], shots=2, limit=None, seed=3)[0]
+    item = build_items(task, rows[:1], rows[1:], shots=2, limit=None, seed=3)[0]
     text = item.pairs[0].context
     assert text.endswith("Question: 0?\nAnswer:") and text.count("Question:") == 3
     assert text.count("#### ") == 2 and "#### 0" not in text
-    assert item == items(task, rows[:1], rows[1:], shots=2, limit=1, seed=3)[0]
+    assert item == build_items(task, rows[:1], rows[1:], shots=2, limit=1, seed=3)[0]
 
 
 def test_a_task_of_ten_lines(tmp_path):
@@ -150,8 +150,8 @@ def test_a_task_of_ten_lines(tmp_path):
         'data: {files: [capitals.jsonl]}\nprompt: "The capital of {{ country }} is"\nchoices: "{{ towns }}"\n'
         'answer: "{{ right }}"\n'
     )
-    (planned,) = known.plan([f"{tmp_path}/capitals.yaml#5"]).tasks
-    assert (planned.task.name, planned.beside, planned.limit) == ("capitals", tmp_path, 5)
+    (planned,) = registry.plan_tasks([f"{tmp_path}/capitals.yaml#5"]).tasks
+    assert (planned.task.name, planned.task_folder, planned.limit) == ("capitals", tmp_path, 5)
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_a_task_of_ten_lines(tmp_path):
 def test_broken_files(tmp_path, text, message):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        known.plan([str(tmp_path / "mine.yaml")])
+        registry.plan_tasks([str(tmp_path / "mine.yaml")])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from anabatic.evals.statistics import Figure, bootstrap, mean_of, wilson
+from anabatic.evals.confidence_intervals import Estimate, bootstrap_interval, mean_estimate, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -16,25 +16,25 @@ from anabatic.evals.statistics import Figure, bootstrap, mean_of, wilson
 )
 def test_wilson(right, n, low, high):
     """81 of 263: Newcombe 1998 (Statistics in Medicine 17, 857), table I, method 3."""
-    found = wilson(right, n)
+    found = wilson_interval(right, n)
     assert (found.value, found.method) == (right / n, "wilson")
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_nothing_asked_is_no_number():
-    assert math.isnan(wilson(0, 0).value)
+    assert math.isnan(wilson_interval(0, 0).value)
 
 
 def test_bootstrap_covers_a_mean_and_repeats_itself():
     rows = np.random.default_rng(0).normal(3, 1, (400, 1))
-    found = bootstrap(rows, lambda part: float(part.mean()), 1)
+    found = bootstrap_interval(rows, lambda part: float(part.mean()), 1)
     half = 1.96 * rows.std() / 20
     assert (found.low, found.high) == pytest.approx((rows.mean() - half, rows.mean() + half), abs=0.02)
-    assert found == bootstrap(rows, lambda part: float(part.mean()), 1)
+    assert found == bootstrap_interval(rows, lambda part: float(part.mean()), 1)
 
 
 def test_a_mean_of_figures_is_surer_than_each():
-    one = Figure(0.5, 0.4, 0.6, "wilson")
-    found = mean_of([(one, 1.0)] * 4)
+    one = Estimate(0.5, 0.4, 0.6, "wilson")
+    found = mean_estimate([(one, 1.0)] * 4)
     assert found.value == 0.5 and found.high - found.low == pytest.approx(0.1)
-    assert mean_of([(one, 2.0)] * 4).high - 0.5 == pytest.approx(0.1)
+    assert mean_estimate([(one, 2.0)] * 4).high - 0.5 == pytest.approx(0.1)

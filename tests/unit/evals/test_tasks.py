@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from anabatic.config.evaluate import EvalJob
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.task import EvalTask, TaskData
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import tokenizer as tokenizers
-from anabatic.evals import known
-from anabatic.evals.ask import How, ask, prepare
-from anabatic.evals.judge import judge
-from anabatic.evals.known import Planned
-from anabatic.evals.local import Local
-from anabatic.evals.locate import locate
-from anabatic.evals.store import Store
-from anabatic.evals.trees import Text
-from anabatic.models.hf import load_model
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.evals.answer_cache import AnswerCache
+from anabatic.evals.local_model import LocalModel
+from anabatic.evals.prefix_trees import ScoredText
+from anabatic.evals.task_runner import EvalOptions, prepare_task, run_task
+from anabatic.evals.tasks import registry
+from anabatic.evals.tasks.dataset_files import locate_files
+from anabatic.evals.tasks.graders import grade_replies
+from anabatic.evals.tasks.registry import PlannedTask
+from anabatic.models.pretrained import load_model
 from anabatic.recipes import evaluate
 from unit.evals.plain import slow as plain
 
@@ -48,17 +48,20 @@ def capitals(tmp_path, rows=12, **more):
         [{"land": LANDS[n % 4], "towns": TOWNS, "right": n % 4, "n": n} for n in range(rows)],
     )
     settings = dict(
-        name="capitals", data=TaskData(files=["capitals.jsonl"]), prompt="The capital of {{ land }} is",
-        choices="{{ towns }}", answer="{{ right }}",
-    )  # fmt: skip
-    return Planned(EvalTask(**{**settings, **more}), tmp_path)
+        name="capitals",
+        data=TaskData(files=["capitals.jsonl"]),
+        prompt="The capital of {{ land }} is",
+        choices="{{ towns }}",
+        answer="{{ right }}",
+    )
+    return PlannedTask(EvalTask(**{**settings, **more}), tmp_path)
 
 
 @pytest.fixture(scope="session")
 def local(run_folder):
     folder = run_folder / "final_model"
-    device = evaluate.pick(CPU)
-    return Local(load_model(folder, torch.device("cpu")), tokenizers.load(folder), device, 512, 4)
+    device = evaluate.select_device(CPU)
+    return LocalModel(load_model(folder, torch.device("cpu")), tokenizers.load_tokenizer(folder), device, 512, 4)
 
 
 def slow(local, context, continuation):
@@ -66,18 +69,22 @@ def slow(local, context, continuation):
     ids, before = local.tokenizer.encode(context + continuation), len(local.tokenizer.encode(context))
     ids = ids[-(local.max_len + 1) :]
     scored = len(local.tokenizer.encode(context + continuation)) - before
-    return plain(local._model, Text(ids, scored))
+    return plain(local._model, ScoredText(ids, scored))
 
 
 @pytest.mark.parametrize("kind", ["choices", "cloze"])
 def test_scores_are_those_of_one_plain_pass_for_each_choice(tmp_path, local, kind):
     cloze = dict(
-        kind="cloze", prompt="", choices=None, contexts=["{{ towns[0] }} in", "{{ towns[right - 1] }} in"],
-        continuation="{{ land }}", answer=1,
-    )  # fmt: skip
+        kind="cloze",
+        prompt="",
+        choices=None,
+        contexts=["{{ towns[0] }} in", "{{ towns[right - 1] }} in"],
+        continuation="{{ land }}",
+        answer=1,
+    )
     planned = capitals(tmp_path, **(cloze if kind == "cloze" else {}), shots=2)
-    found = ask(prepare(planned, How()), local, How(), Store(None))
-    _, items, shots = prepare(planned, How())
+    found = run_task(prepare_task(planned, EvalOptions()), local, EvalOptions(), AnswerCache(None))
+    _, items, shots = prepare_task(planned, EvalOptions())
     assert shots == 2
     right = 0
     for item, record in zip(items, found.records, strict=True):
@@ -88,7 +95,7 @@ def test_scores_are_those_of_one_plain_pass_for_each_choice(tmp_path, local, kin
         lengths = [len(label) for label in item.labels]
         assert record["picks"]["acc_norm"] == int(np.argmax(np.array(expected) / lengths))
         right += record["right"]["acc"]
-    assert found.figure.value == right / 12 and found.figure.low <= right / 12 <= found.figure.high
+    assert found.main_estimate.value == right / 12 and found.main_estimate.low <= right / 12 <= found.main_estimate.high
     assert found.chance == (0.5 if kind == "cloze" else 0.25)
 
 
@@ -97,31 +104,38 @@ def test_whole_texts_and_last_words(tmp_path, local):
     write(tmp_path / "t.jsonl", [{"text": text} for text in texts])
     data = TaskData(files=["t.jsonl"])
     task = EvalTask(name="w", kind="perplexity", data=data, prompt="{{ text }}")
-    whole = ask(prepare(Planned(task, tmp_path), How()), local, How(), Store(None))
+    whole = run_task(prepare_task(PlannedTask(task, tmp_path), EvalOptions()), local, EvalOptions(), AnswerCache(None))
     nats = -sum(sum(record["logprobs"]) for record in whole.records)
     size = sum(len(text.encode()) for text in texts)
-    assert whole.figure.value == pytest.approx(nats / math.log(2) / size)
+    assert whole.main_estimate.value == pytest.approx(nats / math.log(2) / size)
     assert len(whole.records[2]["logprobs"]) == -(-len(local.tokenizer.encode(texts[2])) // local.max_len) > 1
     first = local.tokenizer.eos_token_id
     ids = local.tokenizer.encode(texts[1])
-    assert whole.records[1]["logprobs"][0] == pytest.approx(plain(local._model, Text([first, *ids], len(ids)))[0], 1e-5)
+    assert whole.records[1]["logprobs"][0] == pytest.approx(
+        plain(local._model, ScoredText([first, *ids], len(ids)))[0], 1e-5
+    )
     task = EvalTask(
-        name="last", kind="completion", data=data, prompt="{{ text.strip().rsplit(' ', 1)[0] }}",
+        name="last",
+        kind="completion",
+        data=data,
+        prompt="{{ text.strip().rsplit(' ', 1)[0] }}",
         continuation="{{ text.strip().rsplit(' ', 1)[1] }}",
-    )  # fmt: skip
-    last = ask(prepare(Planned(task, tmp_path), How(limit=2)), local, How(), Store(None))
+    )
+    last = run_task(
+        prepare_task(PlannedTask(task, tmp_path), EvalOptions(limit=2)), local, EvalOptions(), AnswerCache(None)
+    )
     assert last.records[0]["logprobs"][0] == pytest.approx(
         slow(local, " ".join(texts[0].split()[:-1]), " upward")[0], rel=1e-5
     )
-    assert set(last.figures) == {"acc", "perplexity"}
+    assert set(last.estimates) == {"acc", "perplexity"}
 
 
 def test_a_prompt_longer_than_the_context_is_cut_on_the_left_and_counted(tmp_path, local, caplog):
     planned = capitals(tmp_path, prompt="{{ 'far away ' * 40 * n }}The capital of {{ land }} is")
     with caplog.at_level(logging.WARNING, logger="anabatic"):
-        found = ask(prepare(planned, How(limit=3)), local, How(limit=3), Store(None))
-    assert found.cut == 2 and "2 of 3 items are longer than the context" in caplog.text
-    item = prepare(planned, How(limit=3)).items[2]
+        found = run_task(prepare_task(planned, EvalOptions(limit=3)), local, EvalOptions(limit=3), AnswerCache(None))
+    assert found.num_truncated == 2 and "2 of 3 items are longer than the context" in caplog.text
+    item = prepare_task(planned, EvalOptions(limit=3)).items[2]
     assert found.records[2]["logprobs"][0] == pytest.approx(
         slow(local, item.pairs[0].context, item.pairs[0].continuation)[0], rel=1e-5
     )
@@ -132,8 +146,8 @@ def test_what_was_answered_is_not_asked_again(tmp_path, local, run_folder, capsy
     path = tmp_path / "cache" / "store.jsonl"
 
     def once(read=True):
-        store = Store(path, read)
-        found = ask(prepare(planned, How()), local, How(), store)
+        store = AnswerCache(path, read)
+        found = run_task(prepare_task(planned, EvalOptions()), local, EvalOptions(), store)
         store.close()
         return found
 
@@ -172,8 +186,8 @@ def test_the_same_rows_from_every_format(tmp_path):
         task = EvalTask(
             name="x", data=TaskData(files=[name]), prompt="{{ land }}:", choices=TOWNS, answer="{{ right }}", shots=1
         )
-        _, items, _ = prepare(Planned(task, tmp_path), How())
-        made.append([(item.pairs, item.gold) for item in items])
+        _, items, _ = prepare_task(PlannedTask(task, tmp_path), EvalOptions())
+        made.append([(item.pairs, item.gold_index) for item in items])
     assert made[0] == made[1] == made[2] == made[3] and [gold for _, gold in made[0]] == [0, 1, 2, 3]
 
 
@@ -216,7 +230,7 @@ def test_bad_rows(tmp_path, rows, more, message):
     planned = capitals(tmp_path, **more)
     write(tmp_path / "capitals.jsonl", rows)
     with pytest.raises((DataError, ConfigError), match=message):
-        prepare(planned, How())
+        prepare_task(planned, EvalOptions())
 
 
 def test_a_column_of_any_name_is_read_from_row(tmp_path):
@@ -224,8 +238,8 @@ def test_a_column_of_any_name_is_read_from_row(tmp_path):
         tmp_path, prompt="{{ row['The land'] }}", choices="{{ ['a', 'b', row['The land']] }}", answer="{{ row.self }}"
     )
     write(tmp_path / "capitals.jsonl", [{"The land": "Norway", "self": 1.0}])
-    (item,) = prepare(planned, How()).items
-    assert item.question == "Norway" and item.labels == ["a", "b", "Norway"] and item.gold == 1
+    (item,) = prepare_task(planned, EvalOptions()).items
+    assert item.question == "Norway" and item.labels == ["a", "b", "Norway"] and item.gold_index == 1
 
 
 @pytest.mark.parametrize(
@@ -251,7 +265,7 @@ def test_bad_task_files(tmp_path, text, message):
     (tmp_path / "mine.yaml").write_text(data + text)
     (tmp_path / "whole.yaml").write_text("kind: perplexity\nprompt: x\ndata: {files: [rows.jsonl]}\n")
     with pytest.raises(ConfigError) as caught:
-        known.plan([str(tmp_path / "mine.yaml")])
+        registry.plan_tasks([str(tmp_path / "mine.yaml")])
     assert re.search(message, f"{caught.value} {caught.value.hint}")
 
 
@@ -260,7 +274,7 @@ def test_a_torn_file_is_named_with_its_line(tmp_path):
     with open(tmp_path / "capitals.jsonl", "a") as file:
         file.write('{"land": ')
     with pytest.raises(DataError, match=r"capitals\.jsonl: line 13: broken JSON"):
-        prepare(planned, How())
+        prepare_task(planned, EvalOptions())
 
 
 @pytest.mark.parametrize(
@@ -278,17 +292,17 @@ def test_data_sets_of_the_hub_in_a_folder(tmp_path, layout):
     (tmp_path / layout).parent.mkdir(parents=True, exist_ok=True)
     write(tmp_path / layout, [{"a": 1}])
     data = TaskData(hub="o/d", config="part", split="test", also=["other.jsonl"])
-    assert locate(data, "x", None, tmp_path) == [tmp_path / layout]
+    assert locate_files(data, "x", None, tmp_path) == [tmp_path / layout]
     with pytest.raises(DataError, match=r"o/d \(part train\) is not in"):
-        locate(TaskData(hub="o/d", config="part", split="train"), "x", None, tmp_path)
+        locate_files(TaskData(hub="o/d", config="part", split="train"), "x", None, tmp_path)
     wrong = TaskData(files=[layout], sha256={(tmp_path / layout).name: "0" * 64})
     with pytest.raises(DataError, match="has the checksum"):
-        locate(wrong, "x", None, tmp_path)
+        locate_files(wrong, "x", None, tmp_path)
 
 
 def test_without_network_a_data_set_is_asked_for_clearly():
     with pytest.raises(DataError, match="cannot be fetched") as caught:
-        locate(TaskData(hub="o/d"), "x", None, None)
+        locate_files(TaskData(hub="o/d"), "x", None, None)
     assert "HF_ENDPOINT" in caught.value.hint and "--tasks-from" in caught.value.hint
 
 
@@ -300,8 +314,8 @@ def test_mmlu_takes_examples_of_the_same_subject(tmp_path):
     ]
     for split in ("dev", "test"):
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
-    (planned,) = known.plan(["mmlu"]).tasks
-    _, items, shots = prepare(planned, How(folder=tmp_path, limit=4))
+    (planned,) = registry.plan_tasks(["mmlu"]).tasks
+    _, items, shots = prepare_task(planned, EvalOptions(dataset_folder=tmp_path, limit=4))
     assert shots == 5 and [item.group for item in items] == ["a", "a", "b", "b"]
     for item in items:
         asked = [
@@ -312,10 +326,13 @@ def test_mmlu_takes_examples_of_the_same_subject(tmp_path):
 
 def test_empty_replies_are_wrong_and_counted(tmp_path):
     task = EvalTask(
-        name="q", kind="generate", data=TaskData(files=["capitals.jsonl"]), prompt="{{ land }}?",
+        name="q",
+        kind="generate",
+        data=TaskData(files=["capitals.jsonl"]),
+        prompt="{{ land }}?",
         answer="{{ towns[right] }}",
-    )  # fmt: skip
+    )
     planned = capitals(tmp_path)
-    _, items, _ = prepare(Planned(task, planned.beside), How(limit=3))
-    records = judge(task, items, ["", "  \n", items[2].answer])
+    _, items, _ = prepare_task(PlannedTask(task, planned.beside), EvalOptions(limit=3))
+    records = grade_replies(task, items, ["", "  \n", items[2].answer])
     assert [record["right"]["exact"] for record in records] == [False, False, True]

@@ -6,34 +6,34 @@ import pytest
 import torch
 
 from anabatic.config.export import ExportJob
-from anabatic.config.tuner import Lora
-from anabatic.models import adapter
-from anabatic.models.hf import save_model
-from anabatic.recipes import export
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.config.sections.tuner import Lora
+from anabatic.models.lora import adapter
+from anabatic.models.pretrained import save_model
+from anabatic.recipes.export import model_folder
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory, tokenizer):
     folder = tmp_path_factory.mktemp("export") / "base"
-    save_model(random_model(len(tokenizer), max_len=256), folder, tokenizer)
+    save_model(build_random_model(len(tokenizer), max_len=256), folder, tokenizer)
     return folder
 
 
 @pytest.fixture(scope="session")
 def lora(tmp_path_factory, tokenizer, model):
-    net, settings = random_model(len(tokenizer), max_len=256), Lora(r=2, target_modules=["q_proj", "down_proj"])
-    adapter.insert(net, settings)
-    adapter.begin(net, settings, 0)
-    for layer in adapter.layers(net).values():
+    net, settings = build_random_model(len(tokenizer), max_len=256), Lora(r=2, target_modules=["q_proj", "down_proj"])
+    adapter.insert_adapter(net, settings)
+    adapter.init_adapter_weights(net, settings, 0)
+    for layer in adapter.find_lora_layers(net).values():
         torch.nn.init.normal_(layer.lora_B, 0.0, 0.3, torch.Generator().manual_seed(1))
     folder = tmp_path_factory.mktemp("export") / "lora"
-    adapter.save(net, folder, tokenizer, settings, model)
+    adapter.save_adapter(net, folder, tokenizer, settings, model)
     return folder
 
 
@@ -41,7 +41,7 @@ def lora(tmp_path_factory, tokenizer, model):
 def write(model, tmp_path):
     def go(**settings):
         job = ExportJob(**{"model": str(model), "out": str(tmp_path / "out"), **settings})
-        export.run(job)
+        model_folder.run(job)
         return tmp_path / "out"
 
     return go

@@ -1,4 +1,4 @@
-"""The folder that `export` writes: complete, loaded by transformers alone, never half there."""
+"""The folder that `model_folder` writes: complete, loaded by transformers alone, never half there."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from anabatic.config.export import ExportJob
 from anabatic.core import paths
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.models import hf, portable
-from anabatic.recipes import export, whole
+from anabatic.models import pretrained, transformers4_names
+from anabatic.recipes.export import merged_model, model_folder
 
 IDS = [[5, 90, 33, 7, 120, 61]]
 LOADING = f"""
@@ -49,7 +49,7 @@ def test_transformers_alone_loads_a_merged_adapter(write, lora, model, tokenizer
     assert (told["kind"], told["dtype"]) == ("Qwen3ForCausalLM", "torch.float32")
     assert told["ends"] == [0, 2] and told["top_p"] == 0.8
     assert told["prompt"] == tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
-    loaded = hf.load_model(lora, torch.device("cpu")).eval()
+    loaded = pretrained.load_model(lora, torch.device("cpu")).eval()
     loaded.set_attn_implementation("sdpa")
     ids = torch.tensor(IDS)
     expected = loaded(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.flatten().tolist()
@@ -72,18 +72,20 @@ def test_older_programs_find_what_they_look_for(write):
 
 def test_older_names_of_other_models():
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
-    config = portable.older_config({"rope_parameters": yarn})
+    config = transformers4_names.to_older_config({"rope_parameters": yarn})
     assert config["rope_theta"] == 5e5 and config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0}
     two = {"rope_parameters": {"full_attention": yarn, "sliding_attention": yarn}}
-    assert portable.older_config(two) == two
-    told = portable.older_tokenizer({"tokenizer_class": "Qwen2TokenizerFast", "extra_special_tokens": ["<|a|>"]})
+    assert transformers4_names.to_older_config(two) == two
+    told = transformers4_names.to_older_tokenizer(
+        {"tokenizer_class": "Qwen2TokenizerFast", "extra_special_tokens": ["<|a|>"]}
+    )
     assert told == {"tokenizer_class": "Qwen2TokenizerFast", "additional_special_tokens": ["<|a|>"]}
 
 
 @pytest.mark.parametrize(("said", "ends"), [(None, [1, 2]), (7, [7, 1, 2]), ([2, 7], [2, 7, 1])])
 def test_ends_of_answers_add_up(tmp_path, said, ends):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": said, "pad_token_id": 0, "top_k": 5}))
-    found = portable.generation(tmp_path, {"eos_token_id": [1, 2], "pad_token_id": 1})
+    found = transformers4_names.merge_generation_config(tmp_path, {"eos_token_id": [1, 2], "pad_token_id": 1})
     assert found == {"eos_token_id": ends, "pad_token_id": 0, "top_k": 5}
 
 
@@ -102,20 +104,24 @@ def test_a_folder_that_exists_is_kept_unless_it_is_to_be_replaced(write, model, 
     assert (out / "thesis.txt").read_text() == "dear"
     with pytest.raises(ConfigError, match="which is read"):
         write(out=str(model), overwrite=True)
-    assert hf.load_config(model)
+    assert pretrained.load_config(model)
 
 
 def test_a_disk_that_is_too_small_is_told_before_a_weight_is_read(write, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(paths.shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
-    monkeypatch.setattr(whole.Parts, "model", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(merged_model.MergedModel, "load_merged_model", lambda *_: pytest.fail("it was read"))
     with pytest.raises(Failure, match=r"out needs .* MiB, but 1.0 MiB are free"):
         write()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_an_export_that_fails(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(export.export_serving, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(
+        model_folder.serving_configs,
+        "write_serving_configs",
+        lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")),
+    )
     with pytest.raises(Failure):
         write()
     assert list(tmp_path.iterdir()) == []

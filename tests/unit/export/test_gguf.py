@@ -127,12 +127,12 @@ def test_every_torn_file_is_found(tmp_path):
     path = tmp_path / "x.gguf"
     for length in range(0, len(WHOLE), 3):
         path.write_bytes(WHOLE[:length])
-        assert gguf.fault(path)
+        assert gguf.find_gguf_fault(path)
     path.write_bytes(WHOLE)
-    assert gguf.fault(path) == ""
-    assert gguf.read(io.BytesIO(WHOLE)) == gguf.Heading(2, 17, len(WHOLE))
+    assert gguf.find_gguf_fault(path) == ""
+    assert gguf.read_header(io.BytesIO(WHOLE)) == gguf.GgufHeader(2, 17, len(WHOLE))
     path.write_bytes(gguf_bytes([]))
-    assert gguf.fault(path) == "it holds no tensor"
+    assert gguf.find_gguf_fault(path) == "it holds no tensor"
 
 
 @given(st.binary(max_size=80), st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=8))
@@ -140,4 +140,4 @@ def test_every_torn_file_is_found(tmp_path):
 def test_damaged_headings_are_no_faults_of_ours(tail, place, changed):
     for data in (b"GGUF" + tail, WHOLE[:place] + changed + WHOLE[place + len(changed) :]):
         with contextlib.suppress(ValueError):
-            gguf.read(io.BytesIO(data))
+            gguf.read_header(io.BytesIO(data))

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from anabatic.core.errors import ConfigError
-from anabatic.data import go_template
+from anabatic.data.chat import ollama_template
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou are Q.<|im_end|>\n"
@@ -77,7 +77,7 @@ def go(template, messages):
 def test_a_translated_template_says_what_the_model_s_own_says(tokenizer, monkeypatch, template):
     if template != "own":
         monkeypatch.setattr(tokenizer, "chat_template", template)
-    turns, why = go_template.translate(tokenizer)
+    turns, why = ollama_template.translate_chat_template(tokenizer)
     assert turns is not None, why
     talks = (
         [TURNS[:1], TURNS, TURNS * 2 + TURNS[:1]]
@@ -87,8 +87,8 @@ def test_a_translated_template_says_what_the_model_s_own_says(tokenizer, monkeyp
     talks = [talk for talk in talks if all(a["role"] != b["role"] for a, b in zip(talk, talk[1:], strict=False))]
     for talk in talks:
         own = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-        assert go(turns.go(), talk) == turns.render(talk) == own
-    assert turns.trims == (template != CHATML)
+        assert go(turns.to_go_template(), talk) == turns.render_conversation(talk) == own
+    assert turns.trims_whitespace == (template != CHATML)
     assert (turns.start_system is None) == (template == LLAMA2)
 
 
@@ -106,7 +106,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("about", DIFFERENT)
 def test_a_template_that_does_more_is_told(tokenizer, monkeypatch, write, model, about):
     monkeypatch.setattr(tokenizer, "chat_template", DIFFERENT[about])
-    turns, why = go_template.translate(tokenizer)
+    turns, why = ollama_template.translate_chat_template(tokenizer)
     assert turns is None and (about in why or about == "the thoughts" and "thoughts" in why)
 
 
@@ -127,10 +127,10 @@ def test_a_token_that_begins_every_text_is_left_to_the_reader(tokenizer, monkeyp
             return tokenizer.apply_chat_template(messages, **how)
 
     begins = Begins()
-    turns, why = go_template.translate(begins)
+    turns, why = ollama_template.translate_chat_template(begins)
     assert turns is None and "begins every text with <|endoftext|>" in why
     begins.chat_template = "<|endoftext|>" + CHATML
-    turns, _ = go_template.translate(begins)
+    turns, _ = ollama_template.translate_chat_template(begins)
     assert turns is not None and turns.start == "<|im_start|>system\nYou are Q.<|im_end|>\n<|im_start|>user\n"
 
 
@@ -153,9 +153,12 @@ def test_the_command_of_vllm_runs_with_the_folder_wherever_it_lies(write, tmp_pa
     (tool / "vllm").write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
     (tool / "vllm").chmod(0o755)
     done = subprocess.run(
-        [moved / "serving" / "vllm-ascend.sh", "--port", "8001"], capture_output=True, text=True, check=True,
+        [moved / "serving" / "vllm-ascend.sh", "--port", "8001"],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PATH": f"{tool}:{os.environ['PATH']}"},
-    )  # fmt: skip
+    )
     words = done.stdout.splitlines()
     assert words[:2] == ["serve", str(moved)] and words[-2:] == ["--port", "8001"]
     options = dict(zip(words[2:-3:2], words[3:-3:2], strict=False))

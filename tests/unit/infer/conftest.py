@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")
 def model(tokenizer):
-    return random_model(len(tokenizer))
+    return build_random_model(len(tokenizer))

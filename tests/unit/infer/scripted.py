@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from anabatic.models.hf import prepare
+from anabatic.models.pretrained import prepare_model
 
 
 def says(tokenizer, pieces, max_len=1024, endless=False):
@@ -15,10 +15,19 @@ def says(tokenizer, pieces, max_len=1024, endless=False):
     """
     size = len(tokenizer)
     config = Qwen3Config(
-        vocab_size=size, hidden_size=size, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=max_len, tie_word_embeddings=False, eos_token_id=2,
-        bos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=size,
+        hidden_size=size,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=max_len,
+        tie_word_embeddings=False,
+        eos_token_id=2,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
     model = Qwen3ForCausalLM(config)
     ids = [tokenizer.convert_tokens_to_ids(piece) for piece in pieces]
     (start,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
@@ -30,4 +39,4 @@ def says(tokenizer, pieces, max_len=1024, endless=False):
         model.model.embed_tokens.weight.copy_(torch.eye(size))
         for before, after in zip(chain, chain[1:], strict=False):
             model.lm_head.weight[after, before] = 1.0
-    return prepare(model.train(False), torch.device("cpu"))
+    return prepare_model(model.train(False), torch.device("cpu"))

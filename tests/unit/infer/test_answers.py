@@ -11,31 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.infer import form
+from anabatic.infer import constrained_decoding
 from anabatic.infer.engine import Engine
-from anabatic.infer.sampling import Sampling, pick
-from anabatic.infer.stream import StopStrings
+from anabatic.infer.sampling import Sampling, sample_tokens
+from anabatic.infer.text_stream import StopStringFilter
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.randoms())
 @settings(max_examples=200, deadline=None)
 def test_what_passes_is_the_text_before_the_first_stop_string(text, stops, random):
-    stream, passed, at = StopStrings(stops), "", 0
+    stream, passed, at = StopStringFilter(stops), "", 0
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    while at < len(text) and stream.found is None:
+    while at < len(text) and stream.matched is None:
         size = random.randint(0, 3)
-        passed += stream.push(text[at : at + size])
+        passed += stream.push_text(text[at : at + size])
         at += size
         held = text[:at][len(passed) :]
-        if stream.found is None:
+        if stream.matched is None:
             assert not any(stop in passed for stop in stops)
             assert not held or any(stop.startswith(held) for stop in stops)
     if not ends:
-        assert passed + stream.finish() == text
+        assert passed + stream.flush() == text
         return
     # What comes whole first ends the text; of several in one piece the one that begins first.
-    assert stream.found in stops
-    assert passed == text[: text.index(stream.found)] or passed + stream.found in text
+    assert stream.matched in stops
+    assert passed == text[: text.index(stream.matched)] or passed + stream.matched in text
     assert not any(stop in passed for stop in stops)
 
 
@@ -82,12 +82,12 @@ def test_penalties_and_cuts_are_those_of_transformers(model, tokenizer):
     request = engine.request(prompt, sampling, [])
     counts = torch.zeros(len(tokenizer))
     for place in range(2000):
-        request.draws = type("Even", (), {"random": lambda self, at=place: (at + 0.5) / 2000})()
-        counts[pick(logits, [request])[0][0]] += 1
+        request.random = type("Even", (), {"random": lambda self, at=place: (at + 0.5) / 2000})()
+        counts[sample_tokens(logits, [request])[0][0]] += 1
     torch.testing.assert_close(counts / 2000, shares, rtol=0, atol=2e-3)
     greedy = engine.request(prompt, Sampling(temperature=0.0, repetition_penalty=1.7), [])
     expected = hf.RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone()).argmax().item()
-    assert pick(logits, [greedy])[0][0] == expected
+    assert sample_tokens(logits, [greedy])[0][0] == expected
 
 
 def test_a_penalty_counts_the_prompt_and_the_answer_like_transformers_do(model, tokenizer):
@@ -97,9 +97,14 @@ def test_a_penalty_counts_the_prompt_and_the_answer_like_transformers_do(model, 
         [prompt] * 2, [Sampling(temperature=0.0, max_new_tokens=24, repetition_penalty=p) for p in (1.0, 1.4)], []
     )
     out = model_of_transformers(model).generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, 4, dtype=torch.int64), max_new_tokens=24, do_sample=False,
-        repetition_penalty=1.4, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, 4, dtype=torch.int64),
+        max_new_tokens=24,
+        do_sample=False,
+        repetition_penalty=1.4,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     assert held.ids == out[0, 4:].tolist()
     assert held.ids != free.ids
 
@@ -132,7 +137,7 @@ def test_forms_without_the_library_name_the_extra(model, tokenizer):
     engine = Engine(model, tokenizer, max_batch=1, max_len=64)
     with pytest.raises(ConfigError, match="need llguidance") as error:
         engine.request([1], Sampling(choices=["yes", "no"]))
-    assert error.value.hint == form.EXTRA
+    assert error.value.hint == constrained_decoding.INSTALL_HINT
 
 
 def form_library():

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.data.asked import Asked, read
-from anabatic.data.document import Problem
+from anabatic.data.readers.document import RowIssue
+from anabatic.data.readers.prompts import PromptRow, read_prompts
 
 USER = {"role": "user", "content": "q"}
 CASES = [
@@ -35,8 +35,8 @@ CASES = [
 def test_a_row_is_what_it_asks(tmp_path, row, turns, label):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    (found,) = read([str(path)], {})
-    assert isinstance(found, Asked)
+    (found,) = read_prompts([str(path)], {})
+    assert isinstance(found, PromptRow)
     assert (found.messages, found.label, found.id) == (turns, label, f"{path}:1")
 
 
@@ -44,9 +44,11 @@ def test_files_of_all_kinds_and_other_names_of_columns(tmp_path):
     packed, lines = tmp_path / "a.jsonl.gz", tmp_path / "b.txt"
     packed.write_bytes(gzip.compress(b'{"wie": "q"}\n\n{"wie": "r"}\n'))
     lines.write_text("\ufeffq\n\n  r \n", encoding="utf-8")
-    found = [row.text for row in read([str(packed)], {"query": "wie"})] + [row.text for row in read([str(lines)], {})]
+    found = [row.text for row in read_prompts([str(packed)], {"query": "wie"})] + [
+        row.text for row in read_prompts([str(lines)], {})
+    ]
     assert found == ["q", "r", "q", "  r "]
-    (text,) = read([_written(tmp_path, b'{"text": "once"}\n')], {})
+    (text,) = read_prompts([_written(tmp_path, b'{"text": "once"}\n')], {})
     assert (text.messages, text.text) == (None, "once")
 
 
@@ -75,8 +77,8 @@ def _written(folder, content):
 )
 def test_broken_rows_are_named(tmp_path, line, message):
     path = _written(tmp_path, b'{"query": "q"}\n' + line + b"\n" + b'{"query": "r"}\n')
-    good, bad, after = read([path], {})
-    assert isinstance(bad, Problem)
+    good, bad, after = read_prompts([path], {})
+    assert isinstance(bad, RowIssue)
     assert bad.message.startswith(f"{path}: line 2: ")
     import re
 
@@ -87,14 +89,14 @@ def test_broken_rows_are_named(tmp_path, line, message):
 def test_files_that_are_not_there_or_of_another_kind(tmp_path):
     path = _written(tmp_path, b'{"query": "q"}\n')
     with pytest.raises(DataError, match="does not exist.*c.jsonl"):
-        list(read([path.replace("c.jsonl", "cc.jsonl")], {}))
+        list(read_prompts([path.replace("c.jsonl", "cc.jsonl")], {}))
     with pytest.raises(DataError, match="is a folder"):
-        list(read([str(tmp_path)], {}))
+        list(read_prompts([str(tmp_path)], {}))
     other = tmp_path / "x.csv"
     other.write_text("a")
     with pytest.raises(DataError, match="of another kind"):
-        list(read([path, str(other)], {}))
+        list(read_prompts([path, str(other)], {}))
     torn = tmp_path / "t.jsonl.gz"
     torn.write_bytes(gzip.compress(b'{"query": "q"}\n' * 50)[:-12])
     with pytest.raises(DataError, match="cannot be read after line"):
-        list(read([str(torn)], {}))
+        list(read_prompts([str(torn)], {}))

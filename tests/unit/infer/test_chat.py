@@ -1,4 +1,4 @@
-"""The dialogue and the `chat` recipe, without a terminal."""
+"""The dialogue and the `session` recipe, without a terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import logging
 import pytest
 
 from anabatic.config.chat import ChatJob, Sampling
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
-from anabatic.models.hf import save_model
-from anabatic.recipes import chat
-from anabatic.testing.untrained import random_model
+from anabatic.models.pretrained import save_model
+from anabatic.recipes.chat import session
+from anabatic.testing.random_models import build_random_model
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
 SHORT = Sampling(temperature=0.8, max_new_tokens=5, seed=1)
@@ -24,7 +24,7 @@ SHORT = Sampling(temperature=0.8, max_new_tokens=5, seed=1)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tokenizer):
     path = tmp_path_factory.mktemp("chat") / "model"
-    save_model(random_model(len(tokenizer), max_len=200), path, tokenizer)
+    save_model(build_random_model(len(tokenizer), max_len=200), path, tokenizer)
     return path
 
 
@@ -36,7 +36,7 @@ def talk(folder, monkeypatch, capsys, caplog):
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="anabatic"):
-            chat.run(ChatJob(**{"model": str(folder), "sampling": SHORT, "device": CPU, **settings}))
+            session.run(ChatJob(**{"model": str(folder), "sampling": SHORT, "device": CPU, **settings}))
         return capsys.readouterr().out, caplog.text
 
     return go
@@ -105,12 +105,12 @@ def test_several_processes_are_refused(talk):
 
 def test_the_oldest_turns_are_dropped_and_that_is_said(model, tokenizer, caplog):
     one = dialogue(model, tokenizer, max_len=100, system="sys")
-    recipe = chat.Chat(one, None)
+    recipe = session.ChatSession(one, None)
     with caplog.at_level(logging.INFO, logger="anabatic"):
         for number in range(8):
-            recipe.answer(f"question {number}")
+            recipe.write_answer(f"question {number}")
     assert "oldest messages were dropped" in caplog.text
-    transcript = one.transcript()
+    transcript = one.get_transcript()
     assert transcript[0] == {"role": "system", "content": "sys"}
     assert transcript[-2]["content"] == "question 7"
     assert [message["role"] for message in transcript[1:3]] == ["user", "assistant"]
@@ -130,7 +130,7 @@ def test_an_answer_left_early_is_remembered_as_far_as_it_was_said(model, tokeniz
 
 def test_ctrl_c_stops_the_answer_not_the_chat(model, tokenizer, monkeypatch, caplog):
     one = dialogue(model, tokenizer, sampling=Sampling(temperature=1.0, max_new_tokens=60, seed=3))
-    recipe = chat.Chat(one, None)
+    recipe = session.ChatSession(one, None)
     step, calls = one.engine.step, iter(range(100))
 
     def interrupted():
@@ -140,10 +140,10 @@ def test_ctrl_c_stops_the_answer_not_the_chat(model, tokenizer, monkeypatch, cap
 
     monkeypatch.setattr(one.engine, "step", interrupted)
     with caplog.at_level(logging.INFO, logger="anabatic"):
-        recipe.answer("hello")
+        recipe.write_answer("hello")
     assert "(5 tokens" in caplog.text and "stopped" in caplog.text
     monkeypatch.setattr(one.engine, "step", step)
-    recipe.answer("again")
+    recipe.write_answer("again")
     assert len(one.messages) == 4
 
 

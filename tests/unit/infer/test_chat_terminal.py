@@ -23,8 +23,8 @@ from anabatic.config.chat import Sampling
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
-from anabatic.models.hf import save_model
-from anabatic.recipes import chat, chat_commands, chat_input
+from anabatic.models.pretrained import save_model
+from anabatic.recipes.chat import line_input, session, slash_commands
 from unit.infer.scripted import says
 
 SHORT = Sampling(temperature=0.0, max_new_tokens=4)
@@ -41,9 +41,14 @@ class Terminal:
     def __init__(self, words, env):
         self.master, inner = os.openpty()
         self.process = subprocess.Popen(
-            words, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True,
+            words,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env=env,
+            start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+        )
         os.close(inner)
         self.seen = ""
 
@@ -111,7 +116,7 @@ def test_a_conversation_at_a_terminal(talker, tokenizer, tmp_path):
 
 def messages_of(text, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    return list(chat_input.lines(True, []))
+    return list(line_input.read_messages(True, []))
 
 
 def test_messages_of_several_lines(monkeypatch):
@@ -122,9 +127,9 @@ def test_messages_of_several_lines(monkeypatch):
 @given(st.lists(st.text(alphabet='a"\\ \n/é', max_size=8)))
 @settings(max_examples=60)
 def test_every_sign_that_is_typed_is_said(parts):
-    message = chat_input.Message()
-    said = [whole for line in "".join(parts).split("\n") if (whole := message.take(line)) is not None]
-    text = "".join([*said, message.whole()])
+    message = line_input.MultilineMessage()
+    said = [whole for line in "".join(parts).split("\n") if (whole := message.add_line(line)) is not None]
+    text = "".join([*said, message.take_message()])
     kept = [sign for sign in "".join(parts) if sign in "aé/"]
     assert [sign for sign in text if sign in "aé/"] == kept and not message.begun
 
@@ -133,34 +138,34 @@ def test_a_history_that_is_not_ours_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "else").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "else")
     with pytest.raises(OSError):
-        chat_input._private(tmp_path / "link")
+        line_input._create_private_file(tmp_path / "link")
     (tmp_path / "open").write_text("x")
     (tmp_path / "open").chmod(0o644)
-    chat_input._private(tmp_path / "open")
+    line_input._create_private_file(tmp_path / "open")
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.fixture
 def talk(talker, tokenizer):
-    return chat.Chat(Dialogue(Engine(talker, tokenizer, max_batch=1, max_len=256), SHORT), None)
+    return session.ChatSession(Dialogue(Engine(talker, tokenizer, max_batch=1, max_len=256), SHORT), None)
 
 
 def test_another_answer_takes_the_place_of_the_last(talk, capsys):
     with pytest.raises(DataError, match="no message to answer anew"):
-        chat_commands.obey(talk, "/regenerate")
+        slash_commands.run_slash_command(talk, "/regenerate")
     talk.answer("one")
     talk.answer("two")
-    chat_commands.obey(talk, "/params max_new_tokens 6")
-    chat_commands.obey(talk, "/regenerate")
+    slash_commands.run_slash_command(talk, "/params max_new_tokens 6")
+    slash_commands.run_slash_command(talk, "/regenerate")
     assert [message["content"] for message in talk.dialogue.messages] == ["one", "abca", "two", "abcabc"]
     assert capsys.readouterr().out.splitlines() == ["abca", "abca", "abcabc"]
 
 
 def test_settings_of_the_talk():
-    assert chat_commands.changed(SHORT, "top_p 0.5").top_p == 0.5
-    assert chat_commands.changed(SHORT, "top_k null").top_k is None
-    assert chat_commands.changed(SHORT, r"stop 'a b' c").stop == ["a b", "c"]
-    assert chat_commands.changed(Sampling(stop=["x"]), "stop null").stop == []
+    assert slash_commands.update_sampling(SHORT, "top_p 0.5").top_p == 0.5
+    assert slash_commands.update_sampling(SHORT, "top_k null").top_k is None
+    assert slash_commands.update_sampling(SHORT, r"stop 'a b' c").stop == ["a b", "c"]
+    assert slash_commands.update_sampling(Sampling(stop=["x"]), "stop null").stop == []
     for wrong, words in (
         ("temprature 1", 'Did you mean "temperature"?'),
         ("temperature -1", "temperature is -1"),
@@ -171,7 +176,7 @@ def test_settings_of_the_talk():
         ("json_schema {", "json_schema is no JSON"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
-            chat_commands.changed(SHORT, wrong)
+            slash_commands.update_sampling(SHORT, wrong)
 
 
 WRONG = {
@@ -196,16 +201,16 @@ def test_a_file_that_is_no_conversation_changes_nothing(talk, tmp_path, about):
         content = WRONG[about]
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError):
-        chat_commands.obey(talk, f"/load {path}")
+        slash_commands.run_slash_command(talk, f"/load {path}")
     assert talk.dialogue.messages == before
 
 
 def test_what_cannot_be_answered_is_not_remembered(talk, tmp_path):
     with pytest.raises(ConfigError, match="nothing to write"):
-        chat_commands.obey(talk, f"/save {tmp_path}/talk")
+        slash_commands.run_slash_command(talk, f"/save {tmp_path}/talk")
     talk.answer("one")
     before = list(talk.dialogue.messages)
-    chat_commands.obey(talk, "/params regex (")
+    slash_commands.run_slash_command(talk, "/params regex (")
     for line in ("two", "three"):
         with pytest.raises(ConfigError):  # the form is wrong, or the library that reads it is not there
             talk.answer(line)
@@ -213,16 +218,16 @@ def test_what_cannot_be_answered_is_not_remembered(talk, tmp_path):
 
 
 def test_what_was_saved_is_loaded(talk, tmp_path):
-    chat_commands.obey(talk, "/system Be brief.")
+    slash_commands.run_slash_command(talk, "/system Be brief.")
     talk.answer("one")
-    chat_commands.obey(talk, f"/save {tmp_path}/talk")
-    saved = talk.dialogue.transcript()
-    chat_commands.obey(talk, "/system")
-    chat_commands.obey(talk, f"/load {tmp_path}/talk")
-    assert talk.dialogue.transcript() == saved and len(saved) == 3
+    slash_commands.run_slash_command(talk, f"/save {tmp_path}/talk")
+    saved = talk.dialogue.get_transcript()
+    slash_commands.run_slash_command(talk, "/system")
+    slash_commands.run_slash_command(talk, f"/load {tmp_path}/talk")
+    assert talk.dialogue.get_transcript() == saved and len(saved) == 3
 
 
 def test_lines_that_only_look_like_commands(talk, monkeypatch, capsys):
-    talk.talk(messages_of("// a comment\n /system x\n/\n/quit\nnever\n", monkeypatch))
+    talk.handle_lines(messages_of("// a comment\n /system x\n/\n/quit\nnever\n", monkeypatch))
     said = [message["content"] for message in talk.dialogue.messages if message["role"] == "user"]
     assert said == ["// a comment", " /system x", "/"]

@@ -9,9 +9,9 @@ import torch
 
 from anabatic.config.chat import Sampling
 from anabatic.core.errors import DataError
-from anabatic.data.tokenizer import chat_prompt, turn_end
+from anabatic.data.tokenizer.hf_folder import encode_chat, get_turn_end_id
 from anabatic.infer.engine import Engine
-from anabatic.models.hf import load_model, save_model
+from anabatic.models.pretrained import load_model, save_model
 from unit.infer.scripted import says
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
@@ -29,7 +29,7 @@ def folder(tmp_path, tokenizer):
 
 def test_a_saved_model_ends_its_turn(folder, tokenizer):
     engine = Engine(load_model(folder, CPU), tokenizer, max_batch=1, max_len=64)
-    (answer,) = engine.generate([chat_prompt(tokenizer, USER)], GREEDY)
+    (answer,) = engine.generate([encode_chat(tokenizer, USER)], GREEDY)
     assert (answer.text, answer.finish_reason) == ("ab", "stop")
     assert engine.stop_ids == {0, 2}
 
@@ -59,4 +59,4 @@ def test_settings_and_template_add_up(folder, tokenizer, monkeypatch):
 def test_the_end_of_a_turn_is_what_follows_an_answer(tokenizer, monkeypatch, template, end):
     monkeypatch.setattr(tokenizer, "chat_template", template)
     expected = None if end is None else tokenizer.convert_tokens_to_ids(end)
-    assert turn_end(tokenizer) == expected
+    assert get_turn_end_id(tokenizer) == expected

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 from anabatic.core.errors import DataError, Failure
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import GREEDY, Sampling
-from anabatic.testing.untrained import random_model
+from anabatic.testing.random_models import build_random_model
 
 
 def prompts(number, size, seed=0, longest=20):
@@ -44,7 +44,7 @@ def plain_generate(model, prompt, tokens, stop_ids):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("max_batch", [1, 3, 8])
 def test_greedy_is_transformers_generate(tokenizer, kv_heads, max_batch):
-    model = random_model(len(tokenizer), seed=kv_heads, kv_heads=kv_heads)
+    model = build_random_model(len(tokenizer), seed=kv_heads, kv_heads=kv_heads)
     engine = Engine(model, tokenizer, max_batch=max_batch, max_len=64)
     given = prompts(7, len(tokenizer))
     answers = engine.generate(given, greedy(16), stop_ids=[])
@@ -84,9 +84,9 @@ def test_slots_are_reused_and_freed(model, tokenizer):
     running = []
     requests = [engine.request(prompt, greedy(1 + n % 5), []) for n, prompt in enumerate(prompts(9, len(tokenizer)))]
     engine.submit(requests)
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
-        running.append(sum(request.running for request in requests))
+        running.append(sum(request.is_running for request in requests))
     assert max(running) <= 2
     assert [len(request.ids) for request in requests] == [1 + n % 5 for n in range(9)]
     assert len(running) < sum(1 + n % 5 for n in range(9))
@@ -110,8 +110,8 @@ def test_stream_is_generate_in_pieces(model, tokenizer):
     engine = Engine(model, tokenizer, max_batch=2, max_len=64)
     for prompt in prompts(4, len(tokenizer), seed=4):
         sampling = Sampling(temperature=1.0, seed=5, max_new_tokens=40)
-        assert "".join(engine.stream(prompt, sampling)) == engine.generate([prompt], sampling)[0].text
-    assert not engine.busy
+        assert "".join(engine.stream_answer(prompt, sampling)) == engine.generate([prompt], sampling)[0].text
+    assert not engine.is_busy
 
 
 def test_a_stream_left_early_frees_its_slot_and_others_run_meanwhile(model, tokenizer):
@@ -125,7 +125,7 @@ def test_a_stream_left_early_frees_its_slot_and_others_run_meanwhile(model, toke
     assert engine.generate([second], greedy(10), [])[0].ids == expected
     pieces.close()
     assert request.finish_reason == "cancelled"
-    assert not engine.busy
+    assert not engine.is_busy
     assert engine.generate([second, second], greedy(10), [])[1].ids == expected
 
 
@@ -143,7 +143,7 @@ def test_a_prompt_without_room_is_refused_with_numbers(model, tokenizer, size):
     with pytest.raises(DataError, match=f"prompt 2 has {size} tokens; with an answer at most 16 fit") as error:
         engine.generate([[5], [5] * size], GREEDY)
     assert "15 tokens" in error.value.hint
-    assert not engine.busy
+    assert not engine.is_busy
 
 
 def test_bad_arguments(model, tokenizer):
@@ -158,20 +158,20 @@ def test_bad_arguments(model, tokenizer):
 
 
 def test_logits_that_are_no_numbers_are_a_failure_and_leave_the_engine_usable(tokenizer):
-    model = random_model(len(tokenizer))
+    model = build_random_model(len(tokenizer))
     engine = Engine(model, tokenizer, max_batch=2, max_len=32)
     good = model.lm_head.weight.detach().clone()
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
     with pytest.raises(Failure, match="not numbers"):
         engine.generate([[3, 4], [5], [6]], GREEDY)
-    assert not engine.busy
+    assert not engine.is_busy
     with torch.no_grad():
         model.lm_head.weight.copy_(good)
     assert len(engine.generate([[3, 4], [5], [6]], greedy(4), [])) == 3
 
 
 def test_a_model_in_training_mode_is_handed_back_in_training_mode(tokenizer):
-    model = random_model(len(tokenizer)).train()
+    model = build_random_model(len(tokenizer)).train()
     Engine(model, tokenizer, max_batch=1, max_len=32).generate([[3]], greedy(3))
     assert model.training

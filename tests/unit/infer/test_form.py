@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from anabatic.infer import form, tool_calls
+from anabatic.infer import constrained_decoding, tool_call_parser
 from anabatic.infer.sampling import Sampling
 
 pytest.importorskip("llguidance", reason="the extra constrain is not installed")
@@ -18,18 +18,20 @@ BARE = {"type": "function", "function": {"name": "add"}}
 
 def written(tokenizer, schema, text_of_strings="   ", most=400):
     """The answer of one who writes a blank wherever it may stand, in texts only so many, and else goes on at random."""
-    known = form.of(Sampling(json_schema=json.dumps(schema)), tokenizer, len(tokenizer), frozenset([2]))
+    known = constrained_decoding.make_constraint(
+        Sampling(json_schema=json.dumps(schema)), tokenizer, len(tokenizer), frozenset([2])
+    )
     blanks = [token for token in range(len(tokenizer)) if tokenizer.decode([token]) in (" ", "\n", "\t", "\r")]
     (quote,) = tokenizer('"', add_special_tokens=False)["input_ids"]
     text = ""
     for _ in range(most):
-        allowed = known.allowed()
+        allowed = known.allowed_tokens()
         wanted = [token for token in blanks if allowed[token]]
         inside = text.count('"') % 2 == 1
         if inside and text.endswith(text_of_strings) and allowed[quote]:
             wanted = [quote]
         token = wanted[0] if wanted else int(allowed.int().argmax())
-        if known.accept(token):
+        if known.accept_token(token):
             return text if token == 2 else text + tokenizer.decode([token])
         text += tokenizer.decode([token])
     return text
@@ -38,9 +40,9 @@ def written(tokenizer, schema, text_of_strings="   ", most=400):
 @pytest.mark.parametrize(
     "schema",
     [
-        tool_calls.schema([WEATHER], None, False),
-        tool_calls.schema([WEATHER], "weather"),
-        tool_calls.schema([BARE], "add"),
+        tool_call_parser.build_call_schema([WEATHER], None, False),
+        tool_call_parser.build_call_schema([WEATHER], "weather"),
+        tool_call_parser.build_call_schema([BARE], "add"),
         WEATHER["function"]["parameters"],
         WEATHER["function"]["parameters"] | {"x-guidance": {"whitespace_pattern": " *"}},
     ],
@@ -59,4 +61,4 @@ def test_blanks_within_a_text_end(tokenizer):
 
 
 def test_a_tool_without_parameters_is_called_with_none(tokenizer):
-    assert json.loads(written(tokenizer, tool_calls.schema([BARE], "add"))) == {}
+    assert json.loads(written(tokenizer, tool_call_parser.build_call_schema([BARE], "add"))) == {}

@@ -9,10 +9,10 @@ import pytest
 
 from anabatic.config.chat import Sampling
 from anabatic.config.infer import Batching, InferJob
-from anabatic.config.shared import Device
+from anabatic.config.sections.common import DeviceSettings
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.models.hf import save_model
-from anabatic.recipes.infer import run
+from anabatic.models.pretrained import save_model
+from anabatic.recipes.batch_inference import run
 
 ROWS = [{"query": f"number {n} " + "x" * (7 * n % 40)} for n in range(23)]
 
@@ -32,9 +32,13 @@ def rows_file(folder, rows=ROWS, name="rows.jsonl"):
 
 def job(folder, inputs, out, **more):
     settings = dict(
-        model=str(folder), inputs=[inputs], out=str(out), batching=Batching(batch=4),
-        sampling=Sampling(temperature=1.0, seed=3, max_new_tokens=9), device=Device(type="cpu", threads=1),
-    )  # fmt: skip
+        model=str(folder),
+        inputs=[inputs],
+        out=str(out),
+        batching=Batching(batch=4),
+        sampling=Sampling(temperature=1.0, seed=3, max_new_tokens=9),
+        device=DeviceSettings(type="cpu", threads=1),
+    )
     return InferJob(**{**settings, **more})
 
 

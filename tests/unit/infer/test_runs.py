@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from anabatic.core import jsonl
-from anabatic.infer.web import runs
-from anabatic.infer.web.runs import Runs
-from anabatic.testing.runs import HOSTILE, write_jsonl, write_training_run
+from anabatic.core import json_lines
+from anabatic.infer.web import run_browser
+from anabatic.infer.web.run_browser import RunBrowser
+from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
 
 
 def only(found):
@@ -23,18 +23,18 @@ def test_runs_are_found_and_folders_that_are_none_are_not(tmp_path):
         write_training_run(tmp_path / name, steps=5)
     (tmp_path / "empty").mkdir()
     os.symlink(tmp_path / "a", tmp_path / "linked")
-    found = Runs(tmp_path).listing()
+    found = RunBrowser(tmp_path).list_runs()
     assert sorted(row["name"] for row in found["runs"]) == ["a", "group/b"]
     assert {row["state"] for row in found["runs"]} == {"dead"}
     assert {row["step"] for row in found["runs"]} == {5}
 
 
 def test_the_latest_are_shown_when_there_are_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "MOST_RUNS", 2)
+    monkeypatch.setattr(run_browser, "MAX_RUNS", 2)
     for age, name in enumerate(("c", "a", "b")):
         write_jsonl(tmp_path / name / "metrics.jsonl", [{"step": 1, "kind": "train", "time": time.time() - age}])
         os.utime(tmp_path / name / "metrics.jsonl", (1000 - age, 1000 - age))
-    found = Runs(tmp_path).listing()
+    found = RunBrowser(tmp_path).list_runs()
     assert [row["name"] for row in found["runs"]] == ["c", "a"]
     assert found["left_out"] == 1
 
@@ -42,54 +42,56 @@ def test_the_latest_are_shown_when_there_are_many(tmp_path, monkeypatch):
 @pytest.mark.parametrize("key", ["", "..", "a", "../a", "0" * 12, "%2e%2e"])
 def test_nothing_that_is_asked_becomes_a_path(tmp_path, key):
     write_training_run(tmp_path / "a", steps=5)
-    found = Runs(tmp_path)
-    found.listing()
-    for ask in (found.curves, found.about, found.report, lambda key: found.log(key, 0)):
+    found = RunBrowser(tmp_path)
+    found.list_runs()
+    for ask in (found.get_curves, found.get_details, found.render_report, lambda key: found.read_log(key, 0)):
         with pytest.raises(KeyError):
             ask(key)
 
 
 def test_curves_are_those_of_the_file_and_come_once(tmp_path):
     write_training_run(tmp_path / "a", steps=50)
-    found = Runs(tmp_path)
+    found = RunBrowser(tmp_path)
     key = only(found)
-    answer = found.curves(key)
-    rows = list(jsonl.read(tmp_path / "a" / "metrics.jsonl"))
+    answer = found.get_curves(key)
+    rows = list(json_lines.read_json_lines(tmp_path / "a" / "metrics.jsonl"))
     loss = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
     steps, values = answer["curves"]["loss"]["points"]
     assert steps == list(loss)
     assert values == pytest.approx(list(loss.values()), rel=1e-5)
     times = answer["curves"]["time"]["points"][1]
     assert times[:2] == pytest.approx([0, 0.34], abs=1e-3)
-    assert "curves" not in found.curves(key, answer["version"])
+    assert "curves" not in found.get_curves(key, answer["version"])
     with open(tmp_path / "a" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 51, "kind": "train", "loss": 1.25}\n{"step": 52, "kind": "tr')
-    new = found.curves(key, answer["version"])
+    new = found.get_curves(key, answer["version"])
     assert new["curves"]["loss"]["points"][0][-1] == 51
     # A run that continues from a checkpoint writes its rows anew.
     write_jsonl(tmp_path / "new.jsonl", [{"step": 1, "kind": "train", "loss": None}])
     (tmp_path / "new.jsonl").replace(tmp_path / "a" / "metrics.jsonl")
-    assert found.curves(key, new["version"])["curves"] == {"loss": {"points": [[1], [None]], "smooth": [[1], [None]]}}
+    assert found.get_curves(key, new["version"])["curves"] == {
+        "loss": {"points": [[1], [None]], "smooth": [[1], [None]]}
+    }
 
 
 def test_a_long_file_is_read_in_pieces_and_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "READ_BYTES", 1 << 18)
+    monkeypatch.setattr(run_browser, "MAX_READ_BYTES", 1 << 18)
     rows = (
         {"step": step, "kind": "train", "loss": 100.0 if step == 17_001 else 2.0 + step % 7} for step in range(20_000)
     )
     write_jsonl(tmp_path / "a" / "metrics.jsonl", rows)
-    found = Runs(tmp_path)
+    found = RunBrowser(tmp_path)
     key = only(found)
-    answer, asked = found.curves(key), 1
+    answer, asked = found.get_curves(key), 1
     assert 0 < answer["share"] < 0.5
     while answer["share"] < 1:
-        answer, asked = found.curves(key, answer["version"]), asked + 1
+        answer, asked = found.get_curves(key, answer["version"]), asked + 1
     assert asked == -(-(tmp_path / "a" / "metrics.jsonl").stat().st_size // (1 << 18))
     steps, values = answer["curves"]["loss"]["points"]
-    assert len(steps) <= runs.MOST_POINTS + 4
+    assert len(steps) <= run_browser.MAX_CURVE_POINTS + 4
     assert (steps[0], steps[-1], max(values)) == (0, 19_999, 100.0)
     assert steps[values.index(100.0)] == 17_001
-    assert found.about(key)["samples"] == []
+    assert found.get_details(key)["samples"] == []
 
 
 def test_damaged_files_leave_the_rest(tmp_path):
@@ -99,33 +101,33 @@ def test_damaged_files_leave_the_rest(tmp_path):
         with open(folder / name, "ab") as file:
             file.write(b'\n\xff\x00[[[{"step": 1e999}\n{"step": {}, "kind": []}\n' + b"[" * 5000 + b"\n")
             file.write(b'{"kind": "train", "loss": 1, "step": 1' + b"0" * 400 + b"}\n")
-    write_jsonl(folder / "chat.jsonl", [{"role": HOSTILE}])
+    write_jsonl(folder / "chat.jsonl", [{"role": HOSTILE_TEXT}])
     (folder / "checkpoint-20").mkdir()
-    (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * runs.LOG_BYTES + b"\nlast \xff\n")
+    (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * run_browser.MAX_LOG_BYTES + b"\nlast \xff\n")
     os.symlink("/etc/passwd", folder / "rank-1.log")
-    found = Runs(tmp_path)
+    found = RunBrowser(tmp_path)
     key = only(found)
-    assert len(found.curves(key)["curves"]["loss"]["points"][0]) == 20
-    about = found.about(key)
+    assert len(found.get_curves(key)["curves"]["loss"]["points"][0]) == 20
+    about = found.get_details(key)
     assert "summary.json is left out" in about["notes"][0]
     assert [(row["whole"], row["best"]) for row in about["checkpoints"]] == [(False, True)]
     assert "path" not in about["checkpoints"][0]
     assert [row["rank"] for row in about["logs"]] == [0]
-    assert found.log(key, 0) == "last \ufffd\n"
+    assert found.read_log(key, 0) == "last \ufffd\n"
     with pytest.raises(KeyError):
-        found.log(key, 1)
-    assert found.report(key).startswith("<!doctype html>")
+        found.read_log(key, 1)
+    assert found.render_report(key).startswith("<!doctype html>")
 
 
 def test_a_folder_that_goes_away_is_no_longer_listed(tmp_path):
     write_training_run(tmp_path / "a", steps=5)
-    found = Runs(tmp_path)
+    found = RunBrowser(tmp_path)
     only(found)
     for path in (tmp_path / "a").iterdir():
         path.unlink()
     (tmp_path / "a").rmdir()
-    found._scanned = float("-inf")
-    assert found.listing() == {"runs": [], "left_out": 0}
+    found._scanned_at = float("-inf")
+    assert found.list_runs() == {"runs": [], "left_out": 0}
 
 
 def test_pipes_links_and_folders_in_the_place_of_files(tmp_path):
@@ -142,9 +144,9 @@ def test_pipes_links_and_folders_in_the_place_of_files(tmp_path):
     (root / "b" / "summary.json").write_text("[" * 100_000, encoding="utf-8")
     (root / "c").mkdir()
     (root / "c" / "metrics.jsonl").touch()
-    found = Runs(root)
-    for row in found.listing()["runs"]:
-        told = (found.curves(row["id"]), found.about(row["id"]), found.report(row["id"]))
+    found = RunBrowser(root)
+    for row in found.list_runs()["runs"]:
+        told = (found.get_curves(row["id"]), found.get_details(row["id"]), found.render_report(row["id"]))
         assert told[0]["share"] == 1.0, row["name"]  # or the page would ask for the rest for ever
         assert "root:x" not in str(told)
-    assert {row["name"] for row in found.listing()["runs"]} == {"a", "b", "c"}
+    assert {row["name"] for row in found.list_runs()["runs"]} == {"a", "b", "c"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.engine import Engine
-from anabatic.infer.sampling import GREEDY, Sampling, choose, log_probability, penalise, source_of_draws
+from anabatic.infer.sampling import GREEDY, Sampling, apply_penalties, choose_tokens, log_probability, make_random
 
 
 def shares(logits: list[float], sampling: Sampling) -> dict[int, float]:
@@ -60,7 +60,7 @@ def test_choose_is_the_reference_row_by_row(rows, seed):
     rng = Random(seed)
     logits = [[rng.uniform(-4, 4) for _ in range(12)] for _ in rows]
     draws = [rng.random() for _ in rows]
-    got = choose(torch.tensor(logits), rows, draws).tolist()
+    got = choose_tokens(torch.tensor(logits), rows, draws).tolist()
     for row, sampling in enumerate(rows):
         expected = shares(torch.tensor(logits[row]).tolist(), sampling)
         ends = [sum(list(expected.values())[: place + 1]) for place in range(len(expected))]
@@ -81,7 +81,7 @@ def test_choose_is_the_reference_row_by_row(rows, seed):
 def test_frequencies_are_the_probabilities(sampling):
     logits = [0.0, 1.0, 2.0, -1.0, 0.5, 1.5]
     draws = [(i + 0.5) / 4000 for i in range(4000)]
-    tokens = choose(torch.tensor([logits] * 4000), [sampling] * 4000, draws).tolist()
+    tokens = choose_tokens(torch.tensor([logits] * 4000), [sampling] * 4000, draws).tolist()
     expected = shares(logits, sampling)
     assert set(tokens) == set(expected)
     for token, number in Counter(tokens).items():
@@ -108,22 +108,22 @@ def test_extremes_stay_in_the_vocabulary():
     logits = torch.tensor([[0.0, 0.0, 0.0], [1e4, -1e4, 0.0], [float("-inf"), 1.0, float("-inf")]])
     hot, cold = Sampling(temperature=1e3, top_k=None), Sampling(temperature=1e-6, top_k=None)
     for draw in (0.0, 0.5, 1.0 - 2**-24, 1.0 - 2**-53):
-        tokens = choose(logits, [hot, cold, hot], [draw] * 3).tolist()
+        tokens = choose_tokens(logits, [hot, cold, hot], [draw] * 3).tolist()
         assert 0 <= tokens[0] < 3
         assert tokens[1:] == [0, 1]
 
 
 def test_greedy_takes_the_first_of_equals_and_ignores_the_draw():
     logits = torch.tensor([[1.0, 3.0, 3.0]])
-    assert [choose(logits, [GREEDY], [draw]).item() for draw in (0.0, 0.9)] == [1, 1]
+    assert [choose_tokens(logits, [GREEDY], [draw]).item() for draw in (0.0, 0.9)] == [1, 1]
 
 
 def test_draws_follow_the_seed():
-    first, same, other = (source_of_draws(Sampling(seed=seed)) for seed in (7, 7, 8))
+    first, same, other = (make_random(Sampling(seed=seed)) for seed in (7, 7, 8))
     drawn = [first.random() for _ in range(5)]
     assert drawn == [same.random() for _ in range(5)]
     assert drawn != [other.random() for _ in range(5)]
-    assert source_of_draws(Sampling()).random() != source_of_draws(Sampling()).random()
+    assert make_random(Sampling()).random() != make_random(Sampling()).random()
 
 
 def test_log_probability_is_log_softmax():
@@ -145,7 +145,7 @@ def test_what_single_tokens_lose_and_gain(model, tokenizer):
     for request in requests:
         request.ids += [7, 8, 7]
     logits = torch.randn(3, len(tokenizer), generator=torch.Generator().manual_seed(1))
-    shifted = penalise(logits, requests)
+    shifted = apply_penalties(logits, requests)
     for row, sampling in enumerate(settings):
         for token in range(len(tokenizer)):
             value, times = logits[row, token].item(), [7, 8, 7].count(token)
@@ -154,7 +154,7 @@ def test_what_single_tokens_lose_and_gain(model, tokenizer):
             value += sampling.logit_bias.get(str(token), 0.0)
             value -= sampling.presence_penalty * (times > 0) + sampling.frequency_penalty * times
             assert shifted[row, token].item() == pytest.approx(value, abs=1e-5)
-    assert penalise(logits[2:], requests[2:]) is not None and torch.equal(shifted[2], logits[2])
+    assert apply_penalties(logits[2:], requests[2:]) is not None and torch.equal(shifted[2], logits[2])
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,11 @@ def test_equal_beginnings_are_read_once(model, tokenizer):
     engine = Engine(model, tokenizer, max_batch=6, max_len=128)
     requests = [engine.request(prompt, greedy(12), []) for prompt in prompts]
     assert run(engine, requests) == alone(model, tokenizer, prompts, samplings)
-    assert [request.cached for request in requests] == [0] + [32] * 5
+    assert [request.cached_tokens for request in requests] == [0] + [32] * 5
     again = [engine.request(prompt, greedy(12), []) for prompt in prompts]
     assert run(engine, again) == [request.ids for request in requests]
-    assert all(request.cached >= 32 for request in again)
-    assert engine.load().used == 0
+    assert all(request.cached_tokens >= 32 for request in again)
+    assert engine.get_load().used == 0
 
 
 def test_several_answers_to_one_prompt_share_its_blocks(model, tokenizer):
@@ -58,8 +58,8 @@ def test_several_answers_to_one_prompt_share_its_blocks(model, tokenizer):
     for _ in range(3):
         engine.step()
     own = -(-len(prompt) // 16) * 5
-    assert engine.load().used <= own - 4 * (len(prompt) // 16 - 1)
-    while engine.busy:
+    assert engine.get_load().used <= own - 4 * (len(prompt) // 16 - 1)
+    while engine.is_busy:
         engine.step()
     assert [request.ids for request in requests] == alone(model, tokenizer, [prompt] * 5, samplings)
     assert len({tuple(request.ids) for request in requests}) == 5
@@ -71,7 +71,7 @@ def test_a_later_turn_takes_the_blocks_of_the_answer_too(model, tokenizer):
     run(engine, [first])
     second = engine.request([*first.prompt, *first.ids, 5, 6], greedy(8), [])
     run(engine, [second])
-    assert second.cached == (len(first.prompt) + len(first.ids) - 1) // 16 * 16
+    assert second.cached_tokens == (len(first.prompt) + len(first.ids) - 1) // 16 * 16
 
 
 @pytest.mark.parametrize("step_tokens", [1, 7, 64])
@@ -92,9 +92,9 @@ def test_requests_wait_for_memory_and_make_room_for_older_ones(model, tokenizer,
     ids = run(engine, requests)
     expected = alone(model, tokenizer, prompts, samplings)
     assert ids == [row[: len(got)] for row, got in zip(expected, ids, strict=True)]
-    assert [len(row) for row in ids] == [request.limit for request in requests]
-    assert engine.load().put_back > 0
-    assert engine.load().used == 0
+    assert [len(row) for row in ids] == [request.max_answer_tokens for request in requests]
+    assert engine.get_load().preemptions > 0
+    assert engine.get_load().used == 0
 
 
 def test_blocks_of_requests_that_leave_early_come_back(model, tokenizer):
@@ -103,10 +103,10 @@ def test_blocks_of_requests_that_leave_early_come_back(model, tokenizer):
     engine.submit(requests)
     for step in range(12):
         engine.step()
-        engine.cancel([requests[step % 8]])
-    engine.cancel(requests)
-    assert not engine.busy
-    assert engine.load().used == 0
+        engine.cancel_requests([requests[step % 8]])
+    engine.cancel_requests(requests)
+    assert not engine.is_busy
+    assert engine.get_load().used == 0
     assert {request.finish_reason for request in requests} == {"cancelled"}
 
 
@@ -115,20 +115,20 @@ def test_a_cache_is_planned_and_says_what_does_not_fit(model, tokenizer):
     assert engine.max_len == 64
     with pytest.raises(DataError, match="the prompt has 64 tokens; with an answer at most 64 fit"):
         engine.request([1] * 64, greedy(1))
-    assert engine.request([1] * 60, greedy(100)).limit == 4
+    assert engine.request([1] * 60, greedy(100)).max_answer_tokens == 4
     with pytest.raises(DataError, match="room for 8 tokens"):
         Engine(model, tokenizer, max_batch=4, max_len=128, cache_tokens=8)
 
 
 def test_changed_weights_need_forget(tokenizer):
-    from anabatic.testing.untrained import random_model
+    from anabatic.testing.random_models import build_random_model
 
-    changing = random_model(len(tokenizer), seed=3)
+    changing = build_random_model(len(tokenizer), seed=3)
     engine = Engine(changing, tokenizer, max_batch=1, max_len=128)
     prompt = some(tokenizer, 1, 6, beginning=64)[0]
     before = engine.generate([prompt], greedy(12), [])[0].ids
-    changing.load_state_dict(random_model(len(tokenizer), seed=4).state_dict())
-    engine.forget()
+    changing.load_state_dict(build_random_model(len(tokenizer), seed=4).state_dict())
+    engine.clear_prefix_cache()
     after = engine.generate([prompt], greedy(12), [])[0].ids
     assert after == alone(changing, tokenizer, [prompt], [greedy(12)])[0] != before
 

@@ -8,8 +8,8 @@ import pytest
 
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
-from anabatic.infer.schedule import Pace, Schedule
-from anabatic.testing.untrained import random_model
+from anabatic.infer.scheduler import PromptPace, RequestScheduler
+from anabatic.testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 from unit.infer.server.test_limits import CHAT, figure, sent, until
 
@@ -19,7 +19,7 @@ def greedy(tokens):
 
 
 def own_model(tokenizer):
-    return random_model(len(tokenizer), seed=0)
+    return build_random_model(len(tokenizer), seed=0)
 
 
 def test_a_step_ends_at_the_next_layer_when_nobody_waits_for_it(tokenizer):
@@ -30,14 +30,14 @@ def test_a_step_ends_at_the_next_layer_when_nobody_waits_for_it(tokenizer):
     layers = model.base_model.layers
     read = []
     hooks = [
-        layers[0].register_forward_hook(lambda *_: setattr(request, "abandoned", True)),
+        layers[0].register_forward_hook(lambda *_: setattr(request, "is_abandoned", True)),
         layers[1].mlp.register_forward_hook(lambda *_: read.append(1)),
     ]
     engine.submit([request])
     assert engine.step() == []
-    assert (read, request.computed, engine.load().steps) == ([], 0, 0)
-    engine.cancel([request])
-    assert (engine.busy, engine.load().used, engine.load().idle) == (False, 0, 0)
+    assert (read, request.computed_tokens, engine.get_load().steps) == ([], 0, 0)
+    engine.cancel_requests([request])
+    assert (engine.is_busy, engine.get_load().used, engine.get_load().idle) == (False, 0, 0)
     for hook in hooks:
         hook.remove()
     again = Engine(model, tokenizer, max_batch=2, max_len=128)
@@ -51,7 +51,7 @@ def test_a_step_that_somebody_waits_for_goes_on(tokenizer):
     engine = Engine(model, tokenizer, max_batch=2, max_len=128)
     gone, waits = (engine.request([first, 5, 6], greedy(5), []) for first in (3, 4))
     expected = engine.generate([waits.prompt], greedy(5), [])[0].ids
-    gone.abandoned = True
+    gone.is_abandoned = True
     engine.submit([gone, waits])
     while not waits.finish_reason:
         engine.step()
@@ -78,8 +78,8 @@ def test_a_place_is_free_while_a_prompt_is_still_read(tokenizer, stream):
             assert begun.wait(240)
         until(lambda: figure(running, 'anabatic_requests_total{end="gone",model="one"}') == 1)
         goes_on.set()
-        until(lambda: not engine.busy)
-        assert (read, engine.load().steps) == ([], 0)
+        until(lambda: not engine.is_busy)
+        assert (read, engine.get_load().steps) == ([], 0)
         for hook in hooks:
             hook.remove()
         assert running.post(CHAT, {**body, "stream": False}).status_code == 200
@@ -90,17 +90,17 @@ def request_of(engine, tokens, first=0):
 
 
 def test_little_is_read_beside_those_who_are_being_answered(tokenizer):
-    model = random_model(len(tokenizer), max_len=1024)
+    model = build_random_model(len(tokenizer), max_len=1024)
     engine = Engine(model, tokenizer, max_batch=4, max_len=1024)
-    schedule = Schedule(256, 4, 600)
-    schedule.most = 100
+    schedule = RequestScheduler(256, 4, 600)
+    schedule.max_shared_prompt_tokens = 100
 
     def step():
-        rows = schedule.plan()
+        rows = schedule.plan_step()
         for request, row in rows.items():
-            schedule.note(request, row.start + len(row.tokens))
-            if row.wanted:
-                request.take_token(1, 0.0)
+            schedule.mark_computed(request, row.start + len(row.tokens))
+            if row.should_return_logits:
+                request.append_token(1, 0.0)
         return [len(row.tokens) for row in rows.values()]
 
     first, second = request_of(engine, 700), request_of(engine, 350, 7)
@@ -120,10 +120,10 @@ def test_the_pace_fits_steps_into_the_time_that_they_may_take():
     def seconds(tokens):
         return 0.05 + 0.004 * tokens
 
-    pace = Pace(0.4)
-    assert pace.tokens is None
-    pace.add(3, seconds(3))
-    assert pace.tokens == 64
+    pace = PromptPace(0.4)
+    assert pace.max_prompt_tokens is None
+    pace.add_step(3, seconds(3))
+    assert pace.max_prompt_tokens == 64
     for _ in range(20):
         pace.add(pace.tokens, seconds(pace.tokens))
     assert 0.3 < seconds(pace.tokens) <= 0.41
@@ -136,4 +136,4 @@ def test_an_engine_measures_its_pace_where_it_is_asked_to(tokenizer):
     for seconds, known in ((None, False), (0.4, True)):
         engine = Engine(model, tokenizer, max_batch=2, max_len=128, step_seconds=seconds)
         engine.generate([[3, 4, 5]], greedy(3), [])
-        assert (engine._schedule.most is not None) == known
+        assert (engine._schedule.max_shared_prompt_tokens is not None) == known

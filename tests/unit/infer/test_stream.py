@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.infer.stream import REPLACEMENT, TextStream, decode
+from anabatic.infer.text_stream import REPLACEMENT_CHARACTER, TextStream, decode_tokens
 
 
 def stream(tokenizer, tokens):
     text = TextStream(tokenizer)
-    return [*(text.push(token) for token in tokens), text.finish()]
+    return [*(text.push_token(token) for token in tokens), text.flush()]
 
 
 def tokens_of(tokenizer, text):
@@ -23,7 +23,7 @@ def test_a_character_of_several_tokens_comes_whole(tokenizer):
     assert len(tokens) > len(text)
     pieces = stream(tokenizer, tokens)
     assert "".join(pieces) == text
-    assert all(REPLACEMENT not in piece for piece in pieces[: tokens.index(tokens_of(tokenizer, "👩")[0])])
+    assert all(REPLACEMENT_CHARACTER not in piece for piece in pieces[: tokens.index(tokens_of(tokenizer, "👩")[0])])
 
 
 def test_special_tokens_are_not_text(tokenizer):
@@ -35,15 +35,15 @@ def test_special_tokens_are_not_text(tokenizer):
 def test_broken_bytes_do_not_hold_back_what_follows(tokenizer):
     byte = tokens_of(tokenizer, "é")[0]
     pieces = stream(tokenizer, [byte] * 10 + tokens_of(tokenizer, "abc"))
-    assert "".join(pieces[:-1]) == REPLACEMENT * 10 + "abc"
-    assert "".join(stream(tokenizer, [byte])) == REPLACEMENT
+    assert "".join(pieces[:-1]) == REPLACEMENT_CHARACTER * 10 + "abc"
+    assert "".join(stream(tokenizer, [byte])) == REPLACEMENT_CHARACTER
 
 
 @given(st.text(max_size=120))
 @settings(max_examples=150, deadline=None)
 def test_any_text_comes_back(tokenizer, text):
     pieces = stream(tokenizer, tokens_of(tokenizer, text))
-    assert "".join(pieces) == decode(tokenizer, tokens_of(tokenizer, text))
+    assert "".join(pieces) == decode_tokens(tokenizer, tokens_of(tokenizer, text))
     for piece in pieces:
         piece.encode("utf-8")
 
@@ -51,4 +51,4 @@ def test_any_text_comes_back(tokenizer, text):
 @given(st.lists(st.integers(0, 260), max_size=150))
 @settings(max_examples=150, deadline=None)
 def test_any_tokens_come_back(tokenizer, tokens):
-    assert "".join(stream(tokenizer, tokens)) == decode(tokenizer, tokens)
+    assert "".join(stream(tokenizer, tokens)) == decode_tokens(tokenizer, tokens)

@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from anabatic.core.errors import DataError, Failure
-from anabatic.data.calls import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, python_call
-from anabatic.data.tokenizer import tool_ids
+from anabatic.data.chat.python_tool import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, format_python_call
+from anabatic.data.tokenizer.hf_folder import get_python_tool_ids
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
 from anabatic.infer.sampling import Sampling
-from anabatic.infer.tool import PythonTool, shown
-from anabatic.sandbox.box import Sandbox
-from anabatic.sandbox.limits import Limits
-from anabatic.testing.untrained import random_model
+from anabatic.infer.tool_execution import PythonTool, format_for_display
+from anabatic.sandbox.limits import ResourceLimits
+from anabatic.sandbox.sandbox_runner import Sandbox
+from anabatic.testing.random_models import build_random_model
 
 
 @pytest.fixture(scope="module")
 def sandbox():
     try:
-        made = Sandbox(Limits(seconds=5, memory_mib=256), workers=2)
+        made = Sandbox(ResourceLimits(seconds=5, memory_mib=256), workers=2)
     except Failure as error:
         pytest.skip(f"programs cannot be shut in here: {error}")
     with made:
@@ -38,7 +38,7 @@ def one(tokenizer, text):
 
 def chain_model(tokenizer, *chains):
     """A model that says, behind each token of a chain, the next one: no layer adds anything to the embeddings."""
-    model = random_model(len(tokenizer), seed=3)
+    model = build_random_model(len(tokenizer), seed=3)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -67,18 +67,18 @@ def test_output_is_given_and_not_chosen(tokenizer, sandbox):
     expected = [*CALL[1:], OUTPUT_START, "4", "2", OUTPUT_END, "b", "<|endoftext|>"]
     for answer in done:
         assert answer.ids == [one(tokenizer, text) for text in expected]
-        assert answer.text == python_call("7*6", "42") + "b"
+        assert answer.text == format_python_call("7*6", "42") + "b"
         assert answer.chosen == [1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
         assert len(answer.logprobs) == len(answer.ids)
         assert [value == 0.0 for value in answer.logprobs[5:9]] == [True] * 4
         assert answer.finish_reason == "stop"
-    assert tool.calls == 3
-    assert shown(done[0].text) == "`7*6` → 42b"
+    assert tool.num_calls == 3
+    assert format_for_display(done[0].text) == "`7*6` → 42b"
 
 
 def test_what_was_given_is_read(tokenizer, sandbox):
     """Behind an output the engine says what it says to a prompt of the same tokens; so do requests put back."""
-    model = random_model(len(tokenizer), seed=5)
+    model = build_random_model(len(tokenizer), seed=5)
     given = [one(tokenizer, text) for text in (OUTPUT_START, "4", "2", OUTPUT_END)]
 
     class Third(PythonTool):
@@ -98,7 +98,7 @@ def test_what_was_given_is_read(tokenizer, sandbox):
             assert answer.ids[:7] == first + given
             assert answer.ids[7:] == plain.generate([prompt + first + given], rest, stop_ids=[])[0].ids
             assert sum(answer.chosen) == 36
-    assert engine.load().put_back > 0
+    assert engine.get_load().preemptions > 0
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_what_was_given_is_read(tokenizer, sandbox):
 def test_outputs(tokenizer, sandbox, code, output):
     tool = PythonTool(sandbox, tokenizer)
     request = Request([1], Sampling(max_new_tokens=9000), frozenset(), 9000, Random(), tokenizer)
-    start, end, before, behind = tool_ids(tokenizer)
+    start, end, before, behind = get_python_tool_ids(tokenizer)
     for token in [start, *tokenizer(code, add_special_tokens=False)["input_ids"], end]:
-        request.take_token(token, -1.0)
+        request.append_token(token, -1.0)
     own = len(request.ids)
-    tool.answer([request])
+    tool.run_calls([request])
     said = request.ids[own:]
     assert (said[0], said[-1]) == (before, behind)
     assert not {before, behind, start, end, one(tokenizer, "<|im_end|>")} & set(said[1:-1])
@@ -138,13 +138,13 @@ def test_outputs(tokenizer, sandbox, code, output):
 
 def test_only_whole_calls_are_calls(tokenizer, sandbox):
     tool = PythonTool(sandbox, tokenizer)
-    start, end, output, _ = tool_ids(tokenizer)
-    assert tool.code([]) is None
-    assert tool.code([start, 5]) is None
-    assert tool.code([5, end]) is None
-    assert tool.code([start, end, 5, end]) is None
-    assert tool.code([start, output, end]) is None
-    assert tool.code([start, end]) == ""
+    start, end, output, _ = get_python_tool_ids(tokenizer)
+    assert tool.extract_code([]) is None
+    assert tool.extract_code([start, 5]) is None
+    assert tool.extract_code([5, end]) is None
+    assert tool.extract_code([start, end, 5, end]) is None
+    assert tool.extract_code([start, output, end]) is None
+    assert tool.extract_code([start, end]) == ""
 
 
 def test_output_at_the_limit_is_cut(tokenizer, sandbox):
@@ -162,10 +162,10 @@ def test_dialogue_remembers_the_call(tokenizer, sandbox):
     engine = Engine(model, tokenizer, max_batch=1, max_len=128, tool=PythonTool(sandbox, tokenizer))
     engine.stop_ids = frozenset({one(tokenizer, "<|im_end|>")})
     dialogue = Dialogue(engine, GREEDY)
-    pieces = list(dialogue.say("how much?"))
-    assert "".join(pieces) == "a" + python_call("7*6", "42") + "b"
-    ids = tokenizer.apply_chat_template(dialogue.transcript(), tokenize=True, return_dict=False)
-    said = dialogue.request.answer
+    pieces = list(dialogue.answer_message("how much?"))
+    assert "".join(pieces) == "a" + format_python_call("7*6", "42") + "b"
+    ids = tokenizer.apply_chat_template(dialogue.get_transcript(), tokenize=True, return_dict=False)
+    said = dialogue.request.answer_ids
     assert any(ids[at : at + len(said)] == said for at in range(len(ids)))
 
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from anabatic import __version__
-from anabatic.config.launch import Launch
-from anabatic.launch import everywhere, hosts
-from anabatic.launch.ssh import Job
+from anabatic.config.sections.launch import LaunchSettings
+from anabatic.launch.hosts import hostfile, multi_host
+from anabatic.launch.hosts.ssh_connection import RemoteJob
 
 SSH = """#!/bin/sh
 for word; do host=$last; last=$word; done
@@ -66,7 +66,7 @@ class Site:
         self.package(__version__)
         (folder / "pids").mkdir()
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-        monkeypatch.setattr(everywhere, "_GRACE", 0.1)
+        monkeypatch.setattr(multi_host, "_GRACE_SECONDS", 0.1)
 
     def package(self, version: str) -> None:
         """Give the machines a package of that version."""
@@ -77,14 +77,14 @@ class Site:
 
     def run(self, text: str, does: dict[str, object], nodes: tuple[int, int] | None = None, **more: object) -> int:
         """Run the job on the machines of a text; `does` maps a machine to what it does: see JOB."""
-        found = hosts.parse(text, "hosts")
+        found = hostfile.parse_hostfile(text, "hosts")
         least, most = nodes or (len(found), len(found))
         variables = {"PYTHONPATH": str(self.folder / "site"), "TOKEN": "s3cret", "HF_DOES": json.dumps(does)}
         variables["HF_FOLDER"] = str(self.folder / "pids")
-        launch = Launch(nproc=2, min_nodes=least, max_nodes=most, master_addr="127.0.0.1", master_port=29713)
+        launch = LaunchSettings(nproc=2, min_nodes=least, max_nodes=most, master_addr="127.0.0.1", master_port=29713)
         given: dict[str, object] = {"nproc": None, "python": sys.executable, "folder": str(self.folder), **more}
-        job = Job("classify train", "seed: 1\n", launch, environment=variables, out=self.folder / "out", **given)  # type: ignore[arg-type]
-        return everywhere.run(found, job)
+        job = RemoteJob("classify train", "seed: 1\n", launch, environment=variables, out=self.folder / "out", **given)  # type: ignore[arg-type]
+        return multi_host.run(found, job)
 
     def begun(self, host: str) -> bool:
         """Whether the job waits on a machine."""

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from anabatic import __version__
-from anabatic.cli import launch_hosts
-from anabatic.config.launch import Launch
+from anabatic.cli.launch import hosts
+from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from unit.launch.stage import Site, beside, until
 
@@ -30,8 +30,24 @@ def test_every_machine_gets_its_words(site: Site, capfd: pytest.CaptureFixture[s
     out, err = capfd.readouterr()
     told = {line.split(" | ")[0].strip(): json.loads(line.split(" | ")[1]) for line in out.splitlines()}
     assert set(told) == {"noisy", "second"} and told["noisy"]["recipe"] == "seed: 1\n"
-    common = ["--master-addr", "127.0.0.1", "--master-port", "29713", "--job-id", "anabatic", "--max-restarts", "0",
-              "--hang-seconds", "1800", "--join-seconds", "600", "--", "classify", "train", "-c"]  # fmt: skip
+    common = [
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        "29713",
+        "--job-id",
+        "anabatic",
+        "--max-restarts",
+        "0",
+        "--hang-seconds",
+        "1800",
+        "--join-seconds",
+        "600",
+        "--",
+        "classify",
+        "train",
+        "-c",
+    ]
     for place, (name, count) in enumerate((("noisy", 4), ("second", 2))):
         words = ["launch", "--nproc", str(count), "--nnodes", "2", "--node-rank", str(place), *common]
         assert told[name]["words"] == words and told[name]["token"] == "s3cret"
@@ -80,12 +96,14 @@ def test_what_a_machine_lacks(site: Site, given: dict[str, object], said: str) -
 def test_options_that_do_not_fit_the_file(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# two\na slots=4\nb\n")
     with pytest.raises(ConfigError, match=r"--nproc is 8, but a \(.*hosts:2\) has slots=4"):
-        launch_hosts.read(tmp_path / "hosts", launch_hosts.Far(nproc=8), None)
+        hosts.read_hosts(tmp_path / "hosts", hosts.RemoteOptions(nproc=8), None)
     with pytest.raises(ConfigError, match="--node-rank stands beside --hosts"):
-        launch_hosts.read(tmp_path / "hosts", launch_hosts.Far(), "0")
-    found = launch_hosts.read(tmp_path / "hosts", launch_hosts.Far(nproc=4), None)
+        hosts.read_hosts(tmp_path / "hosts", hosts.RemoteOptions(), "0")
+    found = hosts.read_hosts(tmp_path / "hosts", hosts.RemoteOptions(nproc=4), None)
     with pytest.raises(ConfigError, match="--nnodes is 3, but the file of --hosts names 2"):
-        launch_hosts.run("", None, found, Launch(min_nodes=3, max_nodes=3, master_addr="a"), launch_hosts.Far())
+        hosts.run_on_hosts(
+            "", None, found, LaunchSettings(min_nodes=3, max_nodes=3, master_addr="a"), hosts.RemoteOptions()
+        )
 
 
 def test_versions_and_missing_packages(site: Site) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.config.launch import Launch
-from anabatic.launch import spawn
+from anabatic.config.sections.launch import LaunchSettings
+from anabatic.launch.local import spawn
 
 RECIPE = "device: {type: cpu}\nseed: 1\n"
-TWO = Launch(min_nodes=2, max_nodes=2, node_rank=1, master_addr="127.0.0.1", join_seconds=1.0)
+TWO = LaunchSettings(min_nodes=2, max_nodes=2, node_rank=1, master_addr="127.0.0.1", join_seconds=1.0)
 
 
 def ended(folder: Path, recipe: str = RECIPE, finished: bool = True) -> Path:
@@ -28,8 +28,8 @@ def test_nothing_is_left_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("recipe", "finished"), [("device: {type: cpu}\nseed: 2\n", True), (RECIPE, False)])
 def test_another_job_or_one_that_goes_on_is_not_finished(tmp_path: Path, recipe: str, finished: bool) -> None:
     folder = spawn.RunFolder(ended(tmp_path, recipe, finished))
-    assert not spawn._finished(folder, RECIPE)
+    assert not spawn._is_finished(folder, RECIPE)
 
 
 def test_a_folder_without_a_run_is_not_finished(tmp_path: Path) -> None:
-    assert not spawn._finished(spawn.RunFolder(tmp_path), RECIPE)
+    assert not spawn._is_finished(spawn.RunFolder(tmp_path), RECIPE)

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from anabatic.launch import forkserver
-from anabatic.launch.forkserver import Forkserver
+from anabatic.launch.local import forkserver
+from anabatic.launch.local.forkserver import Forkserver
 from unit.launch.stage import until
 
 
@@ -30,7 +30,7 @@ def variables(**more: str) -> dict[str, str]:
 
 def test_a_worker_runs_the_command_with_its_own_variables_and_code(server: Forkserver, tmp_path: Path) -> None:
     """The code is also left in the folder of reports, as by any worker."""
-    worker = server.fork(["config", "show", "nope"], variables(RANK="3", ANABATIC_REPORTS=str(tmp_path)))
+    worker = server.fork_worker(["config", "show", "nope"], variables(RANK="3", ANABATIC_REPORTS=str(tmp_path)))
     assert worker is not None
     assert worker.wait(timeout=240) == 2
     assert (tmp_path / "rank-3.code").read_text() == "2"
@@ -40,7 +40,7 @@ def test_a_worker_runs_the_command_with_its_own_variables_and_code(server: Forks
 def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # reading it lasts for ever
-    worker = server.fork(["config", "check", str(pipe)], variables(RANK="1"))
+    worker = server.fork_worker(["config", "check", str(pipe)], variables(RANK="1"))
     assert worker is not None and worker.poll() is None
     while psutil.Process(worker.pid).name() != "python rank 1":
         time.sleep(0.01)
@@ -50,7 +50,7 @@ def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_
 
 def test_a_worker_keeps_its_number_until_its_end_is_known(server: Forkserver) -> None:
     """The agent signals the groups of workers that it takes for running: their numbers must be theirs."""
-    worker = server.fork(["--version"], variables())
+    worker = server.fork_worker(["--version"], variables())
     assert worker is not None
     process = psutil.Process(worker.pid)
     until(lambda: process.status() == psutil.STATUS_ZOMBIE)
@@ -64,26 +64,26 @@ def test_workers_end_with_their_server(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     server = Forkserver("json")
-    worker = server.fork(["config", "check", str(pipe)], variables(RANK="0", ANABATIC_REPORTS=str(tmp_path)))
+    worker = server.fork_worker(["config", "check", str(pipe)], variables(RANK="0", ANABATIC_REPORTS=str(tmp_path)))
     assert worker is not None
     while not (tmp_path / "rank-0.beat").exists():
         time.sleep(0.01)
     server._process.kill()
     assert worker.wait(timeout=240) == -signal.SIGKILL
-    assert server.fork([], variables()) is None
+    assert server.fork_worker([], variables()) is None
     server.close()
 
 
 def test_a_server_that_cannot_import_forks_nobody(capfd: pytest.CaptureFixture[str]) -> None:
     server = Forkserver("anabatic.nothing_of_that_name")
-    assert server.fork([], variables()) is None
+    assert server.fork_worker([], variables()) is None
     server.close()
     assert "nothing_of_that_name" in capfd.readouterr().err
 
 
 def test_only_training_on_a_processor_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert forkserver.preload("cpu", "a.b").startswith("a.b,")
+    assert forkserver.list_preload_modules("cpu", "a.b").startswith("a.b,")
     for device in ("npu", "cuda", "mps"):
-        assert not forkserver.preload(device, "a.b")
+        assert not forkserver.list_preload_modules(device, "a.b")
     monkeypatch.setenv("ANABATIC_SIM_SEGMENT", "some machine")
-    assert not forkserver.preload("auto", "a.b")
+    assert not forkserver.list_preload_modules("auto", "a.b")

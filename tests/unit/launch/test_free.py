@@ -12,25 +12,29 @@ import pytest
 from anabatic.core import affinity, log
 from anabatic.core.errors import DeviceError
 from anabatic.device.table import DEVICES
-from anabatic.launch import cores, free, seats
-from anabatic.monitor import source_smi
-from anabatic.monitor.snapshot import Device, Process, Snapshot
-from anabatic.plan import here
-from anabatic.sim import smi_layout
-from anabatic.sim.smi_layout import Process as Row
-from anabatic.sim.smi_layout import Reading
+from anabatic.launch.local import core_binding, device_selection, placement
+from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
+from anabatic.monitor.sources import npu_smi_command
+from anabatic.plan import detect_chip
+from anabatic.sim import npu_smi_layout
+from anabatic.sim.npu_smi_layout import SmiProcess as Row
+from anabatic.sim.npu_smi_layout import SmiReading
 from unit.monitor import fake
 
 Used = Mapping[int, int]
 
 
-def readings(count: int, name: str, used: Used, busy: tuple[int, ...], per_card: int = 1) -> list[Reading]:
+def readings(count: int, name: str, used: Used, busy: tuple[int, ...], per_card: int = 1) -> list[SmiReading]:
     """Return devices; `used` is memory in MiB of those that hold more than an idle one."""
     return [
-        replace(one, name=name, used_mib=used.get(one.logic, 3000 + one.logic),
-                processes=(Row(900 + one.logic, "python3.11", 40_000),) if one.logic in busy else ())
+        replace(
+            one,
+            name=name,
+            used_mib=used.get(one.logic_id, 3000 + one.logic_id),
+            processes=(Row(900 + one.logic_id, "python3.11", 40_000),) if one.logic_id in busy else (),
+        )
         for one in fake.dies(count, per_card)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -41,19 +45,28 @@ def torch_npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "path")
 
 
-def choose(folder: Path, rows: list[Reading], nproc: int, family: smi_layout.Family = "A2", wanted: str = "auto",
-           **environ: str) -> free.Choice | None:  # fmt: skip
+def choose(
+    folder: Path,
+    rows: list[SmiReading],
+    nproc: int,
+    family: npu_smi_layout.ChipFamily = "A2",
+    wanted: str = "auto",
+    **environ: str,
+) -> device_selection.DeviceSelection | None:
     """Choose on a machine whose npu-smi shows these rows."""
-    text, mapping = smi_layout.info(rows, "26.0.rc1", family), smi_layout.mapping(rows, "Ascend", family)
-    source = source_smi.NpuSmi(str(fake.printing(folder / "bin", text, mapping) / "npu-smi"))
-    return free.choose(wanted, nproc, environ, lambda: (source, []))
+    text, mapping = (
+        npu_smi_layout.format_info(rows, "26.0.rc1", family),
+        npu_smi_layout.format_mapping(rows, "Ascend", family),
+    )
+    source = npu_smi_command.NpuSmiSource(str(fake.printing(folder / "bin", text, mapping) / "npu-smi"))
+    return device_selection.select_devices(wanted, nproc, environ, lambda: (source, []))
 
 
 @pytest.mark.usefixtures("torch_npu")
 def test_four_of_eight(tmp_path: Path) -> None:
     found = choose(tmp_path, readings(8, "910B3", {}, busy=(0, 2, 5)), 4)
     assert found is not None and found.variables == {"ASCEND_RT_VISIBLE_DEVICES": "1,3,4,6"}
-    assert found.line == "NPU 1,3-4,6 of 8: nothing runs there; 0,2,5 are in use"
+    assert found.summary == "NPU 1,3-4,6 of 8: nothing runs there; 0,2,5 are in use"
     assert [device.bus_id for device in found.devices] == [f"0000:0{index}:00.0" for index in (1, 3, 4, 6)]
 
 
@@ -68,7 +81,7 @@ def test_memory_of_a_process_that_is_not_shown_counts(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("torch_npu")
 def test_all_of_them_need_no_variable(tmp_path: Path) -> None:
     found = choose(tmp_path, readings(2, "910B3", {}, busy=()), 2)
-    assert found is not None and (found.variables, found.line, found.indices) == ({}, "", (0, 1))
+    assert found is not None and (found.variables, found.summary, found.indices) == ({}, "", (0, 1))
 
 
 @pytest.mark.usefixtures("torch_npu")
@@ -98,25 +111,25 @@ def test_too_few_are_free(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("torch_npu")
 def test_a_device_that_is_broken_is_left_out(tmp_path: Path) -> None:
-    rows = [replace(one, health="Alarm" if one.logic == 0 else "OK") for one in readings(3, "910B3", {}, busy=())]
+    rows = [replace(one, health="Alarm" if one.logic_id == 0 else "OK") for one in readings(3, "910B3", {}, busy=())]
     found = choose(tmp_path, rows, 2)
     assert found is not None and found.indices == (1, 2)
 
 
 @pytest.mark.usefixtures("torch_npu")
 def test_a_lost_device_leaves_a_gap_in_the_numbers(tmp_path: Path) -> None:
-    rows = [one for one in readings(8, "910B3", {}, busy=(0,)) if one.logic != 2]
+    rows = [one for one in readings(8, "910B3", {}, busy=(0,)) if one.logic_id != 2]
     found = choose(tmp_path, rows, 4)
     assert found is not None and found.variables == {"ASCEND_RT_VISIBLE_DEVICES": "1,3,4,5"}
-    assert found.line == "NPU 1,3-5 of 7: nothing runs there; 0 is in use"
-    rest = [one for one in rows if one.logic]
+    assert found.summary == "NPU 1,3-5 of 7: nothing runs there; 0 is in use"
+    rest = [one for one in rows if one.logic_id]
     every = choose(tmp_path, rest, 6)
     assert every is not None and every.variables == {"ASCEND_RT_VISIBLE_DEVICES": "1,3,4,5,6,7"}
     own = choose(tmp_path, rows, 2, ASCEND_RT_VISIBLE_DEVICES="3,7")
     assert own is not None and [device.bus_id for device in own.devices] == ["0000:03:00.0", "0000:07:00.0"]
-    ring = choose(tmp_path, [one for one in readings(8, "910A", {}, busy=(4,)) if one.logic != 1], 3, "910")
+    ring = choose(tmp_path, [one for one in readings(8, "910A", {}, busy=(4,)) if one.logic_id != 1], 3, "910")
     assert ring is not None and ring.indices == (0, 2, 3)
-    last = choose(tmp_path, [one for one in readings(8, "910A", {}, busy=(4,)) if one.logic > 3], 3, "910")
+    last = choose(tmp_path, [one for one in readings(8, "910A", {}, busy=(4,)) if one.logic_id > 3], 3, "910")
     assert last is not None and last.indices == (5, 6, 7)
 
 
@@ -130,7 +143,7 @@ def test_more_than_there_are(tmp_path: Path) -> None:
 def test_the_users_own_choice_is_kept(tmp_path: Path) -> None:
     rows = readings(4, "910B3", {}, busy=(0, 1, 2, 3))
     found = choose(tmp_path, rows, 2, ASCEND_RT_VISIBLE_DEVICES="2,3")
-    assert found is not None and (found.variables, found.indices, found.line) == ({}, (2, 3), "")
+    assert found is not None and (found.variables, found.indices, found.summary) == ({}, (2, 3), "")
     odd = choose(tmp_path, rows, 2, ASCEND_RT_VISIBLE_DEVICES="x")
     assert odd is not None and odd.devices == ()
 
@@ -145,60 +158,64 @@ class Gpus:
 
     def read(self) -> Snapshot:
         """Two, of which the first is busy."""
-        devices = [Device(index, kind="gpu", logic_id=index, uuid=f"GPU-{index}f", mem_used_mb=1, mem_total_mb=8000)
-                   for index in range(2)]  # fmt: skip
-        return Snapshot("nvml", devices, [Process(0, None, 7, "python", user="ann")])
+        devices = [
+            DeviceReading(index, kind="gpu", logic_id=index, uuid=f"GPU-{index}f", mem_used_mb=1, mem_total_mb=8000)
+            for index in range(2)
+        ]
+        return Snapshot("nvml", devices, [DeviceProcess(0, None, 7, "python", user="ann")])
 
 
 def test_gpus_go_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here.metadata, "version", lambda name: "2.13.0")
-    found = free.choose("auto", 1, {}, lambda: (Gpus(), []))
+    monkeypatch.setattr(detect_chip.metadata, "version", lambda name: "2.13.0")
+    found = device_selection.select_devices("auto", 1, {}, lambda: (Gpus(), []))
     assert found is not None and found.variables == {"CUDA_VISIBLE_DEVICES": "GPU-1f"}
-    assert found.line == "GPU 1 of 2: nothing runs there; 0 is in use"
+    assert found.summary == "GPU 1 of 2: nothing runs there; 0 is in use"
     with pytest.raises(DeviceError, match=r"1 of 2 are free .0: python .7, ann.."):
-        free.choose("cuda", 2, {}, lambda: (Gpus(), []))
-    assert free.choose("npu", 1, {}, lambda: (Gpus(), [])) is None
+        device_selection.select_devices("cuda", 2, {}, lambda: (Gpus(), []))
+    assert device_selection.select_devices("npu", 1, {}, lambda: (Gpus(), [])) is None
 
 
 @pytest.mark.usefixtures("torch_npu")
 def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = readings(4, "910B3", {}, busy=(0,))
-    topology = smi_layout.topology(rows, "A2", 16)
-    folder = fake.printing(tmp_path / "bin", smi_layout.info(rows, "26.0.rc1", "A2"), topology)
+    topology = npu_smi_layout.format_topology(rows, "A2", 16)
+    folder = fake.printing(tmp_path / "bin", npu_smi_layout.format_info(rows, "26.0.rc1", "A2"), topology)
     monkeypatch.setenv("PATH", fake.on_path(folder))
-    monkeypatch.setattr(free.sources.source_dcmi, "PATHS", ())
-    monkeypatch.setattr(cores, "allowed", lambda: set(range(16)))
+    monkeypatch.setattr(device_selection.selection.dcmi, "LIBRARY_PATHS", ())
+    monkeypatch.setattr(core_binding, "get_allowed_cores", lambda: set(range(16)))
     device = {"type": "auto", "bind": "auto"}
-    found = seats.variables(device, 2, {}, several=False)
+    found = placement.place_workers(device, 2, {}, several=False)
     assert found["ASCEND_RT_VISIBLE_DEVICES"] == "1,2"
     assert found["HCCL_IF_BASE_PORT"] == "60032", "another job on this machine has 60000 to 60031"
     assert found["HCCL_CONNECT_TIMEOUT"] == dict(DEVICES["npu"].start_env)["HCCL_CONNECT_TIMEOUT"]
-    assert (found[affinity.CORES], found["OMP_NUM_THREADS"]) == ("4-7;8-11", "4"), "as npu-smi info -t topo has it"
-    kept = seats.variables(device, 2, {"HCCL_CONNECT_TIMEOUT": "300", "OMP_NUM_THREADS": "1"}, several=True)
-    assert set(kept) == {"ASCEND_RT_VISIBLE_DEVICES", affinity.CORES}
+    assert (found[affinity.CORES_VARIABLE], found["OMP_NUM_THREADS"]) == ("4-7;8-11", "4"), (
+        "as npu-smi info -t topo has it"
+    )
+    kept = placement.place_workers(device, 2, {"HCCL_CONNECT_TIMEOUT": "300", "OMP_NUM_THREADS": "1"}, several=True)
+    assert set(kept) == {"ASCEND_RT_VISIBLE_DEVICES", affinity.CORES_VARIABLE}
     for off in ({**device, "bind": "off"}, device):
         told = {"CPU_AFFINITY_CONF": "1"} if off is device else {}
-        loose = seats.variables(off, 2, told, several=False)
-        assert affinity.CORES not in loose and loose["OMP_NUM_THREADS"] == "8"
+        loose = placement.place_workers(off, 2, told, several=False)
+        assert affinity.CORES_VARIABLE not in loose and loose["OMP_NUM_THREADS"] == "8"
 
 
 @pytest.mark.usefixtures("torch_npu")
 def test_one_process_takes_a_free_device_or_shares_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(free.sources.source_dcmi, "PATHS", ())
+    monkeypatch.setattr(device_selection.selection.dcmi, "LIBRARY_PATHS", ())
     monkeypatch.setattr(log.LOGGER, "propagate", True)
     caplog.set_level("INFO", "anabatic")
     for busy, expected in (((0,), {"ASCEND_RT_VISIBLE_DEVICES": "1"}), ((0, 1), {})):
-        table = smi_layout.info(readings(2, "910B3", {}, busy=busy), "26.0.rc1", "A2")
+        table = npu_smi_layout.format_info(readings(2, "910B3", {}, busy=busy), "26.0.rc1", "A2")
         monkeypatch.setenv("PATH", fake.on_path(fake.printing(tmp_path / "bin", table)))
-        assert seats.alone({"type": "npu"}, {}) == expected
+        assert placement.place_single_process({"type": "npu"}, {}) == expected
     assert caplog.messages[0] == "NPU 1 of 2: nothing runs there; 0 is in use"
     assert caplog.messages[1].startswith("1 NPU is wanted, 0 of 2 are free (0: python3.11 (900)")
     assert caplog.messages[1].endswith(": the first one is shared")
-    assert seats.alone({"type": "cpu"}, {}) == {}
+    assert placement.place_single_process({"type": "cpu"}, {}) == {}
 
 
 def test_variables_on_a_processor() -> None:
-    found = seats.variables({"type": "cpu", "bind": "off"}, 1, {}, several=False)
+    found = placement.place_workers({"type": "cpu", "bind": "off"}, 1, {}, several=False)
     assert found == {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.launch import judge, links
+from anabatic.launch.preflight import link_probe, machine_report
 
 
 def machine(name: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def machine(name: str) -> dict[str, Any]:
 
 
 def result(count: int) -> dict[str, Any]:
-    """What `links` writes when nothing is wrong."""
+    """What `link_probe` writes when nothing is wrong."""
     return {
         "found": {str(number): machine(f"node{number}") for number in range(count)},
         "clocks": {str(number): [0.001, 0.0001] for number in range(1, count)},
@@ -41,12 +41,16 @@ def result(count: int) -> dict[str, Any]:
 
 
 def test_nothing_is_wrong() -> None:
-    found = judge.read(result(3))
-    assert judge.errors(found) == [] and judge.warnings(found) == []
-    text = "\n".join(judge.lines(found))
+    found = machine_report.parse_result(result(3))
+    assert machine_report.find_errors(found) == [] and machine_report.find_warnings(found) == []
+    text = "\n".join(machine_report.format_tables(found))
     assert "8 x Ascend910B3" in text and "torch_npu 2.13.0, CANN 9.2" in text and "1.0 ms (± 0.1)" in text
-    assert text.splitlines()[-4:] == ["link   gloo MB/s  hccl MB/s", "0 - 1  1,000      1,000",
-                                      "0 - 2  1,000      1,000", "1 - 2  1,000      1,000"]  # fmt: skip
+    assert text.splitlines()[-4:] == [
+        "link   gloo MB/s  hccl MB/s",
+        "0 - 1  1,000      1,000",
+        "0 - 2  1,000      1,000",
+        "1 - 2  1,000      1,000",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +86,11 @@ def test_what_differs(path: tuple[str, ...], value: object, said: str) -> None:
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    found = judge.read(told)
-    assert [*judge.errors(found), *(f"warning: {line}" for line in judge.warnings(found))] == [said]
+    found = machine_report.parse_result(told)
+    assert [
+        *machine_report.find_errors(found),
+        *(f"warning: {line}" for line in machine_report.find_warnings(found)),
+    ] == [said]
 
 
 def test_clocks_links_and_folders() -> None:
@@ -91,19 +98,21 @@ def test_clocks_links_and_folders() -> None:
     told["clocks"]["2"] = [-2.5, 0.001]
     told["links"][1] = [0, 2, "gloo", 4e8]
     told["shared"] = [True, False, True]
-    found = judge.read(told)
-    assert judge.errors(found) == ["the run folder on machine 1 (node1) is not that of machine 0"]
-    assert judge.warnings(found) == [
+    found = machine_report.parse_result(told)
+    assert machine_report.find_errors(found) == ["the run folder on machine 1 (node1) is not that of machine 0"]
+    assert machine_report.find_warnings(found) == [
         "the clock of machine 2 (node2) is 2.5 s behind",
         "gloo between machines 0 and 2: 400 MB/s, the median is 1,000",
     ]
     told["shared"] = [False, False, False]
-    assert judge.errors(judge.read(told)) == ["machine 0 (node0) cannot write beside the run folder"]
+    assert machine_report.find_errors(machine_report.parse_result(told)) == [
+        "machine 0 (node0) cannot write beside the run folder"
+    ]
 
 
 @given(st.integers(2, 20))
 def test_every_two_meet_once_and_nobody_is_in_two_places(size: int) -> None:
-    made = list(links.rounds(size))
+    made = list(link_probe.schedule_pairs(size))
     assert sorted(pair for pairs in made for pair in pairs) == sorted(combinations(range(size), 2))
     for pairs in made:
         members = [number for pair in pairs for number in pair]

@@ -12,11 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.cli import app
-from anabatic.config.kubernetes import Kubernetes
+from anabatic.config.sections.kubernetes import Kubernetes
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.launch import accelerators, kubernetes, manifests, pod
-from anabatic.launch.pod import Volume
-from anabatic.launch.schema import Fields, Flag, ListOf, MapOf, OneOf, Rule, Text, Whole
+from anabatic.launch.k8s import accelerators, manifests, pod_template
+from anabatic.launch.k8s import kubectl as kubectl_module
+from anabatic.launch.k8s.field_rules import (
+    BooleanRule,
+    ChoiceRule,
+    FieldRule,
+    IntegerRule,
+    ListRule,
+    MapRule,
+    ObjectRule,
+    TextRule,
+)
+from anabatic.launch.k8s.pod_template import PodVolume
 
 RECIPE = "model: m\ndata: {train: [a]}\n"
 WORDS = ["anabatic", "launch", "--nproc=8", "--max-restarts=3"]
@@ -29,7 +39,7 @@ def order(**given: Any) -> Kubernetes:
 
 def made(**given: Any) -> dict[str, Any]:
     """Return the job's manifest, read back from its text."""
-    config, job = yaml.safe_load_all(manifests.write(order(**given), ["sft"], RECIPE))
+    config, job = yaml.safe_load_all(manifests.render_manifests(order(**given), ["sft"], RECIPE))
     assert config["data"] == {"job.yaml": RECIPE}
     assert isinstance(job, dict)
     return job
@@ -41,7 +51,11 @@ def test_a_volcano_job() -> None:
     assert job["metadata"] == {"name": "big", "namespace": "team", "labels": {"ring-controller.atlas": "ascend-910b"}}
     spec = job["spec"]
     assert (spec["minAvailable"], spec["schedulerName"], spec["queue"], spec["priorityClassName"]) == (
-        4, "volcano", "q", "high")  # fmt: skip
+        4,
+        "volcano",
+        "q",
+        "high",
+    )
     assert spec["plugins"] == {"env": [], "svc": []}
     codes = {one.get("exitCode"): one["action"] for one in spec["policies"]}
     assert codes[2] == "TerminateJob" and codes[143] == "RestartJob"
@@ -52,12 +66,27 @@ def test_a_volcano_job() -> None:
     inner = task["template"]["spec"]
     assert (inner["restartPolicy"], inner["terminationGracePeriodSeconds"]) == ("Never", 600)
     (container,) = inner["containers"]
-    assert container["command"] == [*WORDS, "--nnodes=4", "--master-port=29500", "--job-id=big", "--", "sft", "-c",
-                                    "/etc/anabatic/job.yaml"]  # fmt: skip
+    assert container["command"] == [
+        *WORDS,
+        "--nnodes=4",
+        "--master-port=29500",
+        "--job-id=big",
+        "--",
+        "sft",
+        "-c",
+        "/etc/anabatic/job.yaml",
+    ]
     assert container["resources"]["limits"] == {"huawei.com/Ascend910": "8"} == container["resources"]["requests"]
     mounted = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
-    assert {"/dev/shm", "/usr/local/Ascend/driver", "/usr/local/dcmi", "/usr/local/bin/npu-smi",
-            "/etc/ascend_install.info", "/etc/hccn.conf", "/etc/anabatic"} == set(mounted)  # fmt: skip
+    assert {
+        "/dev/shm",
+        "/usr/local/Ascend/driver",
+        "/usr/local/dcmi",
+        "/usr/local/bin/npu-smi",
+        "/etc/ascend_install.info",
+        "/etc/hccn.conf",
+        "/etc/anabatic",
+    } == set(mounted)
     volumes = {one["name"]: one for one in inner["volumes"]}
     assert volumes[mounted["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
     assert volumes[mounted["/etc/hccn.conf"]]["hostPath"] == {"path": "/etc/hccn.conf", "type": "File"}
@@ -86,7 +115,7 @@ def test_a_pytorchjob() -> None:
     [("910b", "huawei.com/Ascend910"), ("a3", "huawei.com/Ascend910"), ("310p", "huawei.com/Ascend310P"),
      ("cce", "huawei.com/ascend-1980"), ("nvidia", "nvidia.com/gpu"), ("none", None)],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", sorted(manifests.KINDS))
+@pytest.mark.parametrize("kind", sorted(manifests.MANIFEST_BUILDERS))
 def test_every_chip_on_every_operator(kind: str, chip: str, resource: str | None) -> None:
     text = yaml.safe_dump(made(kind=kind, chip=chip))
     assert ("/usr/local/Ascend/driver" in text) is bool(accelerators.ACCELERATORS[chip].mounts)
@@ -96,20 +125,33 @@ def test_every_chip_on_every_operator(kind: str, chip: str, resource: str | None
 
 def test_what_else_a_pod_may_have() -> None:
     job = made(
-        host_network=True, rdma="rdma/hca_shared_devices_a", cpu="64", memory="512Gi",
-        resource="huawei.com/Ascend910B3", node_selector=["accelerator-type=module-910b-8"], pull_secret=["reg"],
-        secret_env=["WANDB_API_KEY=trackers/wandb"], env_from=["cloud"], workdir="/data",
-        volume=["pvc:d:/data", "host:/mnt:/mnt:ro", "nfs:[fd00::1]:/s:/s"], setup=["source '/opt/my env/set.sh'"],
-    )  # fmt: skip
+        host_network=True,
+        rdma="rdma/hca_shared_devices_a",
+        cpu="64",
+        memory="512Gi",
+        resource="huawei.com/Ascend910B3",
+        node_selector=["accelerator-type=module-910b-8"],
+        pull_secret=["reg"],
+        secret_env=["WANDB_API_KEY=trackers/wandb"],
+        env_from=["cloud"],
+        workdir="/data",
+        volume=["pvc:d:/data", "host:/mnt:/mnt:ro", "nfs:[fd00::1]:/s:/s"],
+        setup=["source '/opt/my env/set.sh'"],
+    )
     inner = job["spec"]["tasks"][0]["template"]["spec"]
     assert (inner["hostNetwork"], inner["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert inner["nodeSelector"] == {"accelerator-type": "module-910b-8"}
     (container,) = inner["containers"]
     assert container["resources"]["limits"] == {
-        "huawei.com/Ascend910B3": "8", "rdma/hca_shared_devices_a": "1", "cpu": "64", "memory": "512Gi"}  # fmt: skip
+        "huawei.com/Ascend910B3": "8",
+        "rdma/hca_shared_devices_a": "1",
+        "cpu": "64",
+        "memory": "512Gi",
+    }
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
     assert container["env"] == [
-        {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "trackers", "key": "wandb"}}}]  # fmt: skip
+        {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "trackers", "key": "wandb"}}}
+    ]
     assert container["envFrom"] == [{"secretRef": {"name": "cloud"}}]
     sources = {tuple(one)[1] for one in inner["volumes"][-3:]}
     assert sources == {"persistentVolumeClaim", "hostPath", "nfs"}
@@ -124,11 +166,13 @@ def test_what_else_a_pod_may_have() -> None:
 )
 def test_volumes_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--volume"):
-        pod.volume(text)
+        pod_template.parse_volume(text)
 
 
 def test_a_claims_name_may_look_like_a_suffix() -> None:
-    assert pod.volume("pvc:ro:/ro:ro") == Volume({"persistentVolumeClaim": {"claimName": "ro"}}, "/ro", True)
+    assert pod_template.parse_volume("pvc:ro:/ro:ro") == PodVolume(
+        {"persistentVolumeClaim": {"claimName": "ro"}}, "/ro", True
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,9 +204,9 @@ def test_a_claims_name_may_look_like_a_suffix() -> None:
     ],
 )
 def test_names_that_kubernetes_does_not_take(changed: dict[str, Any], message: str) -> None:
-    for kind in manifests.KINDS:
+    for kind in manifests.MANIFEST_BUILDERS:
         with pytest.raises(ConfigError) as caught:
-            manifests.write(order(kind=kind, **changed), ["sft"], RECIPE)
+            manifests.render_manifests(order(kind=kind, **changed), ["sft"], RECIPE)
         assert message in str(caught.value)
 
 
@@ -177,21 +221,29 @@ def test_any_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     "value", ["y", "n", "0o17", "1_000", "1:30", "012", "1e3", "~", "", "=", "nan", "0x1f", "2001-01-01"]
 )
 def test_words_that_a_reader_of_yaml_might_change_are_quoted(value: str) -> None:
-    text = manifests.write(order(env=[f"A={value}"]), ["sft"], RECIPE)
+    text = manifests.render_manifests(order(env=[f"A={value}"]), ["sft"], RECIPE)
     assert f'value: "{value}"' in text
 
 
 def test_unknown_and_missing_fields_are_faults() -> None:
-    rule: Rule = Fields(
-        {"a": Text("small", "[a-z]+"), "b": ListOf(Whole(1, 3), 1)},
-        {"c": Flag(), "d": OneOf(("x",)), "e": MapOf(Text(), Whole())},
+    rule: FieldRule = ObjectRule(
+        {"a": TextRule("small", "[a-z]+"), "b": ListRule(IntegerRule(1, 3), 1)},
+        {"c": BooleanRule(), "d": ChoiceRule(("x",)), "e": MapRule(TextRule(), IntegerRule())},
     )
-    assert not list(rule.faults({"a": "x", "b": [1], "c": True, "d": "x", "e": {"k": 0}}, "m"))
-    faults = list(rule.faults({"a": "X", "b": [True, 4], "c": 1, "d": "y", "e": {1: -1}, "f": 0}, "m"))
+    assert not list(rule.find_faults({"a": "x", "b": [1], "c": True, "d": "x", "e": {"k": 0}}, "m"))
+    faults = list(rule.find_faults({"a": "X", "b": [True, 4], "c": 1, "d": "y", "e": {1: -1}, "f": 0}, "m"))
     assert [fault.split(" is ")[0] for fault in faults] == [
-        "m.a", "m.b[0]", "m.b[1]", "m.c", "m.d", "m.e: the key", "m.e.1", "m.f"]  # fmt: skip
-    assert list(rule.faults({"b": []}, "m")) == ["m.a is missing", "m.b has 0 entries, at least 1 are needed"]
-    assert list(rule.faults([], "m")) == ["m is [], not a map"]
+        "m.a",
+        "m.b[0]",
+        "m.b[1]",
+        "m.c",
+        "m.d",
+        "m.e: the key",
+        "m.e.1",
+        "m.f",
+    ]
+    assert list(rule.find_faults({"b": []}, "m")) == ["m.a is missing", "m.b has 0 entries, at least 1 are needed"]
+    assert list(rule.find_faults([], "m")) == ["m is [], not a map"]
 
 
 def kubectl(folder: Path, body: str) -> str:
@@ -203,7 +255,7 @@ def kubectl(folder: Path, body: str) -> str:
 
 def test_submitting_asks_the_server_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", kubectl(tmp_path, "echo job.batch.volcano.sh/a created"))
-    assert kubernetes.submit("kind: Job\n", "lab") == "job.batch.volcano.sh/a created"
+    assert kubectl_module.submit_manifests("kind: Job\n", "lab") == "job.batch.volcano.sh/a created"
     said = (tmp_path / "said").read_text().splitlines()
     assert said == ["--context=lab create -f - --dry-run=server", "--context=lab create -f -"]
     assert (tmp_path / "last.yaml").read_text() == "kind: Job\n"
@@ -212,12 +264,12 @@ def test_submitting_asks_the_server_first(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cluster_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", kubectl(tmp_path, 'echo "error: no matches for kind \\"Job\\"" >&2; exit 1'))
     with pytest.raises(Failure, match="no matches for kind") as caught:
-        kubernetes.submit("kind: Job\n")
+        kubectl_module.submit_manifests("kind: Job\n")
     assert "install the operator" in caught.value.hint
     assert len((tmp_path / "said").read_text().splitlines()) == 1, "nothing was created"
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="no kubectl"):
-        kubernetes.submit("kind: Job\n")
+        kubectl_module.submit_manifests("kind: Job\n")
 
 
 @pytest.mark.parametrize(
@@ -250,8 +302,25 @@ def test_what_is_wrong_on_the_command_line(
 def test_the_command_prints_what_can_be_applied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "good.yaml").write_text(RECIPE)
     with pytest.raises(SystemExit) as caught:
-        app.main(["launch", "k8s", "--image", "i", "--npus", "4", "--env", "A=1", "B=", "--", "sft", "-c",
-                  str(tmp_path / "good.yaml"), "--seed", "7"])  # fmt: skip
+        app.main(
+            [
+                "launch",
+                "k8s",
+                "--image",
+                "i",
+                "--npus",
+                "4",
+                "--env",
+                "A=1",
+                "B=",
+                "--",
+                "sft",
+                "-c",
+                str(tmp_path / "good.yaml"),
+                "--seed",
+                "7",
+            ]
+        )
     assert caught.value.code == 0
     config, job = yaml.safe_load_all(capsys.readouterr().out)
     assert yaml.safe_load(config["data"]["job.yaml"])["seed"] == 7

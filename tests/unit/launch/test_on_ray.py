@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from anabatic.cli import app
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 from e2e import command
 
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
@@ -33,12 +33,44 @@ def cluster() -> Iterator[str]:
 
 def start(cluster: str, out: Path, *more: str, nodes: int = 2, steps: int = 12) -> command.Running:
     """Start a small pretraining on the cluster."""
-    tokenizer = byte_tokenizer(out.parent / "tokenizer")
-    words = ["launch", "ray", "--address", cluster, "--nnodes", str(nodes), "--nproc", "1", *more, "--",
-             "pretrain", "--data", "stdlib:docs#60", "--tokenizer", str(tokenizer), "--out", str(out),
-             "--model.depth", "2", "--model.width", "64", "--batch.seq-len", "64", "--batch.micro-batch-tokens", "256",
-             "--batch.global-batch-tokens", "512", "--schedule.max-steps", str(steps), "--log.every", "1",
-             "--device.type", "cpu", "--device.threads", "1"]  # fmt: skip
+    tokenizer = write_byte_tokenizer(out.parent / "tokenizer")
+    words = [
+        "launch",
+        "ray",
+        "--address",
+        cluster,
+        "--nnodes",
+        str(nodes),
+        "--nproc",
+        "1",
+        *more,
+        "--",
+        "pretrain",
+        "--data",
+        "stdlib:docs#60",
+        "--tokenizer",
+        str(tokenizer),
+        "--out",
+        str(out),
+        "--model.depth",
+        "2",
+        "--model.width",
+        "64",
+        "--batch.seq-len",
+        "64",
+        "--batch.micro-batch-tokens",
+        "256",
+        "--batch.global-batch-tokens",
+        "512",
+        "--schedule.max-steps",
+        str(steps),
+        "--log.every",
+        "1",
+        "--device.type",
+        "cpu",
+        "--device.threads",
+        "1",
+    ]
     return command.start(words, out.parent / "cache")
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from anabatic.launch.reports import Told
+from anabatic.launch.local.worker_reports import WorkerReport
 
 LOCKED = "error: another training run works in runs/a\nhint: wait for it, or choose --out DIR"
 CLOSED = f"error: unexpected RuntimeError: Connection closed by peer {'x' * 200}\nhint: add --debug for the traceback"
 
 
 def test_what_only_followed_an_error_of_ours_is_one_line() -> None:
-    told = Told([0, 1], {LOCKED: [0], CLOSED: [1]}, {0: 1, 1: 1}, {0: 1, 1: 1})
-    first, second = told.lines()
+    told = WorkerReport([0, 1], {LOCKED: [0], CLOSED: [1]}, {0: 1, 1: 1}, {0: 1, 1: 1})
+    first, second = told.format_messages()
     assert first == f"[rank 0] {LOCKED}"
     assert second.startswith("[rank 1] followed: RuntimeError: Connection closed by peer xx")
     assert second.endswith("…") and len(second) < 140 and "\n" not in second
 
 
 def test_what_nobody_expected_stays_as_it_is() -> None:
-    told = Told([0, 1], {CLOSED: [1], LOCKED: [0]}, {0: 1, 1: 1}, {0: 1, 1: 1})
-    assert told.lines() == [f"[rank 1] {CLOSED}", f"[rank 0] {LOCKED}"]
-    assert told.brief().startswith("[rank 1] unexpected RuntimeError")
-    assert Told([0], {CLOSED: [0]}).lines() == [CLOSED]
+    told = WorkerReport([0, 1], {CLOSED: [1], LOCKED: [0]}, {0: 1, 1: 1}, {0: 1, 1: 1})
+    assert told.format_messages() == [f"[rank 1] {CLOSED}", f"[rank 0] {LOCKED}"]
+    assert told.summarize_failure().startswith("[rank 1] unexpected RuntimeError")
+    assert WorkerReport([0], {CLOSED: [0]}).format_messages() == [CLOSED]

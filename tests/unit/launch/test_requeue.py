@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import Failure
-from anabatic.launch.requeue import FILE, require_progress
+from anabatic.launch.schedulers.requeue import RESTARTS_FILE, require_progress
 
 
 def start(out: Path, count: int, most: int = 3, first: bool = True, job: str = "7") -> None:
@@ -26,7 +26,7 @@ def test_three_starts_in_vain_are_the_last(tmp_path: Path) -> None:
     start(out, 3, most=4)
     start(out, 3, most=0)
     start(out, 0, job="8")
-    assert json.loads((out / FILE).read_text()) == {"job": "8", "steps": {"0": 0}}
+    assert json.loads((out / RESTARTS_FILE).read_text()) == {"job": "8", "steps": {"0": 0}}
     start(out, 3, job="8")  # machines of other starts have not noted theirs
 
 

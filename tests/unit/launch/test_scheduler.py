@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from anabatic.launch import scheduler
+from anabatic.launch.schedulers import env_variables
 
 VOLCANO = {
     "VC_TASK_INDEX": "1",
@@ -51,7 +51,7 @@ ELASTIC = {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "job-worker-0:29400", "PET_
 
 def place(nodes: str = "", rank: str = "", address: str = "", port: str = "", nproc: str = "") -> dict[str, str]:
     """Return the answer without what is not known."""
-    values = zip(scheduler.NAMES, (nodes, rank, address, port, nproc), strict=True)
+    values = zip(env_variables.LAUNCH_VARIABLES, (nodes, rank, address, port, nproc), strict=True)
     return {name: value for name, value in values if value}
 
 
@@ -74,7 +74,7 @@ def place(nodes: str = "", rank: str = "", address: str = "", port: str = "", np
     ],
 )
 def test_every_schedulers_words(told: dict[str, str], expected: dict[str, str]) -> None:
-    assert scheduler.place(told) == expected
+    assert env_variables.read_launch_variables(told) == expected
 
 
 def test_a_name_without_an_address_is_waited_for() -> None:
@@ -86,7 +86,7 @@ def test_a_name_without_an_address_is_waited_for() -> None:
             raise socket.gaierror("not yet")
         return "10.0.0.7"
 
-    scheduler.await_name("job-worker-0.job", 60, look)
+    env_variables.await_host_name("job-worker-0.job", 60, look)
     assert asked == ["job-worker-0.job"] * 2
 
 
@@ -97,5 +97,5 @@ def test_a_name_that_never_comes_is_left_to_the_error_that_follows() -> None:
         asked.append(name)
         raise socket.gaierror("never")
 
-    scheduler.await_name("no-such-host.invalid", 0.01, look)
+    env_variables.await_host_name("no-such-host.invalid", 0.01, look)
     assert set(asked) == {"no-such-host.invalid"}

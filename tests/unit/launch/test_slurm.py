@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.launch import slurm
+from anabatic.launch.schedulers import slurm
 
 PROGRAMS = {
     "scontrol": """
@@ -44,8 +44,8 @@ def run(folder: Path, text: str, programs: dict[str, str] | None = None, **varia
 
 
 def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
-    batch = slurm.Batch("job", 2, 8, options=("--partition=train",), setup=("export GREETING=hello",))
-    text = slurm.script(batch, ["sft", "-c", "my recipe.yaml", "--seed", "$HOME"])
+    batch = slurm.SlurmJob("job", 2, 8, options=("--partition=train",), setup=("export GREETING=hello",))
+    text = slurm.render_script(batch, ["sft", "-c", "my recipe.yaml", "--seed", "$HOME"])
     assert "#SBATCH --nodes=2\n" in text and "#SBATCH --gres=npu:8\n" in text and "#SBATCH --partition=train\n" in text
     code, said = run(tmp_path, text)
     options = "<--nproc=8><--max-restarts=3><--max-requeues=3><--nnodes=2>"
@@ -54,17 +54,17 @@ def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
 
 
 def test_names_are_quoted_where_they_must() -> None:
-    text = slurm.script(slurm.Batch("my job", 1, 8, gres="gpu:a100", options=("-p train",)), ["sft"])
+    text = slurm.render_script(slurm.SlurmJob("my job", 1, 8, gres="gpu:a100", options=("-p train",)), ["sft"])
     assert "#SBATCH '--job-name=my job'\n" in text
     assert "#SBATCH --gres=gpu:a100:8\n#SBATCH" in text and "#SBATCH -p train\n" in text
 
 
 @pytest.mark.parametrize(("code", "again"), [(143, True), (1, False), (2, False), (130, False), (137, False)])
 def test_a_job_that_has_saved_itself_is_queued_again(tmp_path: Path, code: int, again: bool) -> None:
-    ended, said = run(tmp_path, slurm.script(slurm.Batch("job", 1, 1, gres=""), ["sft"]), ENDS_0=str(code))
+    ended, said = run(tmp_path, slurm.render_script(slurm.SlurmJob("job", 1, 1, gres=""), ["sft"]), ENDS_0=str(code))
     assert ended == code
     assert ("requeue 40007" in said) is again
-    assert "--gres" not in slurm.script(slurm.Batch("job", 1, 1, gres=""), ["sft"])
+    assert "--gres" not in slurm.render_script(slurm.SlurmJob("job", 1, 1, gres=""), ["sft"])
 
 
 ENDS = [((143, 143), 143, True), ((143, 1), 1, False), ((2, 143), 2, False)]
@@ -75,7 +75,7 @@ def test_a_job_that_failed_on_one_machine_is_not(
     tmp_path: Path, codes: tuple[int, int], code: int, again: bool
 ) -> None:
     """srun ends the others with a SIGTERM, at which they save, and returns the highest code of all."""
-    text = slurm.script(slurm.Batch("job", 2, 1), ["sft"])
+    text = slurm.render_script(slurm.SlurmJob("job", 2, 1), ["sft"])
     ended, said = run(tmp_path, text, ENDS_0=str(codes[0]), ENDS_1=str(codes[1]))
     assert ended == code
     assert ("requeue 40007" in said) is again
@@ -87,19 +87,23 @@ def test_a_signal_does_not_end_the_shell_before_its_launcher(tmp_path: Path) -> 
     launcher = f"exec 2>/dev/null\necho began >> said\n{saves}\nwhile :; do sleep 0.02; done\n"
     signals = "( while ! grep -q began said 2>/dev/null; do sleep 0.02; done; kill -TERM -$child ) &"
     srun = f'shift\nset -m\n"$@" &\nchild=$!\n{signals}\nwait $child\n'
-    ended, said = run(tmp_path, slurm.script(slurm.Batch("job", 1, 1), ["sft"]), {"anabatic": launcher, "srun": srun})
+    ended, said = run(
+        tmp_path, slurm.render_script(slurm.SlurmJob("job", 1, 1), ["sft"]), {"anabatic": launcher, "srun": srun}
+    )
     assert (ended, said) == (143, ["began", "saved", "requeue 40007"])
 
 
 def test_submitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no sbatch"):
-        slurm.submit("x")
+        slurm.submit_script("x")
     sbatch = tmp_path / "sbatch"
-    sbatch.write_text('#!/bin/bash\nread line\nif [ "$line" = bad ]; then echo "no such partition" >&2; exit 1; fi\n'
-                      'echo "Submitted batch job 7"\n')  # fmt: skip
+    sbatch.write_text(
+        '#!/bin/bash\nread line\nif [ "$line" = bad ]; then echo "no such partition" >&2; exit 1; fi\n'
+        'echo "Submitted batch job 7"\n'
+    )
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert slurm.submit("#!/bin/bash\n") == "Submitted batch job 7"
+    assert slurm.submit_script("#!/bin/bash\n") == "Submitted batch job 7"
     with pytest.raises(Failure, match="exit code 1: no such partition"):
-        slurm.submit("bad\n")
+        slurm.submit_script("bad\n")

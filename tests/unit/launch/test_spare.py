@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.launch import spare
-from anabatic.monitor.snapshot import Device, Process, Snapshot
+from anabatic.launch.local import device_replacement
+from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
@@ -17,16 +17,17 @@ class Machine:
         self.snapshot = Snapshot(
             "npu-smi",
             devices=[
-                Device(number, 0, logic_id=number, health="Critical" if number in sick else "OK") for number in here
+                DeviceReading(number, 0, logic_id=number, health="Critical" if number in sick else "OK")
+                for number in here
             ],
-            processes=[Process(number, 0, pid=1) for number in busy],
+            processes=[DeviceProcess(number, 0, pid=1) for number in busy],
         )
 
     def read(self) -> Snapshot:
         return self.snapshot
 
     def replace(self, nproc: int, **environ: str) -> tuple[dict[str, str], str]:
-        return spare.replace(nproc, environ, lambda: (self, []))
+        return device_replacement.replace_lost_devices(nproc, environ, lambda: (self, []))
 
 
 def test_nothing_changes_while_all_are_there() -> None:
@@ -55,10 +56,14 @@ def test_none_is_free() -> None:
 
 
 def test_a_choice_of_the_user_stands() -> None:
-    assert Machine([1, 2]).replace(2, **{VISIBLE: "0,1", spare.FIXED: "1"}) == ({}, "")
-    assert spare.chosen({VISIBLE: "0"}) and spare.chosen({"CUDA_VISIBLE_DEVICES": "1"}) and not spare.chosen({})
+    assert Machine([1, 2]).replace(2, **{VISIBLE: "0,1", device_replacement.FIXED_DEVICES_VARIABLE: "1"}) == ({}, "")
+    assert (
+        device_replacement.has_visible_devices({VISIBLE: "0"})
+        and device_replacement.has_visible_devices({"CUDA_VISIBLE_DEVICES": "1"})
+        and not device_replacement.has_visible_devices({})
+    )
 
 
 def test_without_devices_nothing_happens() -> None:
-    assert spare.replace(2, {}, lambda: (None, ["no npu-smi"])) == ({}, "")
+    assert device_replacement.replace_lost_devices(2, {}, lambda: (None, ["no npu-smi"])) == ({}, "")
     assert Machine([]).replace(2) == ({}, "")

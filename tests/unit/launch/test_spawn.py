@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 # Imported by every interpreter at its start, because its folder is on PYTHONPATH.
 CUSTOMIZE = """
@@ -43,9 +43,9 @@ def run(job):
     time.sleep(0.3)
     (here / f"saved-{rank}").touch()
 
-module = types.ModuleType("anabatic.recipes.pretrain")
+module = types.ModuleType("anabatic.recipes.training.pretrain")
 module.run = run
-sys.modules["anabatic.recipes.pretrain"] = module
+sys.modules["anabatic.recipes.training.pretrain"] = module
 """
 
 
@@ -55,7 +55,7 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "HOW": how, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     text = folder / "a.txt"
     text.write_text("the wind moves upward\n")
-    words = ["pretrain", "--tokenizer", byte_tokenizer(folder / "t"), "--data.train", text]
+    words = ["pretrain", "--tokenizer", write_byte_tokenizer(folder / "t"), "--data.train", text]
     words += ["--device.nproc", "2", "--seed", "7"]
     return subprocess.Popen(
         [sys.executable, "-m", "anabatic", *map(str, words)], env=environment, stderr=subprocess.PIPE, text=True

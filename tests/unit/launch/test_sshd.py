@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from anabatic.core.errors import Failure
-from anabatic.testing.spawn import free_port
+from anabatic.testing.multiprocess import find_free_port
 from unit.launch.stage import Site, beside, until
 
 
@@ -32,12 +32,18 @@ class Sshd:
         for name in ("host", "key", "stranger"):
             words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(words, check=True)
-        self.port = free_port()
+        self.port = find_free_port()
         options = {
-            "Port": self.port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "StrictModes": "no",
-            "AuthorizedKeysFile": folder / "key.pub", "UsePAM": "no", "PasswordAuthentication": "no",
-            "KbdInteractiveAuthentication": "no", "PidFile": "none",
-        }  # fmt: skip
+            "Port": self.port,
+            "ListenAddress": "127.0.0.1",
+            "HostKey": folder / "host",
+            "StrictModes": "no",
+            "AuthorizedKeysFile": folder / "key.pub",
+            "UsePAM": "no",
+            "PasswordAuthentication": "no",
+            "KbdInteractiveAuthentication": "no",
+            "PidFile": "none",
+        }
         (folder / "sshd.conf").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
         self.process = subprocess.Popen(
             [program, "-f", str(folder / "sshd.conf"), "-D", "-E", str(folder / "sshd.log")], start_new_session=True

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from anabatic.config.tuner import Lora
+from anabatic.config.sections.tuner import Lora
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import tokenizer as tokenizers
-from anabatic.models import adapter, adapter_config, hf
-from anabatic.models.lora import LoraLinear
-from anabatic.testing.corpora import byte_tokenizer
-from anabatic.testing.tiny import tiny_model
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models import pretrained
+from anabatic.models.lora import adapter, adapter_config
+from anabatic.models.lora.linear import LoraLinear
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic.testing.tiny_models import build_tiny_model
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
@@ -26,12 +27,12 @@ IDS = torch.tensor([[5, 9, 33, 7, 120, 4, 4, 61]])
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    tok = tokenizers.load(byte_tokenizer(tmp_path / "tok"))
+    tok = tokenizers.load_tokenizer(write_byte_tokenizer(tmp_path / "tok"))
     torch.manual_seed(0)
-    model = tiny_model()
+    model = build_tiny_model()
     for parameter in model.parameters():  # block outputs start at zero: nothing would depend on the adapters there
         torch.nn.init.normal_(parameter, 0.0, 0.1) if parameter.dim() == 2 else None
-    hf.save_model(model, tmp_path / "base", tok)
+    pretrained.save_model(model, tmp_path / "base", tok)
     return tmp_path / "base"
 
 
@@ -49,7 +50,7 @@ def logits(model: Any) -> torch.Tensor:
 def shake(model: torch.nn.Module) -> None:
     torch.manual_seed(1)
     with torch.no_grad():
-        for layer in adapter.layers(model).values():
+        for layer in adapter.find_lora_layers(model).values():
             layer.lora_B.normal_(0.0, 0.1)
             if layer.lora_magnitude is not None:
                 layer.lora_magnitude.mul_(1.1)
@@ -67,13 +68,13 @@ KINDS = {
 
 
 def put_in(model, lora: Lora, seed: int = 0) -> None:
-    adapter.insert(model, lora)
-    adapter.begin(model, lora, seed)
+    adapter.insert_adapter(model, lora)
+    adapter.init_adapter_weights(model, lora, seed)
 
 
 def read(model, folder: Path) -> Lora:
-    lora = adapter.prepare(model, folder)
-    adapter.load(model, folder)
+    lora = adapter.insert_saved_adapter(model, folder)
+    adapter.load_adapter(model, folder)
     return lora
 
 
@@ -86,14 +87,14 @@ def test_peft_reads_what_we_save(base: Path, tmp_path: Path, kind: str) -> None:
     shake(model)
     ours = logits(model)
     assert not torch.allclose(ours, before, atol=1e-2)
-    adapter.save(model, tmp_path / "saved", tokenizers.load(base), lora, base)
+    adapter.save_adapter(model, tmp_path / "saved", tokenizers.load_tokenizer(base), lora, base)
     theirs = peft.PeftModel.from_pretrained(plain(base), tmp_path / "saved")
     torch.testing.assert_close(logits(theirs), ours, atol=2e-4, rtol=1e-4)
 
     again = plain(base)
     read(again, tmp_path / "saved")
     torch.testing.assert_close(logits(again), ours, atol=2e-4, rtol=1e-4)
-    torch.testing.assert_close(logits(adapter.merge(again)), ours, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(adapter.merge_into_linears(again)), ours, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"use_dora": True}])
@@ -103,7 +104,7 @@ def test_we_read_what_peft_saves(base: Path, tmp_path: Path, options: dict[str, 
     theirs.save_pretrained(tmp_path / "peft")
     ours = plain(base)
     lora = read(ours, tmp_path / "peft")
-    assert lora.r == 4 and adapter.scale_of(lora) == (4.0 if options.get("use_rslora") else 2.0)
+    assert lora.r == 4 and adapter.compute_scale(lora) == (4.0 if options.get("use_rslora") else 2.0)
     torch.testing.assert_close(logits(ours), logits(theirs), atol=1e-5, rtol=1e-5)
 
 
@@ -111,10 +112,10 @@ def test_we_read_what_peft_saves(base: Path, tmp_path: Path, options: dict[str, 
 def test_gradients_are_pefts(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     ours = plain(base).double()
     put_in(ours, Lora(r=4, **options), 0)
-    for layer in adapter.layers(ours).values():
+    for layer in adapter.find_lora_layers(ours).values():
         layer.double()
     shake(ours)
-    adapter.save(ours, tmp_path / "saved", tokenizers.load(base), Lora(r=4, **options), base)
+    adapter.save_adapter(ours, tmp_path / "saved", tokenizers.load_tokenizer(base), Lora(r=4, **options), base)
     theirs = peft.PeftModel.from_pretrained(plain(base).double(), tmp_path / "saved", is_trainable=True)
     for model in (ours, theirs):
         logits(model).log_softmax(-1)[..., 3].sum().backward()
@@ -136,7 +137,7 @@ def test_gradients_are_pefts(base: Path, tmp_path: Path, options: dict[str, Any]
 def test_nothing_wide_is_saved_for_the_backward_pass() -> None:
     """Beside the input and the weights only `x A^T`."""
     layer = LoraLinear(torch.nn.Linear(32, 48, bias=False), rank=4, scale=2.0)
-    layer.reset(torch.Generator())
+    layer.init_adapter(torch.Generator())
     layer.requires_grad_(True)
     layer.weight.requires_grad_(False)
     shapes: list[tuple[int, ...]] = []
@@ -157,7 +158,9 @@ def test_dropout_is_left_out_when_evaluating(base: Path) -> None:
     model.train()
     assert not torch.equal(logits(model), logits(model))
     model.eval()
-    torch.testing.assert_close(logits(model), logits(adapter.merge(copy.deepcopy(model)).eval()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        logits(model), logits(adapter.merge_into_linears(copy.deepcopy(model)).eval()), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_wrong_names_and_wrong_models(base: Path, tmp_path: Path) -> None:
@@ -168,11 +171,11 @@ def test_wrong_names_and_wrong_models(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='no module is called "embed_token".'):
         put_in(model, Lora(modules_to_save=["embed_token"]), 0)
     put_in(model, Lora(r=2), 0)
-    adapter.save(model, tmp_path / "saved", tokenizers.load(base), Lora(r=2), base)
+    adapter.save_adapter(model, tmp_path / "saved", tokenizers.load_tokenizer(base), Lora(r=2), base)
     with pytest.raises(
         DataError, match="made for another model: this one has no linear layer model.layers.1.mlp.down_proj"
     ):
-        read(tiny_model(depth=1), tmp_path / "saved")
-    (tmp_path / "saved" / adapter_config.CONFIG).write_text('{"peft_type": "IA3"}')
+        read(build_tiny_model(depth=1), tmp_path / "saved")
+    (tmp_path / "saved" / adapter_config.ADAPTER_CONFIG_FILE).write_text('{"peft_type": "IA3"}')
     with pytest.raises(DataError, match="the adapter is IA3, not LORA"):
-        read(tiny_model(), tmp_path / "saved")
+        read(build_tiny_model(), tmp_path / "saved")

@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from anabatic.core.errors import DataError
-from anabatic.data import tokenizer as tokenizers
-from anabatic.models import adapter, adapter_config, hf
-from anabatic.testing.corpora import byte_tokenizer
-from anabatic.testing.tiny import tiny_model
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models import pretrained
+from anabatic.models.lora import adapter, adapter_config
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic.testing.tiny_models import build_tiny_model
 
 GOOD = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
 IDS = torch.tensor([[5, 9, 33, 7, 120, 4, 4, 61]])
@@ -38,36 +39,36 @@ IDS = torch.tensor([[5, 9, 33, 7, 120, 4, 4, 61]])
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        adapter_config.lora_of({**GOOD, **changes}, tmp_path)
-    assert adapter_config.CONFIG in str(caught.value) and caught.value.hint
+        adapter_config.parse_lora_settings({**GOOD, **changes}, tmp_path)
+    assert adapter_config.ADAPTER_CONFIG_FILE in str(caught.value) and caught.value.hint
 
 
 def test_a_key_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="adapter_config.json lacks 'lora_alpha'"):
-        adapter_config.lora_of({key: value for key, value in GOOD.items() if key != "lora_alpha"}, tmp_path)
+        adapter_config.parse_lora_settings({key: value for key, value in GOOD.items() if key != "lora_alpha"}, tmp_path)
 
 
 def test_values_that_change_nothing_are_read(tmp_path: Path) -> None:
     some = {"init_lora_weights": "gaussian", "use_qalora": False, "rank_pattern": {}, "layer_replication": None}
-    assert adapter_config.lora_of({**GOOD, **some}, tmp_path).alpha == 8
+    assert adapter_config.parse_lora_settings({**GOOD, **some}, tmp_path).alpha == 8
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"r": 8}'])
 def test_a_file_that_is_no_adapters(tmp_path: Path, text: str) -> None:
-    (tmp_path / adapter_config.CONFIG).write_text(text)
+    (tmp_path / adapter_config.ADAPTER_CONFIG_FILE).write_text(text)
     with pytest.raises(DataError, match="adapter_config.json says no peft_type"):
-        adapter_config.read_config(tmp_path)
+        adapter_config.read_adapter_config(tmp_path)
 
 
 def test_a_file_without_adapters(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="adapter_model.safetensors is missing"):
-        adapter_config.adapted(tmp_path)
-    save_file({"weight": torch.zeros(2)}, tmp_path / adapter_config.WEIGHTS)
+        adapter_config.list_adapted_layers(tmp_path)
+    save_file({"weight": torch.zeros(2)}, tmp_path / adapter_config.ADAPTER_WEIGHTS_FILE)
     with pytest.raises(DataError, match="holds no adapter: 1 tensors"):
-        adapter_config.adapted(tmp_path)
-    (tmp_path / adapter_config.WEIGHTS).write_bytes(b"\x10")
+        adapter_config.list_adapted_layers(tmp_path)
+    (tmp_path / adapter_config.ADAPTER_WEIGHTS_FILE).write_bytes(b"\x10")
     with pytest.raises(DataError, match="cannot be read"):
-        adapter_config.adapted(tmp_path)
+        adapter_config.list_adapted_layers(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's own
@@ -81,8 +82,8 @@ def test_a_file_without_adapters(tmp_path: Path) -> None:
 def test_an_expression_and_a_part_of_the_blocks(tmp_path: Path, targets: dict[str, Any]) -> None:
     """ms-swift saves an expression; the layers are those that have tensors, there and back."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    tok = tokenizers.load(byte_tokenizer(tmp_path / "tok"))
-    hf.save_model(tiny_model(), tmp_path / "base", tok)
+    tok = tokenizers.load_tokenizer(write_byte_tokenizer(tmp_path / "tok"))
+    pretrained.save_model(build_tiny_model(), tmp_path / "base", tok)
 
     def fresh() -> Any:
         return AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
@@ -97,13 +98,13 @@ def test_an_expression_and_a_part_of_the_blocks(tmp_path: Path, targets: dict[st
     wanted = logits(theirs)
 
     ours = fresh()
-    lora = adapter.prepare(ours, tmp_path / "peft")
-    adapter.load(ours, tmp_path / "peft")
+    lora = adapter.insert_saved_adapter(ours, tmp_path / "peft")
+    adapter.load_adapter(ours, tmp_path / "peft")
     assert not torch.allclose(wanted, logits(fresh()), atol=1e-3)
     torch.testing.assert_close(logits(ours), wanted, atol=1e-5, rtol=1e-5)
 
-    adapter.save(ours, tmp_path / "saved", tok, lora, tmp_path / "base")
-    named = json.loads((tmp_path / "saved" / adapter_config.CONFIG).read_text())["target_modules"]
+    adapter.save_adapter(ours, tmp_path / "saved", tok, lora, tmp_path / "base")
+    named = json.loads((tmp_path / "saved" / adapter_config.ADAPTER_CONFIG_FILE).read_text())["target_modules"]
     assert len(named) == 2 and all(name.startswith("model.layers.1.") for name in named)
     again = peft.PeftModel.from_pretrained(fresh(), tmp_path / "saved").eval()
     torch.testing.assert_close(logits(again), wanted, atol=1e-5, rtol=1e-5)

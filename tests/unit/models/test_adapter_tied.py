@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from anabatic.config.tuner import Lora
-from anabatic.data import tokenizer as tokenizers
-from anabatic.models import adapter
-from anabatic.testing.corpora import byte_tokenizer
+from anabatic.config.sections.tuner import Lora
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models.lora import adapter
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's own
 
@@ -21,18 +21,25 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 def test_peft_ties_what_was_tied(tmp_path: Path, saved: list[str]) -> None:
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=48, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=48,
+        tie_word_embeddings=True,
+    )
     Qwen2ForCausalLM(config).save_pretrained(tmp_path / "base")
     model, lora = AutoModelForCausalLM.from_pretrained(tmp_path / "base"), Lora(r=2, modules_to_save=saved)
-    adapter.insert(model, lora)
-    adapter.begin(model, lora, 0)
+    adapter.insert_adapter(model, lora)
+    adapter.init_adapter_weights(model, lora, 0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter += 0.3 * torch.randn_like(parameter)
-    adapter.save(model, tmp_path / "saved", tokenizers.load(byte_tokenizer(tmp_path)), lora, tmp_path / "base")
+    adapter.save_adapter(
+        model, tmp_path / "saved", tokenizers.load_tokenizer(write_byte_tokenizer(tmp_path)), lora, tmp_path / "base"
+    )
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "saved").eval()
     ids = torch.arange(20).unsqueeze(0)

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 import transformers
 
 from anabatic.core.errors import DataError
-from anabatic.data.batch import Batch
-from anabatic.device.ops import for_device
-from anabatic.models import attention, forward, fuse
-from anabatic.testing.families import SETTINGS, SIZES
-from anabatic.testing.untrained import logits_in_pieces
+from anabatic.data.batching.batch import Batch
+from anabatic.device.ops import get_device_ops
+from anabatic.models import attention_interface, forward
+from anabatic.models.fused import installer
+from anabatic.testing.model_configs import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic.testing.random_models import iter_cached_logits
 
 CPU = torch.device("cpu")
 NORMS, GATED, ROTARY, MOE = "RMSNorms", "gated MLPs", "rotary embeddings", "expert layers"
@@ -67,7 +68,7 @@ _KINDS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {NORMS: 5, GATED: 2, ROTARY: 2, MOE: 1},
     ),
 }
-FAMILIES = {family: (name, {**SETTINGS[name], **more}, fused) for family, (name, more, fused) in _KINDS.items()}
+FAMILIES = {family: (name, {**FAMILY_CONFIGS[name], **more}, fused) for family, (name, more, fused) in _KINDS.items()}
 
 
 def build(name: str, settings: dict[str, Any]) -> Any:
@@ -75,7 +76,7 @@ def build(name: str, settings: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     if name == "GptOss":
         settings = {**settings, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
+    config = getattr(transformers, f"{name}Config")(**{**COMMON_CONFIG, **settings})
     config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).double()
     for parameter in model.parameters():
@@ -85,7 +86,7 @@ def build(name: str, settings: dict[str, Any]) -> Any:
 
 def packed(model: Any) -> Any:
     ours = copy.deepcopy(model)
-    ours.config._attn_implementation = attention.NAME
+    ours.config._attn_implementation = attention_interface.ATTENTION_NAME
     return ours
 
 
@@ -98,7 +99,7 @@ def batch_of(lengths: list[int]) -> Batch:
 
 def check_loss_and_gradients(ours: Any, reference: Any, batch: Batch) -> None:
     """The loss is summed, statistics and logits are made in fp32: gradients agree to that."""
-    loss = forward.summed_loss(ours, forward.pack(batch, CPU), 1 << 12)
+    loss = forward.compute_summed_loss(ours, forward.pack_batch(batch, CPU), 1 << 12)
     loss.backward()
     expected = torch.zeros((), dtype=torch.float64)
     for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
@@ -120,7 +121,7 @@ def test_a_packed_batch_equals_row_by_row(family: str, fused: str) -> None:
     reference = build(name, settings)
     ours = packed(reference)
     if fused == "auto":
-        assert dict(fuse.install(ours, for_device("cpu")).fused) == expected
+        assert dict(installer.install_fused_ops(ours, get_device_ops("cpu")).fused) == expected
     check_loss_and_gradients(ours, reference, batch_of([5, 12, 12, 1, 30]))
 
 
@@ -132,11 +133,11 @@ def test_autocast_reaches_the_fused_operators(family: str) -> None:
     for parameter in plain.parameters():
         parameter.data.mul_(0.5)
     low = copy.deepcopy(plain)
-    fuse.install(low, for_device("cpu"))
-    rows = forward.pack(batch_of([5, 12, 30]), CPU)
-    expected = forward.summed_loss(plain, rows, 1 << 12)
+    installer.install_fused_ops(low, get_device_ops("cpu"))
+    rows = forward.pack_batch(batch_of([5, 12, 30]), CPU)
+    expected = forward.compute_summed_loss(plain, rows, 1 << 12)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = forward.summed_loss(low, rows, 1 << 12)
+        loss = forward.compute_summed_loss(low, rows, 1 << 12)
     loss.backward()
     torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
     assert {p.grad.dtype for p in low.parameters() if p.grad is not None} == {torch.float32}
@@ -147,9 +148,9 @@ def test_reading_in_pieces_equals_one_long_forward_pass(family: str) -> None:
     name, settings, _ = FAMILIES[family]
     reference = build(name, settings).float().eval()
     ours = packed(reference)
-    fuse.install(ours, for_device("cpu"))
+    installer.install_fused_ops(ours, get_device_ops("cpu"))
     texts = [torch.randint(3, 96, (length,)).tolist() for length in (6, 23, 12)]
-    for ends, logits in logits_in_pieces(ours, texts):
+    for ends, logits in iter_cached_logits(ours, texts):
         for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
             expected = reference(input_ids=torch.tensor([text[:end]])).logits[0, -1].detach()
             torch.testing.assert_close(logits[row], expected, rtol=1e-3, atol=1e-3)
@@ -158,7 +159,7 @@ def test_reading_in_pieces_equals_one_long_forward_pass(family: str) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "other mixers": (
         "Qwen3Next",
-        dict(SETTINGS["Qwen3Next"]),
+        dict(FAMILY_CONFIGS["Qwen3Next"]),
         "mixes tokens in its own way",
     ),
     "own attention": ("Bloom", {}, "BloomForCausalLM mixes tokens in its own way"),
@@ -166,7 +167,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "dropout": ("Llama", dict(attention_dropout=0.1), "drops 0.1 of its attention weights"),
     "both ways": (
         "Gemma3Text",
-        dict(SETTINGS["Gemma3Text"], use_bidirectional_attention=True),
+        dict(FAMILY_CONFIGS["Gemma3Text"], use_bidirectional_attention=True),
         "looks forward and backward",
     ),
 }
@@ -176,11 +177,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_packing_would_get_wrong_is_refused(case: str) -> None:
     name, settings, message = REFUSED[case]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
+    config = getattr(transformers, f"{name}Config")(**{**COMMON_CONFIG, **settings})
     model = transformers.AutoModelForCausalLM.from_config(config)
-    model.config._attn_implementation = attention.NAME
+    model.config._attn_implementation = attention_interface.ATTENTION_NAME
     with pytest.raises(DataError, match=message):
-        forward.summed_loss(model.train(), forward.pack(batch_of([5, 7]), CPU), 1 << 12)
+        forward.compute_summed_loss(model.train(), forward.pack_batch(batch_of([5, 7]), CPU), 1 << 12)
 
 
 def test_a_head_that_the_chunked_loss_does_not_know_is_refused() -> None:
@@ -190,7 +191,7 @@ def test_a_head_that_the_chunked_loss_does_not_know_is_refused() -> None:
             out.logits = out.logits.relu()
             return out
 
-    model = Odd(transformers.LlamaConfig(**SIZES))
-    model.config._attn_implementation = attention.NAME
+    model = Odd(transformers.LlamaConfig(**COMMON_CONFIG))
+    model.config._attn_implementation = attention_interface.ATTENTION_NAME
     with pytest.raises(DataError, match="Odd makes its logits in a way"):
-        forward.summed_loss(model, forward.pack(batch_of([5]), CPU), 1 << 12)
+        forward.compute_summed_loss(model, forward.pack_batch(batch_of([5]), CPU), 1 << 12)

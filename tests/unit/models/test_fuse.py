@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from anabatic.config.tuner import Lora
-from anabatic.device.ops import REFERENCE, for_device
-from anabatic.models import adapter, forward, fuse
-from anabatic.testing.tiny import tiny_model
+from anabatic.config.sections.tuner import Lora
+from anabatic.device.ops import REFERENCE_OPS, get_device_ops
+from anabatic.models import forward
+from anabatic.models.fused import installer
+from anabatic.models.lora import adapter
+from anabatic.testing.tiny_models import build_tiny_model
 from unit.models.test_families import FAMILIES, batch_of, build, packed
 
 CPU = torch.device("cpu")
@@ -20,22 +22,24 @@ ALL = {"RMSNorms": 9, "gated MLPs": 2, "rotary embeddings": 2}
 
 def loss_of(model: nn.Module) -> torch.Tensor:
     torch.manual_seed(1)
-    return forward.summed_loss(model, forward.pack(batch_of([5, 12, 30]), CPU), 1 << 12)  # type: ignore[arg-type]
+    return forward.compute_summed_loss(model, forward.pack_batch(batch_of([5, 12, 30]), CPU), 1 << 12)  # type: ignore[arg-type]
 
 
 def test_what_is_found_is_counted() -> None:
-    model = tiny_model()
+    model = build_tiny_model()
     for _ in range(2):  # again changes nothing
-        found = fuse.install(model, REFERENCE)
+        found = installer.install_fused_ops(model, REFERENCE_OPS)
         assert dict(found.fused) == ALL and not found.plain
     assert str(found) == "fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain: nothing"
 
 
 def test_what_stays_plain_is_named_with_the_reason() -> None:
-    found = fuse.install(build(*FAMILIES["deepseek-v3"][:2]), REFERENCE)
+    found = installer.install_fused_ops(build(*FAMILIES["deepseek-v3"][:2]), REFERENCE_OPS)
     assert found.plain == {"rotary embeddings (of another kind)": 2}
-    assert fuse.install(build(*FAMILIES["cohere"][:2]), REFERENCE).plain == {"norms (CohereLayerNorm)": 3}
-    gelu = fuse.install(build(*FAMILIES["gemma2"][:2]), REFERENCE).plain
+    assert installer.install_fused_ops(build(*FAMILIES["cohere"][:2]), REFERENCE_OPS).plain == {
+        "norms (CohereLayerNorm)": 3
+    }
+    gelu = installer.install_fused_ops(build(*FAMILIES["gemma2"][:2]), REFERENCE_OPS).plain
     assert gelu == {"MLPs (GELUTanh)": 2}
 
 
@@ -48,12 +52,12 @@ class Wrong(nn.Module):
         self.variance_epsilon = 1e-6
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return REFERENCE.rms_norm(x, 2 + self.weight, self.variance_epsilon)
+        return REFERENCE_OPS.rms_norm(x, 2 + self.weight, self.variance_epsilon)
 
 
 def test_a_module_that_computes_something_else_is_left_alone() -> None:
     model = nn.Sequential(Wrong())
-    assert dict(fuse.install(model, REFERENCE).plain) == {"norms (Wrong)": 1}
+    assert dict(installer.install_fused_ops(model, REFERENCE_OPS).plain) == {"norms (Wrong)": 1}
     assert "forward" not in model[0].__dict__
 
 
@@ -64,7 +68,7 @@ def test_a_model_on_meta_is_fused_before_it_gets_memory(family: str) -> None:
     weights = {key: value.clone() for key, value in plain.state_dict().items()}
     buffers = {key: value.clone() for key, value in plain.named_buffers()}
     late = copy.deepcopy(plain).to("meta")
-    assert dict(fuse.install(late, for_device("cpu")).fused) == expected
+    assert dict(installer.install_fused_ops(late, get_device_ops("cpu")).fused) == expected
     late.to_empty(device="cpu")
     late.load_state_dict(weights)
     for key, buffer in late.named_buffers():
@@ -76,14 +80,14 @@ def test_a_model_on_meta_is_fused_before_it_gets_memory(family: str) -> None:
 def test_adapters_may_come_before_or_after() -> None:
     losses = []
     for first in (True, False):
-        model = tiny_model()
-        fuse.remove(model)
+        model = build_tiny_model()
+        installer.remove_fused_ops(model)
         if first:
-            fuse.install(model, for_device("cpu"))
-        adapter.insert(model, Lora(r=4))
-        adapter.begin(model, Lora(r=4), 0)
+            installer.install_fused_ops(model, get_device_ops("cpu"))
+        adapter.insert_adapter(model, Lora(r=4))
+        adapter.init_adapter_weights(model, Lora(r=4), 0)
         if not first:
-            assert dict(fuse.install(model, for_device("cpu")).fused) == ALL
+            assert dict(installer.install_fused_ops(model, get_device_ops("cpu")).fused) == ALL
         for name, parameter in model.named_parameters():
             if name.endswith("lora_B"):
                 nn.init.constant_(parameter, 0.01)
@@ -92,12 +96,16 @@ def test_adapters_may_come_before_or_after() -> None:
 
 
 def test_off_gives_every_module_its_own_forward_back() -> None:
-    model = tiny_model()
+    model = build_tiny_model()
     before = loss_of(model)
-    assert fuse.settle(model, "off", "cpu") == "fused: off (asked for); attention is packed all the same"
+    assert (
+        installer.apply_fused_setting(model, "off", "cpu") == "fused: off (asked for); attention is packed all the same"
+    )
     assert not any("forward" in module.__dict__ for module in model.modules())
     torch.testing.assert_close(loss_of(model), before, rtol=1e-5, atol=1e-5)
-    assert fuse.settle(model, "auto", "cpu").startswith("fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain")
+    assert installer.apply_fused_setting(model, "auto", "cpu").startswith(
+        "fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain"
+    )
 
 
 def test_two_models_of_a_family_keep_their_own_operators() -> None:
@@ -106,9 +114,9 @@ def test_two_models_of_a_family_keep_their_own_operators() -> None:
 
     def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         calls.append(x.shape)
-        return REFERENCE.rotary(x, cos, sin)
+        return REFERENCE_OPS.rotary(x, cos, sin)
 
-    fuse.install(fused, REFERENCE._replace(rotary=rotary))
+    installer.install_fused_ops(fused, REFERENCE_OPS._replace(rotary=rotary))
     loss_of(plain)
     assert not calls
     loss_of(fused)
@@ -117,17 +125,17 @@ def test_two_models_of_a_family_keep_their_own_operators() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_norms_and_gated_blocks_are_compiled() -> None:
-    assert fuse.compile_blocks(tiny_model()) == 11
+    assert installer.compile_blocks(build_tiny_model()) == 11
 
 
 def test_under_autocast_a_normed_stream_is_cast_once_for_all_that_read_it() -> None:
     """Queries, keys, values, gate and up would each keep a copy of their own: five a block instead of two."""
-    model = tiny_model()
+    model = build_tiny_model()
     tokens, width = 47, model.config.hidden_size
     kept: dict[bool, int] = {}
     losses = []
     for choice in ("off", "auto"):
-        fuse.settle(model, choice, "cpu")
+        installer.apply_fused_setting(model, choice, "cpu")
         found: dict[int, torch.Tensor] = {}
 
         def keep(tensor: torch.Tensor, found: dict[int, torch.Tensor] = found) -> torch.Tensor:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import run_names
+from anabatic.core import run_lookup
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.models import hf, hub
-from anabatic.parallel.world import World, start, stop
-from anabatic.testing.spawn import free_port, spawn
+from anabatic.models import pretrained
+from anabatic.models.hub import download
+from anabatic.parallel.process_groups import World, init_world, leave_world
+from anabatic.testing.multiprocess import find_free_port, spawn_ranks
 from unit.models.hub_server import Hub, serving
 
 FILES = {
@@ -28,7 +29,7 @@ FILES = {
     "original/model.safetensors": b"another format",
 }
 WANTED = sorted(["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"])
-BOTH = pytest.mark.parametrize("which", hub.HUBS)
+BOTH = pytest.mark.parametrize("which", download.HUBS)
 
 
 @pytest.fixture(autouse=True)
@@ -50,165 +51,165 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @BOTH
-def test_only_what_is_read_is_fetched_and_only_once(which: hub.Hub, served: Hub) -> None:
-    folder = hub.fetch("acme/tiny", which)
+def test_only_what_is_read_is_fetched_and_only_once(which: download.Hub, served: Hub) -> None:
+    folder = download.fetch_model("acme/tiny", which)
     assert sorted(path.name for path in folder.iterdir() if path.name in FILES) == WANTED
     assert served.got() == WANTED
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     served.asked.clear()
-    assert hub.fetch("acme/tiny", which) == folder
+    assert download.fetch_model("acme/tiny", which) == folder
     assert served.got() == []
 
 
 @BOTH
-def test_a_changed_file_is_fetched_again(which: hub.Hub, served: Hub) -> None:
+def test_a_changed_file_is_fetched_again(which: download.Hub, served: Hub) -> None:
     """Of the same size: the checksum says so. Hugging Face gives another commit for it."""
-    hub.fetch("acme/tiny", which)
+    download.fetch_model("acme/tiny", which)
     if which == "huggingface":
         return
     served.asked.clear()
     served.files["config.json"] = b'{"model_type": "qwen2"}'
-    assert (hub.fetch("acme/tiny", which) / "config.json").read_bytes() == served.files["config.json"]
+    assert (download.fetch_model("acme/tiny", which) / "config.json").read_bytes() == served.files["config.json"]
     assert served.got() == ["config.json"]
 
 
 @BOTH
-def test_offline_the_cache_is_enough(which: hub.Hub, served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_the_cache_is_enough(which: download.Hub, served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    folder = hub.fetch("acme/tiny", which)
+    folder = download.fetch_model("acme/tiny", which)
     served.asked.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert hub.fetch("acme/tiny", which) == folder
+    assert download.fetch_model("acme/tiny", which) == folder
     with pytest.raises(
         DataError, match=r"acme/other: no such folder, .*in the cache, and HF_HUB_OFFLINE is set"
     ) as caught:
-        hub.fetch("acme/other", which)
+        download.fetch_model("acme/other", which)
     assert "unset HF_HUB_OFFLINE" in caught.value.hint and "folder" in caught.value.hint
     assert served.asked == []
 
 
 @BOTH
-def test_no_connection(which: hub.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+def test_no_connection(which: download.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://127.0.0.1:{find_free_port()}"
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", url)
     with pytest.raises(DataError, match=rf"acme/tiny: no such folder.*{url} cannot be reached") as caught:
-        hub.fetch("acme/tiny", which)
+        download.fetch_model("acme/tiny", which)
     assert "HF_ENDPOINT" in caught.value.hint and "mirror" in caught.value.hint
 
 
 @BOTH
-def test_a_name_that_nobody_knows(which: hub.Hub, served: Hub) -> None:
+def test_a_name_that_nobody_knows(which: download.Hub, served: Hub) -> None:
     if which == "huggingface":
         served.headers = {"X-Error-Code": "RepoNotFound"}
     with pytest.raises(DataError, match="acme/other: neither a folder here nor a model of http://127") as caught:
-        hub.fetch("acme/other", which)
+        download.fetch_model("acme/other", which)
     assert "spelling" in caught.value.hint
 
 
 @BOTH
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_model_behind_terms(which: hub.Hub, status: int, served: Hub) -> None:
+def test_a_model_behind_terms(which: download.Hub, status: int, served: Hub) -> None:
     served.status, served.headers = status, {"X-Error-Code": "GatedRepo"}
     with pytest.raises(DataError, match="acme/tiny: http://.* gives it only to those who have") as caught:
-        hub.fetch("acme/tiny", which)
+        download.fetch_model("acme/tiny", which)
     assert "HF_TOKEN" in caught.value.hint or "its folder" in caught.value.hint
 
 
 @BOTH
-def test_a_hub_that_is_down(which: hub.Hub, served: Hub) -> None:
+def test_a_hub_that_is_down(which: download.Hub, served: Hub) -> None:
     served.status = 503
     with pytest.raises(DataError, match="acme/tiny: ") as caught:
-        hub.fetch("acme/tiny", which)
+        download.fetch_model("acme/tiny", which)
     assert "HF_ENDPOINT" in caught.value.hint
 
 
 @BOTH
-def test_a_download_that_breaks_off_leaves_nothing_half(which: hub.Hub, served: Hub, tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_leaves_nothing_half(which: download.Hub, served: Hub, tmp_path: Path) -> None:
     served.cut = "model.safetensors"
     with pytest.raises(DataError, match=r"acme/tiny: the download .*from http://.* broke off") as caught:
-        hub.fetch("acme/tiny", which)
+        download.fetch_model("acme/tiny", which)
     assert "start again" in caught.value.hint
     assert not [path for path in tmp_path.rglob("model.safetensors") if path.exists()]
     served.cut = ""
-    assert (hub.fetch("acme/tiny", which) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert (download.fetch_model("acme/tiny", which) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
 def test_a_wrong_byte_is_found(served: Hub) -> None:
     served.spoilt = "model.safetensors"
     with pytest.raises(DataError, match=r"download of model.safetensors from .* broke off: its checksum is another"):
-        hub.fetch("acme/tiny", "modelscope")
+        download.fetch_model("acme/tiny", "modelscope")
 
 
 @pytest.mark.parametrize("path", ["../config.json", "/etc/config.json", "a/../../config.json", "..\\config.json"])
 def test_a_path_out_of_the_folder_is_refused(path: str, served: Hub) -> None:
     served.files[path] = b"{}"
     with pytest.raises(DataError, match="lists the path"):
-        hub.fetch("acme/tiny", "modelscope")
+        download.fetch_model("acme/tiny", "modelscope")
 
 
 def test_something_else_that_answers(served: Hub) -> None:
     served.page = b"<html>Welcome</html>"
     with pytest.raises(DataError, match="does not answer as ModelScope does"):
-        hub.fetch("acme/tiny", "modelscope")
+        download.fetch_model("acme/tiny", "modelscope")
 
 
 @pytest.mark.parametrize("name", ["acme/tiny", "Qwen/Qwen2.5-0.5B-Instruct", "a/b_c"])
 def test_hub_names(name: str) -> None:
-    assert run_names.is_id(name)
+    assert run_lookup.is_hub_id(name)
 
 
 @pytest.mark.parametrize(
     "name", ["./tiny", "../tiny", "/a/b", "~/tiny", "a/b/c", "tiny", "a/", "/a", "a/.b", "a b/c", ""]
 )
 def test_paths_are_no_hub_names(name: str) -> None:
-    assert not run_names.is_id(name)
+    assert not run_lookup.is_hub_id(name)
 
 
 def test_what_is_here_is_no_hub_name(tmp_path: Path, served: Hub) -> None:
     os.chdir(tmp_path)
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
-    assert not run_names.is_id("acme/tiny")
+    assert not run_lookup.is_hub_id("acme/tiny")
     with pytest.raises(DataError, match="acme/tiny holds no config.json"):
-        hf.resolve("acme/tiny", "modelscope")
+        pretrained.resolve_model_folder("acme/tiny", "modelscope")
     assert served.asked == []
 
 
 @BOTH
-def test_resolve_takes_names(which: hub.Hub, served: Hub) -> None:
-    assert (hf.resolve("acme/tiny", which) / "config.json").is_file()
+def test_resolve_takes_names(which: download.Hub, served: Hub) -> None:
+    assert (pretrained.resolve_model_folder("acme/tiny", which) / "config.json").is_file()
 
 
 def test_who_chooses_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hub.chosen() == "huggingface"
+    assert download.resolve_hub() == "huggingface"
     monkeypatch.setenv("USE_MODELSCOPE_HUB", "1")
-    assert hub.chosen() == "modelscope"
+    assert download.resolve_hub() == "modelscope"
     monkeypatch.setenv("ANABATIC_HUB", "huggingface")
-    assert hub.chosen() == "huggingface"
-    assert hub.chosen("modelscope") == "modelscope"
+    assert download.resolve_hub() == "huggingface"
+    assert download.resolve_hub("modelscope") == "modelscope"
     monkeypatch.setenv("ANABATIC_HUB", "hugingface")
     with pytest.raises(ConfigError, match="ANABATIC_HUB is 'hugingface'"):
-        hub.chosen()
+        download.resolve_hub()
 
 
 def fetch_together(cache: str) -> None:
     from huggingface_hub import constants
 
-    from anabatic.config.shared import Device
-    from anabatic.device.device import pick
+    from anabatic.config.sections.common import DeviceSettings
+    from anabatic.device.device import select_device
 
     constants.HF_HUB_OFFLINE, constants.HF_HUB_CACHE = False, cache
-    world: World = start(pick(Device(type="cpu")))
+    world: World = init_world(select_device(DeviceSettings(type="cpu")))
     assert world.size == 2
-    for which in hub.HUBS:
-        assert (hub.fetch("acme/tiny", which, world) / "model.safetensors").is_file()
-    stop(world)
+    for which in download.HUBS:
+        assert (download.fetch_model("acme/tiny", which, world) / "model.safetensors").is_file()
+    leave_world(world)
 
 
 def test_one_process_of_a_node_fetches(served: Hub, tmp_path: Path) -> None:
-    spawn(fetch_together, 2, str(tmp_path / "hf"))
+    spawn_ranks(fetch_together, 2, str(tmp_path / "hf"))
     sent = [one for one in served.asked if one.startswith("FILE")]
     assert sorted(sent) == sorted(f"FILE {name}" for name in 2 * WANTED)
     lists = [one for one in served.asked if "/tree/" in one or one.endswith("/repo/files")]
@@ -220,8 +221,8 @@ def test_a_slip_in_a_run_is_told_to_no_hub(tmp_path: Path, served: Hub) -> None:
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
     (tmp_path / "runs" / "tiny" / "metrics.jsonl").touch()
     for name in ("runs/tny", "run/tiny", "output/x"):
-        assert not run_names.is_id(name)
+        assert not run_lookup.is_hub_id(name)
         with pytest.raises(DataError, match="does not exist"):
-            hf.resolve(name)
-    assert run_names.is_id("run/tiny", "modelscope") and not run_names.is_id("runs/tny", "modelscope")
+            pretrained.resolve_model_folder(name)
+    assert run_lookup.is_hub_id("run/tiny", "modelscope") and not run_lookup.is_hub_id("runs/tny", "modelscope")
     assert served.asked == []

@@ -10,38 +10,38 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.data.pack import Piece
-from anabatic.data.pairs import REJECTED, flatten_answers
-from anabatic.device.device import pick
-from anabatic.models.forward import Root
-from anabatic.models.kto import KtoLoss, kto, mismatched
-from anabatic.models.preference import Objective
-from anabatic.testing.tiny import tiny_model
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.data.batching.packing import TokenSegment
+from anabatic.data.chat.preference_pairs import REJECTED_BIT, collate_unpaired_answers
+from anabatic.device.device import select_device
+from anabatic.models.forward import ModelRoot
+from anabatic.models.kto_loss import KtoLoss, compute_kto_losses, make_mismatched_batch
+from anabatic.models.preference_loss import PreferenceOptions
+from anabatic.testing.tiny_models import build_tiny_model
 
 CPU = torch.device("cpu")
-OBJECTIVE = Objective(beta=0.3, loss_type="kto", desirable_weight=1.5, undesirable_weight=0.5)
+OBJECTIVE = PreferenceOptions(beta=0.3, loss_type="kto", desirable_weight=1.5, undesirable_weight=0.5)
 
 
-def answer(seed: int, question: int, said: int, good: bool) -> Piece:
+def answer(seed: int, question: int, said: int, good: bool) -> TokenSegment:
     ids = np.random.default_rng(seed).integers(1, 320, question + said)
-    mask = np.full(question + said, 0 if good else REJECTED, dtype=np.uint8)
+    mask = np.full(question + said, 0 if good else REJECTED_BIT, dtype=np.uint8)
     mask[question:] |= 1
-    return Piece(ids, mask)
+    return TokenSegment(ids, mask)
 
 
-def together(good: Piece, bad: Piece) -> Piece:
-    assert good.mask is not None and bad.mask is not None
-    return Piece(np.concatenate((good.ids, bad.ids)), np.concatenate((good.mask, bad.mask)))
+def together(good: TokenSegment, bad: TokenSegment) -> TokenSegment:
+    assert good.loss_mask is not None and bad.loss_mask is not None
+    return TokenSegment(np.concatenate((good.ids, bad.ids)), np.concatenate((good.loss_mask, bad.loss_mask)))
 
 
 SINGLES = [answer(0, 4, 5, True), answer(1, 6, 3, False), answer(2, 3, 7, True)]
 PAIR = together(answer(3, 5, 4, True), answer(4, 5, 6, False))
 
 
-def split(piece: Piece) -> tuple[list[int], list[int]]:
-    assert piece.mask is not None
-    learned = (piece.mask & 1).astype(bool)
+def split(piece: TokenSegment) -> tuple[list[int], list[int]]:
+    assert piece.loss_mask is not None
+    learned = (piece.loss_mask & 1).astype(bool)
     return piece.ids[~learned].tolist(), piece.ids[learned].tolist()
 
 
@@ -62,14 +62,14 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def test_a_batch_is_the_formula_with_mismatched_answers() -> None:
-    model = tiny_model()
+    model = build_tiny_model()
     before = plain(model)
-    loss = KtoLoss(Root(model), pick(DeviceConfig(type="cpu", threads=1)), OBJECTIVE)
+    loss = KtoLoss(ModelRoot(model), select_device(DeviceConfig(type="cpu", threads=1)), OBJECTIVE)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.03)
     now = plain(model)
-    packed = loss.pack(flatten_answers(SINGLES, 60, 0, 64), CPU)
+    packed = loss.pack_batch(collate_unpaired_answers(SINGLES, 60, 0, 64), CPU)
     ours = loss.root(loss, packed)
     ours.backward()
 
@@ -83,8 +83,8 @@ def test_a_batch_is_the_formula_with_mismatched_answers() -> None:
             said = rows[other][1][: longest - len(question)]
             gaps.append(log_prob(now, question, said) - log_prob(before, question, said))
         point = torch.stack(gaps).mean().clamp(min=0)
-    assert packed.point is not None
-    torch.testing.assert_close(packed.point.double(), point, rtol=1e-4, atol=1e-5)
+    assert packed.reference_point is not None
+    torch.testing.assert_close(packed.reference_point.double(), point, rtol=1e-4, atol=1e-5)
     slow = torch.zeros((), dtype=torch.float64)
     for (question, said), good in zip(rows, (True, False, True), strict=True):
         ratio = log_prob(now, question, said) - log_prob(before, question, said).detach()
@@ -101,7 +101,9 @@ def test_a_batch_is_the_formula_with_mismatched_answers() -> None:
 def test_the_loss_falls_where_it_should(point: float) -> None:
     ratios = torch.tensor([-5.0, 0.0, 5.0, -5.0, 0.0, 5.0], dtype=torch.float64)
     good = torch.tensor([True] * 3 + [False] * 3)
-    losses = kto(ratios, torch.tensor(point, dtype=torch.float64), good, Objective(beta=1.0, loss_type="kto"))
+    losses = compute_kto_losses(
+        ratios, torch.tensor(point, dtype=torch.float64), good, PreferenceOptions(beta=1.0, loss_type="kto")
+    )
     assert losses[:3].tolist() == sorted(losses[:3].tolist(), reverse=True)
     assert losses[3:].tolist() == sorted(losses[3:].tolist())
     slow = [1 / (1 + np.exp((1 if g else -1) * (r - point))) for r, g in zip(ratios.tolist(), good, strict=True)]
@@ -110,21 +112,23 @@ def test_the_loss_falls_where_it_should(point: float) -> None:
 
 def test_mismatched_rows() -> None:
     """Answers to the same question do not meet, everything fits, and nothing is left of a single question."""
-    batch = flatten_answers([PAIR, *SINGLES], 80, 0, 64)
+    batch = collate_unpaired_answers([PAIR, *SINGLES], 80, 0, 64)
     assert batch.extra["desirable"].tolist() == [True, False, True, False, True]
     assert batch.extra["entry"].tolist() == [0, 0, 1, 2, 3]
-    laid = mismatched(batch)
+    laid = make_mismatched_batch(batch)
     assert laid is not None and laid.num_targets == 5
     assert laid.cu_seqlens[5] <= batch.cu_seqlens[5]
-    assert mismatched(flatten_answers([PAIR], 80, 0, 64)) is None
-    assert mismatched(flatten_answers(SINGLES[:1], 80, 0, 64)) is None
+    assert make_mismatched_batch(collate_unpaired_answers([PAIR], 80, 0, 64)) is None
+    assert make_mismatched_batch(collate_unpaired_answers(SINGLES[:1], 80, 0, 64)) is None
 
 
 def test_training_begins_at_half_the_weights() -> None:
     """Nothing is gained or lost before the first step: sigmoid(0)."""
-    loss = KtoLoss(Root(tiny_model()), pick(DeviceConfig(type="cpu", threads=1)), OBJECTIVE)
-    batch = flatten_answers([PAIR, *SINGLES], 80, 0, 64)
-    assert loss.root(loss, loss.pack(batch, CPU)).item() == pytest.approx(0.5 * (3 * 1.5 + 2 * 0.5), rel=1e-6)
-    assert loss.sums[0].abs() < 1e-5 and loss.sums[2].abs() < 1e-5  # how many are right is a matter of rounding
-    alone = loss.pack(flatten_answers(SINGLES[:1], 80, 0, 64), CPU)
-    assert alone.point is not None and alone.point.item() == 0
+    loss = KtoLoss(ModelRoot(build_tiny_model()), select_device(DeviceConfig(type="cpu", threads=1)), OBJECTIVE)
+    batch = collate_unpaired_answers([PAIR, *SINGLES], 80, 0, 64)
+    assert loss.root(loss, loss.pack_batch(batch, CPU)).item() == pytest.approx(0.5 * (3 * 1.5 + 2 * 0.5), rel=1e-6)
+    assert (
+        loss.metric_sums[0].abs() < 1e-5 and loss.metric_sums[2].abs() < 1e-5
+    )  # how many are right is a matter of rounding
+    alone = loss.pack_batch(collate_unpaired_answers(SINGLES[:1], 80, 0, 64), CPU)
+    assert alone.reference_point is not None and alone.reference_point.item() == 0

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from anabatic.config.tuner import Lora
-from anabatic.device.ops import for_device
-from anabatic.models import adapter, forward, fuse, hf
-from anabatic.models.lora import LoraLinear
-from anabatic.models.lora_joint import Bank, Group, gather
+from anabatic.config.sections.tuner import Lora
+from anabatic.device.ops import get_device_ops
+from anabatic.models import forward, pretrained
+from anabatic.models.fused import installer
+from anabatic.models.lora import adapter
+from anabatic.models.lora.grouped import AdapterBank, LoraGroup, group_adapters
+from anabatic.models.lora.linear import LoraLinear
 from unit.models.test_families import FAMILIES, batch_of, build, packed
 
 CPU = torch.device("cpu")
@@ -22,9 +24,9 @@ CPU = torch.device("cpu")
 def adapted(family: str = "qwen2", dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     name, settings, _ = FAMILIES[family]
     model = packed(build(name, settings)).to(dtype)
-    fuse.install(model, for_device("cpu"))
-    adapter.insert(model, Lora(r=4, **options))
-    adapter.begin(model, Lora(r=4, **options), 0)
+    installer.install_fused_ops(model, get_device_ops("cpu"))
+    adapter.insert_adapter(model, Lora(r=4, **options))
+    adapter.init_adapter_weights(model, Lora(r=4, **options), 0)
     torch.manual_seed(2)
     for key, parameter in model.named_parameters():
         if key.endswith("lora_B"):
@@ -32,8 +34,8 @@ def adapted(family: str = "qwen2", dtype: torch.dtype = torch.float32, **options
     return model
 
 
-def together(model: Any) -> Bank:
-    bank = gather(model)
+def together(model: Any) -> AdapterBank:
+    bank = group_adapters(model)
     assert bank is not None
     model.__dict__["adapter_bank"] = bank
     return bank
@@ -41,7 +43,7 @@ def together(model: Any) -> Bank:
 
 def step(model: Any, seed: int = 3) -> torch.Tensor:
     torch.manual_seed(seed)
-    loss = forward.summed_loss(model, forward.pack(batch_of([5, 12, 30]), CPU), 1 << 12)
+    loss = forward.compute_summed_loss(model, forward.pack_batch(batch_of([5, 12, 30]), CPU), 1 << 12)
     loss.backward()
     return loss.detach()
 
@@ -79,15 +81,15 @@ def test_which_layers_are_grouped_and_their_weights_lie_behind_each_other() -> N
 def test_an_update_makes_the_casts_old() -> None:
     """Without a new cast nobody computes with adapters of before the update."""
     model, x = adapted(), torch.randn(3, 32)
-    group: Group = together(model).groups[0]
+    group: LoraGroup = together(model).groups[0]
     layer = group.layers[0]
     assert isinstance(layer, LoraLinear)
-    model.__dict__["adapter_bank"].cast()
+    model.__dict__["adapter_bank"].cast_adapters()
     first = layer(x)
-    assert group.all(x) is not None
+    assert group.compute_all(x) is not None
     with torch.no_grad():
         layer.lora_B.add_(1.0)
-    assert group.all(x) is None
+    assert group.compute_all(x) is None
     changed = layer(x)
     torch.testing.assert_close(
         changed - first, layer.scale * (x @ layer.lora_A.t()).sum(-1, keepdim=True).expand_as(first)
@@ -100,7 +102,7 @@ def test_two_micro_batches_and_recomputation_change_nothing() -> None:
     together(again)
     for model in (alone, ours, again):
         model.train()
-    hf.recompute(again, "full")
+    pretrained.enable_activation_checkpointing(again, "full")
     for seed in (3, 4):
         for model in (alone, ours, again):
             step(model, seed)
@@ -110,7 +112,7 @@ def test_two_micro_batches_and_recomputation_change_nothing() -> None:
 
 @pytest.mark.parametrize("options", [{"dropout": 0.1}, {"use_dora": True}])
 def test_layers_that_do_more_stay_by_themselves(options: dict[str, Any]) -> None:
-    assert gather(adapted(**options)) is None
+    assert group_adapters(adapted(**options)) is None
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
@@ -125,4 +127,4 @@ def test_compiled_blocks_compute_their_layers_one_by_one() -> None:
 
 
 def test_a_model_without_adapters_has_no_groups() -> None:
-    assert gather(packed(build("Qwen2", {}))) is None
+    assert group_adapters(packed(build("Qwen2", {}))) is None

@@ -8,8 +8,8 @@ import pytest
 
 from anabatic.cli.app import main
 from anabatic.core.errors import DataError
-from anabatic.core.model_files import no_model
-from anabatic.models.hf import load_config, resolve
+from anabatic.core.model_format import describe_wrong_model
+from anabatic.models.pretrained import load_config, resolve_model_folder
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def places(tmp_path):
 )
 def test_what_is_no_model_folder_is_named(places, name, words, hint):
     with pytest.raises(DataError) as error:
-        resolve(places / name)
+        resolve_model_folder(places / name)
     assert words in str(error.value) and hint in error.value.hint
 
 
 def test_weights_beside_their_description(places):
     (places / "config.json").write_text("{}")
-    assert no_model(places / "model.safetensors").hint == f"give its folder: {places}"
+    assert describe_wrong_model(places / "model.safetensors").hint == f"give its folder: {places}"
 
 
 COMMANDS = {

@@ -12,63 +12,69 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.config.shared import Optim
-from anabatic.config.tuner import Lora
-from anabatic.data.batch import Batch
-from anabatic.data.pack import Piece
-from anabatic.data.pairs import REJECTED, flatten_pairs
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.config.sections.common import Optim
+from anabatic.config.sections.tuner import Lora
+from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import TokenSegment
+from anabatic.data.chat.preference_pairs import REJECTED_BIT, collate_preference_pairs
 from anabatic.device import ops
-from anabatic.device.device import pick
-from anabatic.models import adapter
-from anabatic.models.forward import Root
-from anabatic.models.preference import NAMES, Objective, PreferenceLoss, pair_losses, rewards
-from anabatic.parallel.world import World
-from anabatic.testing.tiny import tiny_model
-from anabatic.train.optim import Optimizer
+from anabatic.device.device import select_device
+from anabatic.models.forward import ModelRoot
+from anabatic.models.lora import adapter
+from anabatic.models.preference_loss import (
+    PREFERENCE_METRIC_NAMES,
+    PreferenceLoss,
+    PreferenceOptions,
+    compute_pair_losses,
+    compute_rewards,
+)
+from anabatic.parallel.process_groups import World
+from anabatic.testing.tiny_models import build_tiny_model
+from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
 
 CPU = torch.device("cpu")
 CHUNK = 1 << 12
 OBJECTIVES = [
-    Objective(),
-    Objective(beta=0.5, label_smoothing=0.1),
-    Objective(beta=0.2, loss_type="ipo"),
-    Objective(beta=2.0, loss_type="hinge"),
-    Objective(rpo_alpha=0.7),
-    Objective(beta=2.0, loss_type="simpo", simpo_gamma=0.8),
-    Objective(beta=0.3, loss_type="orpo"),
+    PreferenceOptions(),
+    PreferenceOptions(beta=0.5, label_smoothing=0.1),
+    PreferenceOptions(beta=0.2, loss_type="ipo"),
+    PreferenceOptions(beta=2.0, loss_type="hinge"),
+    PreferenceOptions(rpo_alpha=0.7),
+    PreferenceOptions(beta=2.0, loss_type="simpo", simpo_gamma=0.8),
+    PreferenceOptions(beta=0.3, loss_type="orpo"),
 ]
 
 
-def pair(seed: int, shared: int, better: int, worse: int) -> Piece:
+def pair(seed: int, shared: int, better: int, worse: int) -> TokenSegment:
     """`shared` tokens of a question, then two answers."""
     draw = np.random.default_rng(seed)
     question = draw.integers(1, 320, shared)
     ids, mask = [], []
-    for mark, length in ((0, better), (REJECTED, worse)):
+    for mark, length in ((0, better), (REJECTED_BIT, worse)):
         ids += [question, draw.integers(1, 320, length)]
         mark_of = np.full(shared + length, mark, dtype=np.uint8)
         mark_of[shared:] |= 1
         mask.append(mark_of)
-    return Piece(np.concatenate(ids), np.concatenate(mask))
+    return TokenSegment(np.concatenate(ids), np.concatenate(mask))
 
 
 PAIRS = [pair(0, 5, 4, 7), pair(1, 3, 6, 2), pair(2, 8, 1, 5)]
 
 
-def batch_of(pairs: list[Piece], capacity: int = 70) -> Batch:
-    return flatten_pairs(pairs, capacity, 0, 64)
+def batch_of(pairs: list[TokenSegment], capacity: int = 70) -> Batch:
+    return collate_preference_pairs(pairs, capacity, 0, 64)
 
 
-def loss_of(model: PreTrainedModel, objective: Objective | None = None, dtype: Any = "fp32") -> PreferenceLoss:
-    device = pick(DeviceConfig(type="cpu", threads=1, dtype=dtype))
-    return PreferenceLoss(Root(model), device, objective or Objective())
+def loss_of(model: PreTrainedModel, objective: PreferenceOptions | None = None, dtype: Any = "fp32") -> PreferenceLoss:
+    device = select_device(DeviceConfig(type="cpu", threads=1, dtype=dtype))
+    return PreferenceLoss(ModelRoot(model), device, objective or PreferenceOptions())
 
 
 def value(loss: PreferenceLoss, batch: Batch | None = None) -> Tensor:
     """As a step does it."""
-    pairs = loss.pack(batch_of(PAIRS) if batch is None else batch, CPU)
+    pairs = loss.pack_batch(batch_of(PAIRS) if batch is None else batch, CPU)
     with loss.device.autocast():
         found: Tensor = loss.root(loss, pairs)
     return found
@@ -83,20 +89,20 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
     return made.double()
 
 
-def slow_log_probs(model: torch.nn.Module, piece: Piece) -> Tensor:
+def slow_log_probs(model: torch.nn.Module, piece: TokenSegment) -> Tensor:
     """Each answer alone, all logits, float64."""
-    assert piece.mask is not None
-    border = int(np.argmax(piece.mask >= REJECTED))
+    assert piece.loss_mask is not None
+    border = int(np.argmax(piece.loss_mask >= REJECTED_BIT))
     found = []
     for side in (slice(None, border), slice(border, None)):
         ids = torch.from_numpy(piece.ids[side])
         logits = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
-        learned = torch.from_numpy(piece.mask[side][1:] & 1).bool()
+        learned = torch.from_numpy(piece.loss_mask[side][1:] & 1).bool()
         found.append(logits.gather(1, ids[1:, None])[learned, 0].sum())
     return torch.stack(found)
 
 
-def slow_loss(now: Tensor, before: Tensor, lengths: Tensor, objective: Objective) -> Tensor:
+def slow_loss(now: Tensor, before: Tensor, lengths: Tensor, objective: PreferenceOptions) -> Tensor:
     """The papers' formulas, pair by pair."""
     total = now.new_zeros(())
     for (a, b), (c, d), (m, n) in zip(now, before, lengths, strict=True):
@@ -120,13 +126,13 @@ def slow_loss(now: Tensor, before: Tensor, lengths: Tensor, objective: Objective
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_losses_are_the_formulas(objective: Objective) -> None:
+def test_losses_are_the_formulas(objective: PreferenceOptions) -> None:
     generator = torch.Generator().manual_seed(3)
     now, before = (-20 * torch.rand(6, 2, generator=generator, dtype=torch.float64) for _ in range(2))
     lengths = torch.randint(1, 9, (6, 2), generator=generator).double()
-    ours = pair_losses(now, before, lengths, objective).sum()
+    ours = compute_pair_losses(now, before, lengths, objective).sum()
     torch.testing.assert_close(ours, slow_loss(now, before, lengths, objective), rtol=1e-12, atol=1e-12)
-    found = rewards(now, before, lengths, objective)
+    found = compute_rewards(now, before, lengths, objective)
     torch.testing.assert_close(found[:, 2], found[:, 0] - found[:, 1])
     assert torch.equal(found[:, 3], (found[:, 0] > found[:, 1]).double())
 
@@ -152,8 +158,8 @@ def test_log_probabilities_have_the_gradient_of_the_plain_formula(frozen: bool, 
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_packed_batch_gives_loss_and_gradient_of_the_answers_alone(objective: Objective) -> None:
-    model = tiny_model()
+def test_a_packed_batch_gives_loss_and_gradient_of_the_answers_alone(objective: PreferenceOptions) -> None:
+    model = build_tiny_model()
     before = plain(model)
     loss = loss_of(model, objective)
     with torch.no_grad():
@@ -174,24 +180,24 @@ def test_a_packed_batch_gives_loss_and_gradient_of_the_answers_alone(objective: 
         assert one.grad is not None
         torch.testing.assert_close(one.grad.double(), two.grad, rtol=2e-3, atol=2e-4, msg=name)
     with torch.no_grad():
-        expected = rewards(trained, reference, lengths, objective).sum(0)
-    torch.testing.assert_close(loss.sums.double(), expected, rtol=1e-3, atol=1e-3)
+        expected = compute_rewards(trained, reference, lengths, objective).sum(0)
+    torch.testing.assert_close(loss.metric_sums.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
     "lora", [Lora(r=4), Lora(r=4, dropout=0.5), Lora(r=4, init="pissa"), Lora(r=4, use_dora=True)], ids=str
 )
 def test_training_begins_at_the_reference(lora: Lora) -> None:
-    model = tiny_model()
-    adapter.insert(model, lora)
-    adapter.begin(model, lora, seed=1)
+    model = build_tiny_model()
+    adapter.insert_adapter(model, lora)
+    adapter.init_adapter_weights(model, lora, seed=1)
     loss = loss_of(model)
     loss.root.train(not lora.dropout)  # with dropout they are equal on average only
     first = value(loss)
-    assert first.item() == pytest.approx(3 * math.log(2), rel=1e-6) and not loss.sums[:3].abs().gt(1e-6).any()
+    assert first.item() == pytest.approx(3 * math.log(2), rel=1e-6) and not loss.metric_sums[:3].abs().gt(1e-6).any()
     first.backward()
     with torch.no_grad():
-        for layer in adapter.layers(model).values():
+        for layer in adapter.find_lora_layers(model).values():
             layer.lora_B.add_(0.1)
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         moved = value(loss)
@@ -201,29 +207,29 @@ def test_training_begins_at_the_reference(lora: Lora) -> None:
 
 
 def test_an_adapter_that_goes_on_is_its_own_reference() -> None:
-    model = tiny_model()
-    adapter.insert(model, Lora(r=4))
-    adapter.begin(model, Lora(r=4), seed=1)
-    for layer in adapter.layers(model).values():
+    model = build_tiny_model()
+    adapter.insert_adapter(model, Lora(r=4))
+    adapter.init_adapter_weights(model, Lora(r=4), seed=1)
+    for layer in adapter.find_lora_layers(model).values():
         layer.lora_B.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(2))
     loss = loss_of(model)
     assert value(loss).item() == pytest.approx(3 * math.log(2), rel=1e-6)
 
 
 def test_half_precision_copies_do_not_outlive_the_reference() -> None:
-    model = tiny_model()
-    loss = loss_of(model, Objective(beta=1.0), "bf16")
+    model = build_tiny_model()
+    loss = loss_of(model, PreferenceOptions(beta=1.0), "bf16")
     assert value(loss).item() == pytest.approx(3 * math.log(2), rel=1e-6)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     value(loss).backward()
-    assert loss.sums[:2].abs().sum() > 0.1
+    assert loss.metric_sums[:2].abs().sum() > 0.1
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["orpo", "simpo"])
 def test_some_losses_ask_no_reference(name: Any) -> None:
-    loss = loss_of(tiny_model(), Objective(loss_type=name))
+    loss = loss_of(build_tiny_model(), PreferenceOptions(loss_type=name))
     assert loss.reference is None
     passes: list[int] = []
     loss.root.register_forward_hook(lambda *_: passes.append(1))
@@ -233,18 +239,20 @@ def test_some_losses_ask_no_reference(name: Any) -> None:
 
 def test_orpo_of_an_answer_that_is_certain_is_finite() -> None:
     now = torch.tensor([[-1e-9, -3.0], [0.0, -700.0]], requires_grad=True)
-    losses = pair_losses(now, torch.zeros(2, 2), torch.ones(2, 2), Objective(loss_type="orpo"))
+    losses = compute_pair_losses(now, torch.zeros(2, 2), torch.ones(2, 2), PreferenceOptions(loss_type="orpo"))
     losses.sum().backward()
     assert losses.isfinite().all()
     assert now.grad is not None and now.grad.isfinite().all()
 
 
 def step_of() -> TrainStep:
-    device = pick(DeviceConfig(type="cpu", threads=1))
-    model = tiny_model()
-    loss = PreferenceLoss(Root(model), device, Objective(beta=1.0))
+    device = select_device(DeviceConfig(type="cpu", threads=1))
+    model = build_tiny_model()
+    loss = PreferenceLoss(ModelRoot(model), device, PreferenceOptions(beta=1.0))
     optimizer = Optimizer(model, Optim(name="adamw", max_grad_norm=0.0), 1e-3, 1e-3, device, World())
-    return TrainStep(loss.root, loss, optimizer, device, World(), 70, loss.pack, loss.sums, NAMES)
+    return TrainStep(
+        loss.root, loss, optimizer, device, World(), 70, loss.pack_batch, loss.metric_sums, PREFERENCE_METRIC_NAMES
+    )
 
 
 def test_a_step_counts_per_pair_and_a_checkpoint_keeps_the_sums() -> None:
@@ -253,16 +261,16 @@ def test_a_step_counts_per_pair_and_a_checkpoint_keeps_the_sums() -> None:
         groups = [PAIRS] if len(capacity) == 1 else [[piece] for piece in PAIRS]
         for _ in range(3):
             batches = [batch_of(group, room) for group, room in zip(groups, capacity, strict=True)]
-            step.run(iter(batches), len(batches), 1.0)
-    kept = {name: tensor.clone() for name, tensor in one.state().items()}
-    seen, split = one.drain(), two.drain()
-    assert seen.targets == split.targets == 9 and list(seen.means) == list(NAMES)
+            step.run_step(iter(batches), len(batches), 1.0)
+    kept = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    seen, split = one.read_stats(), two.read_stats()
+    assert seen.targets == split.targets == 9 and list(seen.means) == list(PREFERENCE_METRIC_NAMES)
     assert seen.loss == pytest.approx(split.loss, rel=1e-4) and seen.loss < math.log(2)
     # At the first step the model is its own reference: which of two equal rewards is larger, rounding decides.
     assert seen.means["accuracy"] == pytest.approx(split.means["accuracy"], abs=3 / 9)
     others = [{name: mean for name, mean in one.means.items() if name != "accuracy"} for one in (seen, split)]
     assert others[0] == pytest.approx(others[1], rel=1e-2, abs=1e-3)
     assert seen.means["margin"] == pytest.approx(seen.means["rewards/chosen"] - seen.means["rewards/rejected"])
-    for name, tensor in one.state().items():
+    for name, tensor in one.state_dict().items():
         tensor.copy_(kept[name])
-    assert one.drain().means == seen.means
+    assert one.read_stats().means == seen.means

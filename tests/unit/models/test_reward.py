@@ -12,22 +12,23 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from anabatic.config.reward import RewardJob
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.config.tuner import Lora
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.config.sections.tuner import Lora
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data.document import Document
-from anabatic.data.learn import Learning
-from anabatic.data.pack import Piece
-from anabatic.data.pairs import PairEncoder, flatten_pairs
-from anabatic.data.shard_write import Counts
-from anabatic.device.device import pick
-from anabatic.infer import score
-from anabatic.infer.score import Scorer
-from anabatic.models import adapter, reward
-from anabatic.models.forward import Root
-from anabatic.models.hf import save_model
-from anabatic.models.reward import RewardLoss, RewardObjective, bradley_terry
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.data.batching.packing import TokenSegment
+from anabatic.data.chat.loss_mask import LossPolicy
+from anabatic.data.chat.preference_pairs import PreferencePairEncoder, collate_preference_pairs
+from anabatic.data.readers.document import Document
+from anabatic.data.shards.writer import DocumentCounts
+from anabatic.device.device import select_device
+from anabatic.infer import reward_scorer
+from anabatic.infer.reward_scorer import RewardScorer
+from anabatic.models import reward_head
+from anabatic.models.forward import ModelRoot
+from anabatic.models.lora import adapter
+from anabatic.models.pretrained import save_model
+from anabatic.models.reward_head import RewardLoss, RewardOptions, bradley_terry
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 CPU = torch.device("cpu")
 ASKED = {"role": "user", "content": "2 and 2?"}
@@ -42,22 +43,24 @@ TALKS = [(talk("4"), talk("five, or so")), (talk("four."), talk("no")), (talk("t
 
 @pytest.fixture(scope="module")
 def tok(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return build_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def made(tok: Any) -> RewardLoss:
-    model = random_model(len(tok))
-    reward.attach(model)
+    model = build_random_model(len(tok))
+    reward_head.attach_score_head(model)
     model.get_submodule("score").to_empty(device=CPU)
-    reward.begin(model, 1)
-    return RewardLoss(Root(model), pick(DeviceConfig(type="cpu", threads=1)), RewardObjective(center=0.1))
+    reward_head.init_score_head(model, 1)
+    return RewardLoss(ModelRoot(model), select_device(DeviceConfig(type="cpu", threads=1)), RewardOptions(center=0.1))
 
 
-def entries(tok: Any, seq_len: int = 64) -> list[Piece]:
+def entries(tok: Any, seq_len: int = 64) -> list[TokenSegment]:
     documents = [Document(None, good, f"a:{n}", rejected=bad) for n, (good, bad) in enumerate(TALKS)]
-    learning = Learning("assistant", "left", pairs=True, closed=True)
-    encoder = PairEncoder(tok, Counts(), seq_len=seq_len, learning=learning, skip_bad=False)
-    return [Piece(np.asarray(one.ids), np.frombuffer(one.mask or b"", dtype=np.uint8)) for one in encoder(documents)]
+    learning = LossPolicy("assistant", "left", pairs=True, closed=True)
+    encoder = PreferencePairEncoder(tok, DocumentCounts(), seq_len=seq_len, learning=learning, skip_bad=False)
+    return [
+        TokenSegment(np.asarray(one.ids), np.frombuffer(one.mask or b"", dtype=np.uint8)) for one in encoder(documents)
+    ]
 
 
 def test_the_loss_is_the_formula() -> None:
@@ -72,12 +75,12 @@ def test_transformers_gives_the_rewards_that_were_trained(tok: Any, tmp_path: Pa
     """As its users ask: the chat template, padded on either side; loss and gradients likewise."""
     loss = made(tok)
     model = loss.root.model
-    batch = flatten_pairs(entries(tok), 200, 0, 128)
-    rows = loss.pack(batch, CPU)
+    batch = collate_preference_pairs(entries(tok), 200, 0, 128)
+    rows = loss.pack_batch(batch, CPU)
     with torch.no_grad():
-        ours = reward.rewards(model, rows)
+        ours = reward_head.compute_rewards(model, rows)
     folder = tmp_path / "reward"
-    reward.save(model, folder, tok)
+    reward_head.save_reward_model(model, folder, tok)
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForSequenceClassification"]
     theirs, told = AutoModelForSequenceClassification.from_pretrained(
@@ -109,7 +112,7 @@ def test_transformers_gives_the_rewards_that_were_trained(tok: Any, tmp_path: Pa
     assert model.lm_head.weight.grad is None
     better, worse = ours.view(-1, 2).unbind(1)
     expected = torch.stack((better.sum(), worse.sum(), (better - worse).sum(), (better > worse).sum()))
-    torch.testing.assert_close(loss.sums, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss.metric_sums, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("seq_len", [8, 12, 64])
@@ -117,8 +120,8 @@ def test_every_token_of_a_conversation_is_read(tok: Any, seq_len: int) -> None:
     """The last one too; of one that is too long, the end is what counts."""
     pieces = entries(tok, seq_len)
     room = 2 * seq_len
-    assert all(piece.length <= room for piece in pieces)
-    batch = flatten_pairs(pieces, room * len(pieces), 0, room)
+    assert all(piece.num_inputs <= room for piece in pieces)
+    batch = collate_preference_pairs(pieces, room * len(pieces), 0, room)
     whole = [tok.apply_chat_template(side, tokenize=True, return_dict=False) for pair in TALKS for side in pair]
     for number, ids in enumerate(whole):
         start, stop = batch.cu_seqlens[number : number + 2]
@@ -128,22 +131,24 @@ def test_every_token_of_a_conversation_is_read(tok: Any, seq_len: int) -> None:
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_an_adapter_brings_the_head_and_is_what_peft_reads(tok: Any, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    model = random_model(len(tok))
+    model = build_random_model(len(tok))
     save_model(model, tmp_path / "base", tok)
-    adapter.insert(model, Lora(r=4))
-    reward.attach(model)
+    adapter.insert_adapter(model, Lora(r=4))
+    reward_head.attach_score_head(model)
     model.get_submodule("score").to_empty(device=CPU)
-    reward.begin(model, 1)
+    reward_head.init_score_head(model, 1)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data.normal_(0, 0.1, generator=generator)
     trained = {name.rpartition("lora_")[1] or name for name, one in model.named_parameters() if one.requires_grad}
     assert trained == {"lora_", "score.weight"}
-    loss = RewardLoss(Root(model), pick(DeviceConfig(type="cpu", threads=1)), RewardObjective())
+    loss = RewardLoss(ModelRoot(model), select_device(DeviceConfig(type="cpu", threads=1)), RewardOptions())
     with torch.no_grad():
-        ours = reward.rewards(model, loss.pack(flatten_pairs(entries(tok), 200, 0, 128), CPU))
-    reward.save_adapter(model, tmp_path / "adapter", tok, Lora(r=4), tmp_path / "base", True, {})
+        ours = reward_head.compute_rewards(
+            model, loss.pack_batch(collate_preference_pairs(entries(tok), 200, 0, 128), CPU)
+        )
+    reward_head.save_reward_adapter(model, tmp_path / "adapter", tok, Lora(r=4), tmp_path / "base", True, {})
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     talks = [side for pair in TALKS for side in pair]
@@ -151,33 +156,39 @@ def test_an_adapter_brings_the_head_and_is_what_peft_reads(tok: Any, tmp_path: P
     with torch.no_grad():
         found = torch.stack([theirs(torch.tensor([row])).logits[0, 0] for row in rows])
     torch.testing.assert_close(found, ours, rtol=1e-4, atol=1e-5)
-    scorer = Scorer(tmp_path / "adapter", pick(DeviceConfig(type="cpu", dtype="fp32", threads=1)))
-    assert [scorer.ids(side) for side in talks] == rows
-    assert scorer.scores(rows) == pytest.approx(ours.tolist(), rel=1e-4, abs=1e-5)
+    scorer = RewardScorer(tmp_path / "adapter", select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1)))
+    assert [scorer.encode_conversation(side) for side in talks] == rows
+    assert scorer.score_conversations(rows) == pytest.approx(ours.tolist(), rel=1e-4, abs=1e-5)
 
 
 def test_what_is_no_reward_model(tok: Any, tmp_path: Path) -> None:
-    device = pick(DeviceConfig(type="cpu", dtype="fp32", threads=1))
-    model = random_model(len(tok))
+    device = select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1))
+    model = build_random_model(len(tok))
     save_model(model, tmp_path / "base", tok)
     with pytest.raises(DataError, match="is no reward model"):
-        Scorer(tmp_path / "base", device)
-    adapter.insert(model, Lora(r=4))
-    adapter.save(model, tmp_path / "plain", tok, Lora(r=4), tmp_path / "base")
+        RewardScorer(tmp_path / "base", device)
+    adapter.insert_adapter(model, Lora(r=4))
+    adapter.save_adapter(model, tmp_path / "plain", tok, Lora(r=4), tmp_path / "base")
     with pytest.raises(DataError, match="is no reward model"):
-        Scorer(tmp_path / "plain", device)
-    adapter.save(model, tmp_path / "headless", tok, Lora(r=4), tmp_path / "base", True, {"task_type": "SEQ_CLS"})
+        RewardScorer(tmp_path / "plain", device)
+    adapter.save_adapter(
+        model, tmp_path / "headless", tok, Lora(r=4), tmp_path / "base", True, {"task_type": "SEQ_CLS"}
+    )
     with pytest.raises(DataError, match="brings no score head"):
-        Scorer(tmp_path / "headless", device)
+        RewardScorer(tmp_path / "headless", device)
 
 
 @pytest.mark.parametrize("pads", [True, False])
 def test_conversations_of_like_length_are_read_together(pads: bool) -> None:
     lengths = [5000, 10, 9000, 4000, 12, 11]
-    batches = score._batches(lengths, pads)
+    batches = reward_scorer._make_batches(lengths, pads)
     assert sorted(at for batch in batches for at in batch) == list(range(6))
     assert len(batches) == (4 if pads else 6)
-    assert all(len(batch) * max(lengths[at] for at in batch) <= score._TOKENS for batch in batches if len(batch) > 1)
+    assert all(
+        len(batch) * max(lengths[at] for at in batch) <= reward_scorer._MAX_BATCH_TOKENS
+        for batch in batches
+        if len(batch) > 1
+    )
 
 
 def test_settings_and_models_that_do_not_fit(tok: Any) -> None:
@@ -187,7 +198,7 @@ def test_settings_and_models_that_do_not_fit(tok: Any) -> None:
         RewardJob(model="m", tuner="full", quantize="nf4")
     with pytest.raises(ConfigError, match="center_rewards_coefficient is -1"):
         RewardJob(model="m", center_rewards_coefficient=-1)
-    model = random_model(len(tok))
+    model = build_random_model(len(tok))
     model.__class__ = type("NobodysForCausalLM", (type(model),), {})
     with pytest.raises(DataError, match="no NobodysForSequenceClassification"):
-        reward.attach(model)
+        reward_head.attach_score_head(model)

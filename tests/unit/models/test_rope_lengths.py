@@ -13,18 +13,19 @@ import torch.nn.functional as F
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import DataError
-from anabatic.data.batch import Batch
-from anabatic.device.device import pick
-from anabatic.device.ops import for_device
-from anabatic.evals.likelihood import likelihoods
-from anabatic.evals.trees import Text
+from anabatic.data.batching.batch import Batch
+from anabatic.device.device import select_device
+from anabatic.device.ops import get_device_ops
+from anabatic.evals.likelihood import compute_likelihoods
+from anabatic.evals.prefix_trees import ScoredText
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
-from anabatic.models import attention, forward, fuse, rope_lengths
-from anabatic.models.hf import prepare
-from anabatic.testing.families import SETTINGS, SIZES
+from anabatic.models import attention_interface, forward, rope_scaling
+from anabatic.models.fused import installer
+from anabatic.models.pretrained import prepare_model
+from anabatic.testing.model_configs import COMMON_CONFIG, FAMILY_CONFIGS
 
 CPU = torch.device("cpu")
 BORDER = 16
@@ -56,7 +57,13 @@ def positions(kind: str) -> int:
 def reference(name: str, parameters: dict[str, Any], **more: Any) -> Any:
     """transformers' own model in float64."""
     torch.manual_seed(0)
-    settings = {**SIZES, **SETTINGS[name], "rope_parameters": parameters, "initializer_range": 0.3, **more}
+    settings = {
+        **COMMON_CONFIG,
+        **FAMILY_CONFIGS[name],
+        "rope_parameters": parameters,
+        "initializer_range": 0.3,
+        **more,
+    }
     config = getattr(transformers, f"{name}Config")(**settings)
     config._attn_implementation = config._experts_implementation = "eager"
     return transformers.AutoModelForCausalLM.from_config(config).double().eval()
@@ -76,9 +83,9 @@ def case(name: str, kind: str) -> Any:
 
 def packed(model: Any, fused: bool = True) -> Any:
     ours = copy.deepcopy(model)
-    ours.config._attn_implementation = attention.NAME
+    ours.config._attn_implementation = attention_interface.ATTENTION_NAME
     if fused:
-        fuse.install(ours, for_device("cpu"))
+        installer.install_fused_ops(ours, get_device_ops("cpu"))
     return ours
 
 
@@ -95,7 +102,7 @@ def draw(length: int, seed: int = 0) -> torch.Tensor:
 
 def states(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
     with torch.no_grad():
-        found = forward.hidden_states(model, forward.pack(batch_of(texts), CPU))
+        found = forward.compute_hidden_states(model, forward.pack_batch(batch_of(texts), CPU))
     return list(found.split([len(text) for text in texts]))
 
 
@@ -131,7 +138,7 @@ def test_loss_and_gradients(name: str, kind: str) -> None:
     model, texts = case(name, kind), [draw(length) for length in (12, 40, 5, 17, 50)]
     ours = packed(model)
     batch = batch_of(texts)
-    loss = forward.summed_loss(ours, forward.pack(batch, CPU), 1 << 12)
+    loss = forward.compute_summed_loss(ours, forward.pack_batch(batch, CPU), 1 << 12)
     loss.backward()
     expected = torch.zeros((), dtype=torch.float64)
     fresh = copy.deepcopy(model.base_model.rotary_emb)
@@ -150,20 +157,20 @@ def test_the_types_do_turn_long_texts_otherwise() -> None:
     """What the other tests compare differs where it should: the border is the configuration's."""
     for kind in ("longrope", "dynamic"):
         model = packed(case("Llama", kind))
-        assert rope_lengths.border(model.config) == BORDER
+        assert rope_scaling.get_length_limit(model.config) == BORDER
         text = draw(40)
         short, long = states(model, [text[:BORDER]])[0], states(model, [text])[0][:BORDER]
         assert (short - long).abs().max() > 1e-3
-    assert rope_lengths.border(case("Llama", "yarn").config) is None
+    assert rope_scaling.get_length_limit(case("Llama", "yarn").config) is None
 
 
 def test_likelihoods_do_not_depend_on_who_shares_a_beginning() -> None:
     model = packed(case("Phi3", "longrope"))
-    texts = [Text(draw(30).tolist()[:end], 4) for end in (12, 16, 17, 30)]
-    device = pick(DeviceConfig(type="cpu", dtype="fp32", threads=1))
+    texts = [ScoredText(draw(30).tolist()[:end], 4) for end in (12, 16, 17, 30)]
+    device = select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1))
 
-    def scored(chosen: list[Text]) -> list[float]:
-        found = {n: one for part in likelihoods(model, device, chosen, 200, "x") for n, one in part.items()}
+    def scored(chosen: list[ScoredText]) -> list[float]:
+        found = {n: one for part in compute_likelihoods(model, device, chosen, 200, "x") for n, one in part.items()}
         return [found[number].logprob for number in range(len(chosen))]
 
     torch.testing.assert_close(scored(texts), [scored([text])[0] for text in texts], rtol=1e-6, atol=1e-6)
@@ -172,14 +179,14 @@ def test_likelihoods_do_not_depend_on_who_shares_a_beginning() -> None:
 def test_answers_are_those_of_transformers_beyond_the_border(tmp_path: Any) -> None:
     """Requests of many lengths together, equal beginnings, pieces of prompts, answers that cross the border: the tokens
     of a loop that reads the whole text anew for each."""
-    from anabatic.testing.untrained import byte_tokenizer
+    from anabatic.testing.random_models import build_byte_tokenizer
 
     plain = reference("Phi3", rope("longrope"), vocab_size=300, original_max_position_embeddings=BORDER).float()
-    tokenizer = byte_tokenizer(tmp_path)
+    tokenizer = build_byte_tokenizer(tmp_path)
     rng = Random(0)
     beginning = [rng.randrange(3, 200) for _ in range(40)]
     prompts = [beginning[: rng.choice((4, 9, 16, 17, 33))] + [rng.randrange(3, 200)] for _ in range(7)]
-    engine = Engine(prepare(copy.deepcopy(plain), CPU), tokenizer, max_batch=4, max_len=64, step_tokens=16)
+    engine = Engine(prepare_model(copy.deepcopy(plain), CPU), tokenizer, max_batch=4, max_len=64, step_tokens=16)
     found = engine.generate(prompts, Sampling(temperature=0.0, max_new_tokens=14), [])
     for prompt, answer in zip(prompts, found, strict=True):
         ids = list(prompt)
@@ -187,7 +194,7 @@ def test_answers_are_those_of_transformers_beyond_the_border(tmp_path: Any) -> N
             for _ in range(14):
                 ids.append(int(plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         assert answer.ids == ids[len(prompt) :]
-    assert engine.load().shared_tokens > 0
+    assert engine.get_load().shared_tokens > 0
 
 
 def test_what_is_not_known_is_refused() -> None:

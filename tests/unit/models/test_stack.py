@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from anabatic.config.tuner import Lora
+from anabatic.config.sections.tuner import Lora
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data import tokenizer as tokenizers
-from anabatic.models import adapter, adapter_config, hf, stack
-from anabatic.testing.corpora import byte_tokenizer
-from anabatic.testing.tiny import tiny_model
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models import pretrained
+from anabatic.models.lora import adapter, adapter_config, merging
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic.testing.tiny_models import build_tiny_model
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
@@ -31,10 +32,10 @@ IDS = torch.tensor([[5, 9, 33, 7, 120, 4, 4, 61]])
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stack")
     torch.manual_seed(0)
-    model = tiny_model()
+    model = build_tiny_model()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.1) if parameter.dim() == 2 else None
-    hf.save_model(model, folder / "base", tokenizers.load(byte_tokenizer(folder / "tok")))
+    pretrained.save_model(model, folder / "base", tokenizers.load_tokenizer(write_byte_tokenizer(folder / "tok")))
     return folder / "base"
 
 
@@ -61,7 +62,7 @@ def made(base: Path, folder: Path, seed: int, **options: Any) -> Path:
 
 def ours(base: Path, *specs: str, named: Path | None = None) -> torch.Tensor:
     top = base if named is None else named
-    return logits(hf.load_model(top, CPU, shares=hf.below(specs, top)))
+    return logits(pretrained.load_model(top, CPU, shares=pretrained.resolve_merged_adapters(specs, top)))
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -94,27 +95,29 @@ def test_weights_are_pefts(base: Path, tmp_path: Path, weights: tuple[float, flo
 
 
 def test_an_adapter_on_an_adapter_knows_what_it_lies_on(base: Path, tmp_path: Path) -> None:
-    first, tok = made(base, tmp_path / "first", 0), tokenizers.load(base)
-    shares = hf.below([f"{first}@0.5"], base)
-    model, lora = hf.load_model(base, CPU, shares=shares), Lora(r=2)
-    adapter.insert(model, lora)
-    adapter.begin(model, lora, 0)
+    first, tok = made(base, tmp_path / "first", 0), tokenizers.load_tokenizer(base)
+    shares = pretrained.resolve_merged_adapters([f"{first}@0.5"], base)
+    model, lora = pretrained.load_model(base, CPU, shares=shares), Lora(r=2)
+    adapter.insert_adapter(model, lora)
+    adapter.init_adapter_weights(model, lora, 0)
     torch.manual_seed(1)
-    for layer in adapter.layers(model).values():
+    for layer in adapter.find_lora_layers(model).values():
         torch.nn.init.normal_(layer.lora_B, 0.0, 0.1)
     second = tmp_path / "second"
-    adapter.save(model, second, tok, lora, base, more=stack.record(shares))
+    adapter.save_adapter(model, second, tok, lora, base, more=merging.make_merged_record(shares))
     wanted = logits(model)
     torch.testing.assert_close(ours(base, named=second), wanted)  # found by itself
     torch.testing.assert_close(ours(base, str(second)), wanted, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(ours(base, f"{first}@0.5", named=second), wanted)
-    merged = adapter.merge(hf.load_model(second, CPU, shares=hf.below([], second)))
+    merged = adapter.merge_into_linears(
+        pretrained.load_model(second, CPU, shares=pretrained.resolve_merged_adapters([], second))
+    )
     torch.testing.assert_close(logits(merged), wanted, atol=1e-4, rtol=1e-4)
     with pytest.raises(ConfigError, match="was trained on top of .*first@0.5, not of .*first$"):
-        hf.below([str(first)], second)
+        pretrained.resolve_merged_adapters([str(first)], second)
     first.rename(tmp_path / "gone")
     with pytest.raises(DataError, match="trained on top of the adapter .*first, which is not there"):
-        hf.below([], second)
+        pretrained.resolve_merged_adapters([], second)
 
 
 def test_what_cannot_be_joined(base: Path, tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def test_what_cannot_be_joined(base: Path, tmp_path: Path) -> None:
         ours(base, str(base))
     with pytest.raises(DataError, match="does not exist"):
         ours(base, str(tmp_path / "nothing"))
-    hf.save_model(tiny_model(depth=1), tmp_path / "small", tokenizers.load(base))
+    pretrained.save_model(build_tiny_model(depth=1), tmp_path / "small", tokenizers.load_tokenizer(base))
     with pytest.raises(DataError, match="made for another model"):
         ours(tmp_path / "small", str(dora))
 
@@ -139,19 +142,19 @@ def test_what_cannot_be_joined(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["a@", "a@b", "a@0", "a@1.2.3", "a@nan", "a@inf", "", "  "])
 def test_weights_that_are_none(spec: str) -> None:
     with pytest.raises(ConfigError, match="is no weight|name is empty"):
-        adapter_config.parse(spec)
+        adapter_config.parse_adapter_spec(spec)
 
 
 def test_a_folder_with_an_at_sign(tmp_path: Path) -> None:
     (tmp_path / "run@2").mkdir()
-    assert adapter_config.parse(f"{tmp_path}/run@2") == (f"{tmp_path}/run@2", 1.0)
-    assert adapter_config.parse(f"{tmp_path}/run@2@-0.5") == (f"{tmp_path}/run@2", -0.5)
-    assert adapter_config.parse("owner@home/name") == ("owner@home/name", 1.0)
+    assert adapter_config.parse_adapter_spec(f"{tmp_path}/run@2") == (f"{tmp_path}/run@2", 1.0)
+    assert adapter_config.parse_adapter_spec(f"{tmp_path}/run@2@-0.5") == (f"{tmp_path}/run@2", -0.5)
+    assert adapter_config.parse_adapter_spec("owner@home/name") == ("owner@home/name", 1.0)
 
 
 def test_a_damaged_record(base: Path, tmp_path: Path) -> None:
     folder = made(base, tmp_path / "one", 0)
-    config = json.loads((folder / adapter_config.CONFIG).read_text())
-    (folder / adapter_config.CONFIG).write_text(json.dumps({**config, stack.RECORD: [{"path": 3}]}))
+    config = json.loads((folder / adapter_config.ADAPTER_CONFIG_FILE).read_text())
+    (folder / adapter_config.ADAPTER_CONFIG_FILE).write_text(json.dumps({**config, merging.RECORD_KEY: [{"path": 3}]}))
     with pytest.raises(DataError, match="merged_adapters is damaged"):
-        hf.below([], folder)
+        pretrained.resolve_merged_adapters([], folder)

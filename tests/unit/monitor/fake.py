@@ -6,26 +6,34 @@ import os
 import stat
 from pathlib import Path
 
-from anabatic.sim import smi_layout
-from anabatic.sim.smi_layout import Process, Reading
+from anabatic.sim import npu_smi_layout
+from anabatic.sim.npu_smi_layout import SmiProcess, SmiReading
 
 
-def dies(count: int, per_card: int = 2, pid: int = 4_000_000) -> list[Reading]:
+def dies(count: int, per_card: int = 2, pid: int = 4_000_000) -> list[SmiReading]:
     """Return readings of `count` dies, each with a process."""
     return [
-        Reading(
-            npu=index // per_card, chip=index % per_card, logic=index, name="Ascend910", health="OK",
-            watt=None if index % per_card else 160.5, celsius=40 + index % 8, bus=f"0000:{index:02X}:00.0",
-            aicore=(7 * index) % 101, used_mib=3000 + index, total_mib=65536,
-            processes=(Process(pid + index, "python3.11", 2000 + index),),
+        SmiReading(
+            npu=index // per_card,
+            chip=index % per_card,
+            logic_id=index,
+            name="Ascend910",
+            health="OK",
+            watt=None if index % per_card else 160.5,
+            celsius=40 + index % 8,
+            bus=f"0000:{index:02X}:00.0",
+            aicore=(7 * index) % 101,
+            used_mib=3000 + index,
+            total_mib=65536,
+            processes=(SmiProcess(pid + index, "python3.11", 2000 + index),),
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def table(count: int = 16) -> str:
     """Return `npu-smi info` of two-die cards."""
-    return smi_layout.info(dies(count), "26.0.rc1", "A3")
+    return npu_smi_layout.format_info(dies(count), "26.0.rc1", "A3")
 
 
 def install(folder: Path, script: str) -> Path:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anabatic.sim.smi_layout import MOST_PROCESSES, Reading, row, rule
+from anabatic.sim.npu_smi_layout import MOST_PROCESSES, SmiReading, format_row, format_rule
 
 
-def oldest(readings: Sequence[Reading], version: str) -> str:
+def oldest(readings: Sequence[SmiReading], version: str) -> str:
     """No hugepages, no process table."""
     widths = (19, 17, 40)
     inner = sum(widths) + 2
     lines = [
         f"+{'-' * inner}+",
         f"| {f'npu-smi {version:<28} Version: {version}':<{inner - 1}}|",
-        rule(widths, "-"),
-        row(["NPU     Name", "Health", "Power(W)          Temp(C)"], widths),
-        row(["Chip    Device", "Bus-Id", "AICore(%)         Memory-Usage(MB)"], widths),
-        rule(widths, "="),
+        format_rule(widths, "-"),
+        format_row(["NPU     Name", "Health", "Power(W)          Temp(C)"], widths),
+        format_row(["Chip    Device", "Bus-Id", "AICore(%)         Memory-Usage(MB)"], widths),
+        format_rule(widths, "="),
     ]
     for one in readings:
         power = "NA" if one.watt is None else f"{one.watt:.1f}"
@@ -26,14 +26,14 @@ def oldest(readings: Sequence[Reading], version: str) -> str:
             f"{one.aicore:<17} {one.used_mib} / {one.total_mib}",
         )
         lines += [
-            row([f"{one.npu:<7} {one.name}", one.health, first], widths),
-            row([f"{one.chip:<7} {one.logic}", one.bus, second], widths),
-            rule(widths, "-"),
+            format_row([f"{one.npu:<7} {one.name}", one.health, first], widths),
+            format_row([f"{one.chip:<7} {one.logic_id}", one.bus, second], widths),
+            format_rule(widths, "-"),
         ]
     return "\n".join(lines) + "\n"
 
 
-def newest(readings: Sequence[Reading], version: str, wide: bool) -> str:
+def newest(readings: Sequence[SmiReading], version: str, wide: bool) -> str:
     """950: four cells a row, no chip ids; the wide one names the process in its container too."""
     widths = (8, 18, 15, 70 if wide else 53)
     gap = 22 if wide else 12
@@ -41,42 +41,42 @@ def newest(readings: Sequence[Reading], version: str, wide: bool) -> str:
     lines = [
         f"+{'-' * inner}+",
         f"| {f'npu-smi {version:<30} Version: {version}':<{inner - 1}}|",
-        rule(widths, "-"),
-        row(
+        format_rule(widths, "-"),
+        format_row(
             ["NPU ID", "Name", "Health", f"{'Power(W)':<{gap}}{'Temp(C)':<{gap + 3}}Hugepages-Usage(page)"],
             widths,
         ),
-        row(
+        format_row(
             ["", "", "Bus-Id", f"{'NPU Util(%)':<{gap}}{'Memory-Usage(MB)':<{gap + 3}}HBM-Usage(MB)"],
             widths,
         ),
-        rule(widths, "="),
+        format_rule(widths, "="),
     ]
     for one in readings:
         power = "NA" if one.watt is None else f"{one.watt:.1f}"
         used = f"{one.used_mib:<6}/ {one.total_mib}"
         lines += [
-            row(
+            format_row(
                 [str(one.npu), one.name, one.health, f"{power:<{gap}}{one.celsius:<{gap + 3}}{one.hugepages}"],
                 widths,
             ),
-            row(["", "", one.bus, f"{one.aicore:<{gap}}{one.ddr:<{gap + 3}}{used}"], widths),
-            rule((27, *widths[2:]), "="),
+            format_row(["", "", one.bus, f"{one.aicore:<{gap}}{one.ddr:<{gap + 3}}{used}"], widths),
+            format_rule((27, *widths[2:]), "="),
         ]
     return "\n".join([*lines, *_processes(readings, inner, wide)]) + "\n"
 
 
-def _processes(readings: Sequence[Reading], inner: int, wide: bool) -> list[str]:
+def _processes(readings: Sequence[SmiReading], inner: int, wide: bool) -> list[str]:
     parts = (27, 15, 20, 23, 25) if wide else (27, 15, 26, 26)
     names = ["NPU ID", "Process id", "Process name", "Process memory(MB)", "Process id in container"]
-    lines = [rule(parts, "-"), row(names[: len(parts)], parts), rule(parts, "=")]
+    lines = [format_rule(parts, "-"), format_row(names[: len(parts)], parts), format_rule(parts, "=")]
     for one in readings:
         held = [
-            [str(one.npu), str(each.pid), each.name[:15], str(each.mib), "NA"]
+            [str(one.npu), str(each.pid), each.name[:15], str(each.used_mib), "NA"]
             for each in one.processes[:MOST_PROCESSES]
         ]
-        lines += [row(each[: len(parts)], parts) for each in held]
+        lines += [format_row(each[: len(parts)], parts) for each in held]
         if not held:
             lines.append(f"| {f'No running processes found in NPU {one.npu}':<{inner - 1}}|")
-        lines.append(rule(parts, "="))
+        lines.append(format_rule(parts, "="))
     return lines

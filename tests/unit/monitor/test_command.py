@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.cli.app import main
-from anabatic.monitor import source_dcmi
+from anabatic.monitor.sources import dcmi
 from unit.monitor import fake
 
 
@@ -27,7 +27,7 @@ from unit.monitor import fake
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 16 dies."""
     folder = fake.printing(tmp_path / "bin", fake.table(16))
-    monkeypatch.setattr(source_dcmi, "PATHS", ())
+    monkeypatch.setattr(dcmi, "LIBRARY_PATHS", ())
     monkeypatch.setenv("PATH", fake.on_path(folder))
     monkeypatch.setenv("COLUMNS", "100")
     return folder
@@ -109,8 +109,12 @@ def _start(words: list[str], columns: int, folder: Path) -> tuple[subprocess.Pop
         environment.pop(name, None)
     child = subprocess.Popen(
         [sys.executable, "-m", "anabatic", "monitor", *words],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
-    )  # fmt: skip
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+    )
     os.close(theirs)
     return child, ours
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.monitor.source_nvml import Nvml
+from anabatic.monitor.sources.nvml import NvmlSource
 
 
 class NVMLError(Exception):
@@ -56,11 +56,15 @@ def _library() -> Any:
 
 
 def test_what_a_gpu_does_not_tell_is_not_known() -> None:
-    found = Nvml(_library()).read()
+    found = NvmlSource(_library()).read()
     first, second, third = found.devices
     assert (first.name, first.power_w, first.util_pct, first.used_mb, first.bus_id) == (
-        "NVIDIA H200", 412.3, 77, 3072, "00000000:18:00.0",
-    )  # fmt: skip
+        "NVIDIA H200",
+        412.3,
+        77,
+        3072,
+        "00000000:18:00.0",
+    )
     assert (second.name, second.power_w, second.util_pct, second.used_mb, second.temp_c) == (None,) * 5
     assert third.health == "UNKNOWN" and "GPU 2 does not answer" in found.notes[0]
     assert [(each.pid, each.mem_mb) for each in found.processes] == [(7, 1024), (8, None)]
@@ -74,7 +78,7 @@ def test_a_library_that_stops_is_an_error() -> None:
         raise NVMLError("Driver Not Loaded")
 
     library.nvmlDeviceGetCount = lost
-    assert Nvml(library).read().error == "NVML: Driver Not Loaded"
+    assert NvmlSource(library).read().error == "NVML: Driver Not Loaded"
 
 
 def test_the_real_package_has_these_names() -> None:

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 
 from anabatic.core import paths
 from anabatic.core.errors import ConfigError
-from anabatic.monitor import runs, screen
-from anabatic.monitor.runs import RunReader
+from anabatic.monitor import run_reader, screen
+from anabatic.monitor.run_reader import RunReader
 
 
 def _append(path: Path, *rows: dict[str, Any], torn: str = "") -> None:
@@ -40,23 +40,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _shown(folder: Path, width: int = 80) -> str:
-    lines = [screen.paint(line, colour=False) for line in runs.lines(RunReader(folder).read(), width)]
+    lines = [
+        screen.colorize_line(line, colour=False)
+        for line in run_reader.format_run_lines(RunReader(folder).read(), width)
+    ]
     assert all(cell_len(line) <= width for line in lines[1:])
     return "\n".join(lines)
 
 
 def test_a_run_that_holds_its_folder_runs(folder: Path) -> None:
     _append(folder / "metrics.jsonl", _train(10, time.time() - 9), _train(20, time.time() - 8, mfu=0.3))
-    with paths.alone(folder, "training run"):
+    with paths.lock_folder(folder, "training run"):
         run = RunReader(folder).read()
-        assert (run.state, run.why, run.total_steps, run.figures()["step"]) == ("running", "", 200, 20)
+        assert (run.state, run.why, run.total_steps, run.get_figures()["step"]) == ("running", "", 200, 20)
         text = _shown(folder)
     assert "running" in text and "step 20/200  10 %  ETA 1m00s" in text and "MFU 30.0 %" in text
 
 
 def test_a_run_that_is_alive_and_silent_is_marked(folder: Path) -> None:
     _append(folder / "metrics.jsonl", *(_train(step, time.time() - 600 + step) for step in (1, 2, 3)))
-    with paths.alone(folder, "training run"):
+    with paths.lock_folder(folder, "training run"):
         assert RunReader(folder).read().why == "no row for 10 min"
 
 
@@ -64,7 +67,7 @@ def test_looking_does_not_keep_a_run_from_starting(folder: Path) -> None:
     reader = RunReader(folder)
     for _ in range(20):
         reader.read()
-        with paths.alone(folder, "training run"):
+        with paths.lock_folder(folder, "training run"):
             assert reader.read().state == "running"
 
 
@@ -120,7 +123,7 @@ def test_values_that_are_no_numbers_are_not_known(folder: Path) -> None:
         folder / "metrics.jsonl", {"step": 3, "kind": "train", "loss": "nan", "lr": None, "time": "soon", "mfu": True}
     )
     run = RunReader(folder).read()
-    assert run.figures() == {"step": 3} and run.age_s is None
+    assert run.get_figures() == {"step": 3} and run.age_s is None
     assert "loss n/a" in _shown(folder, 40)
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.monitor import npu_smi, smi_prefix
-from anabatic.sim import smi, smi_layout
-from anabatic.sim.smi_layout import Reading
+from anabatic.monitor.npu_smi import line_prefix, output_parser
+from anabatic.sim import fake_npu_smi, npu_smi_layout
+from anabatic.sim.npu_smi_layout import SmiReading
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"
 PREFIXES: dict[str, Callable[[int], str]] = {
@@ -51,7 +51,7 @@ PREFIXES: dict[str, Callable[[int], str]] = {
 }
 
 
-ONE = Reading(0, 0, 0, "910B3", "OK", 93.5, 40, "0000:C1:00.0", 7, 1, 65536)
+ONE = SmiReading(0, 0, 0, "910B3", "OK", 93.5, 40, "0000:C1:00.0", 7, 1, 65536)
 
 
 def _put(before: Callable[[int], str], text: str, trailing: bool = True) -> str:
@@ -61,7 +61,7 @@ def _put(before: Callable[[int], str], text: str, trailing: bool = True) -> str:
 
 def _values(text: str) -> dict[str, Any]:
     """What is read; of lines that no layout has, the words."""
-    read = npu_smi.plain(npu_smi.parse(text))
+    read = output_parser.output_to_dict(output_parser.parse_output(text))
     for name in ("unparsed_lines", "messages", "warnings"):
         read[name] = [" ".join(line.split()) for line in read.get(name, [])]
     return read
@@ -74,7 +74,7 @@ def test_a_collected_output_is_read_behind_every_prefix(path: Path | None) -> No
     if path is None:
         pytest.skip("the collected outputs of npu-smi are not here")
     text = path.read_text(encoding="utf-8")
-    assert smi_prefix.strip(text) == text.splitlines()
+    assert line_prefix.strip_line_prefixes(text) == text.splitlines()
     expected = _values(text)
     if expected["kind"] == "error":
         return
@@ -99,7 +99,7 @@ written = st.builds(
 )
 machines = st.lists(
     st.builds(
-        Reading,
+        SmiReading,
         npu=st.just(0),
         chip=st.just(0),
         logic=st.just(0),
@@ -117,20 +117,23 @@ machines = st.lists(
 )
 
 
-def _outputs(drawn: list[Reading]) -> list[str]:
-    typed = [smi._typed(kind, drawn, "A2", drawn[0].npu, None) for kind in ("usages", "common", "power")]
-    tables = [smi_layout.info(drawn, "25.5.1", "A2"), smi_layout.mapping(drawn, "Ascend 910B3", "A2")]
+def _outputs(drawn: list[SmiReading]) -> list[str]:
+    typed = [fake_npu_smi._format_type(kind, drawn, "A2", drawn[0].npu, None) for kind in ("usages", "common", "power")]
+    tables = [
+        npu_smi_layout.format_info(drawn, "25.5.1", "A2"),
+        npu_smi_layout.format_mapping(drawn, "Ascend 910B3", "A2"),
+    ]
     return [
         *tables,
-        smi_layout.watch_heading() + smi_layout.watch(drawn),
-        smi_layout.topology(drawn, "A2", 192),
+        npu_smi_layout.format_watch_heading() + npu_smi_layout.format_watch(drawn),
+        npu_smi_layout.format_topology(drawn, "A2", 192),
         *typed,
     ]
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawn=machines, before=written)
-def test_any_time_and_label_may_stand_before_the_lines(drawn: list[Reading], before: str) -> None:
+def test_any_time_and_label_may_stand_before_the_lines(drawn: list[SmiReading], before: str) -> None:
     for text in _outputs(drawn):
         assert _values(_put(lambda row: before, text)) == _values(text)
 
@@ -143,16 +146,19 @@ def test_lines_of_other_processes_between_them_are_left_out(form: str) -> None:
 
 
 def test_text_around_a_quoted_table_does_not_hide_it() -> None:
-    table = smi_layout.info([ONE], "25.5.1", "A2")
+    table = npu_smi_layout.format_info([ONE], "25.5.1", "A2")
     mail = "Hello,\nthis is what it prints:\n\n" + _put(lambda row: "> ", table) + "\nWhat could it be?\n" * 90
-    assert npu_smi.info(mail).devices == npu_smi.info(table).devices != []
+    assert output_parser.parse_info_table(mail).devices == output_parser.parse_info_table(table).devices != []
     log = _put(lambda row: f"2026-11-20 10:42:{row % 60:02d} INFO ", "start\n" + table + "step 1\nstep 2\n" * 50)
-    assert npu_smi.info(log).devices == npu_smi.info(table).devices
+    assert output_parser.parse_info_table(log).devices == output_parser.parse_info_table(table).devices
 
 
 def test_a_colour_within_a_cell_is_no_part_of_the_value() -> None:
-    table = smi_layout.info([ONE], "25.5.1", "A2")
-    assert npu_smi.info(table.replace(" OK ", " \x1b[1;32mOK\x1b[0m ")).devices == npu_smi.info(table).devices
+    table = npu_smi_layout.format_info([ONE], "25.5.1", "A2")
+    assert (
+        output_parser.parse_info_table(table.replace(" OK ", " \x1b[1;32mOK\x1b[0m ")).devices
+        == output_parser.parse_info_table(table).devices
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,4 +172,4 @@ def test_a_colour_within_a_cell_is_no_part_of_the_value() -> None:
     ],
 )
 def test_text_without_a_table_stays_as_it_is(told: str) -> None:
-    assert smi_prefix.strip(told) == told.splitlines()
+    assert line_prefix.strip_line_prefixes(told) == told.splitlines()

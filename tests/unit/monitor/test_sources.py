@@ -10,24 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.monitor import source_dcmi, source_host, source_smi, sources
-from anabatic.monitor.snapshot import Process, cards, key
-from anabatic.sim import smi_layout
+from anabatic.monitor.snapshot import DeviceProcess, count_devices_per_card, format_device_label
+from anabatic.monitor.sources import dcmi, host, npu_smi_command, selection
+from anabatic.sim import npu_smi_layout
 from unit.monitor import fake
 
 
 def test_npu_smi_gives_devices_processes_and_logic_ids(tmp_path: Path) -> None:
     readings = fake.dies(16)
     folder = fake.printing(
-        tmp_path / "bin", smi_layout.info(readings, "26.0.rc1", "A3"), smi_layout.mapping(readings, "Ascend910", "A3")
+        tmp_path / "bin",
+        npu_smi_layout.format_info(readings, "26.0.rc1", "A3"),
+        npu_smi_layout.format_mapping(readings, "Ascend910", "A3"),
     )
-    found = source_smi.NpuSmi(str(folder / "npu-smi")).read()
+    found = npu_smi_command.NpuSmiSource(str(folder / "npu-smi")).read()
     assert found.error is None and found.driver_version == "26.0.rc1"
     assert [device.logic_id for device in found.devices] == list(range(16))
     assert [device.power_w for device in found.devices] == [160.5, None] * 8
     assert found.devices[3].used_mb == 3003 and found.devices[3].total_mb == 65536
     assert [process.pid for process in found.processes] == list(range(4_000_000, 4_000_016))
-    assert key(1, 1, cards(found)) == "1.1"
+    assert format_device_label(1, 1, count_devices_per_card(found)) == "1.1"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_npu_smi_gives_devices_processes_and_logic_ids(tmp_path: Path) -> None:
 )
 def test_an_npu_smi_that_fails_is_an_error_with_a_hint(tmp_path: Path, script: str, says: str, hint: str) -> None:
     folder = fake.install(tmp_path / "bin", script)
-    found = source_smi.NpuSmi(str(folder / "npu-smi")).read()
+    found = npu_smi_command.NpuSmiSource(str(folder / "npu-smi")).read()
     assert found.devices == [] and found.error is not None
     assert says in found.error and hint in found.hint
     assert found.error.isprintable()
@@ -61,14 +63,14 @@ def test_an_npu_smi_that_this_user_may_not_run_is_named(tmp_path: Path, monkeypa
     program = tmp_path / "npu-smi"
     program.write_text("#!/bin/sh\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = source_smi.open_source()
+    said = npu_smi_command.open_source()
     assert isinstance(said, str) and str(program) in said and "HwHiAiUser" in said
 
 
 def test_an_npu_smi_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     folder = fake.install(tmp_path / "bin", f"sleep 60 & echo $! > {note}; wait")
-    found = source_smi.NpuSmi(str(folder / "npu-smi"), timeout=2.0).read()
+    found = npu_smi_command.NpuSmiSource(str(folder / "npu-smi"), timeout=2.0).read()
     assert found.error == "npu-smi did not answer within 2 s"
     child = int(note.read_text())
     for _ in range(3000):
@@ -80,16 +82,16 @@ def test_an_npu_smi_that_hangs_is_killed_with_its_children(tmp_path: Path) -> No
 
 
 def test_without_any_tool_there_is_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(source_dcmi, "PATHS", ())
-    monkeypatch.setattr(source_smi, "_PLACES", (str(tmp_path),))
+    monkeypatch.setattr(dcmi, "LIBRARY_PATHS", ())
+    monkeypatch.setattr(npu_smi_command, "_NPU_SMI_FOLDERS", (str(tmp_path),))
     monkeypatch.setenv("PATH", str(tmp_path))
-    source, _ = sources.accelerators()
+    source, _ = selection.find_accelerator_source()
     if source is not None:
         pytest.skip("this machine has a GPU")
-    found = sources.Machine().read()
+    found = selection.MachineSource().read()
     assert (found.source, len(found.devices), found.devices[0].kind) == ("psutil", 1, "cpu")
     assert found.devices[0].power_w is None and found.devices[0].total_mb
-    assert sources.Machine(processor=False).read().error == "no accelerator can be read"
+    assert selection.MachineSource(processor=False).read().error == "no accelerator can be read"
 
 
 def test_processes_of_this_machine_get_user_and_command() -> None:
@@ -97,10 +99,10 @@ def test_processes_of_this_machine_get_user_and_command() -> None:
     try:
         while b"30" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():  # it is still becoming another program
             time.sleep(0.01)
-        mine = Process(0, 0, child.pid, "sleep", 5)
-        other = Process(0, 0, child.pid, "VLLMEngineCor", 5)  # the host's pid is another process here
-        gone = Process(0, 0, 1 << 22, "python", 5)
-        source_host.People().name([mine, other, gone])
+        mine = DeviceProcess(0, 0, child.pid, "sleep", 5)
+        other = DeviceProcess(0, 0, child.pid, "VLLMEngineCor", 5)  # the host's pid is another process here
+        gone = DeviceProcess(0, 0, 1 << 22, "python", 5)
+        host.ProcessOwners().fill_in_owners([mine, other, gone])
     finally:
         child.kill()
         child.wait()
@@ -146,9 +148,9 @@ def _library(folder: Path, result: int) -> Path:
 
 
 def test_dcmi_reads_cards_by_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_dcmi, "PATHS", (str(tmp_path / "absent.so"), str(_library(tmp_path, 0))))
-    source = source_dcmi.open_source()
-    assert isinstance(source, source_dcmi.Dcmi)
+    monkeypatch.setattr(dcmi, "LIBRARY_PATHS", (str(tmp_path / "absent.so"), str(_library(tmp_path, 0))))
+    source = dcmi.open_source()
+    assert isinstance(source, dcmi.DcmiSource)
     found = source.read()
     assert [(each.npu_id, each.chip_id) for each in found.devices] == [(4, 0), (4, 1), (7, 0), (7, 1)]
     first, second, third = found.devices[:3]
@@ -162,10 +164,10 @@ def test_dcmi_reads_cards_by_their_own_numbers(tmp_path: Path, monkeypatch: pyte
 
 
 def test_dcmi_that_refuses_gives_way_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_dcmi, "PATHS", (str(_library(tmp_path, -8020)),))
-    assert source_dcmi.open_source() == "DCMI does not start: -8020 (the device is owned by another container)"
+    monkeypatch.setattr(dcmi, "LIBRARY_PATHS", (str(_library(tmp_path, -8020)),))
+    assert dcmi.open_source() == "DCMI does not start: -8020 (the device is owned by another container)"
     monkeypatch.setenv("PATH", fake.on_path(fake.printing(tmp_path / "bin", fake.table(4))))
-    found = sources.Machine().read()
+    found = selection.MachineSource().read()
     assert found.source == "npu-smi" and len(found.devices) == 4
     assert found.notes == ["DCMI does not start: -8020 (the device is owned by another container)"]
 
@@ -173,6 +175,6 @@ def test_dcmi_that_refuses_gives_way_with_a_reason(tmp_path: Path, monkeypatch: 
 def test_what_is_no_dcmi_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "libdcmi.so"
     broken.write_bytes(os.urandom(64))
-    monkeypatch.setattr(source_dcmi, "PATHS", (str(broken),))
-    said = source_dcmi.open_source()
+    monkeypatch.setattr(dcmi, "LIBRARY_PATHS", (str(broken),))
+    said = dcmi.open_source()
     assert isinstance(said, str) and said.startswith("DCMI does not load: ")

@@ -11,16 +11,17 @@ import torch
 from safetensors.torch import save_file
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from anabatic.config.parallel import Parallel
-from anabatic.config.shared import Device
-from anabatic.device.device import pick
-from anabatic.models import stack, stored
-from anabatic.models.hf import fill, skeleton
-from anabatic.models.place import place
-from anabatic.parallel import world as parallel
-from anabatic.parallel.shard import settle
-from anabatic.parallel.sharded import local, whole
-from anabatic.testing.spawn import spawn
+from anabatic.config.sections.common import DeviceSettings
+from anabatic.config.sections.parallel import Parallel
+from anabatic.device.device import select_device
+from anabatic.models import weights_reader
+from anabatic.models.lora import merging
+from anabatic.models.materialize import materialize_model
+from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
+from anabatic.parallel import process_groups as parallel
+from anabatic.parallel.dtensors import gather_full_tensor, to_local
+from anabatic.parallel.sharding import resolve_sharding
+from anabatic.testing.multiprocess import spawn_ranks
 
 MIB = 2**20
 ADAPTED = "model.layers.1.self_attn.q_proj.weight"
@@ -33,34 +34,39 @@ def status(name: str) -> int:
 
 
 def sharded(folder: Path, dtype: torch.dtype) -> tuple[torch.nn.Module, parallel.World]:
-    device = pick(Device(type="cpu", threads=1))
-    world = parallel.start(device)
-    model = skeleton(folder, dtype)
-    place(model, settle(Parallel(strategy="zero3"), world, device), device, world)
+    device = select_device(DeviceSettings(type="cpu", threads=1))
+    world = parallel.init_world(device)
+    model = build_meta_causal_lm(folder, dtype)
+    materialize_model(model, resolve_sharding(Parallel(strategy="zero3"), world, device), device, world)
     return model, world
 
 
 def read_half(folder: Path, out: Path) -> None:
     model, world = sharded(folder, torch.bfloat16)
-    own = sum(local(parameter).nbytes for parameter in model.parameters())
+    own = sum(to_local(parameter).nbytes for parameter in model.parameters())
     largest = max(parameter.nbytes for parameter in model.parameters())
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again (proc(5))
     before = status("VmRSS")
-    fill(model, folder)  # type: ignore[arg-type]
+    load_folder_weights(model, folder)  # type: ignore[arg-type]
     grown = status("VmHWM") - before
     (out / f"{os.environ['RANK']}.json").write_text(json.dumps([own, largest, grown]))
-    parallel.stop(world)
+    parallel.leave_world(world)
 
 
 def test_no_rank_holds_much_more_than_its_part(tmp_path: Path) -> None:
     config = Qwen2Config(
-        vocab_size=16384, hidden_size=512, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=2,
-        intermediate_size=2048, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=16384,
+        hidden_size=512,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        intermediate_size=2048,
+        tie_word_embeddings=False,
+    )
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model", max_shard_size="30MB")
     assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2
-    spawn(read_half, 2, tmp_path / "model", tmp_path)
+    spawn_ranks(read_half, 2, tmp_path / "model", tmp_path)
     for rank in range(2):
         own, largest, grown = json.loads((tmp_path / f"{rank}.json").read_text())
         assert own > 50 * MIB
@@ -69,14 +75,14 @@ def test_no_rank_holds_much_more_than_its_part(tmp_path: Path) -> None:
 
 def read_all(folder: Path, out: Path) -> None:
     model, world = sharded(folder, torch.float32)
-    fill(model, folder)  # type: ignore[arg-type]
-    found = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
-    stored.save(model, out / "again" if world.first else None)  # type: ignore[arg-type]
-    assert stack.merge(model, [stack.Share(out / "adapter", 0.5)]) == 1  # type: ignore[arg-type]
-    found["merged"] = whole(dict(model.named_parameters())[ADAPTED].detach())
-    if world.first:
+    load_folder_weights(model, folder)  # type: ignore[arg-type]
+    found = {name: gather_full_tensor(parameter.detach()) for name, parameter in model.named_parameters()}
+    weights_reader.save_weights(model, out / "again" if world.is_main_process else None)  # type: ignore[arg-type]
+    assert merging.merge_adapters(model, [merging.WeightedAdapter(out / "adapter", 0.5)]) == 1  # type: ignore[arg-type]
+    found["merged"] = gather_full_tensor(dict(model.named_parameters())[ADAPTED].detach())
+    if world.is_main_process:
         save_file(found, out / "found.safetensors")
-    parallel.stop(world)
+    parallel.leave_world(world)
 
 
 def adapted(folder: Path, weight: float) -> torch.Tensor:
@@ -94,15 +100,21 @@ def adapted(folder: Path, weight: float) -> torch.Tensor:
 def test_every_weight_arrives_and_is_written_again_as_it_was_published(tmp_path: Path, tied: bool) -> None:
     """Experts are stored one by one and held in one tensor; sizes do not divide by the ranks."""
     config = MixtralConfig(
-        vocab_size=33, hidden_size=20, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=5,
-        intermediate_size=7, num_local_experts=3, tie_word_embeddings=tied,
-    )  # fmt: skip
+        vocab_size=33,
+        hidden_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        intermediate_size=7,
+        num_local_experts=3,
+        tie_word_embeddings=tied,
+    )
     torch.manual_seed(0)
     model = MixtralForCausalLM(config)
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "again").mkdir()
     change = adapted(tmp_path / "adapter", 0.5)
-    spawn(read_all, 2, tmp_path / "model", tmp_path)
+    spawn_ranks(read_all, 2, tmp_path / "model", tmp_path)
     from safetensors.torch import load_file
 
     found = load_file(tmp_path / "found.safetensors")

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from anabatic.config import load, yaml_file
+from anabatic.config.loading import settings, yaml_reader
 from anabatic.config.pipeline import PipelineJob
-from anabatic.recipes import pipeline
+from anabatic.recipes.pipeline import runner
 
 ALL = ["tok", "base", "sft", "talk"]
 
@@ -84,7 +84,7 @@ class Bench:
         }
 
     def job(self) -> PipelineJob:
-        built = load.build("run", self.tree, "bench")
+        built = settings.build_job("run", self.tree, "bench")
         assert isinstance(built, PipelineJob)
         return built
 
@@ -93,7 +93,7 @@ class Bench:
 
     def run(self, **options: Any) -> int:
         program = [sys.executable, str(self.root / "program.py")]
-        return pipeline.run(self.job(), program=program, **options)
+        return runner.run(self.job(), program=program, **options)
 
     def ran(self) -> list[str]:
         """Stages that ran since the last question."""
@@ -103,4 +103,4 @@ class Bench:
         return names
 
     def read(self, stage: str) -> dict[str, Any]:
-        return yaml_file.read(self.out / stage / "stage.yaml").tree
+        return yaml_reader.read_yaml(self.out / stage / "stage.yaml").tree

@@ -10,7 +10,7 @@ from unit.pipeline.bench import Bench
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
-    log.setup()
+    log.setup_logging()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("text")

@@ -193,8 +193,12 @@ def test_all_problems_are_told_together_and_by_the_dry_run(
         shown = caught.value.render()
         errors = [line for line in shown.splitlines() if line.startswith("error: ")]
         assert [line.split(":")[1].strip().rstrip(".job") for line in errors] == [
-            "stages.base", "stages.sft", "stages.sft", "stages.late.command", "stages.last",
-        ]  # fmt: skip
+            "stages.base",
+            "stages.sft",
+            "stages.sft",
+            "stages.late.command",
+            "stages.last",
+        ]
         assert shown.count("hint: ") == len(errors) and caught.value.exit_code == 2
         assert bench.ran() == []
     said = capsys.readouterr().err

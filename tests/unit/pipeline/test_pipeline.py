@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from anabatic.config import load
-from anabatic.core import jsonl
+from anabatic.config.loading import settings
+from anabatic.core import json_lines
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.core.stopping import LATER
+from anabatic.core.stop_signals import SECOND_SIGINT_SECONDS
 from unit.pipeline.bench import ALL, Bench
 
 
@@ -42,7 +42,7 @@ def test_all_stages_run_in_order_and_then_none(bench: Bench, capsys: pytest.Capt
 
 def test_events_and_seconds(bench: Bench) -> None:
     bench.run()
-    rows = [row for row in jsonl.read(bench.out / "pipeline.jsonl") if row["event"] == "stage"]
+    rows = [row for row in json_lines.read_json_lines(bench.out / "pipeline.jsonl") if row["event"] == "stage"]
     assert [(row["stage"], row["state"]) for row in rows[:4]] == [
         ("tok", "run"),
         ("tok", "done"),
@@ -174,7 +174,7 @@ def test_folders_that_cannot_be_used(bench: Bench, tmp_path: Path) -> None:
 def start(bench: Bench) -> subprocess.Popen[str]:
     """Run the bench's pipeline in a process of its own and wait until a stage is busy."""
     recipe = bench.root / "recipe.yaml"
-    recipe.write_text(load.dump(bench.job()))
+    recipe.write_text(settings.dump_job(bench.job()))
     code = (
         "import sys; from anabatic.config import load; from anabatic.core import log; "
         "from anabatic.recipes import pipeline; log.setup(); "
@@ -220,7 +220,7 @@ def test_a_second_interrupt_kills(bench: Bench) -> None:
         process.send_signal(number)
         time.sleep(0.1)
     assert process.poll() is None
-    time.sleep(LATER)
+    time.sleep(SECOND_SIGINT_SECONDS)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)

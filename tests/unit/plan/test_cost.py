@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.plan import cost
+from anabatic.plan import cost_model
 from anabatic.sim import chips
 
-RATES = cost.rates(chips.find("910B3").row)
+RATES = cost_model.get_chip_rates(chips.find_sim_chip("910B3").device_spec)
 
 
 def sent_by_one(kind: str, ranks: int) -> float:
@@ -30,37 +30,44 @@ def sent_by_one(kind: str, ranks: int) -> float:
     }[kind]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in cost.COLLECTIVES if kind not in ("send", "recv")])
+@pytest.mark.parametrize("kind", [kind for kind in cost_model.COLLECTIVES if kind not in ("send", "recv")])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_inside_a_server(kind: str, ranks: int) -> None:
     total = 1e9
-    link = (ranks - 1) * 28e9 * cost.LINK_EFFICIENCY  # one link to each peer
-    expected = cost.LAUNCH_COLLECTIVE_NS + 1e9 * sent_by_one(kind, ranks) * total / link
-    assert cost.collective_ns(RATES, kind, total, ranks) == pytest.approx(expected)
+    link = (ranks - 1) * 28e9 * cost_model.LINK_EFFICIENCY  # one link to each peer
+    expected = cost_model.LAUNCH_COLLECTIVE_NS + 1e9 * sent_by_one(kind, ranks) * total / link
+    assert cost_model.estimate_collective_ns(RATES, kind, total, ranks) == pytest.approx(expected)
 
 
 def test_between_servers() -> None:
-    inside = cost.collective_ns(RATES, "all_reduce", 1e9, 8)
-    both = cost.collective_ns(RATES, "all_reduce", 1e9, 16)
+    inside = cost_model.estimate_collective_ns(RATES, "all_reduce", 1e9, 8)
+    both = cost_model.estimate_collective_ns(RATES, "all_reduce", 1e9, 16)
     # Each of the eight devices exchanges its eighth with one partner, twice.
-    assert both - inside == pytest.approx(2 * cost.NETWORK_NS + 1e9 * (1e9 / 8) / (25e9 * cost.LINK_EFFICIENCY))
+    assert both - inside == pytest.approx(
+        2 * cost_model.NETWORK_NS + 1e9 * (1e9 / 8) / (25e9 * cost_model.LINK_EFFICIENCY)
+    )
 
 
 def test_an_operator_is_bound_by_the_slower_side() -> None:
     flops = 2 * 4096.0**3
     moved = 3 * 4096 * 4096 * 2
-    compute = 1e9 * flops / (294.9e12 * cost.COMPUTE_EFFICIENCY)
-    assert cost.operator_ns(RATES, "cube half", flops, moved) == pytest.approx(5000 + compute)
-    assert cost.operator_ns(RATES, "cube single", flops, moved) == pytest.approx(5000 + 4 * compute)
-    assert cost.operator_ns(RATES, "vector", 0, 1.6e9) == pytest.approx(2000 + 1e6 / cost.MEMORY_EFFICIENCY)
+    compute = 1e9 * flops / (294.9e12 * cost_model.COMPUTE_EFFICIENCY)
+    assert cost_model.estimate_operator_ns(RATES, "cube half", flops, moved) == pytest.approx(5000 + compute)
+    assert cost_model.estimate_operator_ns(RATES, "cube single", flops, moved) == pytest.approx(5000 + 4 * compute)
+    assert cost_model.estimate_operator_ns(RATES, "vector", 0, 1.6e9) == pytest.approx(
+        2000 + 1e6 / cost_model.MEMORY_EFFICIENCY
+    )
 
 
 @pytest.mark.parametrize("chip", sorted(chips.CHIPS))
 def test_every_chip_has_rates(chip: str) -> None:
-    assert all(value > 0 for value in cost.values(cost.rates(chips.find(chip).row)))
+    assert all(
+        value > 0
+        for value in cost_model.list_rate_values(cost_model.get_chip_rates(chips.find_sim_chip(chip).device_spec))
+    )
 
 
-@given(st.sampled_from(cost.COLLECTIVES), st.integers(1, 64), st.floats(0, 1e12))
+@given(st.sampled_from(cost_model.COLLECTIVES), st.integers(1, 64), st.floats(0, 1e12))
 def test_more_bytes_take_longer(kind: str, ranks: int, total: float) -> None:
-    less, more = (cost.collective_ns(RATES, kind, size, ranks) for size in (total, 2 * total + 1))
-    assert cost.LAUNCH_COLLECTIVE_NS <= less <= more
+    less, more = (cost_model.estimate_collective_ns(RATES, kind, size, ranks) for size in (total, 2 * total + 1))
+    assert cost_model.LAUNCH_COLLECTIVE_NS <= less <= more

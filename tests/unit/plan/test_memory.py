@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.device.table import CHIPS, find_chip
-from anabatic.plan import clock, cost, fit, known
-from anabatic.plan.memory import activations, memory
-from anabatic.plan.setup import Setup
+from anabatic.plan import cost_model, model_shape, step_time, strategy_search
+from anabatic.plan.memory_estimate import estimate_activations, estimate_peak_memory
+from anabatic.plan.training_setup import TrainingSetup
 
 CHIP = find_chip("Ascend910B3")
 assert CHIP is not None
-SHAPE, _ = known.named("Qwen/Qwen2.5-7B")
-BASE = Setup(SHAPE, micro_tokens=8192)
+SHAPE, _ = model_shape.get_named_shape("Qwen/Qwen2.5-7B")
+BASE = TrainingSetup(SHAPE, micro_tokens=8192)
 SETUPS = st.builds(
-    Setup,
-    st.just(SHAPE) | st.just(known.named("Qwen/Qwen3-30B-A3B")[0]),
+    TrainingSetup,
+    st.just(SHAPE) | st.just(model_shape.get_named_shape("Qwen/Qwen3-30B-A3B")[0]),
     strategy=st.sampled_from(["ddp", "zero2", "zero3"]),
     ranks=st.sampled_from([2, 8, 16]),
     tuner=st.sampled_from(["full", "lora", "freeze"]),
@@ -37,55 +37,60 @@ SETUPS = st.builds(
 def test_activations_of_a_block_are_those_of_the_operators() -> None:
     """Counted by hand for Qwen2 with 4 heads of 64, 2 for keys and values, width 256, inner size 704, in bf16."""
     small = replace(SHAPE, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=704, vocab=512, layers=2, qkv_bias=True)
-    full = activations(Setup(small))
+    full = estimate_activations(TrainingSetup(small))
     assert full.stream == 2 * (4 * 256 + 4) + 2 * 2 * 256  # fp32 inputs of two norms, their reciprocals; bf16 outputs
     assert full.attention == 2 * ((256 + 128) * 2 + 128 + 256) + 64 * 4  # before and after rotation, values, output
     assert full.mlp == 2 * 3 * 704  # gate and up side by side, their product
-    lora = activations(Setup(small, tuner="lora", rank=8))
+    lora = estimate_activations(TrainingSetup(small, tuner="lora", rank=8))
     assert lora.stream == full.stream - 2 * 2 * 256 and lora.adapters == 2 * 8 * 7
 
 
 @settings(max_examples=100, deadline=None)
 @given(SETUPS)
-def test_parts_are_not_negative_and_saving_saves(setup: Setup) -> None:
-    found = memory(setup)
+def test_parts_are_not_negative_and_saving_saves(setup: TrainingSetup) -> None:
+    found = estimate_peak_memory(setup)
     assert all(size >= 0 for size in found.parts.values()) and found.total > 0
     assert sum(found.kinds.values()) == pytest.approx(found.parts.get("activations", 0.0))
-    assert memory(replace(setup, micro_tokens=2 * setup.micro_tokens)).total >= found.total
+    assert estimate_peak_memory(replace(setup, micro_tokens=2 * setup.micro_tokens)).total >= found.total
     if setup.strategy == "zero3":
-        assert memory(replace(setup, ranks=2 * setup.ranks)).total <= found.total
-        assert memory(replace(setup, offload=True)).total < found.total
+        assert estimate_peak_memory(replace(setup, ranks=2 * setup.ranks)).total <= found.total
+        assert estimate_peak_memory(replace(setup, offload=True)).total < found.total
     if setup.recompute == "full":
-        assert found.total <= memory(replace(setup, recompute="none")).total * 1.02
-    rates = cost.rates(CHIP)
-    time = clock.clock(setup, rates)
-    assert time.step > 0 and 0 <= time.exposed <= time.traffic and time.update < time.compute
+        assert found.total <= estimate_peak_memory(replace(setup, recompute="none")).total * 1.02
+    rates = cost_model.get_chip_rates(CHIP)
+    time = step_time.estimate_step_time(setup, rates)
+    assert time.total_seconds > 0 and 0 <= time.exposed_collectives <= time.collectives and time.update < time.compute
     if setup.tuner != "freeze":  # utilisation counts gradients that nobody needs below the blocks that are trained
-        assert fit.judge(setup, CHIP).mfu(CHIP) < cost.COMPUTE_EFFICIENCY
+        assert strategy_search.estimate_strategy(setup, CHIP).compute_mfu(CHIP) < cost_model.COMPUTE_EFFICIENCY
 
 
 def test_the_theory_of_dividing() -> None:
     """arXiv 1910.02054, figure 1: 16 bytes a parameter in mixed precision, divided by the ranks under stage 3."""
-    one = memory(replace(BASE, strategy="ddp", ranks=64)).parts
-    parted = memory(replace(BASE, strategy="zero3", ranks=64)).parts
+    one = estimate_peak_memory(replace(BASE, strategy="ddp", ranks=64)).parts
+    parted = estimate_peak_memory(replace(BASE, strategy="zero3", ranks=64)).parts
     held = ("trained weights", "optimizer")
     assert sum(one[name] for name in held) == 12 * SHAPE.params
     assert sum(parted[name] for name in held) == pytest.approx(12 * SHAPE.params / 64)
 
 
 def test_what_is_proposed_fits_and_comes_in_order() -> None:
-    setup = Setup(SHAPE, ranks=8, strategy="ddp", micro_tokens=2048)
-    found = fit.fastest(fit.fitting(setup, 8 * 16_384, CHIP))
-    assert found and all(one.fits for one in found)
+    setup = TrainingSetup(SHAPE, ranks=8, strategy="ddp", micro_tokens=2048)
+    found = strategy_search.pick_fastest(strategy_search.list_fitting(setup, 8 * 16_384, CHIP))
+    assert found and all(one.can_fit for one in found)
     speeds = [one.tokens_per_s for one in found]
     assert speeds == sorted(speeds, reverse=True)
     for one in found:
         assert one.setup.micro_tokens * one.setup.micro_steps * 8 == 8 * 16_384
     assert not any(one.setup.strategy == "ddp" for one in found)  # 7 B parameters at 16 bytes
-    assert fit.fitting(Setup(SHAPE, micro_tokens=2048), 2048, CHIP) == []
+    assert strategy_search.list_fitting(TrainingSetup(SHAPE, micro_tokens=2048), 2048, CHIP) == []
 
 
 def test_every_chip_of_the_table_can_be_planned_for() -> None:
-    small, _ = known.named("Qwen/Qwen2.5-0.5B")
+    small, _ = model_shape.get_named_shape("Qwen/Qwen2.5-0.5B")
     for chip in CHIPS:
-        assert fit.judge(Setup(small, tuner="lora", micro_tokens=512, seq_len=512), chip).tokens_per_s > 0
+        assert (
+            strategy_search.estimate_strategy(
+                TrainingSetup(small, tuner="lora", micro_tokens=512, seq_len=512), chip
+            ).tokens_per_s
+            > 0
+        )

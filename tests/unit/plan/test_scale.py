@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from anabatic.cli.app import main
 from anabatic.device.table import CHIPS, find_chip
-from anabatic.plan import clock, cost, known, scale
-from anabatic.plan.setup import Setup
+from anabatic.plan import cost_model, device_scaling, model_shape, step_time
+from anabatic.plan.training_setup import TrainingSetup
 
 CHIP = find_chip("Ascend910B3")
 assert CHIP is not None
-RATES = cost.rates(CHIP)
+RATES = cost_model.get_chip_rates(CHIP)
 NUMBERS = [8 << power for power in range(10)]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -32,7 +32,7 @@ def plan(words: list[str]) -> int:
 def flat_ring_ns(kind: str, total: float, ranks: int) -> float:
     """One ring through all devices of several servers: every step waits for the slowest link, a device's network."""
     turns = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (ranks - 1)
-    return cost.LAUNCH_COLLECTIVE_NS + turns * (cost.NETWORK_NS + 1e9 * total / ranks / RATES.network)
+    return cost_model.LAUNCH_COLLECTIVE_NS + turns * (cost_model.NETWORK_NS + 1e9 * total / ranks / RATES.network)
 
 
 @given(
@@ -41,19 +41,19 @@ def flat_ring_ns(kind: str, total: float, ranks: int) -> float:
     st.floats(1e3, 1e10),
 )
 def test_inside_first_is_never_slower_than_one_ring_through_all(kind: str, ranks: int, total: float) -> None:
-    assert cost.collective_ns(RATES, kind, total, ranks) <= flat_ring_ns(kind, total, ranks)
+    assert cost_model.estimate_collective_ns(RATES, kind, total, ranks) <= flat_ring_ns(kind, total, ranks)
 
 
-@given(st.sampled_from([kind for kind in cost.COLLECTIVES if kind not in ("send", "recv")]), st.floats(0, 1e10))
+@given(st.sampled_from([kind for kind in cost_model.COLLECTIVES if kind not in ("send", "recv")]), st.floats(0, 1e10))
 def test_more_servers_take_longer(kind: str, total: float) -> None:
-    times = [cost.collective_ns(RATES, kind, total, ranks) for ranks in NUMBERS]
+    times = [cost_model.estimate_collective_ns(RATES, kind, total, ranks) for ranks in NUMBERS]
     assert times == sorted(times)
 
 
 def test_rounds_are_the_logarithm_of_the_servers() -> None:
     for servers, rounds in ((2, 1), (3, 2), (4, 2), (5, 3), (512, 9)):
-        found = cost.collective_ns(RATES, "barrier", 0.0, 8 * servers)
-        assert found == cost.LAUNCH_COLLECTIVE_NS + rounds * cost.NETWORK_NS
+        found = cost_model.estimate_collective_ns(RATES, "barrier", 0.0, 8 * servers)
+        assert found == cost_model.LAUNCH_COLLECTIVE_NS + rounds * cost_model.NETWORK_NS
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,24 +65,28 @@ def test_rounds_are_the_logarithm_of_the_servers() -> None:
     st.sampled_from([512, 8192]),
 )
 def test_what_more_devices_can_give(model: str, strategy: str, tuner: str, chip, micro: int) -> None:  # type: ignore[no-untyped-def]
-    shape, _ = known.named(model)
-    rates = cost.rates(chip)
+    shape, _ = model_shape.get_named_shape(model)
+    rates = cost_model.get_chip_rates(chip)
     times = [
-        clock.clock(Setup(shape, strategy=strategy, tuner=tuner, ranks=ranks, micro_tokens=micro, seq_len=512), rates)  # type: ignore[arg-type]
+        step_time.estimate_step_time(
+            TrainingSetup(shape, strategy=strategy, tuner=tuner, ranks=ranks, micro_tokens=micro, seq_len=512), rates
+        )  # type: ignore[arg-type]
         for ranks in [rates.server << power for power in range(10)]
     ]
     for less, more in zip(times, times[1:], strict=False):
         saved = less.update - more.update  # parts of the optimizer get smaller, nothing else does
-        assert more.step >= less.step - saved - 1e-12
-        assert more.traffic >= less.traffic * (1 - 1e-12) and more.exposed <= more.traffic * (1 + 1e-12)
+        assert more.total_seconds >= less.total_seconds - saved - 1e-12
+        assert more.collectives >= less.collectives * (1 - 1e-12) and more.exposed_collectives <= more.collectives * (
+            1 + 1e-12
+        )
         assert strategy != "ddp" or saved == 0.0
 
 
 def test_numbers_of_devices() -> None:
-    assert scale.counts(8, 64, 1) == [1, 2, 4, 8, 16, 32, 64]
-    assert scale.counts(6, 30, 1) == [1, 2, 4, 6, 12, 24]
-    assert scale.counts(8, 32, 4) == [4, 8, 16, 32]
-    assert scale.counts(16, 4096, 1)[-1] == 4096
+    assert device_scaling.list_device_counts(8, 64, 1) == [1, 2, 4, 8, 16, 32, 64]
+    assert device_scaling.list_device_counts(6, 30, 1) == [1, 2, 4, 6, 12, 24]
+    assert device_scaling.list_device_counts(8, 32, 4) == [4, 8, 16, 32]
+    assert device_scaling.list_device_counts(16, 4096, 1)[-1] == 4096
 
 
 SFT = ["--", "sft", "--data", "rows.jsonl", "--batch.seq-len", "512", "--model"]
@@ -150,10 +154,11 @@ def test_a_picture_that_cannot_be_written(kind: list[str], tmp_path: Path, capsy
 
 def test_what_the_update_and_frozen_blocks_cost() -> None:
     """Muon's products counted by hand; below the blocks that are trained nothing goes back."""
-    shape, _ = known.named("Qwen2.5-0.5B")
+    shape, _ = model_shape.get_named_shape("Qwen2.5-0.5B")
     base = {"shape": shape, "micro_tokens": 8192, "seq_len": 512}
     adam, muon, freeze = (
-        clock.clock(Setup(**base, **more), RATES) for more in ({}, {"muon": True}, {"tuner": "freeze"})
+        step_time.estimate_step_time(TrainingSetup(**base, **more), RATES)
+        for more in ({}, {"muon": True}, {"tuner": "freeze"})
     )  # type: ignore[arg-type]
     products = sum(
         5 * (4.0 * min(one) ** 2 * max(one) + 2.0 * min(one) ** 3)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anabatic.config.pretrain import PretrainJob
-from anabatic.config.shared import Data
+from anabatic.config.sections.common import Data
 from anabatic.core.errors import AnabaticError, DataError
-from anabatic.plan import known, shape
+from anabatic.plan import decoder_shape, model_shape
 
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
@@ -44,7 +44,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_public_models_have_the_published_number_of_parameters(name: str) -> None:
-    found, source = known.named(name)
+    found, source = model_shape.get_named_shape(name)
     assert found.params == PUBLISHED[name] and "published" in source
 
 
@@ -54,15 +54,15 @@ def test_parameters_are_those_that_transformers_makes(family: str, tmp_path: Pat
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    found, _ = known.named(str(tmp_path))
+    found, _ = model_shape.get_named_shape(str(tmp_path))
     assert found.params == sum(parameter.numel() for parameter in model.parameters())
-    assert found.block == sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    assert found.block_params == sum(parameter.numel() for parameter in model.model.layers[0].parameters())
 
 
 def test_the_dial_gives_the_model_that_pretrain_builds() -> None:
     job = PretrainJob(tokenizer="nowhere", data=Data(train=["x"]))
-    found, source = known.of_job(job)
-    assert (found.layers, found.hidden, found.vocab) == (12, 768, known.USUAL_VOCABULARY)
+    found, source = model_shape.get_job_shape(job)
+    assert (found.layers, found.hidden, found.vocab) == (12, 768, model_shape.DEFAULT_VOCAB_SIZE)
     assert "not there yet" in source
 
 
@@ -88,7 +88,7 @@ def test_the_dial_gives_the_model_that_pretrain_builds() -> None:
 def test_a_config_that_is_none_is_refused(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DataError) as caught:
-        known.named(str(tmp_path))
+        model_shape.get_named_shape(str(tmp_path))
     assert why in str(caught.value) and caught.value.hint
 
 
@@ -96,7 +96,7 @@ def test_a_config_that_is_no_description_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(257 << 20)
     with pytest.raises(DataError, match=r"has 257\.0 MiB"):
-        known.named(str(tmp_path))
+        model_shape.get_named_shape(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_config_that_is_no_description_is_not_read(tmp_path: Path) -> None:
 )
 def test_a_family_that_is_not_known_is_named(kind: str | None, told: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": kind}))
-    found, source = known.named(str(tmp_path))
+    found, source = model_shape.get_named_shape(str(tmp_path))
     assert found.layers == 3 and (told in source if told else source == str(tmp_path / "config.json"))
 
 
@@ -118,8 +118,8 @@ def test_a_family_that_is_not_known_is_named(kind: str | None, told: str, tmp_pa
 )
 def test_whatever_a_config_holds_it_is_a_shape_or_an_error(config: dict[str, object]) -> None:
     try:
-        found = shape.read({**SIZES, **config}, "config.json")
+        found = decoder_shape.read_shape({**SIZES, **config}, "config.json")
     except AnabaticError as error:
         assert "config.json" in str(error)
     else:
-        assert found.params > 0 and found.block > 0
+        assert found.params > 0 and found.block_params > 0

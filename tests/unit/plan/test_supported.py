@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.plan.known import named
-from anabatic.plan.supported import require_job, require_supported, require_text_decoder
+from anabatic.plan.model_shape import get_named_shape
+from anabatic.plan.supported_models import require_supported_folder, require_supported_job, require_text_decoder
 
 _TEXT = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99, "intermediate_size": 9}
 # As published: architectures, model_type and the names of what reads pictures or sound.
@@ -67,11 +67,11 @@ def test_refused_by_name_in_a_folder_and_below_an_adapter(case: str, tmp_path: P
     (base / "config.json").write_text(json.dumps(config))
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
     for refuse in (
-        lambda: require_supported(base),
-        lambda: require_supported(adapter),
-        lambda: require_job({"model": str(base)}),
-        lambda: require_job({"model": {"path": str(base)}}),
-        lambda: named(str(base)),
+        lambda: require_supported_folder(base),
+        lambda: require_supported_folder(adapter),
+        lambda: require_supported_job({"model": str(base)}),
+        lambda: require_supported_job({"model": {"path": str(base)}}),
+        lambda: get_named_shape(str(base)),
     ):
         with pytest.raises(DataError, match=told) as error:
             refuse()
@@ -105,9 +105,9 @@ def test_sizes_that_are_none_are_refused(key: str, size: int) -> None:
 
 def test_what_cannot_be_read_is_left_to_the_reader(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    require_supported(tmp_path)
-    require_job({"model": "owner/name"})
-    require_job({"model": None})
+    require_supported_folder(tmp_path)
+    require_supported_job({"model": "owner/name"})
+    require_supported_job({"model": None})
 
 
 COMMANDS = (
@@ -134,14 +134,14 @@ def test_every_command_refuses_before_torch_is_loaded(command: str, tmp_path: Pa
 
 
 def test_no_training_is_planned_on_a_chip_for_inference_and_both_sizes_of_the_910b4_are_known() -> None:
+    from anabatic.config.sections.common import Data
     from anabatic.config.sft import SftJob
-    from anabatic.config.shared import Data
     from anabatic.core.errors import ConfigError
-    from anabatic.recipes import plan
+    from anabatic.recipes import plan_command
 
     job = SftJob(model="Qwen/Qwen3-0.6B", data=Data(train=["rows.jsonl"]))
     with pytest.raises(ConfigError, match="Ascend310P3 is made for inference") as error:
-        plan.on_paper(job, plan.place_of(job, "310P3", 1, 1))
+        plan_command.estimate_job(job, plan_command.resolve_cluster_size(job, "310P3", 1, 1))
     assert "910B4" in error.value.hint
-    sizes = {chip: plan.chip_named(chip).memory_gib for chip in ("910B4", "910B4-1")}
+    sizes = {chip: plan_command.find_chip(chip).memory_gib for chip in ("910B4", "910B4-1")}
     assert sizes == {"910B4": 32, "910B4-1": 64}

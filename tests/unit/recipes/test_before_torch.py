@@ -141,9 +141,17 @@ def test_it_is_told_at_once_and_before_anything_else(
 
 def test_nothing_is_left_of_the_looks(place: Path, answers: dict[str, tuple[int, str]]) -> None:
     assert {path.name for path in place.iterdir()} == {
-        "m", "adapted", "hollow", "empty.jinja", "a.txt", "a.jsonl", "pairs.jsonl", "sums.jsonl", "tracks.csv",
+        "m",
+        "adapted",
+        "hollow",
+        "empty.jinja",
+        "a.txt",
+        "a.jsonl",
+        "pairs.jsonl",
+        "sums.jsonl",
+        "tracks.csv",
         "one.csv",
-    }  # fmt: skip
+    }
 
 
 PLANNED = [
@@ -164,9 +172,15 @@ PLANNED = [
 @pytest.mark.parametrize("line", ["plan -- sft", "plan --scale 4 -- sft", "sft --dry-run"])
 @pytest.mark.parametrize(("data", "options", "code", "said"), PLANNED, ids=[f"{row[0]} {row[1]}" for row in PLANNED])
 def test_a_plan_refuses_what_the_job_would_refuse(
-    line: str, data: str, options: str, code: int, said: str,
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    line: str,
+    data: str,
+    options: str,
+    code: int,
+    said: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(place)
     (place / "img.jsonl").write_text(json.dumps({**TALK, "images": ["a.png"]}) + "\n")
     (place / "other.jsonl").write_text('{"x": 1}\n')

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from anabatic.config import load
-from anabatic.config.shared import Batch
+from anabatic.config.loading import settings
+from anabatic.config.sections.common import BatchSettings
 from anabatic.core.errors import ConfigError
-from anabatic.recipes import length
+from anabatic.recipes import sequence_length
 
 
 def model(folder: Path, **sizes: Any) -> str:
@@ -21,7 +21,7 @@ def model(folder: Path, **sizes: Any) -> str:
 
 
 def sft(name: str, **batch: Any) -> Any:
-    return load.build("sft", {"model": name, "data": {"train": "rows.jsonl"}, "batch": batch}, "")
+    return settings.build_job("sft", {"model": name, "data": {"train": "rows.jsonl"}, "batch": batch}, "")
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def sft(name: str, **batch: Any) -> Any:
     ],
 )
 def test_the_model_decides(tmp_path: Path, sizes: dict[str, Any], wanted: int | None) -> None:
-    assert length.follow(sft(model(tmp_path / "m", **sizes))).batch.seq_len == wanted
+    assert sequence_length.resolve_seq_len(sft(model(tmp_path / "m", **sizes))).batch.seq_len == wanted
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:
     name = model(tmp_path / "m", max_position_embeddings=256)
-    assert length.follow(sft(name, seq_len=4096)).batch.seq_len == 4096
-    assert length.follow(sft(name, micro_batch_tokens=100)).batch.seq_len == 100
+    assert sequence_length.resolve_seq_len(sft(name, seq_len=4096)).batch.seq_len == 4096
+    assert sequence_length.resolve_seq_len(sft(name, micro_batch_tokens=100)).batch.seq_len == 100
 
 
 def test_runs_and_adapters_lead_to_their_model(tmp_path: Path) -> None:
@@ -49,19 +49,21 @@ def test_runs_and_adapters_lead_to_their_model(tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "run")}))
-    assert length.follow(sft(str(adapter))).batch.seq_len == 64
+    assert sequence_length.resolve_seq_len(sft(str(adapter))).batch.seq_len == 64
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(adapter)}))
-    assert length.follow(sft(str(adapter))).batch.seq_len is None  # a circle
+    assert sequence_length.resolve_seq_len(sft(str(adapter))).batch.seq_len is None  # a circle
 
 
 def test_a_new_model_takes_what_is_common() -> None:
-    job = load.build("pretrain", {"tokenizer": "tok", "data": {"train": ["stdlib:"]}}, "")
-    assert length.follow(job).batch.seq_len == Batch().length == 1024
+    job = settings.build_job("pretrain", {"tokenizer": "tok", "data": {"train": ["stdlib:"]}}, "")
+    assert sequence_length.resolve_seq_len(job).batch.seq_len == BatchSettings().resolved_seq_len == 1024
     with pytest.raises(ConfigError, match="micro_batch_tokens is 100, less than batch.seq_len 200"):
-        Batch(seq_len=200, micro_batch_tokens=100)
+        BatchSettings(seq_len=200, micro_batch_tokens=100)
 
 
 def test_one_source_is_as_good_as_a_list() -> None:
     assert sft("m").data.train == ["rows.jsonl"]
-    several = load.build("sft", {"model": "m", "data": {"train": ["a.jsonl", "b.jsonl"], "valid": "c.jsonl"}}, "")
+    several = settings.build_job(
+        "sft", {"model": "m", "data": {"train": ["a.jsonl", "b.jsonl"], "valid": "c.jsonl"}}, ""
+    )
     assert (several.data.train, several.data.valid) == (["a.jsonl", "b.jsonl"], ["c.jsonl"])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from anabatic.config.rl import Held, RlJob
-from anabatic.config.shared import Batch, Data, Device, Save, Schedule
-from anabatic.models.hf import save_model
-from anabatic.testing.untrained import byte_tokenizer, random_model
+from anabatic.config.rl import HeldoutEvaluate, RlJob
+from anabatic.config.sections.common import BatchSettings, Data, DeviceSettings, Save, Schedule
+from anabatic.models.pretrained import save_model
+from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 
 MINE = """
 def vowels(text, row):
@@ -26,8 +26,8 @@ Make = Callable[..., RlJob]
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model that says anything, and a file of rewards beside it."""
     folder = tmp_path_factory.mktemp("rl")
-    tokenizer = byte_tokenizer(folder / "tokenizer")
-    save_model(random_model(len(tokenizer)), folder / "model", tokenizer)
+    tokenizer = build_byte_tokenizer(folder / "tokenizer")
+    save_model(build_random_model(len(tokenizer)), folder / "model", tokenizer)
     (folder / "mine.py").write_text(MINE)
     return folder / "model"
 
@@ -39,12 +39,19 @@ def make(chat_model: Path, tmp_path: Path) -> Make:
     def settings(**given: Any) -> RlJob:
         steps = given.pop("steps", 4)
         first: dict[str, Any] = {
-            "model": str(chat_model), "out": str(tmp_path / given.pop("name", "run")),
-            "data": Data(train=["task:spelling#20"]), "rewards": [f"{chat_model.parent / 'mine.py'}:vowels"],
-            "batch": Batch(seq_len=64), "eval": Held(rows=4, every=2), "device": Device(type="cpu", threads=1),
-            "schedule": Schedule(max_steps=steps), "save": Save(every=1, keep_last=20),
-            "examples_per_step": 4, "num_samples": 4, "device_batch_size": 8,
-        }  # fmt: skip
+            "model": str(chat_model),
+            "out": str(tmp_path / given.pop("name", "run")),
+            "data": Data(train=["task:spelling#20"]),
+            "rewards": [f"{chat_model.parent / 'mine.py'}:vowels"],
+            "batch": BatchSettings(seq_len=64),
+            "eval": HeldoutEvaluate(rows=4, every=2),
+            "device": DeviceSettings(type="cpu", threads=1),
+            "schedule": Schedule(max_steps=steps),
+            "save": Save(every=1, keep_last=20),
+            "examples_per_step": 4,
+            "num_samples": 4,
+            "device_batch_size": 8,
+        }
         job = RlJob(**{**first, **given})
         job.sampling.max_new_tokens = 8
         job.device.dtype = "fp32"

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.rl import advantage
-from anabatic.rl.loss import ALGORITHMS, Clip, Tokens
+from anabatic.rl import advantages
+from anabatic.rl.policy_loss import ALGORITHMS, ClipRange, TokenLogProbs
 
 LOW, HIGH, BETA = 0.2, 0.28, 0.05
 Answer = tuple[float, list[float], list[float], list[float]]
@@ -74,19 +74,19 @@ def drawn(draw: st.DrawFn) -> list[Answer]:
     return answers
 
 
-def tokens_of(answers: list[Answer]) -> Tokens:
+def tokens_of(answers: list[Answer]) -> TokenLogProbs:
     flat = [torch.tensor([x for one in answers for x in one[at]], dtype=torch.float64) for at in (1, 2, 3)]
     lengths = torch.tensor([len(one[1]) for one in answers])
     owner = torch.repeat_interleave(torch.arange(len(answers)), lengths)
     values = torch.tensor([one[0] for one in answers], dtype=torch.float64)
-    return Tokens(flat[0].requires_grad_(), flat[1], owner, values, lengths.double(), flat[2])
+    return TokenLogProbs(flat[0].requires_grad_(), flat[1], owner, values, lengths.double(), flat[2])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @given(answers=drawn())
 @settings(max_examples=25, deadline=None)
 def test_values(name: str, answers: list[Answer]) -> None:
-    loss = ALGORITHMS[name].loss(tokens_of(answers), Clip(LOW, HIGH), BETA)
+    loss = ALGORITHMS[name].loss_function(tokens_of(answers), ClipRange(LOW, HIGH), BETA)
     assert loss.item() == pytest.approx(SLOW[name](answers), rel=1e-9, abs=1e-9)
 
 
@@ -95,18 +95,18 @@ def test_gradient_on_policy_is_that_of_reinforce(name: str) -> None:
     """Where nothing has been updated yet, every ratio is 1: the gradient is `-A grad log p`, averaged in its way."""
     answers: list[Answer] = [(1.5, [-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0]), (-0.5, [-0.3], [-0.3], [-0.3])]
     tokens = tokens_of(answers)
-    ALGORITHMS[name].loss(tokens, Clip(LOW, HIGH), 0.0).backward()
+    ALGORITHMS[name].loss_function(tokens, ClipRange(LOW, HIGH), 0.0).backward()
     share = 0.5 if name in ("grpo", "gspo") else 1.0
-    assert tokens.now.grad is not None
-    assert tokens.now.grad.tolist() == pytest.approx([-1.5 * share, -1.5 * share, 0.5])
+    assert tokens.logprobs.grad is not None
+    assert tokens.logprobs.grad.tolist() == pytest.approx([-1.5 * share, -1.5 * share, 0.5])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_nothing_to_learn_is_a_loss_of_zero_with_a_gradient(name: str) -> None:
     none = torch.zeros(0)
     now = torch.zeros(0, requires_grad=True)
-    tokens = Tokens(now, none, none.long(), torch.zeros(1), torch.zeros(1), none)
-    loss = ALGORITHMS[name].loss(tokens, Clip(LOW, HIGH), BETA)
+    tokens = TokenLogProbs(now, none, none.long(), torch.zeros(1), torch.zeros(1), none)
+    loss = ALGORITHMS[name].loss_function(tokens, ClipRange(LOW, HIGH), BETA)
     loss.backward()
     assert loss.item() == 0.0
 
@@ -114,11 +114,15 @@ def test_nothing_to_learn_is_a_loss_of_zero_with_a_gradient(name: str) -> None:
 def test_advantages() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
     deviation = math.sqrt(4 * 0.25 / 3)
-    assert advantage.group(rewards)[0] == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / (deviation + 1e-4))
-    assert not advantage.group(rewards)[1].any() and not advantage.mean(rewards)[1].any()
-    assert advantage.mean(rewards)[0].tolist() == [0.5, -0.5, -0.5, 0.5]
-    assert advantage.leave_one_out(rewards)[0].tolist() == pytest.approx([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])
-    every = advantage.batch(rewards)
+    assert advantages.normalize_by_group(rewards)[0] == pytest.approx(
+        np.array([0.5, -0.5, -0.5, 0.5]) / (deviation + 1e-4)
+    )
+    assert not advantages.normalize_by_group(rewards)[1].any() and not advantages.subtract_group_mean(rewards)[1].any()
+    assert advantages.subtract_group_mean(rewards)[0].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert advantages.subtract_leave_one_out(rewards)[0].tolist() == pytest.approx(
+        [1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3]
+    )
+    every = advantages.normalize_by_batch(rewards)
     assert every.mean() == pytest.approx(0) and every.std(ddof=1) == pytest.approx(1, rel=1e-3)
     one = np.array([[2.0]])
-    assert [make(one).item() for make in advantage.ADVANTAGES.values()] == [0.0, 0.0, 2.0, 0.0]
+    assert [make(one).item() for make in advantages.ADVANTAGES.values()] == [0.0, 0.0, 2.0, 0.0]

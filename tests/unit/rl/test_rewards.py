@@ -13,18 +13,18 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from anabatic.config.shared import Device
+from anabatic.config.sections.common import DeviceSettings
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.data.questions import Question
-from anabatic.device.device import pick
-from anabatic.rl.judge import Fault, UserFile
-from anabatic.rl.programs import passes_tests, require
-from anabatic.rl.reward_model import RewardModel
-from anabatic.rl.rewards import Rewards, same
+from anabatic.data.scoring.questions import Question
+from anabatic.device.device import select_device
+from anabatic.rl.model_reward import ModelReward
+from anabatic.rl.reward_worker import RewardCallError, RewardWorker
+from anabatic.rl.rewards import RewardSet, is_same_answer
 from anabatic.rl.rollout import Rollout
-from anabatic.sandbox.box import Sandbox
-from anabatic.sandbox.limits import Limits
-from anabatic.testing.untrained import byte_tokenizer
+from anabatic.rl.unit_test_reward import require_tests, score_tests
+from anabatic.sandbox.limits import ResourceLimits
+from anabatic.sandbox.sandbox_runner import Sandbox
+from anabatic.testing.random_models import build_byte_tokenizer
 
 FILE = """
 import math, os, sys, time
@@ -79,8 +79,8 @@ def rollout(text: str, tokens: int = 1, truncated: bool = False) -> Rollout:
     return Rollout(0, 0, [1] + [2] * tokens, 1, [1] * tokens, [0.0] * tokens, text, truncated=truncated)
 
 
-def rewards(*specs: str, pattern: str = "a+", timeout: float = 5.0, room: int = 8) -> Rewards:
-    return Rewards(specs, pattern=pattern, timeout=timeout, room=room)
+def rewards(*specs: str, pattern: str = "a+", timeout: float = 5.0, room: int = 8) -> RewardSet:
+    return RewardSet(specs, pattern=pattern, timeout=timeout, room=room)
 
 
 def question(answer: str | None = "4", task: str = "", **row: object) -> Question:
@@ -90,7 +90,7 @@ def question(answer: str | None = "4", task: str = "", **row: object) -> Questio
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
     try:
-        made = Sandbox(Limits(seconds=1, memory_mib=256))
+        made = Sandbox(ResourceLimits(seconds=1, memory_mib=256))
     except Failure as error:
         pytest.skip(f"programs cannot be shut in here: {error}")
     with made:
@@ -124,13 +124,13 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_answers(expected: str, said: str, right: bool) -> None:
-    assert same(expected, said) is right
+    assert is_same_answer(expected, said) is right
 
 
 def test_weights_add_up() -> None:
     with rewards("answer=2", "format", "length=0.5", pattern=r".*####.*") as judges:
         one, other = rollout("#### 4", tokens=7), rollout("5", tokens=2)
-        judges.judge([one, other], [question()])
+        judges.score_rollouts([one, other], [question()])
     assert one.scores == {"answer": 1.0, "format": 1.0, "length": -0.5} and one.reward == 2.75
     assert other.scores == {"answer": 0.0, "format": 0.0, "length": 0.0} and other.reward == 0.0
 
@@ -138,24 +138,24 @@ def test_weights_add_up() -> None:
 def test_a_generated_task_has_its_own_rule() -> None:
     with rewards("answer") as judges:
         one = rollout("l u d o")
-        judges.judge([one], [question("l u d o", "spelling")])
+        judges.score_rollouts([one], [question("l u d o", "spelling")])
     assert one.reward == 1.0
 
 
 def test_rows_without_an_answer_are_named() -> None:
     with rewards("answer") as judges, pytest.raises(DataError, match="file.jsonl:1: the row has no answer"):
-        judges.require([question("4"), question(None)])
+        judges.require_answers([question("4"), question(None)])
     with rewards("answer") as judges, pytest.raises(DataError, match="file.jsonl:1: the row has no answer"):
-        judges.require([question(" ")])
+        judges.require_answers([question(" ")])
 
 
 def test_faults_are_counted_and_shown(file: Path) -> None:
     specs = [f"{file}:{name}" for name in ("length", "raises", "nan", "none", "slow", "dies", "leaves")]
     with rewards(*specs, timeout=0.5) as judges:
         bad, good = rollout("slow"), rollout("good")
-        judges.judge([bad, good], [question(bonus=1)])
+        judges.score_rollouts([bad, good], [question(bonus=1)])
         with pytest.raises(Failure, match="raises failed for all 2 answers: KeyError: 'missing' .line 8 of mine.py"):
-            judges.require_some([bad, good])
+            judges.require_working_rewards([bad, good])
     assert bad.scores["length"] == 5.0 and good.scores["slow"] == 1.0
     assert bad.faults["slow"] == "no answer within 0.5 s" and "slow" not in good.faults
     assert "not a finite number" in bad.faults["nan"] and "not a finite number" in bad.faults["none"]
@@ -165,23 +165,28 @@ def test_faults_are_counted_and_shown(file: Path) -> None:
 
 def test_turns_come_from_the_file(file: Path) -> None:
     with rewards(f"{file}:length") as judges:
-        turn = judges.turn()
+        turn = judges.get_turn_function()
         assert turn(question(), question().messages) == "4" and turn(question(), [{}, {}, {}]) is None
     with rewards("answer") as judges, pytest.raises(ConfigError, match="nobody says"):
-        judges.turn()
+        judges.get_turn_function()
 
 
 def test_a_function_that_reads_forks_or_prints_is_answered_once(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with UserFile(file, 10) as mine:
-        mine.require("reads")
-        assert [mine.call(name, "", {}) for name in ("reads", "forks", "prints", "reads")] == [0.0, 1.0, 1.0, 0.0]
+    with RewardWorker(file, 10) as mine:
+        mine.require_function("reads")
+        assert [mine.call_function(name, "", {}) for name in ("reads", "forks", "prints", "reads")] == [
+            0.0,
+            1.0,
+            1.0,
+            0.0,
+        ]
     assert 0 < capfd.readouterr().err.count("x") <= 1 << 16
 
 
 def test_what_is_long_is_told_short(file: Path) -> None:
     with rewards(*(f"{file}:{name}" for name in ("says", "much", "shouts"))) as judges:
         one = rollout("a")
-        judges.judge([one], [question()])
+        judges.score_rollouts([one], [question()])
     assert one.faults["says"] == "says returned '1.0', not a finite number"
     assert "10,000,000 letters" in one.faults["much"] and one.faults["shouts"].startswith("ValueError: xxx")
     assert max(map(len, one.faults.values())) < 700
@@ -191,20 +196,20 @@ def test_a_call_that_is_given_up_leaves_nobody(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with UserFile(file, 0.5) as mine:
+    with RewardWorker(file, 0.5) as mine:
         for name in ("children", "never_quiet"):
-            with pytest.raises(Fault, match="no answer within"):
-                mine.call(name, "", {})
+            with pytest.raises(RewardCallError, match="no answer within"):
+                mine.call_function(name, "", {})
     status = Path(f"/proc/{(tmp_path / 'child.pid').read_text()}/stat")
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 def test_a_process_does_not_outlive_its_call(file: Path) -> None:
-    with UserFile(file, 0.3) as mine:
+    with RewardWorker(file, 0.3) as mine:
         began = time.monotonic()
-        with pytest.raises(Fault):
-            mine.call("slow", "slow", {})
-        assert mine.call("slow", "fast", {}) == 1.0 and time.monotonic() - began < 30
+        with pytest.raises(RewardCallError):
+            mine.call_function("slow", "slow", {})
+        assert mine.call_function("slow", "fast", {}) == 1.0 and time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(
@@ -248,45 +253,51 @@ HUMAN_EVAL = {
     ],
 )
 def test_programs_are_run_against_their_tests(box: Sandbox, row: dict[str, Any], text: str, passes: bool) -> None:
-    assert passes_tests(rollout(text), question(None, **row), box) == passes
+    assert score_tests(rollout(text), question(None, **row), box) == passes
 
 
 def test_a_program_that_writes_outside_has_not_written(box: Sandbox, tmp_path: Path) -> None:
     text = f"def double(x):\n    open({str(tmp_path / 'out')!r}, 'w').write('x')\n    return 2 * x\n"
-    assert passes_tests(rollout(text), question(None, **HUMAN_EVAL), box) == 0.0 and not (tmp_path / "out").exists()
+    assert score_tests(rollout(text), question(None, **HUMAN_EVAL), box) == 0.0 and not (tmp_path / "out").exists()
 
 
 def test_rows_without_tests_are_named() -> None:
     with pytest.raises(DataError, match="file.jsonl:1: the row has no tests"):
-        require([question(None, **HUMAN_EVAL), question(None, test="assert True")])
+        require_tests([question(None, **HUMAN_EVAL), question(None, test="assert True")])
 
 
 def test_a_reward_model(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer(tmp_path)
+    tokenizer = build_byte_tokenizer(tmp_path)
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=16, num_labels=1, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        num_labels=1,
+        pad_token_id=0,
+    )
     model = Qwen2ForSequenceClassification(config)
     model.save_pretrained(tmp_path)
-    device = pick(Device(type="cpu", dtype="fp32", threads=1))
+    device = select_device(DeviceSettings(type="cpu", dtype="fp32", threads=1))
     one = rollout("4")
     one.turns = [{"role": "assistant", "content": "4"}]
     ids = tokenizer.apply_chat_template([*question().messages, *one.turns], tokenize=True, return_dict=False)
     expected = model(torch.tensor([ids])).logits[0, 0].item()
-    assert RewardModel(tmp_path, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
+    assert ModelReward(tmp_path, device).score_rollout(one, question()) == pytest.approx(expected, rel=1e-5)
     run = tmp_path / "run"
     shutil.copytree(tmp_path, run / "best_model", ignore=lambda *_: ["run"])
-    assert RewardModel(run, device).score(one, question()) == pytest.approx(expected, rel=1e-5)
+    assert ModelReward(run, device).score_rollout(one, question()) == pytest.approx(expected, rel=1e-5)
     torch.nn.init.constant_(model.score.weight, torch.inf)
     model.save_pretrained(tmp_path)
-    with pytest.raises(Fault, match="number is"):
-        RewardModel(tmp_path, device).score(one, question())
+    with pytest.raises(RewardCallError, match="number is"):
+        ModelReward(tmp_path, device).score_rollout(one, question())
     config.num_labels = 2
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has 2 labels"):
-        RewardModel(tmp_path, device)
+        ModelReward(tmp_path, device)
     settings = json.loads((run / "best_model" / "config.json").read_text())
     (run / "best_model" / "config.json").write_text(json.dumps({**settings, "architectures": ["Qwen2ForCausalLM"]}))
     with pytest.raises(DataError, match="is no reward model"):
-        RewardModel(run, device)
+        ModelReward(run, device)

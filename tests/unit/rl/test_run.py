@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anabatic.config.rl import Held, RlJob
-from anabatic.config.shared import Data, Optim, Save
-from anabatic.core.child import PREEMPTED
+from anabatic.config.rl import HeldoutEvaluate, RlJob
+from anabatic.config.sections.common import Data, Optim, Save
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, Failure
-from anabatic.data.questions import Question
-from anabatic.recipes.rl import run
-from anabatic.rl.judge import Fault
-from anabatic.rl.rewards import Rewards
+from anabatic.core.relaunch import EXIT_PREEMPTED
+from anabatic.data.scoring.questions import Question
+from anabatic.recipes.training.rl import run
+from anabatic.rl.reward_worker import RewardCallError
+from anabatic.rl.rewards import RewardSet
 from anabatic.rl.rollout import Rollout
 from unit.rl.conftest import Make
 
@@ -39,7 +39,7 @@ def weights(job: RlJob) -> dict[str, torch.Tensor]:
 
 
 def test_it_learns_what_is_rewarded(make: Make) -> None:
-    optim, held = Optim(name="adamw", lr=0.02, weight_decay=0.0), Held(rows=8, every=0)
+    optim, held = Optim(name="adamw", lr=0.02, weight_decay=0.0), HeldoutEvaluate(rows=8, every=0)
     job = make(steps=12, optim=optim, examples_per_step=8, eval=held, save=Save(), mask_truncated=False)
     assert run(job) == 0
     logged, held = rows(job), rows(job, "eval")
@@ -75,14 +75,21 @@ def test_a_signal_while_answers_are_judged(make: Make, chat_model: Path, tmp_pat
     mine = chat_model.parent / "mine.py"
     before = mine.read_text()
     kills = [
-        "import os, pathlib, signal", f"mark = pathlib.Path({str(mark)!r})", "calls = 0", "def vowels(text, row):",
-        "    global calls", "    calls += 1", "    if calls == 30 and not mark.exists():", "        mark.touch()",
+        "import os, pathlib, signal",
+        f"mark = pathlib.Path({str(mark)!r})",
+        "calls = 0",
+        "def vowels(text, row):",
+        "    global calls",
+        "    calls += 1",
+        "    if calls == 30 and not mark.exists():",
+        "        mark.touch()",
         f"        for one in ({os.getpid()}, os.getpid(), os.getpid()):",
-        "            os.kill(one, signal.SIGTERM)", *before.splitlines()[2:],
-    ]  # fmt: skip
+        "            os.kill(one, signal.SIGTERM)",
+        *before.splitlines()[2:],
+    ]
     mine.write_text("\n".join(kills) + "\n")
     try:
-        assert run(stopped) == PREEMPTED and mark.exists()
+        assert run(stopped) == EXIT_PREEMPTED and mark.exists()
         assert run(stopped) == 0
     finally:
         mine.write_text(before)
@@ -109,9 +116,11 @@ def test_a_signal_while_answers_are_judged(make: Make, chat_model: Path, tmp_pat
 )  # fmt: skip
 def test_bad_input(make: Make, tmp_path: Path, given: dict[str, Any], error: type[AnabaticError], message: str) -> None:
     for name, row in {
-        "empty": {"answer": "4"}, "text": {"text": "a text"}, "long": {"prompt": "long " * 80, "answer": "4"},
+        "empty": {"answer": "4"},
+        "text": {"text": "a text"},
+        "long": {"prompt": "long " * 80, "answer": "4"},
         "asks": {"prompt": "2 + 2?"},
-    }.items():  # fmt: skip
+    }.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     short, long = ((tmp_path / f"{name}.jsonl").read_text() for name in ("asks", "long"))
     (tmp_path / "many.jsonl").write_text((short + long) * 2)
@@ -126,7 +135,7 @@ def test_a_reward_that_always_fails_ends_the_run(make: Make, tmp_path: Path) -> 
     file = tmp_path / "bad.py"
     file.write_text("def bad(text, row):\n    raise ValueError(len(text) * 0)\n")
     with pytest.raises(Failure, match="the reward bad failed for all 16 answers: ValueError: 0 .line 2 of bad.py"):
-        run(make(rewards=[f"{file}:bad"], eval=Held(rows=4)))
+        run(make(rewards=[f"{file}:bad"], eval=HeldoutEvaluate(rows=4)))
 
 
 def test_a_batch_with_nothing_to_learn(make: Make) -> None:
@@ -141,9 +150,9 @@ def test_a_signal_between_two_calls_of_a_reward_ends_the_judging(make: Make, cha
     said = iter([False, False, True])
     some = [Rollout(0, number, [1, 2], 1, [1], [0.0], "a") for number in range(4)]
     asked = Question("q:1", [{"role": "user", "content": "a?"}])
-    with Rewards([f"{chat_model.parent / 'mine.py'}:vowels"], pattern="", timeout=5.0, room=8) as judges:
-        assert not judges.judge(some, [asked], lambda: next(said))
-        assert [len(one.scores) for one in some] == [1, 1, 0, 0] and judges.judge(some, [asked])
+    with RewardSet([f"{chat_model.parent / 'mine.py'}:vowels"], pattern="", timeout=5.0, room=8) as judges:
+        assert not judges.score_rollouts(some, [asked], lambda: next(said))
+        assert [len(one.scores) for one in some] == [1, 1, 0, 0] and judges.score_rollouts(some, [asked])
 
 
 def test_a_step_that_teaches_nothing_is_told_once(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,10 +180,10 @@ def test_a_turn_that_always_fails_ends_the_run(make: Make, tmp_path: Path) -> No
     file = tmp_path / "talk.py"
     file.write_text("def good(text, row):\n    return len(text)\n\ndef turn(messages, row):\n    return [1]\n")
     some = [Rollout(0, number, [1, 2], 1, [1], [0.0], "a", faults={"turn": "no"}) for number in range(3)]
-    with Rewards([f"{file}:good"], pattern="", timeout=5.0, room=8) as judges:
-        with pytest.raises(Fault, match="list was returned, no number and no text"):
-            judges.turn()(Question("q:1", [{"role": "user", "content": "a?"}]), [])
-        judges.require_some([*some, Rollout(0, 3, [1], 1)])
+    with RewardSet([f"{file}:good"], pattern="", timeout=5.0, room=8) as judges:
+        with pytest.raises(RewardCallError, match="list was returned, no number and no text"):
+            judges.get_turn_function()(Question("q:1", [{"role": "user", "content": "a?"}]), [])
+        judges.require_working_rewards([*some, Rollout(0, 3, [1], 1)])
         with pytest.raises(Failure, match="turn failed for all 3 answers: no"):
-            judges.require_some([*some, Rollout(0, 3, [1], 1, truncated=True)])
-        judges.require_some([some[0], *(Rollout(0, 3, [1], 1, truncated=True) for _ in range(2))])
+            judges.require_working_rewards([*some, Rollout(0, 3, [1], 1, truncated=True)])
+        judges.require_working_rewards([some[0], *(Rollout(0, 3, [1], 1, truncated=True) for _ in range(2))])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import DataError, Failure
-from anabatic.sandbox.box import Sandbox
-from anabatic.sandbox.check import check_program
-from anabatic.sandbox.limits import Limits
+from anabatic.sandbox.entry_point_tests import check_entry_point
+from anabatic.sandbox.limits import ResourceLimits
+from anabatic.sandbox.sandbox_runner import Sandbox
 
 TEST = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
 PROMPT = 'def square(x: int) -> int:\n    """Return x times x."""\n'
@@ -21,7 +21,7 @@ PROMPT = 'def square(x: int) -> int:\n    """Return x times x."""\n'
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
     try:
-        made = Sandbox(Limits(seconds=20))
+        made = Sandbox(ResourceLimits(seconds=20))
     except Failure as error:
         pytest.skip(f"programs cannot be shut in here: {error}")
     with made:
@@ -46,28 +46,28 @@ def box() -> Iterator[Sandbox]:
     ],
 )
 def test_passes_only_what_is_right(box: Sandbox, completion: str, passed: bool, status: str) -> None:
-    slow = Limits(seconds=0.3) if status == "timeout" else Limits(seconds=20)
+    slow = ResourceLimits(seconds=0.3) if status == "timeout" else ResourceLimits(seconds=20)
     with Sandbox(slow) as patient:
-        done = check_program(patient, PROMPT + completion, TEST, "square")
+        done = check_entry_point(patient, PROMPT + completion, TEST, "square")
     assert (done.passed, done.status) == (passed, status)
     if status == "ok":
-        assert done.told(box.limits) == ("ended well" if passed else "left before its last line")
+        assert done.describe_end(box.limits) == ("ended well" if passed else "left before its last line")
 
 
 def test_entry_point_is_a_name(box: Sandbox) -> None:
     with pytest.raises(DataError, match="entry_point"):
-        check_program(box, PROMPT, TEST, "print); (1")
+        check_entry_point(box, PROMPT, TEST, "print); (1")
 
 
 def test_writing_outside_fails_and_leaves_nothing(box: Sandbox, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     completion = f"    open({str(tmp_path / 'left')!r}, 'w').write('x')\n    return x * x\n"
-    done = check_program(box, PROMPT + completion, TEST, "square")
+    done = check_entry_point(box, PROMPT + completion, TEST, "square")
     assert not done.passed
     assert list(tmp_path.iterdir()) == []
     inside = "    open('mine', 'w').write('x')\n    return x * x\n"
-    assert check_program(box, PROMPT + inside, TEST, "square").passed
-    assert check_program(
+    assert check_entry_point(box, PROMPT + inside, TEST, "square").passed
+    assert check_entry_point(
         box, PROMPT + "    import os; assert not os.listdir('.')\n    return x * x\n", TEST, "square"
     ).passed
 
@@ -78,10 +78,10 @@ def test_solutions_of_humaneval(box: Sandbox, shared_data: Path) -> None:
     wrong = []
     for item in items:
         own = item["prompt"]
-        done = check_program(box, own + item["canonical_solution"], item["test"], item["entry_point"], own)
+        done = check_entry_point(box, own + item["canonical_solution"], item["test"], item["entry_point"], own)
         if not done.passed:
-            wrong.append((item["task_id"], done.told(box.limits)))
+            wrong.append((item["task_id"], done.describe_end(box.limits)))
     assert len(items) == 164
     assert not wrong
-    untouched = [check_program(box, item["prompt"], item["test"], item["entry_point"]).passed for item in items[:8]]
+    untouched = [check_entry_point(box, item["prompt"], item["test"], item["entry_point"]).passed for item in items[:8]]
     assert not any(untouched)

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import Failure
-from anabatic.sandbox import values
-from anabatic.sandbox.box import Sandbox
-from anabatic.sandbox.limits import Limits
-from anabatic.sandbox.way import CHROOT, LANDLOCK, NAMESPACES
+from anabatic.sandbox import value_codec
+from anabatic.sandbox.isolation.modes import CHROOT, LANDLOCK, NAMESPACES
+from anabatic.sandbox.limits import ResourceLimits
+from anabatic.sandbox.sandbox_runner import Sandbox
 
-LIMIT = Limits(seconds=60, memory_mib=256, processes=8)
+LIMIT = ResourceLimits(seconds=60, memory_mib=256, processes=8)
 TEST = "assert abs(square(2.5) - 6.25) < 1e-6\nassert square(3) == 9\n"
 FORGED = """
 import os, sys, gc
@@ -77,15 +77,15 @@ def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 @pytest.mark.parametrize("kind", CHEATS)
 def test_cheats_do_not_pass(box: Sandbox, kind: str) -> None:
-    assert not box.check(CHEATS[kind], TEST).passed
-    assert box.check("def square(x): return x * x", TEST).passed
+    assert not box.check_program(CHEATS[kind], TEST).passed
+    assert box.check_program("def square(x): return x * x", TEST).passed
 
 
 def test_a_program_does_not_end_the_loops_of_its_tests(box: Sandbox) -> None:
     test = "assert all(map(lambda one: square(one) == one * one, [2, 3]))"
-    assert not box.check("def square(x): raise StopIteration", test).passed
-    assert box.check("def square(x): return x * x", test).passed
-    assert box.check("def walk(x): yield x", "assert list(walk(3)) == [3]").passed
+    assert not box.check_program("def square(x): raise StopIteration", test).passed
+    assert box.check_program("def square(x): return x * x", test).passed
+    assert box.check_program("def walk(x): yield x", "assert list(walk(3)) == [3]").passed
 
 
 def test_program_never_sees_the_tests(box: Sandbox) -> None:
@@ -96,7 +96,7 @@ def square(x):
     secret = "-".join(["forty", "two"])
     return sum(isinstance(one, (dict, list, tuple)) and secret in str(one) for one in gc.get_objects())
 """
-    assert box.check(program, "secret = 'forty-two'\nassert square(1) == 0").passed
+    assert box.check_program(program, "secret = 'forty-two'\nassert square(1) == 0").passed
 
 
 RIGHT = [
@@ -127,18 +127,20 @@ RIGHT = [
 
 @pytest.mark.parametrize("at", range(len(RIGHT)))
 def test_right_programs_pass(box: Sandbox, at: int) -> None:
-    done = box.check(*RIGHT[at])
+    done = box.check_program(*RIGHT[at])
     assert done.passed, (done.status, done.stderr, RIGHT[at])
 
 
 def test_helpers_are_the_prompts_own(box: Sandbox) -> None:
     prompt = "def poly(x):\n    return x - 2\n\ndef root():\n    import math\n    '''Find x with poly(x) == 0.'''\n"
     test = "assert poly(root()) == 0"
-    assert box.check(prompt + "    return 2\n", test, prompt).passed
+    assert box.check_program(prompt + "    return 2\n", test, prompt).passed
     cheat = prompt + "    return 5\ndef poly(x): return 0\n"
-    assert box.check(cheat, test).passed, "without the prompt the tests ask the program"
-    assert not box.check(cheat, test, prompt).passed
-    assert box.check("def root(): return 2\ndef poly(x): return x - 2", test, "Find the root. Not (python").passed
+    assert box.check_program(cheat, test).passed, "without the prompt the tests ask the program"
+    assert not box.check_program(cheat, test, prompt).passed
+    assert box.check_program(
+        "def root(): return 2\ndef poly(x): return x - 2", test, "Find the root. Not (python"
+    ).passed
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,9 @@ def test_helpers_are_the_prompts_own(box: Sandbox) -> None:
     ],
 )
 def test_what_became_of_it(box: Sandbox, program: str, test: str, status: str, said: str) -> None:
-    brief = Limits(seconds=1 if status == "timeout" else 60, memory_mib=256)
-    with Sandbox(brief, ways=[box.protections.way]) as other:
-        done = other.check(program, test)
+    brief = ResourceLimits(seconds=1 if status == "timeout" else 60, memory_mib=256)
+    with Sandbox(brief, ways=[box.protections.mode]) as other:
+        done = other.check_program(program, test)
     assert (done.status, done.passed) == (status, False)
     assert said in done.stderr
 
@@ -182,7 +184,7 @@ def test_memory_of_all_processes_is_bounded() -> None:
             done = box.run(source)
             assert (done.status, done.passed) == ("memory", False)
             assert done.seconds < 60
-        assert box.run(share).ok
+        assert box.run(share).is_ok
         denied = box.run("import os\nos.memfd_create('x')")
         assert "PermissionError" in denied.stderr
         assert box.run("print(1)").stdout == "1\n"
@@ -198,13 +200,13 @@ NUMBERS = st.one_of(
 DATA = st.recursive(
     NUMBERS | st.decimals(allow_nan=False) | st.fractions(),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
-)  # fmt: skip
+)
 
 
 @given(DATA)
 @settings(max_examples=200)
 def test_values_come_back(value: object) -> None:
-    back = values.decode(values.encode(value, refuse), refuse)
+    back = value_codec.decode_value(value_codec.encode_value(value, refuse), refuse)
     assert repr(back) == repr(value)
     assert type(back) is type(value)
 
@@ -213,7 +215,9 @@ def test_values_of_derived_classes_are_pythons_own() -> None:
     class Big(int):
         pass
 
-    back = values.decode(values.encode([Big(3), Decimal("1.50"), Fraction(1, 3), math.inf], refuse), refuse)
+    back = value_codec.decode_value(
+        value_codec.encode_value([Big(3), Decimal("1.50"), Fraction(1, 3), math.inf], refuse), refuse
+    )
     assert type(back[0]) is int
     assert back == [3, Decimal("1.50"), Fraction(1, 3), math.inf]
 
@@ -229,6 +233,6 @@ def test_hostile_values_are_errors(tree: Any) -> None:
         raise ValueError(kind)
 
     try:
-        values.decode(tree, resolve)
+        value_codec.decode_value(tree, resolve)
     except (ValueError, TypeError):
         return

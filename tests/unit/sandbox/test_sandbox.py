@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.sandbox.box import Sandbox, protections
-from anabatic.sandbox.limits import Limits
-from anabatic.sandbox.way import CHROOT, LANDLOCK, LIMITS, NAMESPACES, WAYS
+from anabatic.sandbox.isolation.modes import CHROOT, ISOLATION_MODES, LANDLOCK, LIMITS, NAMESPACES
+from anabatic.sandbox.limits import ResourceLimits
+from anabatic.sandbox.sandbox_runner import Sandbox, probe_protections
 
-LIMIT = Limits(seconds=5, cpu_seconds=2, memory_mib=256, file_mib=4, output_bytes=20_000, processes=8)
-BRIEF = Limits(seconds=0.3, memory_mib=256)
+LIMIT = ResourceLimits(seconds=5, cpu_seconds=2, memory_mib=256, file_mib=4, output_bytes=20_000, processes=8)
+BRIEF = ResourceLimits(seconds=0.3, memory_mib=256)
 
 
 @pytest.fixture(scope="module", params=[NAMESPACES, LANDLOCK, CHROOT])
@@ -41,7 +41,7 @@ def test_result_and_streams(box: Sandbox) -> None:
     done = box.run(source, stdin="1 2 3\n", files={"a/b.txt": "text"})
     assert (done.status, done.code, done.stdout, done.stderr) == ("ok", 0, "6\ntext\n", "é\n")
     assert done.finished
-    assert done.ok
+    assert done.is_ok
     assert done.written == len("6\ntext\n") + len("é\n".encode())
     assert 0 < done.seconds < 60
     assert done.peak_mib > 1
@@ -83,7 +83,7 @@ def test_ends(box: Sandbox, source: str, status: str, code: int | None, said: st
 @pytest.mark.parametrize("code", ["raise SystemExit", "import os; os._exit(0)", "import sys; sys.exit(0)"])
 def test_leaving_early_is_not_finishing(box: Sandbox, code: str) -> None:
     done = box.run(code + "\nassert False")
-    assert done.ok
+    assert done.is_ok
     assert not done.finished
 
 
@@ -112,7 +112,7 @@ def test_what_was_said_before_an_error_is_kept(box: Sandbox) -> None:
 
 def test_processor_time_is_over() -> None:
     with Sandbox(LIMIT, allow_weaker=True) as box:  # a second of it: the same limit in every way
-        done = box.run("while True: pass", limits=Limits(seconds=60, cpu_seconds=1, memory_mib=256))
+        done = box.run("while True: pass", limits=ResourceLimits(seconds=60, cpu_seconds=1, memory_mib=256))
     assert done.status == "timeout"
     assert done.cpu_seconds > 0.5
 
@@ -124,7 +124,7 @@ def test_no_network(box: Sandbox) -> None:
         assert done.status == "error"
         done = box.run("import socket\nsocket.socket(socket.AF_UNIX).connect('\\0any')")
         assert "Operation not permitted" in done.stderr
-    assert box.run("import socket; a, b = socket.socketpair(); a.send(b'x'); assert b.recv(1) == b'x'").ok
+    assert box.run("import socket; a, b = socket.socketpair(); a.send(b'x'); assert b.recv(1) == b'x'").is_ok
 
 
 def test_no_files_outside(box: Sandbox, tmp_path: Path) -> None:
@@ -161,15 +161,15 @@ def test_no_files_outside(box: Sandbox, tmp_path: Path) -> None:
 
 
 def test_folder_is_empty_again(box: Sandbox) -> None:
-    assert box.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.symlink('/', 'a/link')").ok
-    assert box.run("import os; assert os.listdir('.') == []; print(os.getcwd())").ok
+    assert box.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.symlink('/', 'a/link')").is_ok
+    assert box.run("import os; assert os.listdir('.') == []; print(os.getcwd())").is_ok
     where = box.run("import os; print(os.getcwd())").stdout.strip()
     assert where == "/" or not os.path.exists(where)
 
 
 def test_nothing_is_inherited(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
-    with Sandbox(LIMIT, ways=[box.protections.way]) as other:
+    with Sandbox(LIMIT, ways=[box.protections.mode]) as other:
         source = (
             "import os\nprint(sorted(os.environ))\n"
             "for fd in range(4, 200):\n try: os.fstat(fd)\n except OSError: continue\n print(fd)"
@@ -191,7 +191,7 @@ def test_nobody_is_left(box: Sandbox) -> None:
     )
     before = processes()
     done = box.run(source)
-    assert done.ok is (box.protections.way == NAMESPACES)
+    assert done.is_ok is (box.protections.mode == NAMESPACES)
     assert done.seconds < LIMIT.seconds
     assert processes() == before
 
@@ -213,7 +213,7 @@ def processes() -> set[int]:
 )  # fmt: skip
 def test_bombs(box: Sandbox, bomb: str) -> None:
     before = processes()
-    done = box.run(bomb, limits=Limits(seconds=0.5, memory_mib=256, processes=8))
+    done = box.run(bomb, limits=ResourceLimits(seconds=0.5, memory_mib=256, processes=8))
     assert done.status in ("error", "timeout")
     assert processes() == before
     assert box.run("print(1)").stdout == "1\n"
@@ -225,14 +225,14 @@ def test_processes_are_counted(box: Sandbox) -> None:
         "except OSError: pass\nprint(n)"
     )
     started = int(box.run(source).stdout)
-    assert started == (LIMIT.processes - 1 if box.protections.way == NAMESPACES else 0)
+    assert started == (LIMIT.processes - 1 if box.protections.mode == NAMESPACES else 0)
 
 
 def test_what_programs_may_do(box: Sandbox) -> None:
     """Threads everywhere, processes where they are counted."""
     thread = "import threading\nt = threading.Thread(target=print, args=('hi',))\nt.start()\nt.join()"
     assert box.run(thread).stdout == "hi\n"
-    if box.protections.way == NAMESPACES and "RLIMIT_NPROC" in box.protections.guards["processes"]:
+    if box.protections.mode == NAMESPACES and "RLIMIT_NPROC" in box.protections.guards["processes"]:
         assert box.run("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'])").stdout == "1\n"
         pool = "from multiprocessing import Pool\nwith Pool(2) as p: print(p.map(abs, [-1, -2]))"
         assert box.run(pool).stdout == "[1, 2]\n"
@@ -243,7 +243,7 @@ def test_what_programs_may_do(box: Sandbox) -> None:
 def test_what_cannot_start_is_a_failure(box: Sandbox) -> None:
     with pytest.raises(Failure, match="cannot run a program: .*(directory|exists)"):
         box.run("", files={"a": "", "a/b": ""})
-    assert box.run("print(1)").ok
+    assert box.run("print(1)").is_ok
 
 
 def test_signals_reach_nobody_else(box: Sandbox) -> None:
@@ -259,7 +259,7 @@ def test_signals_reach_nobody_else(box: Sandbox) -> None:
         signal.signal(signal.SIGTERM, old)
     assert not heard
     assert done.status in ("ok", "error")
-    assert box.run("print(1)").ok
+    assert box.run("print(1)").is_ok
 
 
 def test_a_signal_to_all_of_a_job_ends_no_program(box: Sandbox) -> None:
@@ -277,12 +277,12 @@ def test_a_signal_to_all_of_a_job_ends_no_program(box: Sandbox) -> None:
     done = box.run("import time\ntime.sleep(1.2)\nprint('done')")
     sender.join()
     assert done.stdout == "done\n", done
-    assert box.run("print(1)").ok
+    assert box.run("print(1)").is_ok
 
 
 def test_many_at_once(box: Sandbox) -> None:
     said: dict[int, str] = {}
-    with Sandbox(LIMIT, ways=[box.protections.way], workers=2) as two:
+    with Sandbox(LIMIT, ways=[box.protections.mode], workers=2) as two:
 
         def ask(number: int) -> None:
             said[number] = two.run(f"print({number})").stdout
@@ -296,21 +296,21 @@ def test_many_at_once(box: Sandbox) -> None:
 
 
 def test_killed_keeper_is_replaced(box: Sandbox) -> None:
-    with Sandbox(LIMIT, ways=[box.protections.way]) as other:
-        (pid,) = [keeper.process.pid for pair in other._idle.queue for keeper in pair if keeper]
+    with Sandbox(LIMIT, ways=[box.protections.mode]) as other:
+        (pid,) = [keeper.process.pid for pair in other._idle_zygotes.queue for keeper in pair if keeper]
         os.kill(pid, signal.SIGKILL)
         assert other.run("print(1)").stdout == "1\n"
 
 
 def test_runs_leave_nothing(box: Sandbox) -> None:
     """Open files and memory of the keeper stay as they are."""
-    pid = box._idle.queue[0][0].process.pid
-    deepest = max([pid, *(each for each in processes() if each > pid)]) if box.protections.way == NAMESPACES else pid
+    pid = box._idle_zygotes.queue[0][0].process.pid
+    deepest = max([pid, *(each for each in processes() if each > pid)]) if box.protections.mode == NAMESPACES else pid
     for _ in range(5):
-        assert box.run("print(1)").ok
+        assert box.run("print(1)").is_ok
     before = len(os.listdir(f"/proc/{deepest}/fd"))
     for _ in range(30):
-        assert box.run("print(1)").ok
+        assert box.run("print(1)").is_ok
     assert len(os.listdir(f"/proc/{deepest}/fd")) == before
 
 
@@ -320,14 +320,14 @@ def test_weak_machines_are_refused() -> None:
         Sandbox(LIMIT, ways=[LIMITS])
     assert "allow_weaker" in refused.value.hint
     with Sandbox(LIMIT, ways=[LIMITS], allow_weaker=True) as weak:
-        assert weak.protections.missing == ["files"]
+        assert weak.protections.missing_guards == ["files"]
         assert weak.run("print(1)").stdout == "1\n"
         assert weak.run("import os; os.fork()").status == "error"
 
 
 def test_the_kernel_is_asked() -> None:
-    found = protections()
-    assert found.way in WAYS
+    found = probe_protections()
+    assert found.mode in ISOLATION_MODES
     assert set(found.guards) <= {"network", "files", "processes", "calls", "memory"}
 
 
@@ -335,16 +335,16 @@ def test_bad_settings(box: Sandbox) -> None:
     for name in ("../x", "/etc/x", "", "a/../../b", "a\0b"):
         with pytest.raises(DataError, match="file is called"):
             box.run("", files={name: ""})
-    assert box.run("print(1)", limits=Limits(seconds=2**30, memory_mib=2**30)).ok
+    assert box.run("print(1)", limits=ResourceLimits(seconds=2**30, memory_mib=2**30)).is_ok
     with pytest.raises(ConfigError, match="seconds is 0"):
-        Limits(seconds=0)
+        ResourceLimits(seconds=0)
     with pytest.raises(ConfigError, match="memory_mib is nan"):
-        Limits(memory_mib=float("nan"))  # type: ignore[arg-type]
+        ResourceLimits(memory_mib=float("nan"))  # type: ignore[arg-type]
 
 
 def test_keeper_ends_with_its_owner() -> None:
     code = (
-        "import os, sys\nfrom anabatic.sandbox.box import Sandbox\n"
+        "import os, sys\nfrom anabatic.sandbox.sandbox_runner import Sandbox\n"
         "s = Sandbox()\nprint(s._idle.queue[0][0].process.pid, flush=True)\nos.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.sim import faults, machine
-from anabatic.sim.faults import Fault
+from anabatic.sim import fault_injection, machine_spec
+from anabatic.sim.fault_injection import InjectedFault
 
-COUNTED = sorted(set(faults.KINDS) - {"slow", "health"})
+COUNTED = sorted(set(fault_injection.FAULT_KINDS) - {"slow", "health"})
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("oom", Fault("oom")),
-        ("aicore@1#100", Fault("aicore", 1, 100)),
-        ("hccl-timeout#3", Fault("hccl-timeout", -1, 3)),
-        ("slow@2", Fault("slow", 2)),
-        ("slow@2=1.5", Fault("slow", 2, 1, "1.5")),
-        ("health@0=warning", Fault("health", 0, 1, "warning")),
+        ("oom", InjectedFault("oom")),
+        ("aicore@1#100", InjectedFault("aicore", 1, 100)),
+        ("hccl-timeout#3", InjectedFault("hccl-timeout", -1, 3)),
+        ("slow@2", InjectedFault("slow", 2)),
+        ("slow@2=1.5", InjectedFault("slow", 2, 1, "1.5")),
+        ("health@0=warning", InjectedFault("health", 0, 1, "warning")),
     ],
 )
-def test_what_is_understood(text: str, expected: Fault) -> None:
-    assert faults.parse(text, 4) == expected
+def test_what_is_understood(text: str, expected: InjectedFault) -> None:
+    assert fault_injection.parse_fault(text, 4) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,25 +47,25 @@ def test_what_is_understood(text: str, expected: Fault) -> None:
 )
 def test_what_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        faults.parse(text, 4)
+        fault_injection.parse_fault(text, 4)
 
 
 def test_too_many() -> None:
     with pytest.raises(ConfigError, match="33 faults, at most 32"):
-        machine.build(fault=("oom",) * 33)
+        machine_spec.build_machine(fault=("oom",) * 33)
 
 
 @given(st.sampled_from(COUNTED), st.integers(-1, 63), st.integers(1, 2**40))
 def test_text_and_fault_agree(kind: str, device: int, after: int) -> None:
-    fault = Fault(kind, device, after)
-    assert faults.parse(str(fault), 64) == fault
+    fault = InjectedFault(kind, device, after)
+    assert fault_injection.parse_fault(str(fault), 64) == fault
 
 
 @given(st.text(max_size=20))
 def test_any_text_is_a_fault_or_an_error(text: str) -> None:
     try:
-        found = faults.parse(text, 2)
+        found = fault_injection.parse_fault(text, 2)
     except ConfigError:
         return
-    assert faults.parse(str(found), 2) == found
-    assert found.row()[0] in range(1, 9)
+    assert fault_injection.parse_fault(str(found), 2) == found
+    assert found.to_struct_values()[0] in range(1, 9)

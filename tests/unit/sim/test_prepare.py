@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import Failure, UserError
-from anabatic.sim import build, stubs, wheel
+from anabatic.sim import native_build, symbol_stubs, torch_npu_wheel
 
-TORCH = wheel.Torch("2.13.0+cpu", Path("/nowhere"))
+TORCH = torch_npu_wheel.TorchInstallation("2.13.0+cpu", Path("/nowhere"))
 
 
 def _unpacked(root: Path) -> Path:
-    folder = root / f"torch_npu-2.13.0-{wheel.TAG}"
-    for part in wheel._PARTS:
+    folder = root / f"torch_npu-2.13.0-{torch_npu_wheel.PYTHON_TAG}"
+    for part in torch_npu_wheel._REQUIRED_FILES:
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         (folder / part).write_bytes(b"")
     return folder
@@ -24,9 +24,11 @@ def _unpacked(root: Path) -> Path:
 
 def test_a_torn_wheel_does_not_count(tmp_path: Path) -> None:
     folder = _unpacked(tmp_path)
-    assert wheel.found(tmp_path, TORCH) == wheel.Wheel("2.13.0", folder, "9.2.0")
-    (folder / wheel._PARTS[1]).unlink()
-    assert wheel.found(tmp_path, TORCH) is None
+    assert torch_npu_wheel.find_unpacked_wheel(tmp_path, TORCH) == torch_npu_wheel.TorchNpuWheel(
+        "2.13.0", folder, "9.2.0"
+    )
+    (folder / torch_npu_wheel._REQUIRED_FILES[1]).unlink()
+    assert torch_npu_wheel.find_unpacked_wheel(tmp_path, TORCH) is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="no pip here")
@@ -38,19 +40,21 @@ def test_an_index_that_does_not_answer_is_no_missing_wheel(tmp_path: Path, monke
     }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(Failure, match="pip's index does not answer"):
-        wheel.fetch(tmp_path / "a", TORCH)
+        torch_npu_wheel.fetch_wheel(tmp_path / "a", TORCH)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UserError, match="pip's index has no torch_npu at all for Python"):
-        wheel.fetch(tmp_path / "b", TORCH)
+        torch_npu_wheel.fetch_wheel(tmp_path / "b", TORCH)
     assert not [*tmp_path.rglob("*.tmp")]
 
 
 def test_an_empty_folder_is_no_build(tmp_path: Path) -> None:
-    made = build.Build(TORCH, wheel.Wheel("2.13.0", tmp_path, "9.2.0"), tmp_path / "made")
-    assert not made.whole
-    for folder in (made.libraries, made.programs, made.cann):
+    made = native_build.SimulatorBuild(
+        TORCH, torch_npu_wheel.TorchNpuWheel("2.13.0", tmp_path, "9.2.0"), tmp_path / "made"
+    )
+    assert not made.is_complete
+    for folder in (made.library_folder, made.program_folder, made.cann_folder):
         folder.mkdir(parents=True)
-    assert not made.whole
+    assert not made.is_complete
 
 
 def test_what_a_killed_first_use_left_is_swept(tmp_path: Path) -> None:
@@ -58,17 +62,17 @@ def test_what_a_killed_first_use_left_is_swept(tmp_path: Path) -> None:
     whole = [tmp_path / "builds" / "2.13.0-1", _unpacked(tmp_path / "wheels")]
     for folder in (*torn, *whole):
         (folder / "lib").mkdir(parents=True, exist_ok=True)
-    build._sweep(tmp_path)
+    native_build._remove_unfinished(tmp_path)
     assert not any(folder.exists() for folder in torn)
     assert all(folder.exists() for folder in whole)
 
 
 def test_a_compiler_that_was_killed_is_named() -> None:
     with pytest.raises(Failure, match=r"\(ops/copy.cpp\): sh was ended by SIGKILL"):
-        build._run(["sh", "-c", "kill -9 $$"], "ops/copy.cpp")
+        native_build._run_compiler(["sh", "-c", "kill -9 $$"], "ops/copy.cpp")
 
 
 def test_no_binutils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="nm is not on the PATH"):
-        stubs.source([Path(sys.executable)], [])
+        symbol_stubs.generate_stub_source([Path(sys.executable)], [])

@@ -9,28 +9,35 @@ from typing import Any
 import pytest
 
 from anabatic.core.errors import ConfigError
-from anabatic.sim import machine, report, segment, table
+from anabatic.sim import machine_spec, report_table, shared_memory, simulation_report
 
 
 def _process(folder: Path, pid: int, started: float, device: int, steps: int, step_ns: float) -> None:
     """Write what a process leaves: one operator a step, from `started` (seconds) on, a second a step."""
-    columns = report._STEP
+    columns = simulation_report._STEP_COLUMNS
 
     def row(count: int) -> list[float]:
         values = {"operators": count, "paper_ns": count * step_ns, "alone_ns": count * step_ns, "host_ns": count * 1e9}
         return [values.get(name, 0) for name in columns]
 
     left: dict[str, Any] = {
-        "pid": pid, "dropped_events": 0, "started_ns": int(started * 1e9), "devices": 1 << device, "now": row(steps),
+        "pid": pid,
+        "dropped_events": 0,
+        "started_ns": int(started * 1e9),
+        "devices": 1 << device,
+        "now": row(steps),
         "operators": {"aten::mm": [steps, 0, steps * step_ns, 0, 0, 0, 1, steps]},
-        "collectives": {}, "syncs": {}, "unfused": {}, "steps": [row(count) for count in range(1, steps + 1)],
-    }  # fmt: skip
+        "collectives": {},
+        "syncs": {},
+        "unfused": {},
+        "steps": [row(count) for count in range(1, steps + 1)],
+    }
     (folder / f"{pid}.json").write_text(json.dumps(left))
 
 
 def _build(folder: Path, npus: int) -> dict[str, Any]:
-    wanted = machine.build(npus)
-    return report.build(wanted, segment.Segment(), folder, ["true"], 0, 1.0)
+    wanted = machine_spec.build_machine(npus)
+    return simulation_report.build_report(wanted, shared_memory.SimSegment(), folder, ["true"], 0, 1.0)
 
 
 def test_stages_that_follow_one_another_are_no_more_devices(tmp_path: Path) -> None:
@@ -44,7 +51,7 @@ def test_stages_that_follow_one_another_are_no_more_devices(tmp_path: Path) -> N
     row = built["operators"][0]
     assert (row["calls"], row["per_step"]) == (22, 1)  # all launches; a step of the longest
     assert len(built["steps"]) == 6
-    assert "(mean of 6 steps, the longest of 3 launches)" in table.render(built)
+    assert "(mean of 6 steps, the longest of 3 launches)" in report_table.render_table(built)
 
 
 def test_a_restarted_launch_and_two_ranks_on_one_device(tmp_path: Path) -> None:
@@ -67,4 +74,4 @@ def test_no_step_at_all(tmp_path: Path) -> None:
 
 def test_one_file_for_both_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--report and --trace both name"):
-        machine.build(report=tmp_path / "a.json", trace=tmp_path / "." / "a.json")
+        machine_spec.build_machine(report=tmp_path / "a.json", trace=tmp_path / "." / "a.json")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from anabatic.sim import machine, segment, smi, smi_layout
-from anabatic.sim.smi_layout import Family, Process, Reading
+from anabatic.sim import fake_npu_smi, machine_spec, npu_smi_layout, shared_memory
+from anabatic.sim.npu_smi_layout import ChipFamily, SmiProcess, SmiReading
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"
-TABLES: tuple[tuple[str, Family], ...] = (
+TABLES: tuple[tuple[str, ChipFamily], ...] = (
     ("info-910b4-25.2.0-8dev", "A2"),
     ("info-910b4-25.5.2-id5-only", "A2"),
     ("info-910b2c-25.0.rc1.2-2dev-procs", "A2"),
@@ -24,12 +24,12 @@ TABLES: tuple[tuple[str, Family], ...] = (
 )
 
 
-def _reading(row: dict[str, Any], processes: list[dict[str, Any]], family: Family) -> Reading:
+def _reading(row: dict[str, Any], processes: list[dict[str, Any]], family: ChipFamily) -> SmiReading:
     used, total = ("mem_used_mb", "mem_total_mb") if family == "310P" else ("hbm_used_mb", "hbm_total_mb")
-    return Reading(
+    return SmiReading(
         npu=row["npu_id"],
         chip=row["chip_id"],
-        logic=row["logic_id"] if row["logic_id"] is not None else row["npu_id"],
+        logic_id=row["logic_id"] if row["logic_id"] is not None else row["npu_id"],
         name=row["name"],
         health=row["health"],
         watt=row["power_w"] or 0.0,
@@ -39,7 +39,7 @@ def _reading(row: dict[str, Any], processes: list[dict[str, Any]], family: Famil
         used_mib=row[used],
         total_mib=row[total],
         processes=tuple(
-            Process(each["pid"], each["name"], each["mem_mb"])
+            SmiProcess(each["pid"], each["name"], each["mem_mb"])
             for each in processes
             if (each["npu_id"], each["chip_id"]) == (row["npu_id"], row["chip_id"])
         ),
@@ -49,35 +49,37 @@ def _reading(row: dict[str, Any], processes: list[dict[str, Any]], family: Famil
 
 
 @pytest.mark.parametrize(("name", "family"), TABLES)
-def test_the_table_is_the_real_one(name: str, family: Family) -> None:
+def test_the_table_is_the_real_one(name: str, family: ChipFamily) -> None:
     if not (SAMPLES / f"{name}.txt").is_file():
         pytest.skip("the collected outputs of npu-smi are not here")
     expected = json.loads((SAMPLES / f"{name}.json").read_text(encoding="utf-8"))["expected"]
     readings = [_reading(row, expected["processes"], family) for row in expected["devices"]]
     text = (SAMPLES / f"{name}.txt").read_text(encoding="utf-8")
-    assert smi_layout.info(readings, expected["driver_version"], family).splitlines() == text.splitlines()
+    assert npu_smi_layout.format_info(readings, expected["driver_version"], family).splitlines() == text.splitlines()
 
 
 @pytest.fixture
-def machine_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[segment.Segment]:
-    wanted = machine.build(2, "910B3", "2GiB", ("health@1=warning",))
-    name = segment.create(wanted)
-    monkeypatch.setenv(machine.SEGMENT, name)
+def machine_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[shared_memory.SimSegment]:
+    wanted = machine_spec.build_machine(2, "910B3", "2GiB", ("health@1=warning",))
+    name = shared_memory.create_segment(wanted)
+    monkeypatch.setenv(machine_spec.SEGMENT_VARIABLE, name)
     try:
-        with segment.attached(name) as live:
+        with shared_memory.attach_segment(name) as live:
             yield live
     finally:
-        segment.remove(name)
+        shared_memory.remove_segment(name)
 
 
 def _said(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
-    code = smi.main(line.split())
+    code = fake_npu_smi.main(line.split())
     return code, capsys.readouterr().out
 
 
-def test_it_reads_the_live_segment(machine_of_two: segment.Segment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_reads_the_live_segment(
+    machine_of_two: shared_memory.SimSegment, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = machine_of_two.process[0]
-    row.pid, row.started, row.name = os.getpid(), segment.start_time(os.getpid()), b"python"
+    row.pid, row.started, row.name = os.getpid(), shared_memory.process_start_time(os.getpid()), b"python"
     row.hbm[0] = machine_of_two.device[0].hbm_used = 300 << 20
     code, text = _said(capsys, "info")
     assert code == 0
@@ -91,7 +93,9 @@ def test_it_reads_the_live_segment(machine_of_two: segment.Segment, capsys: pyte
     assert "HBM Usage Rate(%)              : 14" in _said(capsys, "info -t usages -i 0")[1]
 
 
-def test_memory_of_a_dead_process_is_free(machine_of_two: segment.Segment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_of_a_dead_process_is_free(
+    machine_of_two: shared_memory.SimSegment, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = machine_of_two.process[0]
     row.pid, row.started = 2**22 + 1, 1  # above the largest pid
     row.hbm[0] = machine_of_two.device[0].hbm_used = 300 << 20
@@ -111,7 +115,7 @@ def test_memory_of_a_dead_process_is_free(machine_of_two: segment.Segment, capsy
     ],
 )
 def test_wrong_arguments(
-    machine_of_two: segment.Segment, capsys: pytest.CaptureFixture[str], line: str, words: str
+    machine_of_two: shared_memory.SimSegment, capsys: pytest.CaptureFixture[str], line: str, words: str
 ) -> None:
     code, text = _said(capsys, line)
     assert code == 1
@@ -119,13 +123,15 @@ def test_wrong_arguments(
 
 
 def test_without_a_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv(machine.SEGMENT, raising=False)
+    monkeypatch.delenv(machine_spec.SEGMENT_VARIABLE, raising=False)
     assert _said(capsys, "info") == (1, "dcmi module initialize failed. ret is -8005\n")
-    monkeypatch.setenv(machine.SEGMENT, "anabatic-sim-0")
+    monkeypatch.setenv(machine_spec.SEGMENT_VARIABLE, "anabatic-sim-0")
     assert _said(capsys, "info")[0] == 1
 
 
-def test_a_lost_device_is_not_listed(machine_of_two: segment.Segment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_device_is_not_listed(
+    machine_of_two: shared_memory.SimSegment, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine_of_two.device[0].lost = 1
     assert "Total Count                    : 1" in _said(capsys, "info -l")[1]
     machine_of_two.device[1].lost = 1
@@ -134,11 +140,11 @@ def test_a_lost_device_is_not_listed(machine_of_two: segment.Segment, capsys: py
 
 def test_dies_of_a_card_share_its_id() -> None:
     rows = [
-        Reading(0, chip, chip, "Ascend910", "OK", 90.0 if chip == 0 else None, 38, "0000:9D:00.0", 0, 1, 65536)
+        SmiReading(0, chip, chip, "Ascend910", "OK", 90.0 if chip == 0 else None, 38, "0000:9D:00.0", 0, 1, 65536)
         for chip in (0, 1)
     ]
-    text = smi_layout.info(rows, "26.0.rc1", "A3").splitlines()
+    text = npu_smi_layout.format_info(rows, "26.0.rc1", "A3").splitlines()
     assert text[4].startswith("| Chip  Phy-ID ")
     assert text[8] == "+" + "-" * 96 + "+"
     assert "| -           38 " in text[9]
-    assert "SIO" in smi_layout.topology(rows, "A3", 8)
+    assert "SIO" in npu_smi_layout.format_topology(rows, "A3", 8)

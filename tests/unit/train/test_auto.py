@@ -12,56 +12,62 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.config.classify_train import ClassifyTrainJob, Rows
 from anabatic.config.rl import RlJob
+from anabatic.config.sections.common import BatchSettings, Data
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sft import SftJob
-from anabatic.config.shared import Batch, Data
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.core import child
-from anabatic.core.errors import CheckpointError, Failure, StartAgain
-from anabatic.device.device import Device, pick
-from anabatic.parallel.world import World
-from anabatic.testing.tiny import tiny_model
-from anabatic.train import auto, paper, rehearsal
-from anabatic.train.auto import State
-from anabatic.train.plan import Sizes
-from anabatic.train.progress import Progress
+from anabatic.config.vessels.train import ClassifyTrainJob, VesselData
+from anabatic.core import relaunch
+from anabatic.core.errors import CheckpointError, Failure, RestartRequested
+from anabatic.device.device import Device, select_device
+from anabatic.parallel.process_groups import World
+from anabatic.testing.tiny_models import build_tiny_model
+from anabatic.train import auto_sizing, micro_batch_probe, plan_inputs
+from anabatic.train.auto_sizing import AutoState
+from anabatic.train.loop_state import TrainProgress
+from anabatic.train.sizing import StepSizes
 from unit.train.test_step import batch_of, step_of
 
 FULL = torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity)")
-SIZES = Sizes(micro_batch_tokens=512, micro_steps=2, steps=10, lr=1e-4, matrix_lr=0.0)
+SIZES = StepSizes(micro_batch_tokens=512, micro_steps=2, steps=10, lr=1e-4, matrix_lr=0.0)
 WAYS = st.tuples(st.sampled_from(["ddp", "zero3"]), st.booleans(), st.sampled_from(["none", "full"]))
 STATES = st.builds(
-    State, st.integers(0, 9), st.text(), st.none() | WAYS, st.none() | st.integers(1, 10**6),
-    st.none() | st.integers(1, 10**9), st.none() | st.integers(1, 10**6), st.lists(WAYS).map(tuple),
-)  # fmt: skip
+    AutoState,
+    st.integers(0, 9),
+    st.text(),
+    st.none() | WAYS,
+    st.none() | st.integers(1, 10**6),
+    st.none() | st.integers(1, 10**9),
+    st.none() | st.integers(1, 10**6),
+    st.lists(WAYS).map(tuple),
+)
 
 
 def job_of(out: Path, **more: Any) -> SftJob:
-    return SftJob(model="m", out=str(out), data=Data(train=["x"]), batch=Batch(seq_len=128), **more)
+    return SftJob(model="m", out=str(out), data=Data(train=["x"]), batch=BatchSettings(seq_len=128), **more)
 
 
 @pytest.fixture
 def device() -> Device:
-    return pick(DeviceConfig(type="cpu", threads=1))
+    return select_device(DeviceConfig(type="cpu", threads=1))
 
 
-def fail(job: Any, device: Device, least: int, sizes: Sizes | None, error: BaseException = FULL) -> Failure:
-    with pytest.raises(Failure) as caught, auto.out_of_memory(job, device, World(), least, sizes):
+def fail(job: Any, device: Device, least: int, sizes: StepSizes | None, error: BaseException = FULL) -> Failure:
+    with pytest.raises(Failure) as caught, auto_sizing.handle_out_of_memory(job, device, World(), least, sizes):
         raise error
     return caught.value
 
 
 @given(STATES)
-def test_what_was_settled_is_read_as_it_was_written(state: State) -> None:
-    assert State.read(json.dumps(asdict(state))) == state
-    assert State.read("") == State()
+def test_what_was_settled_is_read_as_it_was_written(state: AutoState) -> None:
+    assert AutoState.from_json(json.dumps(asdict(state))) == state
+    assert AutoState.from_json("") == AutoState()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"way": 1, "refused": []}', '{"refused": [], "way": null, "x": 1}'])
 def test_a_broken_file_is_told(text: str) -> None:
     with pytest.raises(CheckpointError, match=r"auto\.json cannot be read"):
-        State.read(text)
+        AutoState.from_json(text)
 
 
 def test_without_auto_the_error_names_the_way_out(tmp_path: Path, device: Device) -> None:
@@ -70,8 +76,8 @@ def test_without_auto_the_error_names_the_way_out(tmp_path: Path, device: Device
     assert str(error) == told
     for part in ("--auto", "anabatic plan", "--batch.micro-batch-tokens 256"):
         assert part in error.hint
-    assert error.exit_code == 1 and not (tmp_path / auto.FILE).exists()
-    classify = ClassifyTrainJob(data=Rows(train=["x"]), out=str(tmp_path))
+    assert error.exit_code == 1 and not (tmp_path / auto_sizing.AUTO_FILE).exists()
+    classify = ClassifyTrainJob(data=VesselData(train=["x"]), out=str(tmp_path))
     assert "--auto" not in fail(classify, device, 128, SIZES).hint
 
 
@@ -84,31 +90,36 @@ def test_with_auto_the_next_start_takes_half_at_the_same_global_batch(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "reports").mkdir()
-    monkeypatch.setenv(child.REPORTS, str(tmp_path / "reports"))
+    monkeypatch.setenv(relaunch.REPORTS_VARIABLE, str(tmp_path / "reports"))
     job = job_of(tmp_path, auto=True)
-    before = State(place="1 x x", way=("single", False, "none"))
-    (tmp_path / auto.FILE).write_text(json.dumps(asdict(before)))
+    before = AutoState(place="1 x x", way=("single", False, "none"))
+    (tmp_path / auto_sizing.AUTO_FILE).write_text(json.dumps(asdict(before)))
     error = fail(job, device, 128, SIZES)
-    assert isinstance(error, StartAgain) and error.exit_code == child.AGAIN
+    assert isinstance(error, RestartRequested) and error.exit_code == relaunch.EXIT_RESTART
     assert "now 256 tokens x 4, 1,024 a step as before" in str(error)
-    assert (tmp_path / "reports" / child.WISH).read_text() == str(error)
-    state = auto.state_of(job, World())
+    assert (tmp_path / "reports" / relaunch.RESTART_FILE).read_text() == str(error)
+    state = auto_sizing.load_state(job, World())
     assert state == replace(before, lowered=1, micro=256, batch=1024, most=256)
-    batch = auto.batch_of(job, state)
+    batch = auto_sizing.get_resolved_batch(job, state)
     assert batch is not None and (batch.micro_batch_tokens, batch.global_batch_tokens) == (256, 1024)
 
 
 def test_below_a_segment_the_way_is_given_up(tmp_path: Path, device: Device) -> None:
     job = job_of(tmp_path, auto=True)
     way = ("ddp", False, "none")
-    (tmp_path / auto.FILE).write_text(json.dumps(asdict(State(way=way, batch=1024, micro=512, most=512))))
+    (tmp_path / auto_sizing.AUTO_FILE).write_text(
+        json.dumps(asdict(AutoState(way=way, batch=1024, micro=512, most=512)))
+    )
     assert "ddp, recompute none is given up" in str(fail(job, device, 512, SIZES))
-    assert auto.state_of(job, World()) == State(lowered=1, batch=1024, refused=(way,))
-    assert not isinstance(fail(job, device, 512, None), StartAgain)  # there is no way left that was chosen
+    assert auto_sizing.load_state(job, World()) == AutoState(lowered=1, batch=1024, refused=(way,))
+    assert not isinstance(fail(job, device, 512, None), RestartRequested)  # there is no way left that was chosen
 
 
 def test_other_errors_pass(tmp_path: Path, device: Device) -> None:
-    with pytest.raises(RuntimeError, match="shapes"), auto.out_of_memory(job_of(tmp_path), device, World(), 1, SIZES):
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        auto_sizing.handle_out_of_memory(job_of(tmp_path), device, World(), 1, SIZES),
+    ):
         raise RuntimeError("shapes do not fit")
     told = RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you")
     assert "--auto" in fail(job_of(tmp_path), device, 128, SIZES, told).hint
@@ -119,36 +130,36 @@ def test_other_errors_pass(tmp_path: Path, device: Device) -> None:
     ("before", "now", "ranks", "expected"), [(512, 256, 2, 20), (256, 512, 1, 5), (512, 512, 1, 10)]
 )
 def test_the_place_in_the_data_is_counted_anew(before: int, now: int, ranks: int, expected: int) -> None:
-    progress = Progress(step=5, loader={"micro_batch": 10, "cursors": []})
-    auto.carried(progress, before, now, ranks)
+    progress = TrainProgress(step=5, loader={"micro_batch": 10, "cursors": []})
+    auto_sizing.rescale_loader_position(progress, before, now, ranks)
     assert progress.loader == {"micro_batch": expected, "cursors": []}
 
 
 def test_all_ranks_take_the_start_that_was_lowered_most() -> None:
-    once, twice = State(lowered=1, micro=256), State(lowered=2, way=None, refused=(("ddp", False, "none"),))
+    once, twice = AutoState(lowered=1, micro=256), AutoState(lowered=2, way=None, refused=(("ddp", False, "none"),))
     texts = ["", json.dumps(asdict(once)), json.dumps(asdict(twice))]
-    assert auto.newest(texts) == auto.newest(reversed(texts)) == twice
+    assert auto_sizing.select_latest_state(texts) == auto_sizing.select_latest_state(reversed(texts)) == twice
 
 
 def test_rehearsed_steps_change_nothing() -> None:
-    first, second = tiny_model(), tiny_model()
+    first, second = build_tiny_model(), build_tiny_model()
     batches = [batch_of(32, 20, seed) for seed in range(4)]
     plain, rehearsed = (step_of(model, name="adamw", spike=6.0) for model in (first, second))
-    rehearsed.rehearse(iter(batches[2:]), 2)
-    rehearsed.rehearse(iter(batches), 1)
+    rehearsed.probe_step(iter(batches[2:]), 2)
+    rehearsed.probe_step(iter(batches), 1)
     for step in (plain, rehearsed):
-        step.run(iter(batches), 2, 1.0)
+        step.run_step(iter(batches), 2, 1.0)
     for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b), name
-    assert vars(plain.drain()) | {"data_wait_s": 0} == vars(rehearsed.drain()) | {"data_wait_s": 0}
-    assert torch.equal(plain.verdicts.window, rehearsed.verdicts.window)
-    assert plain.optimizer.number == rehearsed.optimizer.number == 1
+    assert vars(plain.read_stats()) | {"data_wait_s": 0} == vars(rehearsed.read_stats()) | {"data_wait_s": 0}
+    assert torch.equal(plain.spike_detector.window, rehearsed.spike_detector.window)
+    assert plain.optimizer.step_number == rehearsed.optimizer.step_number == 1
 
 
 def test_a_larger_micro_batch_is_tried_where_there_is_room(tmp_path: Path, device: Device) -> None:
     job = job_of(tmp_path, auto=True)
-    model = tiny_model()
-    setup = paper.of_model(job, model, device, World())
+    model = build_tiny_model()
+    setup = plan_inputs.build_model_setup(job, model, device, World())
     assert setup is not None and (setup.seq_len, setup.shape.layers) == (128, model.config.num_hidden_layers)
     seen: list[int] = []
 
@@ -165,11 +176,16 @@ def test_a_larger_micro_batch_is_tried_where_there_is_room(tmp_path: Path, devic
         def __next__(self) -> Any:
             return batch_of(self.tokens, self.tokens, 1)
 
-    sizes = Sizes(128, 4, 10, 1e-4, 0.0)
-    found = rehearsal.choose(job, State(most=256), setup, sizes, step_of(model), Endless, device, World())
+    sizes = StepSizes(128, 4, 10, 1e-4, 0.0)
+    found = micro_batch_probe.choose_micro_batch(
+        job, AutoState(most=256), setup, sizes, step_of(model), Endless, device, World()
+    )
     assert seen == [128, 256]  # 512 would be more than is known to fit
     assert found.micro_batch_tokens * found.micro_steps == 512
     fixed = replace(job, batch=replace(job.batch, micro_batch_tokens=128))
     seen.clear()
-    assert rehearsal.choose(fixed, State(), setup, sizes, step_of(model), Endless, device, World()) == sizes
+    assert (
+        micro_batch_probe.choose_micro_batch(fixed, AutoState(), setup, sizes, step_of(model), Endless, device, World())
+        == sizes
+    )
     assert seen == [128]

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.core import jsonl
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.core import json_lines
 from anabatic.core.errors import DataError, Failure
-from anabatic.data.shard_set import ShardSet
-from anabatic.device.device import pick
-from anabatic.parallel import world as parallel
-from anabatic.testing.spawn import spawn
-from anabatic.train import manifest
+from anabatic.data.shards.reader import ShardSet
+from anabatic.device.device import select_device
+from anabatic.parallel import process_groups as parallel
+from anabatic.testing.multiprocess import spawn_ranks
+from anabatic.train.checkpoint import manifest
+from anabatic.train.guards.spike_detector import WINDOW_STEPS, SpikeDetector
 from anabatic.train.loop import fit
-from anabatic.train.verdict import WINDOW, Verdicts
 from unit.train.fitting import conversations, fitting
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return list(jsonl.read(path))
+    return list(json_lines.read_json_lines(path))
 
 
 def steps_with(folder: Path, row: int, name: str = "rows-rank-0.jsonl") -> list[tuple[int, bool]]:
@@ -95,7 +95,7 @@ def test_destroyed_weights_are_mended_by_going_back(tmp_path: Path) -> None:
     with fitting(tmp_path / "run", data, on_bad_step="rewind", evaluate=poisoned(12)) as (job, progress):
         assert fit(job, progress)
     assert (progress.step, progress.rewinds, progress.rewound_to, len(progress.dropped)) == (20, 1, 10, 1)
-    broken = [name for name, tensor in job.tensors().items() if not bool(torch.isfinite(tensor).all())]
+    broken = [name for name, tensor in job.checkpoint_tensors().items() if not bool(torch.isfinite(tensor).all())]
     assert broken == ["model.model.embed_tokens.weight"]  # the bad token's row, which no conversation has
     assert [line["step"] for line in lines(tmp_path / "run" / "bad_steps.jsonl")] == [13]
 
@@ -106,10 +106,10 @@ def test_a_checkpoint_that_is_itself_destroyed_is_gone_back_behind(tmp_path: Pat
     with fitting(tmp_path / "run", data, on_bad_step="rewind") as (job, progress):
 
         def describe(state: dict[str, Any]) -> dict[str, Any]:
-            destroy(progress.step, job.step.root.model)
+            destroy(progress.step, job.train_step.root.model)
             return {}
 
-        job.describe = describe
+        job.describe_loader = describe
         assert fit(job, progress)
     assert (progress.step, progress.rewinds, progress.rewound_to, len(progress.dropped)) == (20, 2, 5, 2)
 
@@ -131,33 +131,33 @@ def test_nothing_to_go_back_to_is_said(tmp_path: Path) -> None:
 
 def two_ranks(root: Path) -> None:
     """A row that only one rank reads: both go back, and both leave it out; threads of both write the checkpoints."""
-    world = parallel.start(pick(DeviceConfig(type="cpu", threads=1)))
-    if world.first:
+    world = parallel.init_world(select_device(DeviceConfig(type="cpu", threads=1)))
+    if world.is_main_process:
         conversations(root / "data", bad=(33,))
     parallel.barrier(world)
     with fitting(root / "run", ShardSet.open(root / "data"), world, on_bad_step="rewind") as (job, progress):
         assert fit(job, progress)
     assert (progress.step, progress.rewinds) == (20, 1)
-    total = parallel.all_sum(job.step.optimizer.params["model.norm.weight"].sum().detach().clone(), world)
-    assert float(total) == float(2 * job.step.optimizer.params["model.norm.weight"].sum())
-    parallel.stop(world)
+    total = parallel.all_reduce_sum(job.train_step.optimizer.params["model.norm.weight"].sum().detach().clone(), world)
+    assert float(total) == float(2 * job.train_step.optimizer.params["model.norm.weight"].sum())
+    parallel.leave_world(world)
 
 
 def test_all_ranks_do_the_same(tmp_path: Path) -> None:
-    spawn(two_ranks, 2, tmp_path)
+    spawn_ranks(two_ranks, 2, tmp_path)
     (found,) = lines(tmp_path / "run" / "bad_steps.jsonl")
     guilty = [rank["rank"] for rank in found["ranks"] if not rank["finite"]]
     assert len(found["ranks"]) == 2 and len(guilty) == 1
     where = [steps_with(tmp_path / "run", 33, f"rows-rank-{rank}.jsonl") for rank in (0, 1)]
     assert where[guilty[0]] == [(found["step"], True)] and where[1 - guilty[0]] == []
-    sealed = manifest.read(tmp_path / "run" / "checkpoint-20")
+    sealed = manifest.read_manifest(tmp_path / "run" / "checkpoint-20")
     assert {"rng-0.safetensors", "rng-1.safetensors"} <= set(sealed["files"]) and sealed["strategy"] == "ddp"
-    assert not manifest.fault(tmp_path / "run" / "checkpoint-20")
+    assert not manifest.find_first_fault(tmp_path / "run" / "checkpoint-20")
 
 
 def reference(history: list[float], value: float, factor: float) -> bool:
     """The rule in plain Python: median and median absolute deviation of the last steps."""
-    window = sorted(history[-WINDOW:])
+    window = sorted(history[-WINDOW_STEPS:])
     middle = window[len(window) // 2]
     away = sorted(abs(one - middle) for one in window)[len(window) // 2]
     return value > middle + factor * max(1.4826 * away, 0.01 * abs(middle))
@@ -165,37 +165,40 @@ def reference(history: list[float], value: float, factor: float) -> bool:
 
 def test_spikes_are_those_of_the_slow_rule() -> None:
     draw = torch.Generator().manual_seed(3)
-    verdicts = Verdicts(6.0, torch.device("cpu"))
+    verdicts = SpikeDetector(6.0, torch.device("cpu"))
     losses: list[float] = []
     expected = []
-    for number in range(1, 4 * WINDOW):
+    for number in range(1, 4 * WINDOW_STEPS):
         loss = 3.0 - number / 200 + 0.05 * float(torch.randn((), generator=draw)) + (2.0 if number % 50 == 0 else 0.0)
         loss = float(torch.tensor(loss))
-        if len(losses) >= WINDOW and reference(losses, loss, 6.0):
+        if len(losses) >= WINDOW_STEPS and reference(losses, loss, 6.0):
             expected.append(number)
-        _, ok = verdicts.judge(number, torch.tensor(loss), torch.tensor(1.0), False, torch.tensor(True))
-        verdicts.note(number, [], {})
+        _, ok = verdicts.judge_step(number, torch.tensor(loss), torch.tensor(1.0), False, torch.tensor(True))
+        verdicts.record_step(number, [], {})
         assert bool(ok) == (number not in expected)
         losses.append(loss)
-    assert [step.step for step in verdicts.read()] == expected and len(expected) >= 3
-    assert verdicts.read() == []
+    assert [step.step for step in verdicts.take_bad_steps()] == expected and len(expected) >= 3
+    assert verdicts.take_bad_steps() == []
 
 
 def test_a_new_level_is_accepted_in_time_and_a_checkpoint_keeps_the_window() -> None:
-    verdicts = Verdicts(6.0, torch.device("cpu"))
+    verdicts = SpikeDetector(6.0, torch.device("cpu"))
     refused = 0
-    for number in range(1, 3 * WINDOW):
-        level = 2.0 if number < 2 * WINDOW else 5.0
-        _, ok = verdicts.judge(number, torch.tensor(level), torch.tensor(1.0), False, torch.tensor(True))
+    for number in range(1, 3 * WINDOW_STEPS):
+        level = 2.0 if number < 2 * WINDOW_STEPS else 5.0
+        _, ok = verdicts.judge_step(number, torch.tensor(level), torch.tensor(1.0), False, torch.tensor(True))
         refused += int(not ok)
-    assert 0 < refused <= WINDOW // 2 + 1
-    assert verdicts.state()["window"] is verdicts.window and Verdicts(0.0, torch.device("cpu")).state() == {}
+    assert 0 < refused <= WINDOW_STEPS // 2 + 1
+    assert (
+        verdicts.state_dict()["window"] is verdicts.window
+        and SpikeDetector(0.0, torch.device("cpu")).state_dict() == {}
+    )
 
 
 def test_an_overflow_under_loss_scaling_is_not_told() -> None:
-    verdicts = Verdicts(0.0, torch.device("cpu"))
+    verdicts = SpikeDetector(0.0, torch.device("cpu"))
     for number, (loss, norm) in enumerate(((1.0, float("inf")), (float("nan"), 1.0)), 1):
-        finite, ok = verdicts.judge(number, torch.tensor(loss), torch.tensor(norm), True, torch.tensor(True))
-        verdicts.note(number, [], {})
+        finite, ok = verdicts.judge_step(number, torch.tensor(loss), torch.tensor(norm), True, torch.tensor(True))
+        verdicts.record_step(number, [], {})
         assert not finite and not ok
-    assert [step.step for step in verdicts.read()] == [2]
+    assert [step.step for step in verdicts.take_bad_steps()] == [2]

@@ -6,21 +6,21 @@ import json
 
 import pytest
 
-from anabatic.config.shared import Data, Evaluate
-from anabatic.config.train import TrainJob
+from anabatic.config.sections.common import Data, Evaluate
+from anabatic.config.sections.train_jobs import TrainJob
 from anabatic.core.errors import ConfigError
-from anabatic.train.best import Best
-from anabatic.train.progress import Progress
-from anabatic.train.validate import perplexity
+from anabatic.train.guards.early_stopping import BestTracker
+from anabatic.train.loop_state import TrainProgress
+from anabatic.train.validation import compute_perplexity
 
 
-def judged(losses: list[float], **settings: object) -> tuple[Best, list[bool], list[bool]]:
+def judged(losses: list[float], **settings: object) -> tuple[BestTracker, list[bool], list[bool]]:
     """Return the state after evaluations with these losses, which were the best, and after which it was enough."""
-    config, best = Evaluate(every=1, **settings), Best()  # type: ignore[arg-type]
+    config, best = Evaluate(every=1, **settings), BestTracker()  # type: ignore[arg-type]
     wins, enough = [], []
     for step, loss in enumerate(losses, 1):
-        wins.append(best.judge(step, {"valid_loss": loss, "valid_accuracy": 1 - loss / 10}, config))
-        enough.append(best.enough(config))
+        wins.append(best.record_evaluation(step, {"valid_loss": loss, "valid_accuracy": 1 - loss / 10}, config))
+        enough.append(best.should_stop(config))
     return best, wins, enough
 
 
@@ -44,19 +44,19 @@ def test_small_gains_keep_the_best_model_but_not_the_patience() -> None:
 
 def test_the_metric_decides() -> None:
     config = Evaluate(metric="accuracy")
-    best = Best()
-    assert best.judge(1, {"valid_loss": 1.0, "valid_accuracy": 0.2}, config)
-    assert best.judge(2, {"valid_loss": 2.0, "valid_accuracy": 0.3}, config)
-    assert not best.judge(3, {"valid_loss": 0.5, "valid_accuracy": 0.3}, config)
+    best = BestTracker()
+    assert best.record_evaluation(1, {"valid_loss": 1.0, "valid_accuracy": 0.2}, config)
+    assert best.record_evaluation(2, {"valid_loss": 2.0, "valid_accuracy": 0.3}, config)
+    assert not best.record_evaluation(3, {"valid_loss": 0.5, "valid_accuracy": 0.3}, config)
 
 
 def test_a_checkpoint_keeps_it() -> None:
-    progress = Progress(step=4)
+    progress = TrainProgress(step=4)
     config = Evaluate(every=1, patience=1)
-    progress.judge(2, {"valid_loss": 1 / 3}, config)
-    progress.judge(4, {"valid_loss": 0.4}, config)
-    again = Progress(**json.loads(json.dumps(vars(progress))))
-    assert again == progress and again.enough(config) and not again.enough(Evaluate(every=1, patience=2))
+    progress.record_evaluation(2, {"valid_loss": 1 / 3}, config)
+    progress.record_evaluation(4, {"valid_loss": 0.4}, config)
+    again = TrainProgress(**json.loads(json.dumps(vars(progress))))
+    assert again == progress and again.should_stop(config) and not again.should_stop(Evaluate(every=1, patience=2))
 
 
 def test_patience_needs_evaluations() -> None:
@@ -69,4 +69,4 @@ def test_patience_needs_evaluations() -> None:
 
 
 def test_perplexity() -> None:
-    assert perplexity(2.0) == pytest.approx(7.389056) and perplexity(1e4) == float("inf")
+    assert compute_perplexity(2.0) == pytest.approx(7.389056) and compute_perplexity(1e4) == float("inf")

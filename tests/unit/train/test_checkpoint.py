@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from anabatic.config.pretrain import PretrainJob
-from anabatic.config.shared import Data, Save
-from anabatic.config.shared import Device as DeviceConfig
+from anabatic.config.sections.common import Data, Save
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import AnabaticError, CheckpointError, Failure
 from anabatic.core.paths import RunFolder
-from anabatic.device.device import pick
-from anabatic.parallel.world import World
-from anabatic.train import checkpoint, manifest, run
-from anabatic.train.saver import Saver
+from anabatic.device.device import select_device
+from anabatic.parallel.process_groups import World
+from anabatic.train import run_folder
+from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint.saver import CheckpointSaver
 
-DEVICE = pick(DeviceConfig(type="cpu", threads=1))
+DEVICE = select_device(DeviceConfig(type="cpu", threads=1))
 
 
 def save(folder: RunFolder, step: int, value: float = 1.0) -> Path:
@@ -29,9 +30,9 @@ def save(folder: RunFolder, step: int, value: float = 1.0) -> Path:
         "optim.b": torch.arange(5.0) * value,
         "step.c": torch.tensor(value),
     }
-    saver = Saver(folder, Save(keep_last=9, background="off"), DEVICE, World())
+    saver = CheckpointSaver(folder, Save(keep_last=9, background="off"), DEVICE, World())
     saver.save(step, tensors, {"progress": {"step": step}})
-    return saver.done()[0].path
+    return saver.take_finished()[0].path
 
 
 def empty() -> dict[str, torch.Tensor]:
@@ -43,10 +44,10 @@ def test_what_was_saved_comes_back_with_the_random_numbers(tmp_path: Path) -> No
     save(folder, 7, 2.5)
     expected = torch.rand(4)
     torch.rand(100)
-    found = checkpoint.newest(folder, World())
-    assert found is not None and found.step == 7 and found.host["progress"] == {"step": 7}
+    found = storage.find_newest_checkpoint(folder, World())
+    assert found is not None and found.step == 7 and found.host_state["progress"] == {"step": 7}
     tensors = empty()
-    checkpoint.load(found, tensors, DEVICE, World())
+    storage.load_checkpoint(found, tensors, DEVICE, World())
     assert torch.equal(tensors["model.a"], torch.full((3, 4), 2.5)) and tensors["step.c"] == 2.5
     assert torch.equal(torch.rand(4), expected)
 
@@ -67,51 +68,51 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
         path.write_bytes(content)
     else:
         path.unlink()
-    found = checkpoint.newest(folder, World())
+    found = storage.find_newest_checkpoint(folder, World())
     assert found is not None and found.step == 1
     assert "checkpoint-2 is not used" in caplog.text
 
 
 def test_a_folder_without_manifest_does_not_exist(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.checkpoint(5).mkdir(parents=True)
-    assert checkpoint.newest(folder, World()) is None
+    folder.checkpoint_path(5).mkdir(parents=True)
+    assert storage.find_newest_checkpoint(folder, World()) is None
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"files": 3}', '{"files": {"a": 1}}', "null", ""])
 def test_a_strange_manifest_is_a_fault(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     (tmp_path / "a").write_text("x")
-    assert manifest.fault(tmp_path)
+    assert manifest.find_first_fault(tmp_path)
 
 
 def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1, 2, 10):
         save(folder, step)
-    manifest.prune(folder, 2, 10)
-    assert [step for step, _ in manifest.numbered(tmp_path)] == [2, 10]
+    manifest.remove_old_checkpoints(folder, 2, 10)
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [2, 10]
 
 
 def test_a_broken_checkpoint_of_a_later_step_does_not_push_out_the_one_just_saved(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (5, 10):
         save(folder, step)
-    (folder.checkpoint(10) / "state.json").unlink()
+    (folder.checkpoint_path(10) / "state.json").unlink()
     save(folder, 7)
-    manifest.prune(folder, 1, 7)
-    found = checkpoint.newest(folder, World())
-    assert found is not None and found.step == 7 and not folder.checkpoint(5).exists()
+    manifest.remove_old_checkpoints(folder, 1, 7)
+    found = storage.find_newest_checkpoint(folder, World())
+    assert found is not None and found.step == 7 and not folder.checkpoint_path(5).exists()
 
 
 def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 1)
-    found = checkpoint.newest(folder, World())
+    found = storage.find_newest_checkpoint(folder, World())
     assert found is not None
     for tensors in ({**empty(), "model.a": torch.zeros(9, 9)}, {**empty(), "model.new": torch.zeros(2)}):
         with pytest.raises(CheckpointError, match="does not fit"):
-            checkpoint.load(found, tensors, DEVICE, World())
+            storage.load_checkpoint(found, tensors, DEVICE, World())
 
 
 def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,9 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match="needs .* but 10 B are free") as caught:
         save(folder, 2)
     assert caught.value.hint
-    assert [step for step, _ in manifest.numbered(tmp_path)] == [1] and checkpoint.newest(folder, World()) is not None
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [1] and storage.find_newest_checkpoint(
+        folder, World()
+    ) is not None
 
 
 def test_a_disk_that_fills_up_while_saving_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,21 +135,21 @@ def test_a_disk_that_fills_up_while_saving_loses_nothing(tmp_path: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(storage, "save_file", full)
     with pytest.raises(Failure, match="no space left"):
         save(folder, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1"]
-    assert checkpoint.newest(folder, World()).step == 1  # type: ignore[union-attr]
+    assert storage.find_newest_checkpoint(folder, World()).step == 1  # type: ignore[union-attr]
 
 
 def test_saving_again_replaces_whole(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 3, 1.0)
     save(folder, 3, 2.0)
-    found = checkpoint.newest(folder, World())
+    found = storage.find_newest_checkpoint(folder, World())
     assert found is not None
     tensors = empty()
-    checkpoint.load(found, tensors, DEVICE, World())
+    storage.load_checkpoint(found, tensors, DEVICE, World())
     assert tensors["step.c"] == 2.0
     manifest = json.loads((found.path / "manifest.json").read_text())
     assert set(manifest["files"]) == {"__0_0.distcp", ".metadata", "rng-0.safetensors", "state.json"}
@@ -158,11 +161,16 @@ def test_errors_are_for_users() -> None:
 
 def test_two_jobs_in_one_folder_are_refused(tmp_path: Path) -> None:
     job = PretrainJob(out=str(tmp_path / "run"), tokenizer="t", data=Data(train=["stdlib:"]))
-    with run.open_folder(job, DEVICE, World()) as folder:
+    with run_folder.open_run_folder(job, DEVICE, World()) as folder:
         save(folder, 1)
-        manifest.temporary(folder.checkpoint(2)).mkdir()  # being written
-        with pytest.raises(Failure, match="another training run works in"), run.open_folder(job, DEVICE, World()):
+        manifest.temporary_path(folder.checkpoint_path(2)).mkdir()  # being written
+        with (
+            pytest.raises(Failure, match="another training run works in"),
+            run_folder.open_run_folder(job, DEVICE, World()),
+        ):
             raise AssertionError("both work in it")
-        assert manifest.temporary(folder.checkpoint(2)).exists()
-    with run.open_folder(job, DEVICE, World()):  # what a killed job has left half-written goes, what is whole stays
+        assert manifest.temporary_path(folder.checkpoint_path(2)).exists()
+    with run_folder.open_run_folder(
+        job, DEVICE, World()
+    ):  # what a killed job has left half-written goes, what is whole stays
         assert [path.name for path in folder.root.glob("*checkpoint*")] == ["checkpoint-1"]

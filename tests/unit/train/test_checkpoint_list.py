@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from anabatic.cli.app import main
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.config.shared import Save
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.config.sections.common import Save
 from anabatic.core.paths import RunFolder
-from anabatic.device.device import pick
-from anabatic.parallel.world import World
-from anabatic.testing.runs import write_jsonl
-from anabatic.train import manifest
-from anabatic.train.saver import Saver
+from anabatic.device.device import select_device
+from anabatic.parallel.process_groups import World
+from anabatic.testing.fake_runs import write_jsonl
+from anabatic.train.checkpoint import manifest
+from anabatic.train.checkpoint.saver import CheckpointSaver
 
 HOST = {"about": {"command": "sft", "strategy": "zero3"}}
 
@@ -26,9 +26,9 @@ HOST = {"about": {"command": "sft", "strategy": "zero3"}}
 def run(tmp_path: Path) -> Path:
     """A run with three checkpoints, of which the second is the best."""
     folder = RunFolder(tmp_path / "run")
-    folder.create()
-    device = pick(DeviceConfig(type="cpu", threads=1))
-    with Saver(folder, Save(keep_last=9, background="off"), device, World()) as saver:
+    folder.create_folder()
+    device = select_device(DeviceConfig(type="cpu", threads=1))
+    with CheckpointSaver(folder, Save(keep_last=9, background="off"), device, World()) as saver:
         for step in (5, 10, 15):
             saver.save(step, {"model.a": torch.ones(300)}, HOST)
     folder.config.write_text("eval:\n  metric: accuracy\n")
@@ -98,7 +98,7 @@ def test_a_manifest_that_is_none_of_ours_is_passed_over(
     file.write_text(json.dumps(json.loads(file.read_text()) | odd))
     code, out, _ = called(capsys, "list", run)
     assert code == 0 and "manifest.json is torn" in out.splitlines()[-1]
-    assert manifest.newest_whole(run).name == "checkpoint-10"
+    assert manifest.find_newest_valid(run).name == "checkpoint-10"
 
 
 def test_names_of_a_manifest_lead_nowhere_else(run: Path) -> None:
@@ -106,9 +106,9 @@ def test_names_of_a_manifest_lead_nowhere_else(run: Path) -> None:
     known = json.loads(file.read_text())
     known["files"]["../checkpoint-10/state.json"] = known["files"]["state.json"]
     file.write_text(json.dumps(known))
-    assert manifest.fault(run / "checkpoint-15") == "manifest.json is torn"
+    assert manifest.find_first_fault(run / "checkpoint-15") == "manifest.json is torn"
     file.write_text("[" * 100_000)
-    assert manifest.fault(run / "checkpoint-15") == "manifest.json is torn"
+    assert manifest.find_first_fault(run / "checkpoint-15") == "manifest.json is torn"
 
 
 def test_odd_settings_and_rows_beside_checkpoints_are_passed_over(

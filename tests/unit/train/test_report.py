@@ -15,11 +15,18 @@ from typing import Any
 
 import pytest
 
-from anabatic.config.pipeline import PipelineJob, Stage
+from anabatic.config.pipeline import PipelineJob, PipelineStage
 from anabatic.core.errors import Failure
-from anabatic.testing.runs import EVALUATION, HOSTILE, START, write_jsonl, write_pipeline, write_training_run
-from anabatic.train import report_machine
-from anabatic.train.report import write_pipeline_report, write_run_report
+from anabatic.testing.fake_runs import (
+    EVAL_RESULTS,
+    HOSTILE_TEXT,
+    START_TIME,
+    write_jsonl,
+    write_pipeline_run,
+    write_training_run,
+)
+from anabatic.train.report import system_info
+from anabatic.train.report.page import write_pipeline_report, write_run_report
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -67,7 +74,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def demo(tmp_path: Path) -> tuple[Path, PipelineJob]:
     out = tmp_path / "demo"
-    return out, write_pipeline(out, steps=80)
+    return out, write_pipeline_run(out, steps=80)
 
 
 def test_a_pipeline(demo: tuple[Path, PipelineJob]) -> None:
@@ -149,19 +156,25 @@ def hostile(folder: Path) -> None:
     """Put HOSTILE wherever a run holds text."""
     write_training_run(folder, steps=3)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": 3, "kind": "sample", "prompt": HOSTILE, "text": HOSTILE}) + "\n")
-    events = [{"time": START, "event": HOSTILE, "why": HOSTILE}, {"event": "device", "name": HOSTILE, "type": "x"}]
+        file.write(json.dumps({"step": 3, "kind": "sample", "prompt": HOSTILE_TEXT, "text": HOSTILE_TEXT}) + "\n")
+    events = [
+        {"time": START_TIME, "event": HOSTILE_TEXT, "why": HOSTILE_TEXT},
+        {"event": "device", "name": HOSTILE_TEXT, "type": "x"},
+    ]
     write_jsonl(folder / "events.jsonl", events)
     (folder / "config.yaml").write_bytes(b"a: </pre><script>window.stolen = 1</script>\xff\x1b\n")
-    write_jsonl(folder / "chat.jsonl", [{"role": HOSTILE, "content": HOSTILE}, {"role": "user", "content": [HOSTILE]}])
-    example = {"prompt": HOSTILE, "reply": HOSTILE, "answer": HOSTILE, "correct": False}
+    write_jsonl(
+        folder / "chat.jsonl",
+        [{"role": HOSTILE_TEXT, "content": HOSTILE_TEXT}, {"role": "user", "content": [HOSTILE_TEXT]}],
+    )
+    example = {"prompt": HOSTILE_TEXT, "reply": HOSTILE_TEXT, "answer": HOSTILE_TEXT, "correct": False}
     task = {"accuracy": 0.5, "chance": 0.1, "n": 2, "examples": [example]}
-    (folder / "eval.json").write_text(json.dumps({"tasks": {HOSTILE: task}}), encoding="utf-8")
+    (folder / "eval.json").write_text(json.dumps({"tasks": {HOSTILE_TEXT: task}}), encoding="utf-8")
 
 
 def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
     hostile(tmp_path / "stage")
-    job = PipelineJob(title=HOSTILE, stages={"stage": Stage(command="sft", title=HOSTILE)})
+    job = PipelineJob(title=HOSTILE_TEXT, stages={"stage": PipelineStage(command="sft", title=HOSTILE_TEXT)})
     page = Page(write_pipeline_report(tmp_path, job))
     code = [text for kind, text in page.scripts if kind != "application/json"]
     assert len(code) == 1
@@ -175,7 +188,7 @@ def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_that_has_not_run(tmp_path: Path) -> None:
-    job = PipelineJob(stages={"base": Stage(command="pretrain"), "chat": Stage(command="chat")})
+    job = PipelineJob(stages={"base": PipelineStage(command="pretrain"), "chat": PipelineStage(command="chat")})
     page = Page(write_pipeline_report(tmp_path, job))
     assert tmp_path.name in page.text
     assert "base pretrain ○ not run – – – chat chat ○ not run – – –" in page.text
@@ -187,7 +200,7 @@ def test_an_empty_run(tmp_path: Path) -> None:
 
 
 def event(stage: str, state: str, time: float, seconds: float | None = None) -> dict[str, Any]:
-    row = {"time": START + time, "event": "stage", "stage": stage, "state": state}
+    row = {"time": START_TIME + time, "event": "stage", "stage": stage, "state": state}
     return row if seconds is None else {**row, "seconds": seconds}
 
 
@@ -207,7 +220,7 @@ def test_states_of_stages(tmp_path: Path) -> None:
         event("unknown", "done", 50, 1.0),
     ]
     write_jsonl(tmp_path / "pipeline.jsonl", rows)
-    job = PipelineJob(stages={name: Stage(command=f"do {name}") for name in "abcde"})
+    job = PipelineJob(stages={name: PipelineStage(command=f"do {name}") for name in "abcde"})
     text = Page(write_pipeline_report(tmp_path, job)).text
     for words in (
         "a do a ✓ up to date 5.0s",
@@ -252,9 +265,9 @@ def test_an_odd_evaluation(tmp_path: Path) -> None:
 
 
 def test_the_last_evaluation_leads(tmp_path: Path) -> None:
-    job = PipelineJob(stages={"early": Stage(command="eval"), "late": Stage(command="eval")})
+    job = PipelineJob(stages={"early": PipelineStage(command="eval"), "late": PipelineStage(command="eval")})
     for name, model in (("early", 2.5), ("late", 1.5)):
-        values = {**EVALUATION, "bits_per_byte": {"model": model, "gzip9": 2.0, "bytes": 10, "tokens": 3}}
+        values = {**EVAL_RESULTS, "bits_per_byte": {"model": model, "gzip9": 2.0, "bytes": 10, "tokens": 3}}
         (tmp_path / name).mkdir()
         (tmp_path / name / "eval.json").write_text(json.dumps(values))
     text = Page(write_pipeline_report(tmp_path, job)).text
@@ -265,7 +278,7 @@ def test_the_last_evaluation_leads(tmp_path: Path) -> None:
 
 def test_a_long_run_stays_small(tmp_path: Path) -> None:
     write_training_run(tmp_path, steps=20_000)
-    write_jsonl(tmp_path / "events.jsonl", [{"time": START, "event": "checkpoint", "step": i} for i in range(999)])
+    write_jsonl(tmp_path / "events.jsonl", [{"time": START_TIME, "event": "checkpoint", "step": i} for i in range(999)])
     path = write_run_report(tmp_path)
     page = Page(path)
     assert path.stat().st_size < 400_000
@@ -292,14 +305,14 @@ def test_an_older_report_survives_a_failure(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_names_of_processors() -> None:
-    assert report_machine.cpu_name("model name\t: Intel(R) Xeon(R)  Gold 6\nmodel name: x\n") == "Intel Xeon Gold 6"
+    assert system_info.parse_cpu_name("model name\t: Intel(R) Xeon(R)  Gold 6\nmodel name: x\n") == "Intel Xeon Gold 6"
     arm = "processor\t: 0\nCPU implementer\t: 0x48\nCPU part\t: 0xd01\n"
-    assert report_machine.cpu_name(arm) == "HiSilicon Kunpeng-920 (TaiShan v110)"
-    assert report_machine.cpu_name("")
+    assert system_info.parse_cpu_name(arm) == "HiSilicon Kunpeng-920 (TaiShan v110)"
+    assert system_info.parse_cpu_name("")
 
 
 def test_commit(tmp_path: Path) -> None:
-    assert report_machine.commit(tmp_path) == ""
+    assert system_info.find_commit(tmp_path) == ""
 
     def git(*arguments: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
@@ -311,7 +324,7 @@ def test_commit(tmp_path: Path) -> None:
     (tmp_path / "tracked" / "file").write_text("1")
     git("add", "tracked/file")
     git("commit", "-m", "first")
-    assert re.fullmatch(r"[0-9a-f]{10}", report_machine.commit(tmp_path / "tracked"))
-    assert report_machine.commit(tmp_path / "ignored") == ""
+    assert re.fullmatch(r"[0-9a-f]{10}", system_info.find_commit(tmp_path / "tracked"))
+    assert system_info.find_commit(tmp_path / "ignored") == ""
     (tmp_path / "tracked" / "file").write_text("2")
-    assert report_machine.commit(tmp_path / "tracked").endswith(" + changes")
+    assert system_info.find_commit(tmp_path / "tracked").endswith(" + changes")

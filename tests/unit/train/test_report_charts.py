@@ -9,9 +9,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.core.axis import ticks
-from anabatic.train.report_charts import MAX_POINTS, Line, chart, downsample, smooth
-from anabatic.train.report_read import Points
+from anabatic.core.axis_ticks import compute_ticks
+from anabatic.train.report.charts import MAX_POINTS, Curve, downsample_points, draw_chart, smooth_points
+from anabatic.train.report.run_data import Points
 
 values = st.none() | st.floats(-1e30, 1e30)
 curves = st.lists(st.tuples(st.integers(0, 10**7), values), max_size=60, unique_by=lambda point: point[0]).map(sorted)
@@ -27,7 +27,7 @@ def test_downsampling_keeps_spikes_holes_and_ends() -> None:
     points[77_777] = (77_777, 9.0)
     points[88_888] = (88_888, -9.0)
     points[99_999] = (99_999, None)
-    kept = downsample(points)
+    kept = downsample_points(points)
     assert MAX_POINTS / 2 < len(kept) <= MAX_POINTS * 1.1
     assert {points[77_777], points[88_888], points[99_999], points[0], points[-1]} <= set(kept)
     assert kept == sorted(kept, key=lambda point: point[0])
@@ -35,7 +35,7 @@ def test_downsampling_keeps_spikes_holes_and_ends() -> None:
 
 @given(curves, st.integers(8, 40))
 def test_downsampling_takes_from_the_points(points: Points, most: int) -> None:
-    kept = downsample(points, most)
+    kept = downsample_points(points, most)
     assert kept == [point for point in points if point in kept]
     if points:
         finite = [value for _, value in points if value is not None]
@@ -57,13 +57,13 @@ def slow_average(points: Points) -> Points:
 def test_smoothing_is_a_centred_average() -> None:
     draw = random.Random(2)
     points: Points = [(3 * i, None if i % 17 == 5 else draw.gauss(3, 1)) for i in range(500)]
-    for (step, fast), (same, slow) in zip(smooth(points), slow_average(points), strict=True):
+    for (step, fast), (same, slow) in zip(smooth_points(points), slow_average(points), strict=True):
         assert step == same
         assert fast == slow if slow is None else math.isclose(fast or 0.0, slow, abs_tol=1e-9)
     straight: Points = [(i, 5.0 - i / 100) for i in range(200)]
-    lag = [abs((a or 0) - (b or 0)) for (_, a), (_, b) in zip(straight, smooth(straight), strict=True)][:190]
+    lag = [abs((a or 0) - (b or 0)) for (_, a), (_, b) in zip(straight, smooth_points(straight), strict=True)][:190]
     assert max(lag) < 1e-9
-    assert smooth(points[:11]) is not None and smooth(points[:11]) == points[:11]
+    assert smooth_points(points[:11]) is not None and smooth_points(points[:11]) == points[:11]
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(3, 8))
@@ -71,7 +71,7 @@ def test_ticks_are_round_and_inside(low: float, width: float, about: int) -> Non
     high = low + width
     if high - low < 1e-6 * max(abs(low), abs(high)):  # too close for floats to tell round numbers apart
         return
-    found = ticks(low, high, about)
+    found = compute_ticks(low, high, about)
     assert 1 <= len(found) <= about + 2
     step = (found[-1] - found[0]) / (len(found) - 1) if len(found) > 1 else 0.0
     assert all(low - 1e-6 * width <= tick <= high + 1e-6 * width for tick in found)
@@ -81,7 +81,7 @@ def test_ticks_are_round_and_inside(low: float, width: float, about: int) -> Non
 
 @given(curves, curves)
 def test_everything_drawn_lies_in_the_picture(train: Points, valid: Points) -> None:
-    drawn = chart("t", [Line("a", train), Line("b", valid, "points", 2)], text)
+    drawn = draw_chart("t", [Curve("a", train), Curve("b", valid, "points", 2)], text)
     known = [value for _, value in train + valid if value is not None]
     assert (drawn is None) == (not known)
     if drawn is None:
@@ -95,7 +95,7 @@ def test_everything_drawn_lies_in_the_picture(train: Points, valid: Points) -> N
 
 def test_gaps_and_lone_points() -> None:
     points: Points = [(0, 1.0), (1, None), (2, 2.0), (3, 3.0), (4, None), (5, 1.0)]
-    drawn = chart("t", [Line("a", points)], text)
+    drawn = draw_chart("t", [Curve("a", points)], text)
     assert drawn is not None
     assert re.sub(r"[\d.]+ [\d.]+", "_", drawn.paths[0].d) == "M_h0M_L_M_h0"
 
@@ -103,7 +103,7 @@ def test_gaps_and_lone_points() -> None:
 def test_a_few_wild_points_do_not_flatten_the_rest() -> None:
     points: Points = [(step, 1.0 + step % 7 / 100) for step in range(1000)]
     points[500] = (500, 250.0)
-    drawn = chart("t", [Line("a", points)], text, zero=True)
+    drawn = draw_chart("t", [Curve("a", points)], text, zero=True)
     assert drawn is not None and drawn.note == "1 point lies beyond the axis"
     assert max(float(label) for _, label in drawn.y_ticks) <= 1.2
     assert min(float(word) for word in re.findall(r"[ML][\d.]+ (-?[\d.]+)", drawn.paths[0].d)) == 0.0
@@ -112,5 +112,5 @@ def test_a_few_wild_points_do_not_flatten_the_rest() -> None:
 
 def test_marks_outside_are_left_out() -> None:
     points: Points = [(10, 1.0), (20, 2.0)]
-    drawn = chart("t", [Line("a", points)], text, marks=[(5, "early"), (15, "resumed")])
+    drawn = draw_chart("t", [Curve("a", points)], text, marks=[(5, "early"), (15, "resumed")])
     assert drawn is not None and drawn.marks == [(50.0, "resumed")]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.infer.web.runs import Runs
-from anabatic.monitor import runs as monitor
-from anabatic.testing.runs import write_jsonl
-from anabatic.train.report import write_run_report
-from anabatic.train.report_read import CURVES, moment
+from anabatic.infer.web.run_browser import RunBrowser
+from anabatic.monitor import run_reader as monitor
+from anabatic.testing.fake_runs import write_jsonl
+from anabatic.train.report.page import write_run_report
+from anabatic.train.report.run_data import CURVE_KEYS, parse_time
 
 EXTREME = [1e300, -1e300, 1.7976931348623157e308, 5e-324, 10**30, -(10**30), 10**400, 2**63, 1e18, float("inf")]
 SUMMARY = ("seconds", "tokens", "steps", "params", "peak_memory_bytes", "device_util_pct", "train_loss", "valid_loss")
@@ -19,7 +19,7 @@ SUMMARY = ("seconds", "tokens", "steps", "params", "peak_memory_bytes", "device_
 
 def _write(folder: Path, value: float) -> None:
     rows = [{"kind": "train", "step": step, "loss": 1.0, "time": 1e9 + step} for step in range(1, 6)]
-    for kind, names in CURVES.items():
+    for kind, names in CURVE_KEYS.items():
         rows += [{"kind": kind, "step": 6 + at, **dict.fromkeys(names, one)} for at, one in enumerate((value, -value))]
     rows += [{"kind": "train", "step": value, "loss": 1.0}, {"kind": "train", "step": 9, "stage": value}]
     rows += [{"kind": "train", "step": 10 + at, "stage": value, "samples": {"a": value, "b": 1}} for at in (0, 1)]
@@ -40,13 +40,13 @@ def test_every_field_may_hold_any_number(tmp_path: Path, value: float) -> None:
     _write(run, value)
     page = write_run_report(run).read_text(encoding="utf-8")
     assert "early" in page and "nan" not in page.lower().split("<script")[0].split()
-    runs = Runs(tmp_path)
-    (listed,) = runs.listing()["runs"]
-    for one in (runs.curves(listed["id"], ""), runs.about(listed["id"]), runs.report(listed["id"])):
+    runs = RunBrowser(tmp_path)
+    (listed,) = runs.list_runs()["runs"]
+    for one in (runs.get_curves(listed["id"], ""), runs.get_details(listed["id"]), runs.render_report(listed["id"])):
         assert json.dumps(one)
-    assert monitor.lines(monitor.RunReader(run).read(), 100)
+    assert monitor.format_run_lines(monitor.RunReader(run).read(), 100)
 
 
 def test_moments() -> None:
-    assert moment(1e9) == 1e9
-    assert [one for one in (*EXTREME, -1, None, "1", True) if moment(one) is not None] == [5e-324]
+    assert parse_time(1e9) == 1e9
+    assert [one for one in (*EXTREME, -1, None, "1", True) if parse_time(one) is not None] == [5e-324]

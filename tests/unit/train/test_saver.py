@@ -9,28 +9,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.config.shared import Save
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.config.sections.common import Save
 from anabatic.core.errors import Failure
 from anabatic.core.paths import RunFolder
-from anabatic.device.device import pick
-from anabatic.parallel.world import World
-from anabatic.train import checkpoint, manifest
-from anabatic.train.saver import SMALL, Saver
+from anabatic.device.device import select_device
+from anabatic.parallel.process_groups import World
+from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint.saver import SMALL_CHECKPOINT_BYTES, CheckpointSaver
 
-DEVICE = pick(DeviceConfig(type="cpu", threads=1))
+DEVICE = select_device(DeviceConfig(type="cpu", threads=1))
 
 
-def saver_of(folder: RunFolder, **settings: object) -> Saver:
-    return Saver(folder, Save(background="on", **settings), DEVICE, World())  # type: ignore[arg-type]
+def saver_of(folder: RunFolder, **settings: object) -> CheckpointSaver:
+    return CheckpointSaver(folder, Save(background="on", **settings), DEVICE, World())  # type: ignore[arg-type]
 
 
 def read(folder: RunFolder, size: int = 5) -> tuple[int, torch.Tensor]:
-    found = checkpoint.newest(folder, World())
+    found = storage.find_newest_checkpoint(folder, World())
     assert found is not None
     tensors = {"model.a": torch.zeros(size)}
-    checkpoint.load(found, tensors, DEVICE, World())
-    return found.host["step"], tensors["model.a"]
+    storage.load_checkpoint(found, tensors, DEVICE, World())
+    return found.host_state["step"], tensors["model.a"]
 
 
 def test_what_is_written_is_what_was_when_it_was_asked_for(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_what_is_written_is_what_was_when_it_was_asked_for(tmp_path: Path) -> No
         value += 7.0  # the next step
         host["step"] = 99
         torch.rand(10)
-    assert saver.done()[0].background and saver.done() == []
+    assert saver.take_finished()[0].is_background and saver.take_finished() == []
     step, found = read(folder)
     assert step == 1 and torch.equal(found, torch.zeros(5))
     assert torch.equal(torch.get_rng_state(), expected)
@@ -52,8 +52,8 @@ def test_the_next_one_waits_and_both_are_told(tmp_path: Path) -> None:
     with saver_of(folder, keep_last=1) as saver:
         for step in (1, 2, 3):
             saver.save(step, {"model.a": torch.full((5,), float(step))}, {"step": step})
-    assert [saved.step for saved in saver.done()] == [1, 2, 3]
-    assert [step for step, _ in manifest.numbered(tmp_path)] == [3]
+    assert [saved.step for saved in saver.take_finished()] == [1, 2, 3]
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [3]
     step, found = read(folder)
     assert step == 3 and torch.equal(found, torch.full((5,), 3.0))
 
@@ -62,7 +62,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path: Path) -> None:
     with saver_of(RunFolder(tmp_path), keep_last=1, keep_best=True) as saver:
         for step in (1, 2, 3):
             saver.save(step, {"model.a": torch.zeros(5)}, {"step": step}, best=1)
-    assert [step for step, _ in manifest.numbered(tmp_path)] == [1, 3]
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [1, 3]
 
 
 @pytest.mark.parametrize("ask", ["done", "wait", "save"])
@@ -83,7 +83,7 @@ def test_a_thread_that_cannot_write_fails_the_training(
     assert thread is not None
     thread.join()
     calls = {
-        "done": saver.done,
+        "done": saver.take_finished,
         "wait": saver.wait,
         "save": lambda: saver.save(3, {"model.a": torch.ones(5)}, {"step": 3}),
     }
@@ -103,9 +103,9 @@ def test_a_training_that_fails_lets_the_thread_finish(tmp_path: Path) -> None:
 def test_auto_takes_the_background_for_what_is_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="anabatic")
     for number, said in (
-        (SMALL // 4 - 1, "while the training waits (auto: "),
-        (SMALL // 4, "in the background (auto: "),
+        (SMALL_CHECKPOINT_BYTES // 4 - 1, "while the training waits (auto: "),
+        (SMALL_CHECKPOINT_BYTES // 4, "in the background (auto: "),
     ):
-        with Saver(RunFolder(tmp_path), Save(), DEVICE, World()) as saver:
+        with CheckpointSaver(RunFolder(tmp_path), Save(), DEVICE, World()) as saver:
             saver.save(number, {"model.a": torch.empty(number)}, {})
         assert f"checkpoints are written {said}64.0 MiB" in caplog.text

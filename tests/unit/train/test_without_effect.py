@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.config.sections.common import Data, DeviceSettings, Optim, Schedule
+from anabatic.config.sections.tuner import Freeze, Lora
 from anabatic.config.sft import SftJob
-from anabatic.config.shared import Data, Device, Optim, Schedule
-from anabatic.config.tuner import Freeze, Lora
 from anabatic.core.errors import ConfigError
-from anabatic.data import tokenizer as tokenizers
-from anabatic.device.device import pick
-from anabatic.models import adapter, hf
-from anabatic.plan.depth import Plan
-from anabatic.recipes import sft
-from anabatic.testing.corpora import byte_tokenizer
-from anabatic.testing.tiny import tiny_model
-from anabatic.train import plan as planning
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.device.device import select_device
+from anabatic.models import pretrained
+from anabatic.models.lora import adapter
+from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.recipes.training import sft
+from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic.testing.tiny_models import build_tiny_model
+from anabatic.train import sizing as planning
 
 
 @pytest.mark.parametrize(
@@ -32,35 +33,35 @@ from anabatic.train import plan as planning
 def test_sections_of_another_tuner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, tuner: str, settings: dict[str, Lora], told: str
 ) -> None:
-    tok = tokenizers.load(byte_tokenizer(tmp_path / "tok"))
-    model, base, saved = tiny_model(), tmp_path / "base", tmp_path / "saved"
-    hf.save_model(model, base, tok)
-    adapter.insert(model, Lora(r=4))
-    adapter.begin(model, Lora(r=4), 0)
-    adapter.save(model, saved, tok, Lora(r=4), base)
-    device = pick(Device(type="cpu", threads=1))
+    tok = tokenizers.load_tokenizer(write_byte_tokenizer(tmp_path / "tok"))
+    model, base, saved = build_tiny_model(), tmp_path / "base", tmp_path / "saved"
+    pretrained.save_model(model, base, tok)
+    adapter.insert_adapter(model, Lora(r=4))
+    adapter.init_adapter_weights(model, Lora(r=4), 0)
+    adapter.save_adapter(model, saved, tok, Lora(r=4), base)
+    device = select_device(DeviceSettings(type="cpu", threads=1))
     for more, warned in ((settings, True), ({}, False)):
         job = SftJob(model=str(base), data=Data(train=["rows.json"]), tuner=tuner, **more)  # type: ignore[arg-type]
         caplog.clear()
         with caplog.at_level(logging.WARNING, "anabatic"):
-            sft._skeleton(job, saved if tuner == "auto" else base, base, device)
+            sft._build_meta_model(job, saved if tuner == "auto" else base, base, device)
         assert (told in caplog.text) == warned
 
 
 def test_rates_of_muon_beside_adamw(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "anabatic"):
-        planning.learning_rates(Plan(), Optim(name="adamw"), 64, 1024, 2e-5)
-        planning.learning_rates(Plan(), Optim(name="muon", matrix_lr=0.1), 64, 1024, 2e-5)
+        planning.resolve_learning_rates(DerivedSizes(), Optim(name="adamw"), 64, 1024, 2e-5)
+        planning.resolve_learning_rates(DerivedSizes(), Optim(name="muon", matrix_lr=0.1), 64, 1024, 2e-5)
         assert not caplog.text
-        planning.learning_rates(Plan(), Optim(name="adamw", matrix_lr=0.1), 64, 1024, 2e-5)
+        planning.resolve_learning_rates(DerivedSizes(), Optim(name="adamw", matrix_lr=0.1), 64, 1024, 2e-5)
     assert "optim.name is adamw: matrix_lr and momentum are Muon's and not used" in caplog.text
 
 
 def test_few_steps_come_with_advice() -> None:
-    plan = Plan()
-    assert planning.total_steps(plan, Schedule(epochs=1.0), 2900, 2900, "", 4096) == 1
+    plan = DerivedSizes()
+    assert planning.resolve_total_steps(plan, Schedule(epochs=1.0), 2900, 2900, "", 4096) == 1
     assert "raise schedule.epochs, or lower batch.global_batch_tokens" in plan.reasons["steps"]
-    assert planning.total_steps(plan, Schedule(epochs=10.0), 4096, 4096, "", 4096) == 10
+    assert planning.resolve_total_steps(plan, Schedule(epochs=10.0), 4096, 4096, "", 4096) == 10
     assert plan.reasons["steps"] == "10 epochs of 4.1K tokens"
 
 
@@ -69,7 +70,10 @@ def test_a_corpus_too_small_for_the_model_is_said(
     tokens: float, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "anabatic"):
-        assert planning.total_steps(Plan(), Schedule(), 1000, tokens, "12 tokens each", 1000) == tokens / 1000
+        assert (
+            planning.resolve_total_steps(DerivedSizes(), Schedule(), 1000, tokens, "12 tokens each", 1000)
+            == tokens / 1000
+        )
     assert ("12 tokens each are 1,850 passes over the data" in caplog.text) == warned
 
 

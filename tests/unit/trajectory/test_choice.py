@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 
-from anabatic.config.reading import Reading
+from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError
-from anabatic.trajectory.choice import require_choice
+from anabatic.vessels.words.class_count import require_two_classes
 
 POINT = "{vessel},2020-01-01T00:0{minute}:00Z,24.6,-84.1,18.8,292.4,291,{kind}\n"
 HEAD = "mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type\n"
 
 
 def table(path: Path, *kinds: str) -> Path:
-    path.write_text(HEAD + "".join(
-        POINT.format(vessel=20100000 + at, minute=minute, kind=kind)
-        for at, kind in enumerate(kinds) for minute in range(4)
-    ))  # fmt: skip
+    path.write_text(
+        HEAD
+        + "".join(
+            POINT.format(vessel=20100000 + at, minute=minute, kind=kind)
+            for at, kind in enumerate(kinds)
+            for minute in range(4)
+        )
+    )
     return path
 
 
@@ -32,7 +36,7 @@ def words(path: Path, *some: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("kinds", [("Whaler",), ("Whaler",) * 3, ("Whaler", ""), ("Whaler", "unknown")])
 def test_a_table_of_one_class(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="one class is no choice: all rows are of Whaler"):
-        require_choice([table(tmp_path / "a.csv", *kinds)], Reading())
+        require_two_classes([table(tmp_path / "a.csv", *kinds)], TrackSettings())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def test_a_table_of_one_class(tmp_path: Path, kinds: tuple[str, ...]) -> None:
 )
 def test_words_of_one_class(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     with pytest.raises(ConfigError, match="one class is no choice: all rows are of Whaler"):
-        require_choice([words(tmp_path / "a.jsonl", *rows)], Reading())
+        require_two_classes([words(tmp_path / "a.jsonl", *rows)], TrackSettings())
 
 
 @pytest.mark.parametrize(
@@ -61,13 +65,13 @@ def test_words_of_one_class(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     ],
 )
 def test_words_that_may_be_of_several(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
-    require_choice([words(tmp_path / "a.jsonl", *rows)], Reading())
+    require_two_classes([words(tmp_path / "a.jsonl", *rows)], TrackSettings())
 
 
 def test_other_files_and_lists_of_classes_count(tmp_path: Path) -> None:
     one, other = table(tmp_path / "a.csv", "Whaler"), table(tmp_path / "b.csv", "Galley")
-    require_choice([one, other], Reading())
-    require_choice([one], Reading(classes=["Whaler", "Galley"]))
-    require_choice([one], Reading(class_map={"Whaler": "Cargo_Ship"}))  # of the list of the source's classes
+    require_two_classes([one, other], TrackSettings())
+    require_two_classes([one], TrackSettings(classes=["Whaler", "Galley"]))
+    require_two_classes([one], TrackSettings(class_map={"Whaler": "Cargo_Ship"}))  # of the list of the source's classes
     with pytest.raises(ConfigError, match="one class"):
-        require_choice([one, other], Reading(class_map={"Galley": "Whaler"}))
+        require_two_classes([one, other], TrackSettings(class_map={"Galley": "Whaler"}))

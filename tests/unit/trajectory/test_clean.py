@@ -11,23 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.config.reading import Reading
+from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
-from anabatic.trajectory.clean import pieces
-from anabatic.trajectory.gather import Gather
-from anabatic.trajectory.points import POINT, Points
-from anabatic.trajectory.read import read_segments
-from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.segment import cut
-from anabatic.trajectory.track import Track
-from anabatic.trajectory.tracks import open_tracks
+from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.point_conversion import POINT_DTYPE, PointArray
+from anabatic.vessels.io.point_gatherer import PointGatherer
+from anabatic.vessels.io.track import Track
+from anabatic.vessels.io.track_cleaning import split_into_hulls
+from anabatic.vessels.io.track_collection import open_tracks
+from anabatic.vessels.words.segment_reader import read_segments
+from anabatic.vessels.words.segments import cut_track
 
 HEADING = "mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type"
 
 
-def sailed(count: int, lat: float = 50.0, lon: float = 1.0, every: int = 60, first: int = 0, vessel: int = 0) -> Points:
+def sailed(
+    count: int, lat: float = 50.0, lon: float = 1.0, every: int = 60, first: int = 0, vessel: int = 0
+) -> PointArray:
     """Points of a hull that goes north at some 11 knots."""
-    points = np.zeros(count, POINT)
+    points = np.zeros(count, POINT_DTYPE)
     points["vessel"] = vessel
     points["time"] = first + every * np.arange(count)
     points["lat"] = lat + 0.003 * np.arange(count) * every / 60
@@ -36,7 +38,7 @@ def sailed(count: int, lat: float = 50.0, lon: float = 1.0, every: int = 60, fir
     return points
 
 
-def together(*parts: Points) -> Points:
+def together(*parts: PointArray) -> PointArray:
     joined = np.concatenate(parts)
     return joined[np.argsort(joined["time"], kind="stable")]
 
@@ -44,14 +46,14 @@ def together(*parts: Points) -> Points:
 def test_a_clean_track_is_left_alone() -> None:
     counts: Counter[str] = Counter()
     points = sailed(50)
-    (same,) = pieces(points, 80, counts)
+    (same,) = split_into_hulls(points, 80, counts)
     assert (same == points).all()
     assert not +counts
 
 
 def test_two_hulls_under_one_id() -> None:
     counts: Counter[str] = Counter()
-    parts = pieces(together(sailed(40), sailed(40, lat=-20.0, first=30)), 80, counts)
+    parts = split_into_hulls(together(sailed(40), sailed(40, lat=-20.0, first=30)), 80, counts)
     assert sorted(np.sign(part["lat"][0]) for part in parts) == [-1, 1]
     assert [len(part) for part in parts] == [40, 40]
     assert +counts == Counter({"vessels with two hulls under one id": 1})
@@ -61,14 +63,14 @@ def test_a_jump_and_back_is_one_point_less() -> None:
     counts: Counter[str] = Counter()
     points = sailed(50)
     points["lon"][[17, 30]] = 90.0
-    (rest,) = pieces(points, 80, counts)
+    (rest,) = split_into_hulls(points, 80, counts)
     assert len(rest) == 48
     assert counts["jumps (points out of reach)"] == 2
 
 
 def test_a_track_that_goes_on_elsewhere_is_broken() -> None:
     counts: Counter[str] = Counter()
-    first, second = pieces(together(sailed(30), sailed(30, lat=10.0, first=1800)), 80, counts)
+    first, second = split_into_hulls(together(sailed(30), sailed(30, lat=10.0, first=1800)), 80, counts)
     assert (len(first), len(second)) == (30, 30)
     assert +counts == Counter({"tracks broken at a jump": 1})
 
@@ -76,7 +78,7 @@ def test_a_track_that_goes_on_elsewhere_is_broken() -> None:
 def test_duplicates_keep_the_first() -> None:
     counts: Counter[str] = Counter()
     points = together(sailed(20), sailed(5))
-    (rest,) = pieces(points, 80, counts)
+    (rest,) = split_into_hulls(points, 80, counts)
     assert (rest["time"] == sailed(20)["time"]).all()
     assert counts["duplicate points (same vessel, same second)"] == 5
 
@@ -94,8 +96,8 @@ def row(
 
 
 def counted(path: Path, **settings: object) -> tuple[list[Track], Counter[str]]:
-    bad = BadRows()
-    with open_tracks([path], Reading(**settings), bad) as tracks:
+    bad = BadRowPolicy()
+    with open_tracks([path], TrackSettings(**settings), bad) as tracks:
         return list(tracks), +bad.counts
 
 
@@ -134,16 +136,16 @@ def test_pseudonyms_are_no_impossible_ids(tmp_path: Path) -> None:
 def test_gaps_and_short_rests(tmp_path: Path) -> None:
     seconds = [*range(0, 2000, 50), *range(9000, 9450, 50), *range(20_000, 20_600, 50)]
     path = write(tmp_path, [row(second) for second in seconds])
-    read = read_segments([path], Reading(points=[30], min_points=10))
+    read = read_segments([path], TrackSettings(points=[30], min_points=10))
     assert [one.points for one in read] == [30, 10, 12]
-    assert read.bad.counts["gaps"] == 2
-    assert read.bad.counts["points in rests that are too short"] == 9
-    assert [one.points for one in read_segments([path], Reading(gap_minutes=0))] == [30, 30]
-    still = Reading(max_still=0.5)
+    assert read.bad_rows.counts["gaps"] == 2
+    assert read.bad_rows.counts["points in rests that are too short"] == 9
+    assert [one.points for one in read_segments([path], TrackSettings(gap_minutes=0))] == [30, 30]
+    still = TrackSettings(max_still=0.5)
     assert len(read_segments([path], still)) == 3
     path = write(tmp_path, [row(second, values="0.1,90,87") for second in seconds])
     with_still = read_segments([path], still)
-    assert (len(with_still), with_still.bad.counts["segments that lie still"]) == (0, 3)
+    assert (len(with_still), with_still.bad_rows.counts["segments that lie still"]) == (0, 3)
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,8 +159,8 @@ def test_cuts_cover_the_track_once(steps: list[int], points: int, least: int, ga
     time = np.cumsum(steps)
     nothing = np.zeros(len(steps))
     track = Track("1", "a", time, nothing, nothing, nothing, nothing, nothing)
-    reading, bad = Reading(points=[points], min_points=min(least, points), gap_minutes=gap), BadRows()
-    cuts = cut(track, reading, bad)
+    reading, bad = TrackSettings(points=[points], min_points=min(least, points), gap_minutes=gap), BadRowPolicy()
+    cuts = cut_track(track, reading, bad)
     flat = [index for start, end, _ in cuts for index in range(start, end)]
     assert flat == sorted(set(flat))
     assert len(flat) + bad.counts["points in rests that are too short"] == len(steps)
@@ -166,8 +168,8 @@ def test_cuts_cover_the_track_once(steps: list[int], points: int, least: int, ga
         assert reading.min_points <= end - start <= window == points
         assert not gap or (np.diff(time[start:end]) <= gap * 60).all()
     longer = replace(reading, points=[points + 3])
-    both = cut(track, replace(reading, points=[points, points + 3]), BadRows())
-    long = cut(track, longer, BadRows())
+    both = cut_track(track, replace(reading, points=[points, points + 3]), BadRowPolicy())
+    long = cut_track(track, longer, BadRowPolicy())
     assert both[: len(long)] == long
     assert [one[:2] for one in both[len(long) :]] == [
         one[:2] for one in cuts if one[:2] not in {two[:2] for two in long}
@@ -180,13 +182,13 @@ def test_spilling_changes_nothing(batches: list[list[int]], limit: int) -> None:
     """Vessels in any order over any batches: what comes from disk is what comes from memory."""
 
     def gathered(in_memory: int) -> list[list[tuple[int, int]]]:
-        with Gather(in_memory) as gather:
+        with PointGatherer(in_memory) as gather:
             for number, vessels in enumerate(batches):
-                points = np.zeros(len(vessels), POINT)
+                points = np.zeros(len(vessels), POINT_DTYPE)
                 points["vessel"], points["time"] = vessels, [(7 * one + number) % 5 for one in vessels]
                 points["line"] = np.arange(len(vessels)) + 100 * number
-                gather.add(points)
-            return sorted([(int(p["vessel"]), int(p["line"])) for p in one] for one in gather.vessels())
+                gather.add_points(points)
+            return sorted([(int(p["vessel"]), int(p["line"])) for p in one] for one in gather.iter_vessels())
 
     assert gathered(limit) == gathered(10_000)
     assert [one for rows in gathered(limit) for one in rows].__len__() == sum(map(len, batches))
@@ -194,8 +196,8 @@ def test_spilling_changes_nothing(batches: list[list[int]], limit: int) -> None:
 
 def test_the_temporary_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(RuntimeError), Gather(1) as gather:
-        gather.add(sailed(5))
+    with pytest.raises(RuntimeError), PointGatherer(1) as gather:
+        gather.add_points(sailed(5))
         assert list(tmp_path.iterdir())
         raise RuntimeError
     assert not list(tmp_path.iterdir())

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from anabatic.trajectory.features import GROUPS, NAMES, features
-from anabatic.trajectory.track import Track
+from anabatic.vessels.io.track import Track
+from anabatic.vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES, compute_features
 
 
 def sailed(count: int, seed: int = 0) -> Track:
@@ -71,38 +71,43 @@ def slowly(track: Track) -> dict[str, float]:
 
 def test_numbers_are_those_of_the_definition() -> None:
     tracks = [sailed(count, seed) for seed, count in enumerate((30, 10, 17, 2, 29))]
-    found = features(tracks)
-    assert found.shape == (5, len(NAMES))
+    found = compute_features(tracks)
+    assert found.shape == (5, len(FEATURE_NAMES))
     for row, track in zip(found, tracks, strict=True):
         for name, expected in slowly(track).items():
-            value = float(row[NAMES.index(name)])
+            value = float(row[FEATURE_NAMES.index(name)])
             assert value == pytest.approx(expected, rel=2e-5, abs=1e-5, nan_ok=True), name
 
 
 def test_a_segment_s_numbers_do_not_depend_on_the_others() -> None:
     tracks = [sailed(count, seed) for seed, count in enumerate((30, 10, 17))]
-    alone = np.concatenate([features([track]) for track in tracks])
-    np.testing.assert_allclose(features(tracks), alone, rtol=1e-6, atol=1e-6)
+    alone = np.concatenate([compute_features([track]) for track in tracks])
+    np.testing.assert_allclose(compute_features(tracks), alone, rtol=1e-6, atol=1e-6)
 
 
 def test_movement_does_not_tell_where_or_when() -> None:
     track = sailed(30)
     moved = Track("1", "a", track.time + 7 * 3600, track.lat, track.lon + 60, track.sog, track.cog, track.heading)
-    here, there = features([track])[0], features([moved])[0]
-    for name, one, other in zip(NAMES, here, there, strict=True):
+    here, there = compute_features([track])[0], compute_features([moved])[0]
+    for name, one, other in zip(FEATURE_NAMES, here, there, strict=True):
         same = math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-3) or (math.isnan(one) and math.isnan(other))
-        assert same or GROUPS[name] == "location", name
+        assert same or FEATURE_GROUPS[name] == "location", name
 
 
 def test_segments_across_the_date_line_are_not_wide() -> None:
     track = sailed(30)
-    place = list(GROUPS).index("box")
+    place = list(FEATURE_GROUPS).index("box")
     shifted = Track("1", "a", track.time, track.lat, (track.lon + 178.99 + 180) % 360 - 180, *[track.sog] * 3)
     assert (np.abs(np.diff(shifted.lon)) > 300).any()
     plain = Track("1", "a", track.time, track.lat, track.lon, *[track.sog] * 3)
-    assert features([shifted])[0][place] == pytest.approx(features([plain])[0][place], rel=1e-4)
+    assert compute_features([shifted])[0][place] == pytest.approx(compute_features([plain])[0][place], rel=1e-4)
 
 
 def test_groups() -> None:
-    assert set(GROUPS.values()) == {"motion", "transponder", "heading", "location"}
-    assert [name for name, group in GROUPS.items() if group == "location"] == ["lat", "lon", "hour_sin", "hour_cos"]
+    assert set(FEATURE_GROUPS.values()) == {"motion", "transponder", "heading", "location"}
+    assert [name for name, group in FEATURE_GROUPS.items() if group == "location"] == [
+        "lat",
+        "lon",
+        "hour_sin",
+        "hour_cos",
+    ]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from anabatic.cli.app import main
-from anabatic.config.reading import Reading
-from anabatic.trajectory import map_page, maps
-from anabatic.trajectory.read import read_segments
-from anabatic.trajectory.track import Track
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.vessels.io.track import Track
+from anabatic.vessels.maps import drawn_vessels, html_page
+from anabatic.vessels.words.segment_reader import read_segments
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")
 
@@ -38,20 +38,20 @@ def told(vessel: str, probabilities: list[float], label: int | None = None, **mo
 
 
 def test_a_vessel_has_the_class_of_its_segments_together() -> None:
-    drawn = maps.from_tracks([track("1", 0), track("2", 1, "Tanker"), track("3", 2)])
+    drawn = drawn_vessels.draw_tracks([track("1", 0), track("2", 1, "Tanker"), track("3", 2)])
     rows = [told("1", [0.4, 0.3, 0.3]), told("1", [0.1, 0.9, 0.0]), told("2", [0.1, 0.8, 0.1]), told("9", [1, 0, 0])]
-    assert maps.predict(drawn, rows) == 1
-    assert (drawn["1"].predicted, drawn["1"].wrong, drawn["1"].segments) == ("Tanker", True, 2)
+    assert drawn_vessels.add_predictions(drawn, rows) == 1
+    assert (drawn["1"].predicted, drawn["1"].is_wrong, drawn["1"].num_segments) == ("Tanker", True, 2)
     apart = [(0.4 * 0.1) ** 0.5, (0.3 * 0.9) ** 0.5, (0.3 * 1e-6) ** 0.5]
     assert drawn["1"].confidence == pytest.approx(apart[1] / sum(apart))
-    assert (drawn["2"].predicted, drawn["2"].wrong) == ("Tanker", False)
-    assert (drawn["3"].predicted, drawn["3"].wrong, drawn["3"].shown) == ("", False, "Cargo")
+    assert (drawn["2"].predicted, drawn["2"].is_wrong) == ("Tanker", False)
+    assert (drawn["3"].predicted, drawn["3"].is_wrong, drawn["3"].shown_class) == ("", False, "Cargo")
 
 
 def test_vessels_that_the_model_was_trained_on_do_not_count() -> None:
-    drawn = maps.from_tracks([track("1", 0), track("2", 1)])
-    maps.predict(drawn, [told("1", [0.1, 0.9, 0.0]), told("2", [0.9, 0.1, 0.0], split="train")])
-    text = map_page.summary(list(drawn.values()), 0)
+    drawn = drawn_vessels.draw_tracks([track("1", 0), track("2", 1)])
+    drawn_vessels.add_predictions(drawn, [told("1", [0.1, 0.9, 0.0]), told("2", [0.9, 0.1, 0.0], split="train")])
+    text = html_page.describe_map(list(drawn.values()), 0)
     assert "0 of 1 predicted rightly (0.0%). 1 do not count: the model was trained on them." in text
 
 
@@ -63,24 +63,26 @@ def test_of_several_windows_the_longest_is_drawn(tmp_path: Path) -> None:
     ]
     path = tmp_path / "ais.csv"
     path.write_text("\n".join(["mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type", *lines]) + "\n")
-    read = read_segments([path], Reading(format="compact", points=[30, 60]))
-    drawn = maps.from_segments(read, read.classes, read.spec)
+    read = read_segments([path], TrackSettings(format="compact", points=[30, 60]))
+    drawn = drawn_vessels.draw_segments(read, read.classes, read.spec)
     assert [[len(line) for line in one.lines] for one in drawn.values()] == [[40], [20]]
 
 
 def test_rows_without_probabilities_vote() -> None:
-    drawn = maps.from_tracks([track("1", 0, "")])
+    drawn = drawn_vessels.draw_tracks([track("1", 0, "")])
     rows = [
         {"predicted_class": place, "class_name": name, "vessel": "1"} for place, name in ((0, "A"), (1, "B"), (1, "B"))
     ]
-    maps.predict(drawn, [*rows, {"predicted_class": None, "class_name": "ABSTAIN", "vessel": "1", "true_label": 0}])
+    drawn_vessels.add_predictions(
+        drawn, [*rows, {"predicted_class": None, "class_name": "ABSTAIN", "vessel": "1", "true_label": 0}]
+    )
     assert (drawn["1"].predicted, drawn["1"].confidence, drawn["1"].truth) == ("B", 0.5, "A")
 
 
 def test_geojson_is_what_a_trip_layer_plays() -> None:
-    drawn = maps.from_tracks([track("1", 0), track("船", 179.99), track("3", 2, count=1)])
-    maps.predict(drawn, [told("1", [0.1, 0.9, 0.0])])
-    collection = json.loads(b"".join(maps.geojson(drawn.values())))
+    drawn = drawn_vessels.draw_tracks([track("1", 0), track("船", 179.99), track("3", 2, count=1)])
+    drawn_vessels.add_predictions(drawn, [told("1", [0.1, 0.9, 0.0])])
+    collection = json.loads(b"".join(drawn_vessels.iter_geojson(drawn.values())))
     assert collection["type"] == "FeatureCollection"
     first, *rest = collection["features"]
     assert first["properties"] == {
@@ -99,8 +101,8 @@ def test_geojson_is_what_a_trip_layer_plays() -> None:
 
 
 def test_the_page_is_whole_and_inert() -> None:
-    drawn = list(maps.from_tracks([track(EVIL, 0, EVIL), track("2", 1)]).values())
-    page = map_page.own_page(drawn, EVIL, 3)
+    drawn = list(drawn_vessels.draw_tracks([track(EVIL, 0, EVIL), track("2", 1)]).values())
+    page = html_page.render_local_page(drawn, EVIL, 3)
     assert "<img" not in page
     assert re.findall(r'(?:src|href)="?(?!data:)\w+', page) == []
     assert "http" not in page
@@ -111,9 +113,9 @@ def test_the_page_is_whole_and_inert() -> None:
 
 def test_folium_draws_the_same() -> None:
     pytest.importorskip("folium", reason="folium is not installed (it is in the trajectory extra)")
-    drawn = maps.from_tracks([track(EVIL, 0, EVIL), track("2", 1)])
-    maps.predict(drawn, [told("2", [0.1, 0.9, 0.0])])
-    page = map_page.folium_page(list(drawn.values()), "t", 0)
+    drawn = drawn_vessels.draw_tracks([track(EVIL, 0, EVIL), track("2", 1)])
+    drawn_vessels.add_predictions(drawn, [told("2", [0.1, 0.9, 0.0])])
+    page = html_page.render_folium_page(list(drawn.values()), "t", 0)
     assert page.count("L.polyline") == 2
     assert page.count("L.circleMarker") == 1
     assert "<img" not in page

@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from anabatic.config.classify_eval import ClassifyEvalJob, bounds
+from anabatic.config.vessels.evaluate import ClassifyEvalJob, parse_bounds
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.recipes import classify_eval
-from anabatic.trajectory import evaluate, predictions
-from anabatic.trajectory.split import Split
+from anabatic.vessels.commands import evaluate_classifier
+from anabatic.vessels.io.split_file import VesselSplit
+from anabatic.vessels.metrics import evaluation, predictions
 
 CLASSES = ("Cargo", "Fishing", "Tug")
 
@@ -46,7 +46,7 @@ def write(path, rows):
 
 
 def test_rows_become_arrays(tmp_path):
-    found = predictions.read([write(tmp_path / "p.jsonl", [*ROWS, row("d", None, [1.0, 0, 0])])])
+    found = predictions.read_predictions([write(tmp_path / "p.jsonl", [*ROWS, row("d", None, [1.0, 0, 0])])])
     assert found.classes == CLASSES
     assert found.truth.tolist() == [0, 0, 1, 1, 2]
     assert found.vessels == ("a", "a", "b", "b", "c")
@@ -56,10 +56,10 @@ def test_rows_become_arrays(tmp_path):
 
 def test_names_of_classes_come_from_the_job_the_keys_or_the_rows(tmp_path):
     file = write(tmp_path / "p.jsonl", ROWS[:1])
-    assert predictions.read([file]).classes == ("Cargo", "class 1", "class 2")
-    assert predictions.read([file], ["x", "y", "z"]).classes == ("x", "y", "z")
+    assert predictions.read_predictions([file]).classes == ("Cargo", "class 1", "class 2")
+    assert predictions.read_predictions([file], ["x", "y", "z"]).classes == ("x", "y", "z")
     keyed = {"true_label": "y", "probabilities": {"x": 0.25, "y": 0.75}, "source_file": "tracks/104694.csv"}
-    found = predictions.read([write(tmp_path / "k.jsonl", [keyed])])
+    found = predictions.read_predictions([write(tmp_path / "k.jsonl", [keyed])])
     assert (found.classes, found.truth.tolist(), found.vessels) == (("x", "y"), [1], ("104694",))
 
 
@@ -78,7 +78,7 @@ def test_names_of_classes_come_from_the_job_the_keys_or_the_rows(tmp_path):
 def test_a_row_that_cannot_be_scored_is_named(tmp_path, change, told):
     file = write(tmp_path / "p.jsonl", [ROWS[0], {**ROWS[1], **change}])
     with pytest.raises(DataError, match=told) as raised:
-        predictions.read([file])
+        predictions.read_predictions([file])
     assert "line 2" in str(raised.value)
 
 
@@ -86,14 +86,16 @@ def test_a_row_that_cannot_be_scored_is_named(tmp_path, change, told):
 def test_a_file_of_another_kind_is_refused(tmp_path, content, told):
     (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(DataError, match=told):
-        predictions.read([tmp_path / "p.jsonl"])
+        predictions.read_predictions([tmp_path / "p.jsonl"])
     with pytest.raises(DataError, match="No such file"):
-        predictions.read([tmp_path / "none.jsonl"])
+        predictions.read_predictions([tmp_path / "none.jsonl"])
 
 
 def test_eval_writes_the_score_of_segments_and_vessels(tmp_path, capsys):
     file = write(tmp_path / "p.jsonl", ROWS)
-    classify_eval.run(ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval"), regions={"near": "0,20,0,30"}))
+    evaluate_classifier.run(
+        ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval"), regions={"near": "0,20,0,30"})
+    )
     found = json.loads((tmp_path / "eval/eval.json").read_text())
     everything = found["parts"]["all"]
     assert everything["segment"]["accuracy"] == 0.4  # rows 1 and 3
@@ -111,35 +113,46 @@ def test_eval_writes_the_score_of_segments_and_vessels(tmp_path, capsys):
 
 
 def test_vessels_seen_in_training_are_refused_left_out_or_scored_apart(tmp_path):
-    rows = predictions.read([write(tmp_path / "p.jsonl", ROWS)])
-    split = Split(train=("a",), valid=("c",))
+    rows = predictions.read_predictions([write(tmp_path / "p.jsonl", ROWS)])
+    split = VesselSplit(train=("a",), valid=("c",))
     job = ClassifyEvalJob(predictions=["p"], out="x")
     with pytest.raises(DataError, match="trained on 1 of 3 vessels"):
-        classify_eval._trained(split, rows.vessels, job.seen)
+        evaluate_classifier._find_training_vessels(split, rows.vessels, job.seen)
     with pytest.raises(DataError, match="all 3 vessels"):
-        classify_eval._trained(Split(("a", "b", "c"), ()), rows.vessels, "skip")
-    assert classify_eval._trained(split, rows.vessels, "skip") == {"a"}
-    assert classify_eval._trained(Split(("z",), ()), rows.vessels, "refuse") == set()
+        evaluate_classifier._find_training_vessels(VesselSplit(("a", "b", "c"), ()), rows.vessels, "skip")
+    assert evaluate_classifier._find_training_vessels(split, rows.vessels, "skip") == {"a"}
+    assert evaluate_classifier._find_training_vessels(VesselSplit(("z",), ()), rows.vessels, "refuse") == set()
     job.seen = "skip"
-    divided = {name: set(part.vessels) for name, part in classify_eval.parts(rows, split, job).items()}
+    divided = {
+        name: set(part.vessels) for name, part in evaluate_classifier.split_predictions(rows, split, job).items()
+    }
     assert divided == {"new vessels": {"b"}, "validation vessels": {"c"}}
     job.seen = "mark"
-    assert list(classify_eval.parts(rows, split, job)) == ["new vessels", "validation vessels", "TRAINED ON"]
+    assert list(evaluate_classifier.split_predictions(rows, split, job)) == [
+        "new vessels",
+        "validation vessels",
+        "TRAINED ON",
+    ]
 
 
 def test_rows_say_which_vessels_the_model_was_trained_on(tmp_path):
     sides = {"a": "train", "c": "valid"}
     file = write(tmp_path / "p.jsonl", [{**row, "split": sides.get(row["vessel"])} for row in ROWS])
     with pytest.raises(DataError, match="trained on 1 of 3 vessels"):
-        classify_eval.run(ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval")))
-    classify_eval.run(ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval"), seen="skip", figures=False))
+        evaluate_classifier.run(ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval")))
+    evaluate_classifier.run(ClassifyEvalJob(predictions=[file], out=str(tmp_path / "eval"), seen="skip", figures=False))
     found = json.loads((tmp_path / "eval/eval.json").read_text())["parts"]
     assert {name: part["vessel"]["rows"] for name, part in found.items()} == {"new vessels": 1, "validation vessels": 1}
 
 
 def test_a_region_may_lie_across_the_date_line():
     places = np.array([[0.0, 179.0], [0.0, -179.0], [0.0, 0.0], [np.nan, np.nan]])
-    assert evaluate.inside(places, bounds("pacific", "-10,10,170,-170")).tolist() == [True, True, False, False]
+    assert evaluation.is_inside_box(places, parse_bounds("pacific", "-10,10,170,-170")).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("box", ["1,2,3", "10,0,0,5", "a,b,c,d", "0,91,0,5", "0,5,7,7"])
@@ -149,12 +162,16 @@ def test_a_region_that_is_none_is_refused(box):
 
 
 def test_an_empty_region_and_rows_without_places_are_errors(tmp_path):
-    rows = predictions.read([write(tmp_path / "p.jsonl", ROWS)])
+    rows = predictions.read_predictions([write(tmp_path / "p.jsonl", ROWS)])
     with pytest.raises(DataError, match="no row lies in region x"):
-        classify_eval.parts(rows, None, ClassifyEvalJob(predictions=["p"], regions={"x": "-80,-70,0,5"}))
-    bare = predictions.read([write(tmp_path / "q.jsonl", [{**one, "place": None} for one in ROWS])])
+        evaluate_classifier.split_predictions(
+            rows, None, ClassifyEvalJob(predictions=["p"], regions={"x": "-80,-70,0,5"})
+        )
+    bare = predictions.read_predictions([write(tmp_path / "q.jsonl", [{**one, "place": None} for one in ROWS])])
     with pytest.raises(DataError, match="do not say where"):
-        classify_eval.parts(bare, None, ClassifyEvalJob(predictions=["p"], regions={"x": "0,20,0,30"}))
+        evaluate_classifier.split_predictions(
+            bare, None, ClassifyEvalJob(predictions=["p"], regions={"x": "0,20,0,30"})
+        )
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.cli.app import main
-from anabatic.config.reading import Reading
+from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
-from anabatic.trajectory import split
-from anabatic.trajectory.features import NAMES
-from anabatic.trajectory.read import files, read_segments
-from anabatic.trajectory.segment import Segments, as_line, as_row
-from anabatic.trajectory.words import SOURCE_CLASSES, WordSpec
+from anabatic.vessels.io import split_file
+from anabatic.vessels.words.kinematic_features import FEATURE_NAMES
+from anabatic.vessels.words.segment_reader import find_files, read_segments
+from anabatic.vessels.words.segments import SegmentSet, as_line, as_row
+from anabatic.vessels.words.vocabulary import SOURCE_CLASSES, WordSpec
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")
 
@@ -54,8 +54,8 @@ def test_the_readme_s_three_keys_are_enough(tmp_path: Path) -> None:
     (row,) = read
     assert (row.text, row.label, row.vessel, row.points, row.line) == (BARE, 0, "104694", 1, 1)
     assert (read.spec.format, read.classes) == ("cell", SOURCE_CLASSES)
-    assert read.bad.counts["class words taken out"] == 1
-    (kept,) = read_segments([tmp_path / "a.jsonl"], Reading(keep_class_word=True))
+    assert read.bad_rows.counts["class words taken out"] == 1
+    (kept,) = read_segments([tmp_path / "a.jsonl"], TrackSettings(keep_class_word=True))
     assert kept.text == TEXT
 
 
@@ -67,12 +67,12 @@ def test_masked_rows_are_read_from_their_original(tmp_path: Path) -> None:
 
 def test_our_rows_come_back_as_they_were(tmp_path: Path) -> None:
     for kind in ("compact", "motion", "cell", "char"):
-        first = read_segments([table(tmp_path)], Reading(format=kind))
+        first = read_segments([table(tmp_path)], TrackSettings(format=kind))
         assert len(first) == 8
         path = write(tmp_path, *(as_row(one, first.spec) for one in first))
         assert path.read_text().splitlines() == [as_line(one, first.spec) for one in first]
         again = read_segments([path])
-        assert (again.spec.name, again.classes) == (first.spec.name, ("Cargo", "Tanker"))
+        assert (again.spec.spec_name, again.classes) == (first.spec.spec_name, ("Cargo", "Tanker"))
         for one, other in zip(first, again, strict=True):
             assert (one.text, one.label, one.vessel, one.start, one.points, one.place) == (
                 *(other.text, other.label, other.vessel, other.start, other.points, other.place),
@@ -114,13 +114,13 @@ BAD = [
 def test_bad_rows_name_file_and_line(row: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path, {"text": TEXT, "label": 0, "source_file": "a.csv"}, row)
     with pytest.raises(DataError, match=message):
-        read_segments([path], Reading(classes=list(SOURCE_CLASSES)))
+        read_segments([path], TrackSettings(classes=list(SOURCE_CLASSES)))
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
     path = write(tmp_path, {"text": TEXT, "label": 0}, *(row for row, _ in BAD[:4]))
-    read = read_segments([path], Reading(on_bad_row="skip"))
-    assert (len(read), read.bad.counts["rows that cannot be read"]) == (1, 4)
+    read = read_segments([path], TrackSettings(on_bad_row="skip"))
+    assert (len(read), read.bad_rows.counts["rows that cannot be read"]) == (1, 4)
 
 
 def test_files_of_two_class_lists_are_refused(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_words_and_points_are_not_mixed(tmp_path: Path) -> None:
 
 def test_unknown_words_are_counted_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read = read_segments([write(tmp_path, {"text": BARE + " banana", "label": 0})])
-    assert read.bad.counts["words that are not in the vocabulary"] == 1
+    assert read.bad_rows.counts["words that are not in the vocabulary"] == 1
     assert "1 of 22 words are not in the vocabulary of cell-v1-r10: banana (1)" in caplog.text
 
 
@@ -149,9 +149,9 @@ def test_what_is_no_file_of_vessels(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("x.txt", "missing.csv", "empty"):
         with pytest.raises(DataError, match=name):
-            files([tmp_path / name])
+            find_files([tmp_path / name])
     table(tmp_path)
-    assert files([tmp_path]) == files([str(tmp_path / "*.csv")]) == [tmp_path / "ais.csv"]
+    assert find_files([tmp_path]) == find_files([str(tmp_path / "*.csv")]) == [tmp_path / "ais.csv"]
 
 
 def run(*words: str) -> int:
@@ -163,12 +163,12 @@ def run(*words: str) -> int:
 def test_segments_of_several_lengths(tmp_path: Path) -> None:
     """40 points: whole, then 30 and 10; what is read again is what was written."""
     path = table(tmp_path, vessels=2)
-    first = read_segments([path], Reading(points=[30, 60, 30]))
+    first = read_segments([path], TrackSettings(points=[30, 60, 30]))
     assert [(one.points, one.window) for one in first] == [(40, 60), (30, 30), (10, 30)] * 2
-    assert first.windows == (30, 60)
+    assert first.window_lengths == (30, 60)
     out = write(tmp_path, *(as_row(one, first.spec) for one in first))
     assert [one.window for one in read_segments([out])] == [60, 30, 30] * 2
-    apart = [read_segments([path], Reading(points=[points])).rows for points in (60, 30)]
+    apart = [read_segments([path], TrackSettings(points=[points])).rows for points in (60, 30)]
     lines = [as_line(one, first.spec) for rows in apart for one in rows]
     assert sorted(as_line(one, first.spec) for one in first) == sorted(lines)
 
@@ -229,43 +229,43 @@ vessels = st.dictionaries(
 def test_folds_hold_every_vessel_once(labels: dict[str, int | None], count: int, seed: int) -> None:
     if len(labels) < count:
         with pytest.raises(DataError):
-            split.folds(labels, count, seed)
+            split_file.make_folds(labels, count, seed)
         return
-    dealt = split.folds(labels, count, seed)
+    dealt = split_file.make_folds(labels, count, seed)
     assert sorted(vessel for fold in dealt for vessel in fold) == sorted(labels)
     for label in set(labels.values()):
         sizes = [sum(labels[vessel] == label for vessel in fold) for fold in dealt]
         assert max(sizes) - min(sizes) <= 1
-    assert dealt == split.folds(dict(reversed(labels.items())), count, seed)
+    assert dealt == split_file.make_folds(dict(reversed(labels.items())), count, seed)
 
 
 @settings(max_examples=60, deadline=None)
 @given(vessels, st.sampled_from([0.0, 0.1, 0.3]), st.sampled_from([0.0, 0.2]))
 def test_sides_are_apart_and_stay(labels: dict[str, int | None], valid: float, test: float) -> None:
-    made = split.make(labels, valid, test)
+    made = split_file.make_split(labels, valid, test)
     twice = any(list(labels.values()).count(label) > 1 for label in labels.values())
     assert bool(made.valid) == bool(valid and twice)
     assert {labels[vessel] for vessel in made.train} == set(labels.values())
     assert sorted((*made.train, *made.valid, *made.test)) == sorted(labels)
-    assert {made.side(vessel) for vessel in made.train} <= {"train"}
-    assert made.side("new") == ""
-    assert split.make(dict(reversed(labels.items())), valid, test) == made
+    assert {made.find_side(vessel) for vessel in made.train} <= {"train"}
+    assert made.find_side("new") == ""
+    assert split_file.make_split(dict(reversed(labels.items())), valid, test) == made
 
 
 def test_a_split_is_stored(tmp_path: Path) -> None:
-    made = split.make({str(number): number % 3 for number in range(30)}, 0.2, 0.1, seed=4)
+    made = split_file.make_split({str(number): number % 3 for number in range(30)}, 0.2, 0.1, seed=4)
     made.save(tmp_path / "split.json")
-    assert split.load(tmp_path / "split.json") == made
+    assert split_file.load_split(tmp_path / "split.json") == made
     (tmp_path / "split.json").write_text(json.dumps({"seed": 0, "train": ["1"], "valid": ["1"]}))
     with pytest.raises(DataError, match="1 vessels on two sides, such as 1"):
-        split.load(tmp_path / "split.json")
+        split_file.load_split(tmp_path / "split.json")
     (tmp_path / "split.json").write_text("[]")
     with pytest.raises(DataError, match="no split"):
-        split.load(tmp_path / "split.json")
+        split_file.load_split(tmp_path / "split.json")
 
 
 def test_a_vessel_s_class_is_that_of_most_segments(tmp_path: Path) -> None:
     rows = [{"text": TEXT, "label": label, "source_file": "a.csv"} for label in (1, 2, 2)]
-    read: Segments = read_segments([write(tmp_path, *rows)])
-    assert split.vessel_labels(read) == {"a": 2}
-    assert len(NAMES) == 83
+    read: SegmentSet = read_segments([write(tmp_path, *rows)])
+    assert split_file.find_majority_labels(read) == {"a": 2}
+    assert len(FEATURE_NAMES) == 83

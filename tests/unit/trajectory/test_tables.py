@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anabatic.config.reading import Reading
+from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.trajectory.clock import NONE, seconds
-from anabatic.trajectory.rows import BadRows
-from anabatic.trajectory.track import Track
-from anabatic.trajectory.tracks import open_tracks
-from anabatic.trajectory.words import SOURCE_CLASSES
+from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.timestamps import NO_TIME, parse_times
+from anabatic.vessels.io.track import Track
+from anabatic.vessels.io.track_collection import open_tracks
+from anabatic.vessels.words.vocabulary import SOURCE_CLASSES
 
 pa = pytest.importorskip("pyarrow")
 
@@ -24,10 +24,10 @@ START = 1_577_836_809
 """2020-01-01 00:00:09 UTC."""
 
 
-def read(path: Path, **settings: object) -> tuple[list[Track], tuple[str, ...], BadRows]:
+def read(path: Path, **settings: object) -> tuple[list[Track], tuple[str, ...], BadRowPolicy]:
     """The tracks, classes and counts of one file."""
-    bad = BadRows(settings.get("on_bad_row") == "skip")
-    with open_tracks([path], Reading(**settings), bad) as tracks:
+    bad = BadRowPolicy(settings.get("on_bad_row") == "skip")
+    with open_tracks([path], TrackSettings(**settings), bad) as tracks:
         return list(tracks), tracks.classes, bad
 
 
@@ -113,23 +113,23 @@ TIMES = {
 @pytest.mark.parametrize("text", TIMES)
 def test_times(text: str) -> None:
     column = pa.array([text, None, "", text])
-    assert seconds(column, None, 0).tolist() == [START + TIMES[text], NONE, NONE, START + TIMES[text]]
+    assert parse_times(column, None, 0).tolist() == [START + TIMES[text], NO_TIME, NO_TIME, START + TIMES[text]]
 
 
 def test_times_without_a_zone_may_be_local() -> None:
     column = pa.array(["2020-01-01 08:00:09", "2020-01-01T00:00:09Z"])
-    assert seconds(column, None, 8).tolist() == [START, START]
-    assert seconds(pa.array(["2020-01-01 08:00:09"]), "%H", 0).tolist() == [NONE]
-    assert seconds(pa.array(["31.12.2019 9h"]), "%d.%m.%Y %Hh", 0).tolist() == [START - 9 - 15 * 3600]
+    assert parse_times(column, None, 8).tolist() == [START, START]
+    assert parse_times(pa.array(["2020-01-01 08:00:09"]), "%H", 0).tolist() == [NO_TIME]
+    assert parse_times(pa.array(["31.12.2019 9h"]), "%d.%m.%Y %Hh", 0).tolist() == [START - 9 - 15 * 3600]
 
 
 def test_typed_times() -> None:
     for kind in (pa.timestamp("ms"), pa.timestamp("ns"), pa.timestamp("s", "Asia/Shanghai")):
-        made = pa.array([START, None], pa.int64()).cast(pa.timestamp("s")).cast(kind)
-        assert seconds(made, None, 0).tolist() == [START, NONE]
-    assert seconds(pa.array([START * 1000, None]), None, 0).tolist() == [START, NONE]
+        made = pa.array([START, None], pa.int64()).cast_adapters(pa.timestamp("s")).cast_adapters(kind)
+        assert parse_times(made, None, 0).tolist() == [START, NO_TIME]
+    assert parse_times(pa.array([START * 1000, None]), None, 0).tolist() == [START, NO_TIME]
     with pytest.raises(DataError, match="bool"):
-        seconds(pa.array([True]), None, 0)
+        parse_times(pa.array([True]), None, 0)
 
 
 def test_parquet_gzip_and_zip_are_the_same_table(tmp_path: Path) -> None:

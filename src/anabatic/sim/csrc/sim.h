@@ -70,7 +70,7 @@ uint64_t sim_paper_ready(void* handle);
 // `bytes` is the whole tensor: the gathered one of an all_gather, the input of a reduce_scatter or an all_to_all.
 void sim_paper_collective(void* handle, enum SimCollective kind, uint64_t bytes, int ranks, uint64_t start_ns, uint64_t host_ns);
 void sim_paper_failed(void* handle);
-// The two formulas alone (a test compares them with plan/cost.py).
+// The two formulas alone (a test compares them with plan/cost_model.py).
 double sim_operator_ns(enum SimUnit unit, double flops, double bytes);
 double sim_collective_ns(enum SimCollective kind, double bytes, int ranks);
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.untrained import random_model
+from anabatic.testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 
 
 @pytest.fixture(scope="session")
 def engine_parts(tokenizer):
-    models = {name: random_model(len(tokenizer), seed=seed) for name, seed in (("one", 0), ("two", 1))}
+    models = {name: build_random_model(len(tokenizer), seed=seed) for name, seed in (("one", 0), ("two", 1))}
     return {name: (Engine(model, tokenizer, max_batch=4, max_len=128), model) for name, model in models.items()}
 
 

@@ -14,11 +14,11 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installe
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from anabatic.config.chat import Sampling  # noqa: E402 - after the skips
-from anabatic.config.serve import Limits  # noqa: E402
-from anabatic.infer.server.app import make_app  # noqa: E402
-from anabatic.infer.server.patience import patient  # noqa: E402
-from anabatic.infer.server.served import Catalogue, Served  # noqa: E402
-from anabatic.infer.server.worker import Worker  # noqa: E402
+from anabatic.config.serve import ServerLimits  # noqa: E402
+from anabatic.infer.server.app import create_app  # noqa: E402
+from anabatic.infer.server.engine_worker import EngineWorker  # noqa: E402
+from anabatic.infer.server.idle_timeout import make_protocol_class  # noqa: E402
+from anabatic.infer.server.model_registry import ModelRegistry, ServedModel  # noqa: E402
 
 KEY = "sk-right"
 
@@ -28,8 +28,8 @@ class Running:
     """A server that runs."""
 
     url: str
-    catalogue: Catalogue
-    worker: Worker
+    catalogue: ModelRegistry
+    worker: EngineWorker
 
     def client(self, **more):
         return httpx2.Client(base_url=self.url, timeout=240, **more)
@@ -41,12 +41,15 @@ class Running:
 
 @contextmanager
 def serving(catalogue, keys=(), cors=(), runs=None, hosts=None):
-    worker = Worker(catalogue.engines)
+    worker = EngineWorker(catalogue.engines)
     worker.start()
     config = uvicorn.Config(
-        make_app(catalogue, worker, keys, cors, runs, hosts), port=0, log_level="warning", timeout_graceful_shutdown=2,
-        http=patient(catalogue.limits.body_seconds),
-    )  # fmt: skip
+        create_app(catalogue, worker, keys, cors, runs, hosts),
+        port=0,
+        log_level="warning",
+        timeout_graceful_shutdown=2,
+        http=make_protocol_class(catalogue.limits.body_seconds),
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -65,5 +68,5 @@ def serving(catalogue, keys=(), cors=(), runs=None, hosts=None):
 
 
 def catalogue_of(parts, cut=False, **limits):
-    served = [Served(name, engine, model) for name, (engine, model) in parts.items()]
-    return Catalogue(served, {}, Sampling(temperature=0.0, max_new_tokens=16), Limits(**limits), cut)
+    served = [ServedModel(name, engine, model) for name, (engine, model) in parts.items()]
+    return ModelRegistry(served, {}, Sampling(temperature=0.0, max_new_tokens=16), ServerLimits(**limits), cut)

@@ -13,8 +13,8 @@ from anabatic.recipes import serve
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux cuts off who reads nothing")
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
-    monkeypatch.setattr(serve, "UNREAD_SECONDS", 0.3)
-    with serve._listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+    monkeypatch.setattr(serve, "UNREAD_TIMEOUT_SECONDS", 0.3)
+    with serve._open_listening_socket("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         served, _ = listening.accept()
         with served, pytest.raises(OSError, match="timed out"):
             while True:
@@ -22,19 +22,22 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
 
 
 def test_a_port_that_is_taken():
-    with serve._listen("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="cannot be listened at"):
-        serve._listen("127.0.0.1", first.getsockname()[1])
+    with (
+        serve._open_listening_socket("127.0.0.1", 0) as first,
+        pytest.raises(ConfigError, match="cannot be listened at"),
+    ):
+        serve._open_listening_socket("127.0.0.1", first.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid.", "a..b", "a\0b", "::g", "192.0.2.1"])
 def test_a_host_that_is_none_of_this_machine(host):
     with pytest.raises(ConfigError, match="cannot be listened at"):
-        serve._listen(host, 0)
+        serve._open_listening_socket(host, 0)
 
 
 def test_a_signal_that_uvicorn_raises_again_ends_nothing():
     before = signal.getsignal(signal.SIGTERM)
-    with serve._raised_again():
+    with serve._ignore_reraised_signal():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from anabatic.config.chat import Sampling
-from anabatic.data.tokenizer import chat_prompt
-from anabatic.infer.dialogue import continuation
+from anabatic.data.tokenizer.hf_folder import encode_chat
+from anabatic.infer.dialogue import encode_continuation
 from anabatic.infer.engine import Engine
 
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who is there? 你好"}]
@@ -37,16 +37,16 @@ def alone(engine_parts, tokenizer):
 
 @pytest.mark.parametrize("model", ["one", "two"])
 def test_a_conversation_is_answered_as_a_lone_run_answers_it(ask, alone, tokenizer, model):
-    expected = alone(model, chat_prompt(tokenizer, MESSAGES))
+    expected = alone(model, encode_chat(tokenizer, MESSAGES))
     answer = ask.chat.completions.create(model=model, messages=MESSAGES)
     assert answer.choices[0].message.content == expected.text
     assert answer.choices[0].finish_reason == expected.finish_reason
     assert answer.usage.completion_tokens == len(expected.ids)
-    assert answer.usage.prompt_tokens == len(chat_prompt(tokenizer, MESSAGES))
+    assert answer.usage.prompt_tokens == len(encode_chat(tokenizer, MESSAGES))
 
 
 def test_the_pieces_of_a_stream_are_the_answer(ask, alone, tokenizer):
-    expected = alone("one", chat_prompt(tokenizer, MESSAGES), max_new_tokens=40)
+    expected = alone("one", encode_chat(tokenizer, MESSAGES), max_new_tokens=40)
     chunks = list(
         ask.chat.completions.create(
             model="one", messages=MESSAGES, max_tokens=40, stream=True, stream_options={"include_usage": True}
@@ -59,7 +59,7 @@ def test_the_pieces_of_a_stream_are_the_answer(ask, alone, tokenizer):
 
 
 def test_n_answers_have_seeds_of_their_own_and_share_the_prompt(ask, alone, tokenizer):
-    ids = chat_prompt(tokenizer, MESSAGES)
+    ids = encode_chat(tokenizer, MESSAGES)
     answer = ask.chat.completions.create(
         model="one", messages=MESSAGES, n=3, seed=7, temperature=1.0, extra_body={"top_k": 20, "min_p": 0.01}
     )
@@ -71,7 +71,7 @@ def test_n_answers_have_seeds_of_their_own_and_share_the_prompt(ask, alone, toke
 
 
 def test_log_probabilities_are_those_of_the_engine(ask, alone, tokenizer):
-    expected = alone("one", chat_prompt(tokenizer, MESSAGES), top_logprobs=2)
+    expected = alone("one", encode_chat(tokenizer, MESSAGES), top_logprobs=2)
     for stream in (False, True):
         got = ask.chat.completions.create(model="one", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=stream)
         choices = [chunk.choices[0] for chunk in (got if stream else [got]) if chunk.choices]
@@ -84,12 +84,12 @@ def test_log_probabilities_are_those_of_the_engine(ask, alone, tokenizer):
 
 def test_texts_go_on(ask, alone, tokenizer):
     prompts = ["The rain", "In the an"]
-    expected = [alone("one", continuation(tokenizer, prompt)) for prompt in prompts]
+    expected = [alone("one", encode_continuation(tokenizer, prompt)) for prompt in prompts]
     answer = ask.completions.create(model="one", prompt=prompts, echo=True)
     assert [choice.text for choice in answer.choices] == [
         prompt + one.text for prompt, one in zip(prompts, expected, strict=True)
     ]
-    ids = continuation(tokenizer, prompts[0])
+    ids = encode_continuation(tokenizer, prompts[0])
     rows = ask.completions.create(model="one", prompt=ids, logprobs=1).choices[0]
     assert rows.text == expected[0].text
     assert rows.logprobs.token_logprobs == pytest.approx(expected[0].logprobs, rel=1e-5)
@@ -97,7 +97,7 @@ def test_texts_go_on(ask, alone, tokenizer):
 
 
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(ask, alone, tokenizer):
-    whole = alone("one", chat_prompt(tokenizer, MESSAGES), max_new_tokens=40).text
+    whole = alone("one", encode_chat(tokenizer, MESSAGES), max_new_tokens=40).text
     stop = whole[5:8]
     for stream in (False, True):
         got = ask.chat.completions.create(model="one", messages=MESSAGES, max_tokens=40, stop=[stop], stream=stream)
@@ -110,7 +110,7 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(ask, alone, tokenizer
 def test_many_clients_get_their_own_answers(server, ask, alone, tokenizer):
     """More than there are places: some wait; some streams are left in the middle."""
     talks = [[{"role": "user", "content": f"Number {n} and the {n * n}"}] for n in range(24)]
-    expected = [alone("one", chat_prompt(tokenizer, talk), max_new_tokens=12).text for talk in talks]
+    expected = [alone("one", encode_chat(tokenizer, talk), max_new_tokens=12).text for talk in talks]
 
     def one(n):
         if n % 4 == 3:
@@ -140,7 +140,7 @@ def test_models_tokens_health_and_figures(ask, server, tokenizer):
     assert [model.id for model in ask.models.list()] == ["one", "two"]
     assert ask.models.retrieve("two").id == "two"
     counted = server.post("/tokenize", {"messages": MESSAGES}).json()
-    assert counted["tokens"] == chat_prompt(tokenizer, MESSAGES)
+    assert counted["tokens"] == encode_chat(tokenizer, MESSAGES)
     assert counted["count"] == len(counted["tokens"])
     with server.client() as client:
         assert client.get("/health").json()["status"] == "ok"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anabatic.config.shared import Device as DeviceConfig
-from anabatic.device.device import pick
-from anabatic.infer.score import Scorer
-from anabatic.models import reward
-from anabatic.testing.untrained import random_model
+from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.device.device import select_device
+from anabatic.infer.reward_scorer import RewardScorer
+from anabatic.models import reward_head
+from anabatic.testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 
 ASKED = {"role": "user", "content": "2 and 2?"}
@@ -19,12 +19,12 @@ TALKS = [[ASKED, {"role": "assistant", "content": said}] for said in ("4", "five
 @pytest.fixture(scope="module")
 def judging(engine_parts, tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("judge")
-    model = random_model(len(tokenizer))
-    reward.attach(model)
+    model = build_random_model(len(tokenizer))
+    reward_head.attach_score_head(model)
     model.get_submodule("score").to_empty(device=torch.device("cpu"))
-    reward.begin(model, 3)
-    reward.save(model, folder, tokenizer)
-    scorer = Scorer(folder, pick(DeviceConfig(type="cpu", dtype="fp32", threads=1)))
+    reward_head.init_score_head(model, 3)
+    reward_head.save_reward_model(model, folder, tokenizer)
+    scorer = RewardScorer(folder, select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1)))
     catalogue = catalogue_of(engine_parts)
     catalogue.classifiers["judge"] = scorer
     with serving(catalogue) as running:

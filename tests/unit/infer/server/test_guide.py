@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.untrained import random_model
+from anabatic.testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
@@ -32,7 +32,7 @@ PYTHON = list(dict.fromkeys("\n".join(blocks(text, "python")) for text in TEXTS)
 
 @pytest.fixture(scope="module")
 def guided(tokenizer):
-    model = random_model(len(tokenizer), max_len=1024)  # a byte is a token: tools need room
+    model = build_random_model(len(tokenizer), max_len=1024)  # a byte is a token: tools need room
     engine = Engine(model, tokenizer, max_batch=2, max_len=1024)
     with serving(catalogue_of({"sft": (engine, model)})) as running:
         yield running

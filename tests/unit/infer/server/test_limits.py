@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from anabatic.config.serve import LOCAL, ServeJob
+from anabatic.config.serve import LOCAL_HOSTS, ServeJob
 from anabatic.core.errors import ConfigError
 from anabatic.infer.engine import Engine
-from anabatic.infer.server.admission import Admission
-from anabatic.infer.server.errors import ApiError
+from anabatic.infer.server.admission import AdmissionControl
+from anabatic.infer.server.api_errors import ApiError
 from anabatic.recipes import serve
-from anabatic.testing.untrained import byte_tokenizer
+from anabatic.testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 
@@ -49,15 +49,15 @@ def sent(running, path, body, head=""):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_whole_answer_whose_client_has_gone_is_given_up(tmp_path, stream):
     """Tokens come as fast as they can: there is no pause in which the client would be looked for."""
-    tokenizer = byte_tokenizer(tmp_path)
+    tokenizer = build_byte_tokenizer(tmp_path)
     model = says(tokenizer, ["a", "b"], max_len=20_000, endless=True)
     engine = Engine(model, tokenizer, max_batch=2, max_len=20_000)
     with serving(catalogue_of({"one": (engine, model)}, new_tokens=19_000)) as running:
         body = {"messages": USER, "max_tokens": 19_000, "stream": stream, "n": 2}
         with sent(running, CHAT, body):
-            until(lambda: engine.load().new_tokens > 10)
-        until(lambda: not engine.busy)
-        assert engine.load().new_tokens < 38_000
+            until(lambda: engine.get_load().new_tokens > 10)
+        until(lambda: not engine.is_busy)
+        assert engine.get_load().new_tokens < 38_000
         assert figure(running, 'anabatic_requests_total{end="gone",model="one"}') == 1
         assert figure(running, 'anabatic_requests_total{end="length",model="one"}') == 0
 
@@ -75,7 +75,10 @@ OWN = ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "localhost.",
 
 
 def test_a_server_of_this_machine_answers_to_its_names_alone(engine_parts):
-    with serving(catalogue_of(engine_parts), hosts=[*LOCAL, "inside.example"]) as running, running.client() as client:
+    with (
+        serving(catalogue_of(engine_parts), hosts=[*LOCAL_HOSTS, "inside.example"]) as running,
+        running.client() as client,
+    ):
         for host in FOREIGN:
             answer = client.get("/v1/models", headers={"Host": host})
             assert (answer.status_code, answer.json()["error"]["code"]) == (421, "host_not_allowed"), host
@@ -93,7 +96,7 @@ def test_a_server_of_this_machine_answers_to_its_names_alone(engine_parts):
 
 def test_pages_that_cors_names_may_ask_a_server_of_this_machine(engine_parts):
     origin = "https://example.org"
-    with serving(catalogue_of(engine_parts), cors=[origin], hosts=LOCAL) as running, running.client() as client:
+    with serving(catalogue_of(engine_parts), cors=[origin], hosts=LOCAL_HOSTS) as running, running.client() as client:
         assert client.get("/v1/models", headers={"Origin": origin}).status_code == 200
         assert client.get("/v1/models", headers={"Origin": "https://example.net"}).status_code == 403
 
@@ -109,8 +112,8 @@ def test_pages_that_cors_names_may_ask_a_server_of_this_machine(engine_parts):
     ],
 )
 def test_the_names_follow_the_address(address, allowed, expected):
-    with serve._listen(address, 0) as listening:
-        names = serve._hosts(allowed, listening)
+    with serve._open_listening_socket(address, 0) as listening:
+        names = serve._allowed_host_names(allowed, listening)
     assert (None if names is None else set(names)) == expected
 
 
@@ -178,15 +181,15 @@ def test_a_full_queue_is_no_fault(engine_parts, caplog):
 
 def test_who_is_let_in_counts_before_the_engine_has_seen_him(engine_parts):
     engine = engine_parts["one"][0]
-    admission = Admission(4)
-    admission.enter(engine, 3)
+    admission = AdmissionControl(4)
+    admission.admit_requests(engine, 3)
     with pytest.raises(ApiError, match="3 requests wait already") as refused:
-        admission.enter(engine, 2)
+        admission.admit_requests(engine, 2)
     assert refused.value.retry_after == 1
-    admission.leave(engine, 3)
-    admission.enter(engine, 4)
+    admission.release_requests(engine, 3)
+    admission.admit_requests(engine, 4)
     with pytest.raises(ApiError) as refused:
-        admission.enter(engine, 1)
+        admission.admit_requests(engine, 1)
     assert 1 <= refused.value.retry_after <= 60
 
 
@@ -210,23 +213,23 @@ def asked_pause(admission, engine):
 def test_only_work_counts_as_the_pace_of_a_queue(engine_parts, before):
     engine, clock = engine_parts["one"][0], Clock()
     assert engine.max_batch == 4
-    admission = Admission(64, clock)
+    admission = AdmissionControl(64, clock)
     for _ in range(10 if before != "nothing" else 0):
-        admission.enter(engine, 1)
+        admission.admit_requests(engine, 1)
         clock.now += 2
-        admission.leave(engine, 1)
+        admission.release_requests(engine, 1)
         clock.now += 3600 if before == "a pause" else 0
-    admission.enter(engine, 64)
+    admission.admit_requests(engine, 64)
     assert asked_pause(admission, engine) == (1 if before == "nothing" else 16)  # 4 leave in 2 s, 32 in 16
     for _ in range(8):
         clock.now += 2
-        admission.leave(engine, 4)
-        admission.enter(engine, 4)
+        admission.release_requests(engine, 4)
+        admission.admit_requests(engine, 4)
     assert asked_pause(admission, engine) == 16
     for _ in range(20):
         clock.now += 0.25
-        admission.leave(engine, 4)
-        admission.enter(engine, 4)
+        admission.release_requests(engine, 4)
+        admission.admit_requests(engine, 4)
     assert asked_pause(admission, engine) == 2
     clock.now += 600
     assert asked_pause(admission, engine) == 60  # nobody leaves any more

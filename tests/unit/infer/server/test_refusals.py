@@ -10,7 +10,7 @@ import time
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from anabatic.data.tokenizer import _filled, chat_prompt
+from anabatic.data.tokenizer.hf_folder import _apply_chat_template, encode_chat
 from unit.infer.server.running import KEY, catalogue_of, serving
 
 CHAT = "/v1/chat/completions"
@@ -138,7 +138,7 @@ def test_what_is_nested_too_deeply_is_refused_by_a_limit(server, where, depth):
 def test_variables_of_a_template_are_called_like_no_argument_of_ours(server):
     """Whatever the functions on the way to the template call their arguments."""
     tokenizer = server.catalogue.model("one").engine.tokenizer
-    way = (chat_prompt, _filled, type(tokenizer).apply_chat_template, render_jinja_template)
+    way = (encode_chat, _apply_chat_template, type(tokenizer).apply_chat_template, render_jinja_template)
     names = {name for function in way for name in inspect.signature(function).parameters}
     assert {"tokenizer", "conversation", "conversations"} <= names
     for name in sorted(names):
@@ -179,8 +179,10 @@ def test_half_characters_and_special_words_are_only_text(server):
 
 
 def test_half_characters_in_what_comes_back_and_in_forms(server):
-    bodies = [("/v1/completions", {"prompt": "\ud800", "echo": True, "max_tokens": 2, "stream": stream})
-              for stream in (True, False)]  # fmt: skip
+    bodies = [
+        ("/v1/completions", {"prompt": "\ud800", "echo": True, "max_tokens": 2, "stream": stream})
+        for stream in (True, False)
+    ]
     forms = [{"choice": ["\ud800", "b"]}, {"regex": "\ud800+"}, {"json": {"const": "\ud800"}}]
     bodies += [(CHAT, {"messages": USER, "max_tokens": 2, "structured_outputs": form}) for form in forms]
     bodies += [(CHAT, {"messages": USER, "\ud800": 1}), (CHAT, {"messages": USER, "model": "\ud800"})]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.infer.web.runs import Runs
-from anabatic.testing.runs import HOSTILE, write_jsonl, write_training_run
+from anabatic.infer.web.run_browser import RunBrowser
+from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
 from unit.infer.server.running import KEY, catalogue_of, serving
 
 
@@ -13,8 +13,10 @@ from unit.infer.server.running import KEY, catalogue_of, serving
 def watched(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     write_training_run(root / "a", steps=30)
-    write_jsonl(root / "b" / "metrics.jsonl", [{"step": 1, "kind": "sample", "prompt": HOSTILE, "text": HOSTILE}])
-    with serving(catalogue_of({}), keys=[KEY], runs=Runs(root)) as running:
+    write_jsonl(
+        root / "b" / "metrics.jsonl", [{"step": 1, "kind": "sample", "prompt": HOSTILE_TEXT, "text": HOSTILE_TEXT}]
+    )
+    with serving(catalogue_of({}), keys=[KEY], runs=RunBrowser(root)) as running:
         yield running
 
 
@@ -48,7 +50,7 @@ def test_half_characters_come_as_escapes(watched):
     for row in rows:
         answer = ask(watched, f"/runs/{row['id']}/about")
         assert answer.status_code == 200
-        assert row["name"] == "a" or answer.json()["samples"][0]["prompt"] == HOSTILE
+        assert row["name"] == "a" or answer.json()["samples"][0]["prompt"] == HOSTILE_TEXT
         assert ask(watched, f"/runs/{row['id']}/log/0").status_code == 404
 
 

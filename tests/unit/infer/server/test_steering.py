@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.untrained import byte_tokenizer
+from anabatic.testing.random_models import build_byte_tokenizer
 from unit.infer.server.running import catalogue_of, serving
 
 USER = [{"role": "user", "content": "hello"}]
@@ -17,7 +17,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def server(engine_parts, tmp_path_factory):
-    own = byte_tokenizer(tmp_path_factory.mktemp("own"))
+    own = build_byte_tokenizer(tmp_path_factory.mktemp("own"))
     own.chat_template = TEMPLATE
     model = engine_parts["one"][1]
     parts = {**engine_parts, "own": (Engine(model, own, max_batch=2, max_len=128), model)}
@@ -49,7 +49,7 @@ def test_penalties_change_what_is_said_again(ask, tokenizer):
 
 
 def _prompt(server, **more):
-    from anabatic.infer.server.schema import ChatRequest
+    from anabatic.infer.server.request_schema import ChatRequest
 
     asked = ChatRequest.model_validate({"messages": USER, **more})
     served = server.catalogue.model("own")

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.infer.server.responses import ResponsesRequest
-from anabatic.testing.untrained import byte_tokenizer
+from anabatic.infer.server.responses_schema import ResponsesRequest
+from anabatic.testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 
@@ -25,7 +25,7 @@ NEEDS_FORMS = pytest.mark.skipif(importlib.util.find_spec("llguidance") is None,
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("words"))
+    tokenizer = build_byte_tokenizer(tmp_path_factory.mktemp("words"))
     tokenizer.add_tokens([piece for pieces in SAID.values() for piece in pieces if piece != "<tool_call>"])
     parts = {}
     for name, pieces in SAID.items():
@@ -101,15 +101,20 @@ def test_items_become_turns():
     items = [
         {"role": "developer", "content": "Say little."},
         {"role": "user", "content": [{"type": "input_text", "text": "Os"}, {"type": "input_text", "text": "lo?"}]},
-        {"type": "message", "id": "m", "role": "assistant", "status": "completed",
-         "content": [{"type": "output_text", "text": "Let me see.", "annotations": []}]},
+        {
+            "type": "message",
+            "id": "m",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Let me see.", "annotations": []}],
+        },
         {"type": "function_call", "id": "f", "call_id": "c1", "name": "add", "arguments": "{}", "status": "completed"},
         {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": '{"town": "Oslo"}'},
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "cold"}]},
         {"role": "system", "content": "Go on."},
-    ]  # fmt: skip
-    chat = ResponsesRequest.model_validate({"input": items, "instructions": "Be kind."}).as_chat()
+    ]
+    chat = ResponsesRequest.model_validate({"input": items, "instructions": "Be kind."}).to_chat_request()
     turns = [message.model_dump(exclude_none=True, exclude={"tool_calls"}) for message in chat.messages]
     assert turns == [
         {"role": "system", "content": "Be kind.\n\nSay little."},
@@ -124,17 +129,25 @@ def test_items_become_turns():
 
 def test_settings_go_where_the_other_path_has_them():
     body = {
-        "input": "a", "reasoning": {"effort": "low"}, "max_output_tokens": 7, "top_k": 3, "logit_bias": {"5": 1},
+        "input": "a",
+        "reasoning": {"effort": "low"},
+        "max_output_tokens": 7,
+        "top_k": 3,
+        "logit_bias": {"5": 1},
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
-        "tools": [ADD], "tool_choice": {"type": "function", "name": "add"}, "store": False,
-    }  # fmt: skip
+        "tools": [ADD],
+        "tool_choice": {"type": "function", "name": "add"},
+        "store": False,
+    }
     with pytest.raises(ValueError, match="give one form"):
-        ResponsesRequest.model_validate(body).as_chat()
-    chat = ResponsesRequest.model_validate(body | {"tool_choice": "auto"}).as_chat()
-    assert (chat.reasoning_effort, chat.tokens(), chat.top_k, chat.logit_bias) == ("low", 7, 3, {"5": 1.0})
+        ResponsesRequest.model_validate(body).to_chat_request()
+    chat = ResponsesRequest.model_validate(body | {"tool_choice": "auto"}).to_chat_request()
+    assert (chat.reasoning_effort, chat.requested_tokens(), chat.top_k, chat.logit_bias) == ("low", 7, 3, {"5": 1.0})
     assert chat.response_format.json_schema.schema_ == {"type": "object"}
-    forced = ResponsesRequest.model_validate({key: value for key, value in body.items() if key != "text"}).as_chat()
-    assert forced.forced() and forced.tool_choice.function.name == "add"
+    forced = ResponsesRequest.model_validate(
+        {key: value for key, value in body.items() if key != "text"}
+    ).to_chat_request()
+    assert forced.is_call_forced() and forced.tool_choice.function.name == "add"
 
 
 @NEEDS_FORMS
@@ -198,8 +211,14 @@ def test_a_stream_that_takes_too_long_fails(server):
 def test_calls_that_were_whole_outlive_a_cut(server):
     tokenizer = server.catalogue.model("plain").engine.tokenizer
     tool = {"type": "function", "name": "a", "parameters": {"const": {}, "type": "object"}}
-    body = {"model": "plain", "input": "How is it?", "tools": [tool], "tool_choice": "required",
-            "max_output_tokens": 64, "logit_bias": {str(tokenizer.convert_tokens_to_ids("]")): -100}}  # fmt: skip
+    body = {
+        "model": "plain",
+        "input": "How is it?",
+        "tools": [tool],
+        "tool_choice": "required",
+        "max_output_tokens": 64,
+        "logit_bias": {str(tokenizer.convert_tokens_to_ids("]")): -100},
+    }
     answer = server.post("/v1/responses", body).json()
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     kinds = [(item["type"], item["status"]) for item in answer["output"]]

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.infer.tool_calls import MOST_CALLS
-from anabatic.testing.untrained import byte_tokenizer
+from anabatic.infer.tool_call_parser import MAX_FORCED_CALLS
+from anabatic.testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 
@@ -30,7 +30,7 @@ SAID = {"one": ONE, "two": TWO, "torn": TORN, "plain": ("It is ", "cold.")}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("words"))
+    tokenizer = build_byte_tokenizer(tmp_path_factory.mktemp("words"))
     tokenizer.add_tokens([piece for pieces in SAID.values() for piece in pieces if piece not in ("\n", "<tool_call>")])
     parts = {}
     for name, pieces in SAID.items():
@@ -97,7 +97,7 @@ def test_the_conversation_goes_on_after_a_call(ask, server):
     talk = [*USER, call.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": "x", "content": "4 degrees"}]
     assert ask("plain", messages=talk).choices[0].message.content == "It is cold."
     served = server.catalogue.model("plain")
-    from anabatic.infer.server.schema import ChatRequest
+    from anabatic.infer.server.request_schema import ChatRequest
 
     asked = ChatRequest.model_validate({"messages": talk, "tools": [WEATHER]})
     ids = server.catalogue.conversation(served, asked.messages, asked.tools)
@@ -147,9 +147,18 @@ def test_a_template_without_tools_is_told(server, monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="the extra constrain is not installed")
 def test_a_call_that_has_to_come(ask):
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-        tool = {"type": "function", "function": {"name": "add", "parameters": {
-            "type": "object", "properties": {"x": {"enum": [7]}}, "required": ["x"], "additionalProperties": False,
-        }}}  # fmt: skip
+        tool = {
+            "type": "function",
+            "function": {
+                "name": "add",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"x": {"enum": [7]}},
+                    "required": ["x"],
+                    "additionalProperties": False,
+                },
+            },
+        }
         got = ask("plain", tools=[tool], tool_choice=choice, max_tokens=64, parallel_tool_calls=False).choices[0]
         (call,) = got.message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"x": 7})
@@ -176,7 +185,7 @@ def test_calls_are_bounded_and_those_that_were_whole_outlive_a_cut(server, strea
 
     end, text, count = asked(max_tokens=90, **repeats)
     assert (end, text) == ("length", None) and count >= 2
-    assert asked(max_tokens=900, **repeats) == ("tool_calls", None, MOST_CALLS)
+    assert asked(max_tokens=900, **repeats) == ("tool_calls", None, MAX_FORCED_CALLS)
     assert asked(max_tokens=900, parallel_tool_calls=False, **repeats) == ("tool_calls", None, 1)
     end, text, count = asked(max_tokens=5)
     assert (end, count) == ("length", 0) and text  # what was begun can be read

@@ -1,5 +1,5 @@
 // Time on paper: a clock for every stream and one for the host, moved by a roofline for operators and by latency and bandwidth
-// for collectives. plan/cost.py has the same formulas in Python, the constants and their sources.
+// for collectives. plan/cost_model.py has the same formulas in Python, the constants and their sources.
 #include <algorithm>
 #include <bit>
 #include <mutex>

@@ -1,0 +1,224 @@
+"""`anabatic bench compare`: a command of ours and another program's, turn by turn on the same data.
+
+The clock of a shared machine moves, so figures of different minutes are not compared: the two run in alternation, the
+one that begins changes every round, and ratios are taken round by round. CPU time and memory are what the kernel counts
+for the command and the children that it waits for (wait4(2)); the memory is that of its largest process, and never less
+than the 21 MiB of the process that starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from anabatic.bench import environment_info, result_files
+from anabatic.bench.measurements import BenchMetric, BenchResult
+from anabatic.config.bench import BenchCompare
+from anabatic.core import log, relaunch
+from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.formatting import to_printable
+
+OURS, PEER = "ours", "peer"
+_LOG_TAIL_LINES = 3
+"""Lines that are shown of a command that has failed."""
+_NUMBER_PATTERN = re.compile(r"([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?)(?:\s?([KMBT])\b)?")
+_NUMBER_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+"""As `core.formatting.format_count` shortens them."""
+
+
+@dataclass(frozen=True)
+class CommandRun:
+    """One run of a command: seconds on the clock, seconds of all its processors, bytes, and what it has printed."""
+
+    wall: float
+    cpu: float
+    memory: float
+    figure: float | None
+
+
+def run(asked: BenchCompare, peer: Sequence[str]) -> int:
+    """Measure both commands.
+
+    Raises:
+        ConfigError: a command, the data or the expression cannot be used.
+        Failure: a command fails, or does not print the figure.
+    """
+    pattern = _compile_pattern(asked.figure)
+    sides = _build_commands(asked, peer)
+    load = result_files.prepare_output(asked)
+    folder = Path(asked.out).expanduser()
+    turns: dict[str, list[CommandRun]] = {name: [] for name in sides}
+    for number in range(asked.warm_up + asked.repeats):
+        counts = number >= asked.warm_up
+        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        for name in order:
+            made = run_command(name, sides[name], folder, pattern, asked.limit)
+            if counts:
+                turns[name].append(made)
+        seconds = ", ".join(f"{name} {turns[name][-1].wall:.2f} s" for name in sides) if counts else "warm-up"
+        log.info(f"round {number + 1} of {asked.warm_up + asked.repeats}: {seconds}")
+    where = environment_info.collect_environment(load)
+    title = f"anabatic {shlex.join(sides[OURS][len(relaunch.PROGRAM_COMMAND) :])} beside {shlex.join(sides[PEER])}"
+    result = BenchResult(
+        "compare",
+        title,
+        build_metrics(turns[OURS], turns[PEER]),
+        {"peer_command": shlex.join(peer), **asdict(asked)},
+        where,
+        notes=[*environment_info.caveat_notes(where), "ratios: medians over rounds; more than 1 speaks for ours"],
+    )
+    result_files.write_results(asked, result)
+    return 0
+
+
+def _compile_pattern(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        found = re.compile(text)
+    except re.error as error:
+        raise ConfigError(
+            f"figure {text!r} is no regular expression: {error}", r"for example: 'tokens/s: ([\d.]+)'"
+        ) from error
+    if found.groups != 1:
+        raise ConfigError(
+            f"figure {text!r} has {found.groups} groups", r"put one around the number: 'tokens/s: ([\d.]+)'"
+        )
+    return found
+
+
+def _build_commands(asked: BenchCompare, peer: Sequence[str]) -> dict[str, list[str]]:
+    """Return the words of both commands with the data in their place."""
+    try:
+        ours = shlex.split(asked.ours)
+    except ValueError as error:
+        raise ConfigError(f"ours is {asked.ours!r}: {error}", "close the quotation marks") from error
+    ours = ours[1:] if ours[:1] == ["anabatic"] else ours
+    sides = {OURS: [*relaunch.PROGRAM_COMMAND, *ours], PEER: list(peer)}
+    uses = [name for name, words in sides.items() if any("{data}" in word for word in words)]
+    if asked.data is None and uses:
+        raise ConfigError(f"{uses[0]} has {{data}}, and no data is given", "give --data FILE")
+    if asked.data is not None:
+        if missing := [name for name in sides if name not in uses]:
+            raise ConfigError(
+                f"data is {asked.data}, and {missing[0]} has no {{data}}", "write {data} where it belongs"
+            )
+        if not Path(asked.data).expanduser().exists():
+            raise ConfigError(f"data is {asked.data}, which is not there", "name a file or a folder")
+    data = str(Path(asked.data or "").expanduser())
+    if shutil.which(sides[PEER][0]) is None:
+        raise ConfigError(f"there is no program {sides[PEER][0]}", "give its path behind --")
+    return {name: [word.replace("{data}", data) for word in words] for name, words in sides.items()}
+
+
+def run_command(
+    name: str, words: Sequence[str], folder: Path, pattern: re.Pattern[str] | None, limit: float
+) -> CommandRun:
+    """Run a command once.
+
+    Args:
+        limit: seconds that it may take.
+
+    Raises:
+        Failure: it fails, does not end, or does not print the figure.
+    """
+    out, said = folder / f"{name}-out", folder / f"{name}.log"
+    shutil.rmtree(out, ignore_errors=True)
+    typed = [word.replace("{out}", str(out)) for word in words]
+    with open(said, "wb") as output:
+        begun = time.perf_counter()
+        try:
+            process = subprocess.Popen(
+                typed,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=relaunch.build_child_environment(),
+                start_new_session=True,
+                preexec_fn=relaunch.tie_to_parent,
+            )
+        except OSError as error:
+            raise ConfigError(f"{name} cannot be started: {error.strerror}", f"try it alone: {typed[0]}") from error
+        late = threading.Event()
+        clock = threading.Timer(limit, _kill_on_timeout, (process.pid, late))
+        clock.daemon = True
+        clock.start()
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            clock.cancel()
+        wall = time.perf_counter() - begun
+        process.returncode = code = os.waitstatus_to_exitcode(status)
+    shutil.rmtree(out, ignore_errors=True)
+    text = said.read_text(encoding="utf-8", errors="replace")
+    if late.is_set():
+        raise Failure(f"{name} did not end within {limit:g} s", f"its output is in {said}; --limit gives it more time")
+    if code:
+        last = " / ".join(to_printable(line) for line in text.splitlines()[-_LOG_TAIL_LINES:] if line.strip())
+        raise Failure(f"{name} ended with exit code {code}: {last or 'it said nothing'}", f"its output is in {said}")
+    return CommandRun(
+        wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0, extract_metric(name, text, pattern, said)
+    )
+
+
+def _kill_on_timeout(pid: int, late: threading.Event) -> None:
+    """End a command that hangs, and what it has started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+        late.set()
+    except ProcessLookupError:
+        log.debug(f"{pid} had ended")
+
+
+def extract_metric(name: str, text: str, pattern: re.Pattern[str] | None, said: Path) -> float | None:
+    """Return the last figure in what a command has printed, `12.3K` as 12,300; None where none is asked for.
+
+    Raises:
+        Failure: there is none, or it is no number above 0.
+    """
+    if pattern is None:
+        return None
+    found = pattern.findall(text)
+    if not found:
+        what = "printed nothing" if not text.strip() else f"printed nothing that fits {pattern.pattern!r}"
+        raise Failure(f"{name} {what}", f"its output is in {said}")
+    number = _NUMBER_PATTERN.search(found[-1])
+    value = float(number[1].replace(",", "")) * _NUMBER_SUFFIXES.get(number[2], 1.0) if number else 0.0
+    if value <= 0:
+        raise Failure(f"{name} printed {found[-1][:80]!r}, no number above 0", f"its output is in {said}")
+    return value
+
+
+def build_metrics(ours: Sequence[CommandRun], peer: Sequence[CommandRun]) -> list[BenchMetric]:
+    """Return both sides and the ratios of the rounds."""
+    made = []
+    for title, unit, more in (
+        ("printed", "per second", True),
+        ("wall time", "s", False),
+        ("CPU time", "s", False),
+        ("peak memory", "B", False),
+    ):
+        key = {"printed": "figure", "wall time": "wall", "CPU time": "cpu", "peak memory": "memory"}[title]
+        own = [getattr(one, key) for one in ours]
+        theirs = [getattr(one, key) for one in peer]
+        if None in own or None in theirs:
+            continue
+        pairs = [(a / b if more else b / a) for a, b in zip(own, theirs, strict=True)]
+        made += [
+            BenchMetric(f"{title}, {OURS}", unit, tuple(own)),
+            BenchMetric(f"{title}, {PEER}", unit, tuple(theirs)),
+            BenchMetric(f"{title}, {OURS if more else PEER} / {PEER if more else OURS}", "x", tuple(pairs)),
+        ]
+    return made

@@ -1,0 +1,1 @@
+"""`anabatic launch` and its forms for hosts, Kubernetes and Ray."""

@@ -1,0 +1,210 @@
+"""`anabatic launch`: a training command in several processes, on one machine or many, started again when one fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from anabatic import __version__
+from anabatic.cli.launch import hosts as hosts_module
+from anabatic.cli.launch.option_parsing import (
+    parse_float,
+    parse_int,
+    parse_int_or_default,
+    parse_node_range,
+    parse_positive_int,
+    resolve_training_job,
+)
+from anabatic.config.loading import settings as settings_module
+from anabatic.config.sections.launch import LaunchSettings
+from anabatic.core.errors import ConfigError
+from anabatic.launch.schedulers import env_variables
+
+_USAGE = """Usage: anabatic launch [OPTIONS] -- COMMAND [ARGS...]
+       anabatic launch slurm|k8s|ray [OPTIONS] -- COMMAND [ARGS...]"""
+app = App(
+    name="launch",
+    help="Run a training command in several processes, on one machine or many, and keep it alive.",
+    usage=_USAGE,
+    version=__version__,
+    default_parameter=None,
+)
+app.command("anabatic.cli.launch.k8s:k8s", name="k8s", help="Write a Volcano Job or PyTorchJob, or submit it.")
+app.command("anabatic.cli.launch.ray:ray", name="ray", help="Run COMMAND on the nodes of a Ray cluster.")
+_TextOption = Annotated[str | None, Parameter(negative=())]
+
+
+@app.default
+def run(
+    *command: str,
+    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
+    nnodes: _TextOption = None,
+    node_rank: _TextOption = None,
+    master_addr: _TextOption = None,
+    master_port: _TextOption = None,
+    job_id: Annotated[str, Parameter(negative=())] = "anabatic",
+    max_restarts: Annotated[str, Parameter(negative=())] = "0",
+    max_requeues: Annotated[str, Parameter(negative=())] = "3",
+    hang_seconds: Annotated[str, Parameter(negative=())] = "1800",
+    join_seconds: Annotated[str, Parameter(negative=())] = "600",
+    rdzv: _TextOption = None,
+    hosts: Annotated[Path | None, Parameter(negative=())] = None,
+    hosts_python: _TextOption = None,
+    hosts_cwd: _TextOption = None,
+    hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
+    preflight: Annotated[bool, Parameter(name="--check", negative=(), show_default=False)] = False,
+) -> int:
+    """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
+
+    Parameters
+    ----------
+    command
+        The command and its options, after `--`: sft -c recipe.yaml
+    nproc
+        Processes on this machine, one per device; default: NPROC_PER_NODE, else the command's device.nproc.
+    nnodes
+        Machines: 2, or 1:4 for a job that goes on with those that are left; default: NNODES or a scheduler's, else 1.
+    node_rank
+        Place of this machine, from 0; default: NODE_RANK or a scheduler's, else in the order of their addresses.
+    master_addr
+        Name or address of machine 0, the same on every machine; default: MASTER_ADDR or a scheduler's.
+    master_port
+        Port there; default: MASTER_PORT, else 29500.
+    job_id
+        Jobs of another name do not meet on the same port.
+    max_restarts
+        How often all processes are started again after a failure; they continue from the newest checkpoint.
+    max_requeues
+        Starts in a row by Slurm, without a new checkpoint, after which the job ends with an error; 0: any number.
+    hang_seconds
+        Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
+    join_seconds
+        Seconds to wait for the other machines.
+    rdzv
+        HOST:PORT where the machines meet: --master-addr and --master-port in one word, as torchrun has it.
+    hosts
+        File with one machine a line; COMMAND is started on all of them over ssh, from here.
+    hosts_python
+        Python on those machines; default: the path of this one.
+    hosts_cwd
+        Folder to work in there; default: this one.
+    hosts_env
+        Name of a further variable to give them, several times: WANDB_API_KEY
+    preflight
+        Compare the machines and measure what is between them before COMMAND begins; without COMMAND, only that.
+    """
+    if not command and not preflight:
+        raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
+    row, job = resolve_training_job(list(command)) if command else (None, None)
+    tree = settings_module.job_to_dict(job) if row else None
+    if rdzv:
+        master_addr, master_port = hosts_module.parse_rendezvous(rdzv, master_addr, master_port)
+    far = hosts_module.RemoteOptions(hosts_python, hosts_cwd, hosts_env, preflight, nproc=parse_int("nproc", nproc))
+    named = hosts_module.read_hosts(hosts, far, node_rank) if hosts else []
+    if named:
+        nnodes, master_addr = nnodes or str(len(named)), master_addr or named[0].name
+    told = env_variables.read_launch_variables(os.environ)
+    least, most = parse_node_range(nnodes or told.get("NNODES") or "1")
+    settings = tree["device"]["nproc"] if tree else 1
+    launch = LaunchSettings(
+        nproc=parse_int_or_default("nproc", told.get("NPROC_PER_NODE") if nproc is None else nproc, settings),
+        min_nodes=least,
+        max_nodes=most,
+        node_rank=parse_int("node-rank", node_rank or told.get("NODE_RANK")) if most > 1 else None,
+        master_addr=master_addr or told.get("MASTER_ADDR"),
+        master_port=parse_int_or_default(
+            "master-port", told.get("MASTER_PORT") if master_port is None else master_port, 29500
+        ),
+        job_id=job_id,
+        max_restarts=parse_int_or_default("max-restarts", max_restarts, 0),
+        max_requeues=parse_int_or_default("max-requeues", max_requeues, 3),
+        hang_seconds=parse_float("hang-seconds", hang_seconds),
+        join_seconds=parse_float("join-seconds", join_seconds),
+    )
+    if named:
+        return hosts_module.run_on_hosts(row.name if row else "", job, named, launch, far)
+    if launch.is_multi_node and launch.master_addr and not (master_addr or os.environ.get("MASTER_ADDR")):
+        env_variables.await_host_name(launch.master_addr, launch.join_seconds)
+    if preflight:
+        from anabatic.launch.preflight import check_machines
+
+        check_machines.run(launch, tree)
+    if row is None:
+        return 0
+    from anabatic.cli import job_command as jobs
+
+    return jobs.launch_processes(row, job, launch)
+
+
+@app.command
+def slurm(
+    *command: str,
+    nnodes: Annotated[str, Parameter(name=("--nnodes", "--nodes"), negative=())] = "1",
+    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
+    name: Annotated[str, Parameter(negative=())] = "anabatic",
+    gres: _TextOption = None,
+    grace: Annotated[str, Parameter(negative=())] = "120",
+    max_restarts: Annotated[str, Parameter(negative=())] = "3",
+    max_requeues: Annotated[str, Parameter(negative=())] = "3",
+    option: Annotated[
+        tuple[str, ...], Parameter(negative=(), consume_multiple=False, allow_leading_hyphen=True, show_default=False)
+    ] = (),
+    setup: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
+    submit: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+) -> int:
+    """Print a batch script for Slurm that runs COMMAND on the machines of an allocation, or submit it.
+
+    Parameters
+    ----------
+    command
+        The command and its options, after `--`: sft -c recipe.yaml
+    nnodes
+        Machines.
+    nproc
+        Processes on each, one per device; default: the command's device.nproc.
+    name
+        Name of the job.
+    gres
+        Kind of the devices as the site names it, gpu for one; an empty text asks for none; default: npu.
+    grace
+        Seconds before the end of the time limit at which the job is told to save itself.
+    max_restarts
+        How often processes that fail are started again within the job.
+    max_requeues
+        Starts in a row without a new checkpoint after which the job ends with an error; 0: any number.
+    option
+        Another option of sbatch, several times: --option=--partition=train --option=--time=24:00:00
+    setup
+        A line of the shell before the command, several times: "source /opt/venv/bin/activate"
+    submit
+        Hand the script to sbatch.
+    """
+    if not command:
+        raise ConfigError("which command?", "for example: anabatic launch slurm --nnodes 2 -- sft -c recipe.yaml")
+    _, job = resolve_training_job(list(command))  # what is wrong with it is told here, not after a night in the queue
+    from anabatic.launch.schedulers import slurm as scripts
+
+    settings = settings_module.job_to_dict(job)["device"]["nproc"]
+    launch = LaunchSettings(
+        nproc=parse_int_or_default("nproc", nproc, settings),
+        max_restarts=parse_int_or_default("max-restarts", max_restarts, 0),
+        max_requeues=parse_int_or_default("max-requeues", max_requeues, 3),
+    )
+    batch = scripts.SlurmJob(
+        name=name,
+        nodes=parse_positive_int("nnodes", nnodes),
+        nproc=launch.nproc,
+        gres=scripts.DEFAULT_GRES if gres is None else gres,
+        grace=parse_positive_int("grace", grace),
+        options=option,
+        max_restarts=launch.max_restarts,
+        max_requeues=launch.max_requeues,
+        setup=setup,
+    )
+    text = scripts.render_script(batch, list(command))
+    sys.stdout.write(f"{scripts.submit_script(text)}\n" if submit else text)
+    return 0

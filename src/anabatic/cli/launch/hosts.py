@@ -1,0 +1,102 @@
+"""`anabatic launch --hosts` and `--rdzv`: the options, the file and the job put together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anabatic.config.loading import settings
+from anabatic.config.sections.launch import LaunchSettings
+from anabatic.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from anabatic.launch.hosts.hostfile import HostEntry
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """What was typed about the machines of the file.
+
+    Attributes:
+        python: interpreter there; None: that of this machine.
+        folder: to work in; None: this one.
+        variables: names of further variables that they get.
+        check: the machines are compared first.
+        nproc: processes on each; None: not typed, the slots of the file hold.
+    """
+
+    python: str | None = None
+    working_folder: str | None = None
+    environment_names: tuple[str, ...] = ()
+    run_preflight: bool = False
+    nproc: int | None = None
+
+
+def read_hosts(file: Path, far: RemoteOptions, node_rank: str | None) -> list[HostEntry]:
+    """Return the machines of a file.
+
+    Raises:
+        ConfigError: it cannot be understood, or asks for fewer processes than the command line.
+    """
+    from anabatic.launch.hosts import hostfile
+
+    if node_rank is not None:
+        raise ConfigError("--node-rank stands beside --hosts", "the order of the file is that of the machines")
+    found = hostfile.read_hostfile(file)
+    for host in found:
+        if far.nproc is not None and host.slots is not None and far.nproc > host.slots:
+            raise ConfigError(
+                f"--nproc is {far.nproc}, but {host.name} ({file}:{host.line_number}) has slots={host.slots}",
+                "leave --nproc out to use the slots of the file",
+            )
+    return found
+
+
+def run_on_hosts(command: str, job: Any, machines: list[HostEntry], launch: LaunchSettings, far: RemoteOptions) -> int:
+    """Run a job on the machines of a file and return its exit code.
+
+    Args:
+        command: name of the command; empty: the machines are only checked.
+
+    Raises:
+        ConfigError: an option is wrong, or a machine cannot take part for a reason that its owner can mend.
+        Failure: a machine cannot be reached, or was lost.
+    """
+    from anabatic.launch.hosts import multi_host, ssh_connection
+
+    if launch.max_nodes > len(machines):
+        raise ConfigError(
+            f"--nnodes is {launch.max_nodes}, but the file of --hosts names {len(machines)}",
+            "leave --nnodes out to use all of them",
+        )
+    out = settings.job_to_dict(job).get("out") if command else None
+    order = ssh_connection.RemoteJob(
+        command=command,
+        recipe=settings.dump_job(job) if command else "",
+        launch=launch,
+        nproc=far.nproc,
+        python=far.python or sys.executable,
+        folder=far.working_folder or os.getcwd(),
+        environment=ssh_connection.collect_remote_environment(far.environment_names, installation=far.python is None),
+        out=Path(out) if out else None,
+        launcher_options=("--check",) if far.run_preflight else (),
+    )
+    return multi_host.run(machines[: launch.max_nodes], order)
+
+
+def parse_rendezvous(text: str, address: str | None, port: str | None) -> tuple[str, str]:
+    """Split HOST:PORT of `--rdzv`; an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is no such word, or stands beside the options that say the same.
+    """
+    if address or port:
+        raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
+    host, colon, number = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not number:
+        raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
+    return host, number

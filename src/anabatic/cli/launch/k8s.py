@@ -1,0 +1,43 @@
+"""`anabatic launch k8s`: the manifests of a job on Kubernetes, printed or submitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from typing import Any
+
+from anabatic.cli import job_command as jobs
+from anabatic.cli.launch.option_parsing import resolve_training_job
+from anabatic.config.loading import settings, validation
+from anabatic.config.sections.kubernetes import Kubernetes
+from anabatic.core.errors import ConfigError
+from anabatic.launch.k8s import kubectl, manifests
+
+
+def k8s(*command: str, **given: Any) -> int:
+    """Print the manifests of a job on Kubernetes that runs COMMAND, or submit them.
+
+    The recipe is resolved here and travels along; its paths are those in the container. COMMAND stands after `--`.
+    """
+    if not command:
+        raise ConfigError("which command?", "for example: anabatic launch k8s --image IMAGE -- sft -c recipe.yaml")
+    asked = settings.make_settings(
+        Kubernetes, validation.check_section(jobs.nest_options(given), Kubernetes, validation.OptionNamer())
+    )
+    row, job = resolve_training_job(list(command))
+    if asked.nproc is None:
+        asked = dataclasses.replace(asked, nproc=settings.job_to_dict(job)["device"]["nproc"])
+    text = manifests.render_manifests(asked, row.name.split(), settings.dump_job(job))
+    sys.stdout.write(f"{kubectl.submit_manifests(text, asked.context)}\n" if asked.submit else text)
+    return 0
+
+
+_COMMAND_PARAMETER = inspect.Parameter("command", inspect.Parameter.VAR_POSITIONAL, annotation=str)
+jobs.set_signature(
+    k8s,
+    [
+        _COMMAND_PARAMETER,
+        *jobs.make_option_parameters(Kubernetes, {"nproc": "--npus --nproc-per-node", "nnodes": "--nodes"}),
+    ],
+)

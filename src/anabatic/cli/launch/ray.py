@@ -1,0 +1,92 @@
+"""`anabatic launch ray`: a job on the machines of a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from anabatic.cli.launch.option_parsing import (
+    parse_float,
+    parse_int_or_default,
+    parse_positive_int,
+    resolve_training_job,
+)
+from anabatic.config.loading import settings
+from anabatic.config.sections.launch import LaunchSettings
+from anabatic.core.errors import ConfigError
+from anabatic.launch.schedulers import ray_cluster
+
+_TextOption = Annotated[str, Parameter(negative=())]
+
+
+def ray(
+    *command: str,
+    address: _TextOption = "auto",
+    nnodes: Annotated[str, Parameter(name=("--nnodes", "--nodes"), negative=())] = "1",
+    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
+    resource: _TextOption = "NPU",
+    cpus: _TextOption = "1",
+    pack: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
+    max_restarts: _TextOption = "3",
+    hang_seconds: _TextOption = "1800",
+    join_seconds: _TextOption = "600",
+) -> int:
+    """Run COMMAND on the machines of a Ray cluster, in a placement group of one bundle for each.
+
+    Parameters
+    ----------
+    command
+        The command and its options, after `--`: sft -c recipe.yaml
+    address
+        The cluster; default: RAY_ADDRESS, else the one that runs on this machine.
+    nnodes
+        Machines.
+    nproc
+        Processes, and devices, on each; default: the command's device.nproc.
+    resource
+        Ray's name of the devices: NPU, GPU or the cluster's own; none for a job on processors.
+    cpus
+        Cores to reserve on each machine.
+    pack
+        Let several bundles share a machine.
+    env
+        A variable for the launchers, several times: HF_HOME=/data/hf
+    max_restarts
+        How often processes that fail are started again.
+    hang_seconds
+        Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
+    join_seconds
+        Seconds to wait for the cluster's machines, and for those of the job.
+    """
+    if not command:
+        raise ConfigError(
+            "which command?", "for example: anabatic launch ray --nnodes 2 --nproc 8 -- sft -c recipe.yaml"
+        )
+    row, job = resolve_training_job(list(command))
+    pairs = [text.partition("=") for text in env]
+    if wrong := [key for key, found, _ in pairs if not (key and found)]:
+        raise ConfigError(f'--env is "{wrong[0]}", not KEY=VALUE', "for example --env HF_HOME=/data/hf")
+    launch = LaunchSettings(
+        nproc=parse_int_or_default("nproc", nproc, settings.job_to_dict(job)["device"]["nproc"]),
+        max_restarts=parse_int_or_default("max-restarts", max_restarts, 0),
+        hang_seconds=parse_float("hang-seconds", hang_seconds),
+        join_seconds=parse_float("join-seconds", join_seconds),
+    )
+    asked = ray_cluster.RayJob(
+        address=address,
+        nodes=parse_positive_int("nnodes", nnodes),
+        nproc=launch.nproc,
+        resource="" if resource == "none" else resource,
+        cpus=parse_positive_int("cpus", cpus),
+        spread_nodes=not pack,
+        timeout_seconds=launch.join_seconds,
+        options=(
+            f"--max-restarts={launch.max_restarts}",
+            f"--hang-seconds={launch.hang_seconds:g}",
+            f"--join-seconds={launch.join_seconds:g}",
+        ),
+        env=tuple((key, value) for key, _, value in pairs),
+    )
+    return ray_cluster.run(asked, row.name.split(), settings.dump_job(job))

@@ -1,0 +1,1 @@
+"""Loading of settings: files, options, validation, templates."""

@@ -1,0 +1,336 @@
+"""The commands that run a job: name -> settings, recipe and help line. Modules are named, not imported."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabatic.core.errors import ConfigError, UserError
+from anabatic.core.formatting import did_you_mean
+
+
+@dataclass(frozen=True)
+class Command:
+    """One row of the table."""
+
+    name: str
+    """Words as typed, for example `tokenizer train`."""
+    config: str
+    """`module:class` of its settings."""
+    recipe: str
+    """`module:function` that runs the job."""
+    help: str
+    """One line."""
+    is_training: bool = False
+    """It writes `summary.json` with `"finished": true` only when it came to its end."""
+    output_files: tuple[str, ...] = ()
+    """Files under its `out` that later jobs read."""
+    option_aliases: dict[str, str] = field(default_factory=dict)
+    """Dotted key -> shorter names of its option, with blanks between them."""
+    positional_setting: str = ""
+    """The setting that words without an option fill: `classify words FILE FILE`; one word if it is no list."""
+    extra: str = ""
+    """The extra of the package without which nothing of it works."""
+    precheck: str = ""
+    """`module:function` that yields what is wrong with its files, where its rows are not text: called with the settings
+    and a function that is true for outputs of earlier stages, before anything heavy is imported."""
+
+    def import_job_class(self) -> type:
+        """Import and return the dataclass of the command's settings."""
+        loaded: type = _import_attribute(self.config)
+        return loaded
+
+    def import_recipe_function(self) -> Callable[..., Any]:
+        """Import and return the function that runs the job; this is where heavy libraries come in.
+
+        Imports make 650,000 objects that stay; to walk them again and again took a tenth of a start.
+
+        Raises:
+            ConfigError: a package of `extra` is not installed.
+        """
+        for name in _EXTRA_PACKAGES.get(self.extra, ()):
+            if importlib.util.find_spec(name) is None:
+                raise ConfigError(
+                    f"anabatic {self.name} needs {name}, which is not installed",
+                    f"pip install 'anabatic[{self.extra}]'",
+                )
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            loaded: Callable[..., Any] = _import_attribute(self.recipe)
+        finally:
+            if collects:
+                gc.freeze()
+                gc.enable()
+        return loaded
+
+
+def import_precheck(command: str) -> Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None:
+    """Import and return the check of a command's own files; None where it reads text as others do."""
+    row = COMMANDS.get(command)
+    found: Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None
+    found = _import_attribute(row.precheck) if row is not None and row.precheck else None
+    return found
+
+
+def import_served_classifier() -> Callable[..., Any]:
+    """Import and return the class of what `serve --classifier` loads: `(folder, device settings)` -> a classifier."""
+    loaded: Callable[..., Any] = _import_attribute("anabatic.vessels.model.trajectory_classifier:TrajectoryClassifier")
+    return loaded
+
+
+_EXTRA_PACKAGES = {"serve": ("fastapi", "uvicorn", "prometheus_client")}
+"""Extra -> what of it is imported."""
+
+
+def _import_attribute(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+_DATA_ALIASES = {"data.train": "--data"}
+"""Of commands that read text."""
+_TRAIN_ALIASES = {**_DATA_ALIASES, "device.nproc": "--nproc --npus"}
+"""Of commands that train, and of `eval`."""
+_VESSEL_PRECHECK = "anabatic.vessels.commands.prechecks:check_vessel_files"
+_MODEL_FILES = ("best_model/tokenizer.json", "final_model/tokenizer.json")
+
+_COMMAND_ROWS = (
+    Command(
+        "tokenizer train",
+        "anabatic.config.tokenizer:TokenizerTrainJob",
+        "anabatic.recipes.tokenizer_commands:run_train",
+        "Train a byte-level BPE tokenizer.",
+        output_files=("tokenizer.json", "tokenizer_config.json"),
+        option_aliases=_DATA_ALIASES,
+    ),
+    Command(
+        "tokenizer eval",
+        "anabatic.config.tokenizer:TokenizerEvalJob",
+        "anabatic.recipes.tokenizer_commands:run_eval",
+        "Compare how well tokenizers compress.",
+        option_aliases=_DATA_ALIASES,
+    ),
+    Command(
+        "pretrain",
+        "anabatic.config.pretrain:PretrainJob",
+        "anabatic.recipes.training.pretrain:run",
+        "Train a language model on text, or continue one on a mixture.",
+        is_training=True,
+        output_files=_MODEL_FILES,
+        option_aliases=_TRAIN_ALIASES,
+    ),
+    Command(
+        "sft",
+        "anabatic.config.sft:SftJob",
+        "anabatic.recipes.training.sft:run",
+        "Fine-tune a language model on conversations.",
+        is_training=True,
+        output_files=_MODEL_FILES,
+        option_aliases=_TRAIN_ALIASES,
+    ),
+    Command(
+        "dpo",
+        "anabatic.config.dpo:DpoJob",
+        "anabatic.recipes.training.dpo:run",
+        "Train a language model on preferences: pairs of a better and a worse answer.",
+        is_training=True,
+        output_files=_MODEL_FILES,
+        option_aliases=_TRAIN_ALIASES,
+    ),
+    Command(
+        "rl",
+        "anabatic.config.rl:RlJob",
+        "anabatic.recipes.training.rl:run",
+        "Reinforcement learning: reward what a language model answers.",
+        is_training=True,
+        output_files=_MODEL_FILES,
+        option_aliases={**_TRAIN_ALIASES, "model": "-m", "examples_per_step": "--target-examples-per-step"},
+    ),
+    Command(
+        "reward",
+        "anabatic.config.reward:RewardJob",
+        "anabatic.recipes.training.reward_model:run",
+        "Train a reward model on preferences: how good is an answer?",
+        is_training=True,
+        output_files=_MODEL_FILES,
+        option_aliases=_TRAIN_ALIASES,
+    ),
+    Command(
+        "classify words",
+        "anabatic.config.vessels.words:ClassifyWordsJob",
+        "anabatic.vessels.commands.write_words:run",
+        "Turn AIS files into rows of words.",
+        option_aliases={"out": "-o"},
+        positional_setting="inputs",
+        precheck=_VESSEL_PRECHECK,
+    ),
+    Command(
+        "classify pretrain",
+        "anabatic.config.vessels.train:ClassifyPretrainJob",
+        "anabatic.vessels.commands.pretrain_words:run",
+        "Train a model on words of vessel trajectories, before it learns classes.",
+        is_training=True,
+        output_files=_MODEL_FILES,
+        option_aliases={**_TRAIN_ALIASES, "model.depth": "--depth"},
+        precheck=_VESSEL_PRECHECK,
+    ),
+    Command(
+        "classify train",
+        "anabatic.config.vessels.train:ClassifyTrainJob",
+        "anabatic.vessels.commands.train_classifier:run",
+        "Train a classifier of vessel trajectories.",
+        is_training=True,
+        output_files=("best_model/classifier.json", "final_model/classifier.json"),
+        option_aliases={**_TRAIN_ALIASES, "model.depth": "--depth"},
+        precheck=_VESSEL_PRECHECK,
+    ),
+    Command(
+        "classify predict",
+        "anabatic.config.vessels.predict:ClassifyPredictJob",
+        "anabatic.vessels.commands.predict_classes:run",
+        "Say which class segments and vessels belong to.",
+        option_aliases={"model": "-m", "out": "-o", "inputs": "--data"},
+        positional_setting="inputs",
+        precheck=_VESSEL_PRECHECK,
+    ),
+    Command(
+        "classify eval",
+        "anabatic.config.vessels.evaluate:ClassifyEvalJob",
+        "anabatic.vessels.commands.evaluate_classifier:run",
+        "Score a classifier per segment and per vessel, beside what it must beat.",
+        output_files=("eval.json",),
+        option_aliases={"model": "-m"},
+        precheck=_VESSEL_PRECHECK,
+    ),
+    Command(
+        "classify map",
+        "anabatic.config.vessels.draw_map:ClassifyMapJob",
+        "anabatic.vessels.commands.draw_map:run",
+        "Draw vessels on a map, coloured by their class, errors marked.",
+        option_aliases={"out": "-o"},
+        positional_setting="inputs",
+        precheck=_VESSEL_PRECHECK,
+    ),
+    Command(
+        "merge",
+        "anabatic.config.merge:MergeJob",
+        "anabatic.recipes.export.merge:run",
+        "Make one model of an adapter and the model it is for.",
+        output_files=("config.json", "tokenizer.json"),
+        option_aliases={"model": "-m"},
+        positional_setting="model",
+    ),
+    Command(
+        "export",
+        "anabatic.config.export:ExportJob",
+        "anabatic.recipes.export.model_folder:run",
+        "Write a model, adapters merged, for other programs to load and serve.",
+        output_files=("config.json", "tokenizer.json"),
+        option_aliases={"out": "-o"},
+        positional_setting="model",
+    ),
+    Command(
+        "checkpoint export",
+        "anabatic.config.checkpoint_export:CheckpointExportJob",
+        "anabatic.recipes.export.run_checkpoint:run",
+        "Make a model or adapter folder of a checkpoint.",
+        output_files=("tokenizer.json",),
+        option_aliases={"out": "-o"},
+        positional_setting="checkpoint",
+    ),
+    Command(
+        "eval",
+        "anabatic.config.evaluate:EvalJob",
+        "anabatic.recipes.evaluate:run",
+        "Measure a model: bits per byte, tasks beside chance.",
+        output_files=("eval.json",),
+        option_aliases=_TRAIN_ALIASES,
+        positional_setting="model",
+    ),
+    Command(
+        "infer",
+        "anabatic.config.infer:InferJob",
+        "anabatic.recipes.batch_inference:run",
+        "Answer the rows of files.",
+        option_aliases={"model": "-m", "out": "-o", "device.nproc": "--nproc", "inputs": "--data"},
+        positional_setting="inputs",
+    ),
+    Command(
+        "serve",
+        "anabatic.config.serve:ServeJob",
+        "anabatic.recipes.serve:run",
+        "Answer over HTTP, as OpenAI's API does.",
+        positional_setting="model",
+        extra="serve",
+    ),
+    Command(
+        "chat",
+        "anabatic.config.chat:ChatJob",
+        "anabatic.recipes.chat.session:run",
+        "Talk to a model in the terminal.",
+        option_aliases={"model": "-m", "prompt": "-p"},
+        positional_setting="model",
+    ),
+    Command(
+        "bench infer",
+        "anabatic.config.bench:BenchInferJob",
+        "anabatic.bench.inference_throughput:run",
+        "Measure how fast a model answers.",
+        output_files=("bench.json",),
+        option_aliases={"model": "-m", "out": "-o"},
+    ),
+    Command(
+        "bench tokenize",
+        "anabatic.config.bench:BenchTokenizeJob",
+        "anabatic.bench.tokenizer_throughput:run",
+        "Measure how fast text becomes tokens.",
+        output_files=("bench.json",),
+        option_aliases={"out": "-o", "data.train": "--data"},
+    ),
+    Command(
+        "bench collective",
+        "anabatic.config.bench:BenchCollectiveJob",
+        "anabatic.bench.collective_bandwidth:run",
+        "Measure how fast processes exchange tensors.",
+        output_files=("bench.json",),
+        option_aliases={"out": "-o", "device.nproc": "--nproc --npus"},
+    ),
+    Command(
+        "bench io",
+        "anabatic.config.bench:BenchIoJob",
+        "anabatic.bench.disk_io:run",
+        "Measure how fast models, checkpoints and batches are written and read.",
+        output_files=("bench.json",),
+        option_aliases={"model": "-m", "out": "-o"},
+    ),
+    Command(
+        "run",
+        "anabatic.config.pipeline:PipelineJob",
+        "anabatic.recipes.pipeline.runner:run",
+        "Run a pipeline: named stages, finished ones are skipped.",
+    ),
+)
+
+COMMANDS: dict[str, Command] = {row.name: row for row in _COMMAND_ROWS}
+
+
+def command_name(job: Any) -> str:
+    """Return the command whose settings `job` is."""
+    return next(row.name for row in _COMMAND_ROWS if row.config.endswith(f":{type(job).__name__}"))
+
+
+def get_command(name: str) -> Command:
+    """Return the command called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in COMMANDS:
+        hint = f"commands: {', '.join(COMMANDS)}"
+        raise ConfigError(f'unknown command "{name}".{did_you_mean(name, COMMANDS)}', hint)
+    return COMMANDS[name]

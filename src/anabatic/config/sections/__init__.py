@@ -1,0 +1,1 @@
+"""Sections of settings that several commands share."""

@@ -1,0 +1,177 @@
+"""Whose file a file is: a recipe of ours, or settings of another program, told from its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.loading import command_table, deepspeed_json, settings, validation, yaml_reader
+from anabatic.convert import command_finder, converter, foreign_options, peer_tables
+from anabatic.core import json_reader
+from anabatic.core.errors import ConfigError
+
+OWN_PROGRAM = "anabatic"
+ACCELERATE = "accelerate"
+_RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
+_ACCELERATE_KEYS = ("compute_environment", "distributed_type", "main_training_function", "machine_rank")
+_NESTED = "verl"
+"""Its files are nested: keys in tables are dotted."""
+_AXOLOTL = {"dpo": "dpo", "ipo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dpo", "grpo": "rl"}
+"""Its key `rl` -> a command of ours."""
+_MIN_FOREIGN_NAMES = 2
+"""Names of another program that make a file its own."""
+
+
+@dataclass(frozen=True)
+class DetectedFile:
+    """Whose file it is.
+
+    Attributes:
+        program: `anabatic`, a file of the tables, `accelerate`, or `transformers` for names that several have.
+        commands: ours that it is for.
+        keys: what tells so.
+    """
+
+    program: str
+    commands: tuple[str, ...]
+    evidence: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """How the program is called in messages."""
+        return (
+            self.program if self.program in (OWN_PROGRAM, ACCELERATE) else peer_tables.load_tables(self.program).title
+        )
+
+
+def is_recipe_file(name: str) -> bool:
+    """True for the name of a file that may hold settings or a script, if it is there."""
+    return name.endswith((*_RECIPE_SUFFIXES, ".sh")) and Path(name).is_file()
+
+
+def detect_file(path: Path) -> DetectedFile | None:
+    """Return whose file it is, None where nothing tells.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if path.suffix == ".sh":
+        return _detect_script(yaml_reader.read_text(path, "a script"))
+    return detect_tree(read_tree(path))
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Return the values of a YAML or JSON file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    text = yaml_reader.read_text(path)
+    if not text.lstrip().startswith(("{", "[")):
+        return yaml_reader.parse_yaml(text, str(path)).tree
+    try:
+        content = json_reader.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}", "give the whole file") from error
+    return content if isinstance(content, dict) else {}
+
+
+def detect_tree(tree: dict[str, Any]) -> DetectedFile | None:
+    """Return whose settings these are, None where nothing tells."""
+    names = [key.replace("-", "_") for key in tree]
+    ours = find_matching_commands(tree)
+    if ours:
+        return DetectedFile(OWN_PROGRAM, tuple(ours), tuple(names[:4]))
+    if sum(name in _ACCELERATE_KEYS for name in names) >= _MIN_FOREIGN_NAMES:
+        return DetectedFile(ACCELERATE, (), tuple(name for name in names if name in _ACCELERATE_KEYS))
+    nested = [key for key in flatten(tree) if foreign_options.option_names(_NESTED, key)]
+    if len(nested) >= _MIN_FOREIGN_NAMES:
+        return DetectedFile(_NESTED, ("rl",), tuple(nested))
+    blocks = [
+        key
+        for key in tree
+        if key in deepspeed_json.DEEPSPEED_KEYS
+        and (isinstance(tree[key], dict) or not foreign_options.is_known_name(key))
+    ]
+    if blocks:
+        return DetectedFile("deepspeed", ("sft",), tuple(blocks))
+    known = [name for name in names if foreign_options.is_known_name(name) and name not in _own_setting_names()]
+    if len(known) < _MIN_FOREIGN_NAMES:
+        return None
+    peer = _guess_peer(known, tree)
+    return DetectedFile(peer, (_guess_command(peer, tree),), tuple(known))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of a nested mapping."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + str(key): value}
+    return flat
+
+
+def find_matching_commands(tree: dict[str, Any]) -> list[str]:
+    """Return the commands of ours that take every key of a recipe; those for which it is complete, if there are."""
+    taken = [name for name in command_table.COMMANDS if tree and accepts_settings(name, tree)]
+    whole = [name for name in taken if is_complete_job(name, tree)]
+    return whole or taken
+
+
+def accepts_settings(name: str, tree: dict[str, Any]) -> bool:
+    """Return whether a command has all settings of a tree, with values of their types."""
+    try:
+        validation.check_section(tree, command_table.get_command(name).import_job_class(), validation.SettingNamer())
+    except ConfigError:
+        return False
+    return True
+
+
+def is_complete_job(name: str, tree: dict[str, Any]) -> bool:
+    """Return whether a tree is a whole job of a command."""
+    try:
+        settings.build_job(name, tree, "")
+    except ConfigError:
+        return False
+    return True
+
+
+def _own_setting_names() -> set[str]:
+    """First parts of the names of our settings."""
+    return {
+        key.split(".")[0]
+        for row in command_table.COMMANDS.values()
+        for key, _ in validation.iter_settings(row.import_job_class())
+    }
+
+
+def _guess_peer(names: Iterable[str], tree: dict[str, Any]) -> str:
+    """Return the program with the most of these names; only those that have files of settings."""
+    some = list(names)
+    own = foreign_options.guess_program(some)
+    if own in ("llamafactory", "swift", "axolotl"):
+        return own
+    counts = {peer: foreign_options.count_known_names(peer, some) for peer in ("llamafactory", "swift")}
+    return (
+        own
+        if own == "deepspeed" or min(counts.values()) == max(counts.values())
+        else max(counts, key=counts.__getitem__)
+    )
+
+
+def _guess_command(peer: str, tree: dict[str, Any]) -> str:
+    """Return the command of ours that a file of settings asks for."""
+    if peer == "axolotl":
+        return _AXOLOTL.get(str(tree.get("rl") or "").lower(), "sft")
+    if peer not in ("llamafactory", "swift"):
+        return "sft"
+    return converter.command_for_tree(peer, tree)
+
+
+def _detect_script(text: str) -> DetectedFile | None:
+    for peer in ("swift", "llamafactory", "nanochat", "deepspeed"):
+        found = command_finder.find_commands(text, peer).calls
+        if found:
+            return DetectedFile(peer, (converter.command_for_call(found[0]),), (found[0].peer_name,))
+    return None

@@ -1,0 +1,60 @@
+"""Numbers and suggestions for messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def to_valid_utf8(text: str) -> str:
+    """Return text that UTF-8 can hold: bytes of an argument that were none (lone surrogates) become `?`."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def to_printable(text: str, most: int = 200) -> str:
+    """Return text as one line of a terminal: blanks joined, `?` for what is not printable; the end of a long one."""
+    line = "".join(letter if letter.isprintable() and letter != "\ufffd" else "?" for letter in " ".join(text.split()))
+    return line if len(line) <= most else f"...{line[-most:]}"
+
+
+def format_count(number: float) -> str:
+    """Return a short decimal count: `950`, `12.3K`, `4.0M`, `1.2B`."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def format_size(num_bytes: float) -> str:
+    """Return a short binary size: `512 B`, `1.5 KiB`, `3.2 GiB`."""
+    for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(num_bytes) >= step:
+            return f"{num_bytes / step:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Return `4.2s`, `3m05s` or `2h07m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def format_spans(numbers: Iterable[int]) -> str:
+    """Return `0-3,6` of [0, 1, 2, 3, 6]."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return ` Did you mean "x"?` for the nearest known word, or an empty string; `alike` of 1 asks for the same."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
+    return f' Did you mean "{nearest[0]}"?' if nearest else ""

@@ -1,0 +1,53 @@
+"""The heartbeat of a training process: a few bytes that its launcher looks at to see whether it still moves."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+from anabatic.core import log, relaunch
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""Asks a process for the stacks of its threads."""
+STEP_NOT_TRAINING = -1
+"""Step of a process that is not training yet, but reads data or a model, or waits for one that does."""
+STEP_JOINING = -2
+"""Step of a process that waits for all others to join: how long is for whoever has asked for them to say."""
+_FIELD_WIDTH = 12
+
+
+class Heartbeat:
+    """Writes `rank-N.beat`, and `rank-N.stack` when asked for; does nothing without a launcher."""
+
+    def __init__(self) -> None:
+        self.step = STEP_NOT_TRAINING
+        self._file: int | None = None
+
+    def open(self) -> None:
+        """Show that this process is there, and be ready to tell where it stands."""
+        folder = relaunch.get_reports_folder()
+        if folder is None:
+            return
+        stack = open(folder / f"rank-{log.get_rank()}.stack", "w", encoding="utf-8")  # noqa: SIM115  (open to the end)
+        faulthandler.register(DUMP_SIGNAL, file=stack, all_threads=True)
+        self._file = os.open(folder / f"rank-{log.get_rank()}.beat", os.O_WRONLY | os.O_CREAT, 0o600)
+        self.record_beat()
+
+    def record_beat(self, step: int | None = None) -> None:
+        """Say that this process moves; `step` is the last finished one."""
+        if step is not None:
+            self.step = step
+        if self._file is not None:
+            os.pwrite(self._file, f"{os.getpid():>{_FIELD_WIDTH}}{self.step:>{_FIELD_WIDTH}}".encode(), 0)
+
+
+HEARTBEAT = Heartbeat()
+"""This process's own."""
+
+
+def read_heartbeat(path: Path) -> tuple[int, int] | None:
+    """Return (process id, last finished step) of a `.beat` file; None when it is not whole yet."""
+    text = path.read_text(encoding="utf-8")
+    return (int(text[:_FIELD_WIDTH]), int(text[_FIELD_WIDTH:])) if len(text) == 2 * _FIELD_WIDTH else None

@@ -1,0 +1,160 @@
+"""Append-only JSON lines: the truth about a run (`metrics.jsonl`, `events.jsonl`)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import json_reader
+from anabatic.core.paths import make_write_error
+
+_MAX_LINE_BYTES = 4 << 20
+"""Bytes of the longest line that a follower waits for."""
+
+
+class JsonlWriter:
+    """Append one JSON object a line; every line is flushed, so a killed process loses none.
+
+    Raises:
+        Failure: the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        torn = path.exists() and path.stat().st_size > 0 and not _ends_with_newline(path)
+        # A lone surrogate (half a character) has no UTF-8; backslashreplace makes it a JSON escape.
+        self._file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        if torn:
+            self._file.write("\n")
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append `row`. Not-a-number values are written as `null`: JSON has no word for them."""
+        try:
+            self._file.write(json.dumps(replace_nonfinite(row), ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise make_write_error(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        try:
+            self._file.close()
+        except OSError as error:  # it still holds the row that could not be written
+            raise make_write_error(self._path, error) from error
+
+
+def to_finite_number(value: object) -> float | None:
+    """Return a finite number, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Return `value` with every float that is not finite, at any depth, replaced by None."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {key: replace_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [replace_nonfinite(item) for item in value]
+    return value
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open without waiting for the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON-lines file; a line torn by a crash is passed over, and so is what is no file."""
+    if not path.is_file():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            row = _parse_object(line)
+            if row is not None:
+                yield row
+
+
+class JsonlFollower:
+    """Reads what is appended to a JSON-lines file, call by call; a file that was written anew is read anew.
+
+    Args:
+        path: of the file; it need not exist yet.
+        tail: begin so many bytes before the end; None: at the beginning.
+        most: bytes to read at once.
+
+    Attributes:
+        offset: bytes read so far.
+        behind: bytes that were there and wait for the next call.
+        unread: whole lines that are no objects.
+    """
+
+    def __init__(self, path: Path, *, tail: int | None = None, most: int = 1 << 20) -> None:
+        self._path, self._tail, self._most = path, tail, most
+        self.offset = self.bytes_behind = self.num_unreadable = 0
+        self._inode = -1
+        self._rest = b""
+        self._lost = False
+
+    def read_new_rows(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return whether what was read before is void, and the new objects.
+
+        A line that is still being written waits for its end; of one that has none within 4 MiB nothing is kept. What is
+        no file, such as a pipe whose reader would wait, has nothing.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        anew = False
+        try:
+            with open(self._path, "rb", opener=_open_nonblocking) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    return False, []
+                if status.st_ino != self._inode or status.st_size < self.offset:  # a run that resumed rewrites its rows
+                    anew, self._inode, self._rest, self._lost, self.num_unreadable = True, status.st_ino, b"", False, 0
+                    self.offset = 0 if self._tail is None else max(0, status.st_size - self._tail)
+                file.seek(self.offset)
+                new = file.read(self._most)
+        except (FileNotFoundError, IsADirectoryError):
+            return False, []
+        self.offset += len(new)
+        self.bytes_behind = max(0, status.st_size - self.offset)
+        return anew, self._parse_lines(new)
+
+    def _parse_lines(self, new: bytes) -> list[dict[str, Any]]:
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if lines and self._lost:  # the end of a line whose beginning was given up
+            del lines[0]
+            self._lost = False
+            self.num_unreadable += 1
+        if len(self._rest) > _MAX_LINE_BYTES:
+            self._rest, self._lost = b"", True
+        found = [_parse_object(line) for line in lines]
+        self.num_unreadable += found.count(None)
+        return [row for row in found if row is not None]
+
+
+def _parse_object(line: str | bytes) -> dict[str, Any] | None:
+    """Return the object of a line; None where a crash has torn it, or it is none."""
+    try:
+        row = json_reader.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

@@ -1,0 +1,1 @@
+"""Batches: order, packing, mixtures, loading."""

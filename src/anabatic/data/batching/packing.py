@@ -1,0 +1,160 @@
+"""From pieces of documents to flat micro-batches: nothing is padded but the tail, or all rows to one length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from anabatic.data.batching.batch import IGNORE_INDEX, Batch
+
+
+@dataclass(frozen=True)
+class TokenSegment:
+    """A run of consecutive tokens that attend to one another.
+
+    Attributes:
+        ids: `n + 1` token ids: `n` inputs and the token that follows the last one.
+        mask: `n + 1` values, 1 where the token is learned; `None`: all are.
+    """
+
+    ids: np.ndarray
+    loss_mask: np.ndarray | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """Input tokens."""
+        return len(self.ids) - 1
+
+
+def split_into_segments(length: int, seq_len: int) -> list[tuple[int, int]]:
+    """Cut `length` tokens into `(start, n)` pieces of `seq_len` tokens, the last one shorter."""
+    return [(start, min(seq_len, length - start)) for start in range(0, length, seq_len)]
+
+
+def choose_best_fit(lengths: Sequence[int], room: int) -> int | None:
+    """Return the index of the waiting piece to place next, or `None` when none fits into `room` tokens.
+
+    The oldest goes first; when it does not fit, the longest that fits does (best fit), so nothing waits for
+    longer than one micro-batch at the head of the line.
+    """
+    if lengths and lengths[0] <= room:
+        return 0
+    best, best_length = None, 0
+    for index, length in enumerate(lengths):
+        if best_length < length <= room:
+            best, best_length = index, length
+    return best
+
+
+def pack_best_fit(lengths: Iterable[int], capacity: int, lookahead: int = 64) -> Iterator[list[int]]:
+    """Group pieces that may not be split into micro-batches of `capacity` tokens.
+
+    Args:
+        lengths: tokens of each piece, none more than `capacity`.
+        capacity: tokens of a micro-batch.
+        lookahead: pieces that wait at a time.
+
+    Yields:
+        indices of the pieces of one micro-batch; every index comes exactly once.
+    """
+    source = iter(enumerate(lengths))
+    waiting: list[tuple[int, int]] = []
+    batch: list[int] = []
+    room = capacity
+    while True:
+        while len(waiting) < lookahead and (new := next(source, None)) is not None:
+            waiting.append(new)
+        at = choose_best_fit([length for _, length in waiting], room)
+        if at is None:
+            if batch:
+                yield batch
+            if not waiting:
+                return
+            batch, room = [], capacity
+            continue
+        index, length = waiting.pop(at)
+        batch.append(index)
+        room -= length
+
+
+def collate_padded(
+    pieces: Sequence[TokenSegment], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+) -> Batch:
+    """Lay pieces below each other, each padded with `pad_id` to the longest; `T` is rows x longest.
+
+    Every row is one segment. Its padding has no labels, and under the causal mask no token before it sees it.
+
+    Args:
+        pieces: at least one.
+        capacity, seq_len: as for `collate_packed`; whoever chose the pieces has kept to them.
+        pad_id: token of the padding.
+        state: stored in the batch.
+    """
+    longest = max(piece.num_inputs for piece in pieces)
+    input_ids = np.full((len(pieces), longest), pad_id, dtype=np.int64)
+    labels = np.full((len(pieces), longest), IGNORE_INDEX, dtype=np.int64)
+    for row, piece in enumerate(pieces):
+        input_ids[row, : piece.num_inputs] = piece.ids[:-1]
+        learned = slice(None) if piece.loss_mask is None else piece.loss_mask[1:] != 0
+        labels[row, : piece.num_inputs][learned] = piece.ids[1:][learned]
+    return Batch(
+        input_ids=torch.from_numpy(input_ids.reshape(-1)),
+        labels=torch.from_numpy(labels.reshape(-1)),
+        position_ids=torch.arange(longest).repeat(len(pieces)),
+        cu_seqlens=[row * longest for row in range(len(pieces) + 1)],
+        num_targets=int(np.count_nonzero(labels != IGNORE_INDEX)),
+        num_tokens=sum(piece.num_inputs for piece in pieces),
+        loader_state=state or {},
+    )
+
+
+def collate_packed(
+    pieces: Sequence[TokenSegment], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+) -> Batch:
+    """Lay pieces side by side in one batch of exactly `capacity` tokens.
+
+    The unused tail is filled with `pad_id` in segments of its own, at most `seq_len` long, whose labels are
+    ignored.
+
+    Args:
+        pieces: together at most `capacity` tokens.
+        capacity: `T`, the tokens of the batch.
+        pad_id: token of the tail.
+        seq_len: longest segment.
+        state: stored in the batch.
+    """
+    input_ids = np.full(capacity, pad_id, dtype=np.int64)
+    labels = np.full(capacity, IGNORE_INDEX, dtype=np.int64)
+    borders = [0]
+    num_targets = 0
+    for piece in pieces:
+        start, stop = borders[-1], borders[-1] + piece.num_inputs
+        input_ids[start:stop] = piece.ids[:-1]
+        if piece.loss_mask is None:
+            labels[start:stop] = piece.ids[1:]
+            num_targets += piece.num_inputs
+        else:
+            learned = piece.loss_mask[1:] != 0
+            labels[start:stop][learned] = piece.ids[1:][learned]
+            num_targets += int(np.count_nonzero(learned))
+        borders.append(stop)
+    num_tokens = borders[-1]
+    borders.extend(num_tokens + start + n for start, n in split_into_segments(capacity - num_tokens, seq_len))
+    starts = np.repeat(np.asarray(borders[:-1], dtype=np.int64), np.diff(borders))
+    return Batch(
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        position_ids=torch.from_numpy(np.arange(capacity, dtype=np.int64) - starts),
+        cu_seqlens=borders,
+        num_targets=num_targets,
+        num_tokens=num_tokens,
+        loader_state=state or {},
+    )
+
+
+CollateFn = Callable[[Sequence[TokenSegment], int, int, int, "dict[str, Any] | None"], Batch]
+"""`collate_packed`, or what takes its place."""

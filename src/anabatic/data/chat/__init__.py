@@ -1,0 +1,1 @@
+"""Conversations: formats, templates, loss masks, preference pairs."""

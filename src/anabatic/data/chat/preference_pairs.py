@@ -1,0 +1,164 @@
+"""Preference pairs: two answers to one question, tokenised, stored as one entry, laid side by side.
+
+An entry of a shard holds the better conversation's ids and, behind them, the other's, each at most `seq_len` tokens
+long. In its mask 1 is learned, and 2 marks the second conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from anabatic.core.errors import DataError
+from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import TokenSegment, collate_packed
+from anabatic.data.chat import rendering
+from anabatic.data.readers.document import SKIP_HINT, Document, Message
+from anabatic.data.shards.encoders import ChatEncoder
+from anabatic.data.shards.writer import EncodedEntry
+
+TARGET_BIT, REJECTED_BIT = 1, 2
+_PAIR_HINT = 'a pair is "prompt", "chosen" and "rejected", or "messages" and "rejected_response"'
+
+
+def max_pair_inputs(seq_len: int) -> int:
+    """Return the most inputs of a pair whose sides have at most `seq_len` tokens each."""
+    return 2 * seq_len
+
+
+class PreferencePairEncoder(ChatEncoder):
+    """Pairs through a tokenizer's chat template. Learned is what the assistant says where the two have parted.
+
+    With `learning.labels` an entry may be one answer: all of it is marked as the second conversation if it is bad.
+    """
+
+    def _render_batch(self, batch: Sequence[Document]) -> list[Any]:
+        conversations, names, tools, kept = [], [], [], []
+        for document in batch:
+            sides = split_pair_messages(document, self._loss_policy.labels)
+            kept.append([side is not None for side in sides])
+            for side, turns in zip(("chosen", "rejected"), sides, strict=True):
+                if turns is not None:
+                    conversations.append(turns)
+                    names.append(f"{document.location} ({side})")
+                    tools.append(document.tools)
+        rendered = iter(rendering.render_conversations(conversations, self._tokenizer, names=names, tools=tools))
+        return [[next(rendered) if there else None for there in sides] for sides in kept]
+
+    def _build_entries(self, rendered: Any) -> list[EncodedEntry]:
+        counts = self._counts
+        sides = [(side, mark) for side, mark in zip(rendered, (0, REJECTED_BIT), strict=True) if side is not None]
+        lengths = [len(side.ids) for side, _ in sides]
+        closed = self._loss_policy.closed
+        room = None if self._seq_len is None else self._seq_len - 1 - closed
+        pieces = [list(self._loss_policy.kept_token_ranges(length, room)) for length in lengths]
+        if any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True)):
+            counts.longest = max(counts.longest, *lengths)
+        if not all(pieces):
+            counts.too_long += 1
+            return []
+        cut = any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True))
+        ids: list[int] = []
+        masks: list[np.ndarray] = []
+        num_bytes = 0
+        for (side, mark), ((start, stop), *_) in zip(sides, pieces, strict=True):
+            mask = side.mask[start:stop]
+            if not mask[1:].any():
+                counts.too_long += cut
+                counts.documents += not cut
+                counts.unlearned += not cut
+                return []
+            ids += side.ids[start:stop].tolist() + [int(side.ids[stop - 1])] * closed
+            masks.append(np.pad(mask, (0, int(closed))) | mark)
+            num_bytes += side.count_text_bytes(start + (start > 0), stop)
+        counts.documents += 1
+        counts.truncated += len(ids) < sum(lengths) + closed * len(sides)
+        return [EncodedEntry(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)]
+
+
+def split_pair_messages(document: Document, labels: bool = False) -> tuple[list[Message] | None, list[Message] | None]:
+    """Return the two conversations of a pair; the assistant's turns that both begin with have weight 0.
+
+    Args:
+        labels: a row may be one answer with a label; the other side is None then.
+
+    Raises:
+        DataError: the row has one answer (and no label, where that would do), or the same one twice.
+    """
+    chosen, rejected = document.messages or [], document.rejected
+    if rejected is None and labels:
+        if document.label is None:
+            raise DataError(
+                f"{document.location}: one answer without a label", f'"label" is true or false; {SKIP_HINT}'
+            )
+        return (chosen, None) if document.label else (None, chosen)
+    if rejected is None:
+        raise DataError(f"{document.location}: one answer, where a pair has two", f"{_PAIR_HINT}; {SKIP_HINT}")
+    if chosen == rejected:
+        raise DataError(
+            f"{document.location}: both answers are the same: nothing to prefer", f"mend the row, {SKIP_HINT}"
+        )
+    same = 0
+    for one, other in zip(chosen, rejected, strict=False):
+        if one != other:
+            break
+        same += 1
+    return _zero_shared_weights(chosen, same), _zero_shared_weights(rejected, same)
+
+
+def _zero_shared_weights(turns: list[Message], same: int) -> list[Message]:
+    shared = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in turns[:same]]
+    return shared + turns[same:]
+
+
+def collate_preference_pairs(
+    pieces: Sequence[TokenSegment], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+) -> Batch:
+    """Lay pairs into one batch, each as two segments, the better answer first; `num_targets` counts the pairs.
+
+    Args:
+        pieces: whole pairs, together at most `capacity` tokens.
+        seq_len: `max_pair_inputs` of a side's.
+    """
+    sides = [side for piece in pieces for side in split_pair_segment(piece)]
+    batch = collate_packed(sides, capacity, pad_id, max(1, seq_len // 2), state)
+    return replace(batch, num_targets=len(pieces))
+
+
+def collate_unpaired_answers(
+    pieces: Sequence[TokenSegment], capacity: int, pad_id: int, seq_len: int, state: dict[str, Any] | None = None
+) -> Batch:
+    """Lay answers into one batch, those of a pair one after the other; `num_targets` counts them.
+
+    `extra` tells of each answer whether it is a good one (`desirable`, bool `[A]`) and the number of its entry.
+
+    Args:
+        pieces: whole entries, together at most `capacity` tokens.
+        seq_len: `max_pair_inputs` of a side's.
+    """
+    there = [
+        (side, good, number)
+        for number, piece in enumerate(pieces)
+        for side, good in zip(split_pair_segment(piece), (True, False), strict=True)
+        if len(side.ids)
+    ]
+    sides, goods, numbers = zip(*there, strict=True)
+    batch = collate_packed(sides, capacity, pad_id, max(1, seq_len // 2), state)
+    extra = {"desirable": torch.tensor(goods), "entry": torch.tensor(numbers)}
+    return replace(batch, num_targets=len(there), extra=extra)
+
+
+def split_pair_segment(pair: TokenSegment) -> tuple[TokenSegment, TokenSegment]:
+    """Return the two conversations of an entry; without tokens is the one that a single answer lacks."""
+    assert pair.loss_mask is not None  # every pair has one
+    second = (pair.loss_mask & REJECTED_BIT) != 0
+    border = int(np.argmax(second)) if second.any() else len(second)
+    chosen, rejected = slice(None, border), slice(border, None)
+    return (
+        TokenSegment(pair.ids[chosen], pair.loss_mask[chosen] & TARGET_BIT),
+        TokenSegment(pair.ids[rejected], pair.loss_mask[rejected] & TARGET_BIT),
+    )

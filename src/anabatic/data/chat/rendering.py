@@ -1,0 +1,217 @@
+"""Conversations as token ids with a loss mask, through the tokenizer's own chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from anabatic.core.errors import DataError
+from anabatic.core.formatting import did_you_mean
+from anabatic.data.chat.assistant_spans import find_assistant_spans
+from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
+from anabatic.data.tokenizer.hf_folder import TEMPLATE_FAILURES, get_python_tool_ids
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+Messages = list[dict[str, Any]]
+_GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_CONVERSATION_HINT = (
+    'a conversation is a list of {"role": "user", "content": "..."}; '
+    "data.on_bad_row: skip passes over rows that are not"
+)
+
+
+@dataclass(frozen=True)
+class RenderedConversation:
+    """A conversation after the template and the tokenizer.
+
+    Attributes:
+        ids: int64 token ids.
+        mask: uint8, 1 on what the assistant says, the token that closes its turn included; 0 on what the python tool
+            answered within it.
+        text: the text that was tokenised.
+        ends: for every token, the character behind it.
+        special: True for control tokens, which stand for no text.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray
+    text: str
+    token_ends: list[int] = field(repr=False)
+    special_tokens_mask: np.ndarray = field(repr=False)
+
+    def count_text_bytes(self, start: int, stop: int, all_text: bool = False) -> int:
+        """Return the UTF-8 bytes that the tokens from `start` to `stop` say for the assistant (or in all)."""
+        counted = ~self.special_tokens_mask[:stop] & ((self.mask[:stop] != 0) | all_text)
+        counted[:start] = False
+        borders = np.flatnonzero(np.diff(counted, prepend=False, append=False)).tolist()
+        begins = [self.token_ends[at - 1] if at else 0 for at in borders[::2]]
+        stops = [self.token_ends[at - 1] for at in borders[1::2]]
+        runs = zip(begins, stops, strict=True)
+        return sum(len(self.text[begin:stop].encode()) for begin, stop in runs)
+
+
+def get_chat_template(tokenizer: Any) -> str:
+    """Return the tokenizer's chat template.
+
+    Raises:
+        DataError: there is none.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        name = tokenizer.name_or_path or "the tokenizer"
+        raise DataError(f"{name}: no chat template", "use a chat model's tokenizer, or train one with ours")
+    return str(template)
+
+
+def validate_conversation(messages: Any, name: str, needs_assistant: bool = True) -> None:
+    """Make sure that `messages` is a conversation.
+
+    Raises:
+        DataError: names the row: not a list, empty, an unknown role, content that is not text, nothing said
+            by the assistant although something must be learned.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise DataError(
+            f"{name}: the conversation is {'empty' if messages == [] else 'not a list'}", _CONVERSATION_HINT
+        )
+    for number, message in enumerate(messages, start=1):
+        if fault := _find_message_fault(message):
+            raise DataError(f"{name}: message {number} {fault}", _CONVERSATION_HINT)
+    if needs_assistant and all(message["role"] != "assistant" for message in messages):
+        raise DataError(
+            f"{name}: {len(messages)} messages, none of them by the assistant: nothing to learn", _CONVERSATION_HINT
+        )
+
+
+def _find_message_fault(message: Any) -> str:
+    if not isinstance(message, dict):
+        return f"is {type(message).__name__}, not an object"
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        return f"has the role {role!r}, not one of {', '.join(ROLES)}.{did_you_mean(str(role), ROLES)}"
+    if content not in ("", None):
+        return "" if isinstance(content, str) else f"has content of type {type(content).__name__}, not text"
+    speaks = message.get("tool_calls") or message.get("reasoning_content")
+    silent_is_fine = content == "" and role != "assistant"
+    return "" if speaks or silent_is_fine else "is empty"
+
+
+def tokenize_conversations(conversations: Sequence[Messages], tokenizer: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return `(ids, mask)` of each conversation: int64 `[n]` and uint8 `[n]`, 1 where the assistant speaks.
+
+    Raises:
+        DataError: the template marks nothing, a conversation is malformed, or the template refuses it.
+    """
+    return [(one.ids, one.mask) for one in render_conversations(conversations, tokenizer)]
+
+
+def render_conversations(
+    conversations: Sequence[Messages],
+    tokenizer: Any,
+    names: Sequence[str] | None = None,
+    tools: Sequence[list[dict[str, Any]] | None] | None = None,
+    turns: LossTurns = "assistant",
+) -> list[RenderedConversation]:
+    """Render conversations and tokenise them in one batch.
+
+    Args:
+        conversations: lists of messages.
+        tokenizer: a fast tokenizer of transformers.
+        names: what messages call each conversation (`file:row`).
+        tools: JSON schemas of the functions each conversation may call.
+        turns: which turns the mask shows; with `all` a conversation needs no assistant.
+
+    Raises:
+        DataError: as `tokenize_conversations`.
+    """
+    template = get_chat_template(tokenizer)
+    texts: list[str] = []
+    spans: list[list[tuple[int, int]]] = []
+    for index, messages in enumerate(conversations):
+        name = names[index] if names else f"conversation {index + 1}"
+        validate_conversation(messages, name, turns != "all")
+        keep = select_target_turns(messages, turns, name)
+        text, found = _render_with_spans(
+            messages, tokenizer, template, name, tools[index] if tools else None, keep is not None
+        )
+        if keep is not None:
+            found = [span for span, learned in zip(found, keep, strict=True) if learned]
+        texts.append(text)
+        spans.append(found)
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    added = tokenizer.added_tokens_decoder.items()
+    special = np.asarray([index for index, token in added if token.special], dtype=np.int64)
+    rendered = [_build_rendered(*each, special) for each in zip(encodings, texts, spans, strict=True)]
+    if tool := get_python_tool_ids(tokenizer):
+        for one in rendered:
+            _mask_tool_outputs(one, *tool[2:])
+    return rendered
+
+
+def _render_with_spans(
+    messages: Messages, tokenizer: Any, template: str, name: str, tools: list[dict[str, Any]] | None, each: bool
+) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text and what the assistant says in it: as the template marks it, else by difference.
+
+    Args:
+        each: one span for each turn is needed; a template may mark a turn in several pieces.
+    """
+    # Templates test for a key, so a null reads as the word "None" (transformers drops them likewise).
+    plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    if _GENERATION_BLOCK.search(template) and not each:
+        return _apply_chat_template(plain, tokenizer, template, name, tools, return_assistant_tokens_mask=True)
+
+    def render_text(turns: Messages, ask: bool) -> str:
+        return _apply_chat_template(turns, tokenizer, template, name, tools, add_generation_prompt=ask)[0]
+
+    text = render_text(plain, False)
+    ends = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return text, find_assistant_spans(plain, text, render_text, ends, name)
+
+
+def _apply_chat_template(
+    messages: Messages, tokenizer: Any, template: str, name: str, tools: list[dict[str, Any]] | None, **options: bool
+) -> tuple[str, list[tuple[int, int]]]:
+    import jinja2
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    render: Any = render_jinja_template  # annotated as returning a string; returns texts and spans
+    try:
+        texts, spans = render(
+            [messages], tools=tools, chat_template=template, **options, **tokenizer.special_tokens_map
+        )
+    except (jinja2.TemplateError, *TEMPLATE_FAILURES) as error:
+        raise DataError(f"{name}: the chat template refuses the conversation: {error}", _CONVERSATION_HINT) from error
+    return texts[0], spans[0] if spans else []
+
+
+def _build_rendered(
+    encoding: Any, text: str, spans: list[tuple[int, int]], special: np.ndarray
+) -> RenderedConversation:
+    offsets = encoding.offsets
+    starts = np.fromiter((start for start, _ in offsets), dtype=np.int64, count=len(offsets))
+    # A token without text of its own (0, 0) ends where the one before it does.
+    ends = list(accumulate((end for _, end in offsets), max))
+    stops = np.asarray(ends, dtype=np.int64)
+    mask = np.zeros(len(offsets), dtype=np.uint8)
+    for start, end in spans:
+        mask[(stops > start) & (starts < end)] = 1
+    ids = np.asarray(encoding.ids, dtype=np.int64)
+    return RenderedConversation(ids, mask, text, ends, np.isin(ids, special))
+
+
+def _mask_tool_outputs(rendered: RenderedConversation, start: int, end: int) -> None:
+    """What a tool has said stands in the assistant's turn and is not the assistant's: from `start` to `end`, both
+    included. One that is never closed ends with the turn."""
+    ids, mask = rendered.ids, rendered.mask
+    closing = (ids == end) | (mask == 0)
+    for first in np.flatnonzero((ids == start) & (mask != 0)).tolist():
+        behind = np.flatnonzero(closing[first:])
+        mask[first : first + behind[0] + 1 if len(behind) else None] = 0

@@ -1,0 +1,1 @@
+"""Readers of data files: formats, columns, rows."""

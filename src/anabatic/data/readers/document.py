@@ -1,0 +1,139 @@
+"""What every reader yields: a document, or what is wrong with a row."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+from anabatic.core.errors import DataError
+
+Message = dict[str, Any]
+"""One turn: `role` and `content`; an assistant's `tool_calls` and `reasoning_content` where there are any."""
+
+MAX_ROW_BYTES = 64 * 2**20
+"""Longest row in bytes."""
+
+_JSONL_NAME = re.compile(r"\.jsonl(\.gz|\.zst)?$", re.IGNORECASE)
+
+SKIP_HINT = "or pass over such rows with data.on_bad_row: skip"
+
+
+class RowFormat(NamedTuple):
+    """What a row was taken for: the name of its format and the columns that were read.
+
+    A column that has another name in the file stands as `ours=theirs`.
+    """
+
+    name: str = ""
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """One unit of text or one conversation; exactly one of `text` and `messages` is set.
+
+    Attributes:
+        text: plain text, valid UTF-8 once encoded, never empty.
+        messages: the turns of a conversation.
+        id: stable name `file:row` (row counted from 1, file relative to its source); decides whether it is
+            held out.
+        tools: JSON schemas of the functions a conversation may call.
+        level: difficulty, where a column for it was asked for; empty: the row has none.
+        rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
+        label: whether a single answer is a good one, where the row says so.
+        form: what the row was taken for; without a name: it was not a row of a file.
+        at: file (with the path that was read) and row, for messages; empty: `id` says it.
+    """
+
+    text: str | None
+    messages: list[Message] | None
+    id: str
+    tools: list[dict[str, Any]] | None = None
+    rejected: list[Message] | None = None
+    level: str = ""
+    row_format: RowFormat = RowFormat()
+    source_location: str = field(default="", compare=False)
+    label: bool | None = None
+
+    @property
+    def location(self) -> str:
+        """File and row for messages: `data/chats.json: row 17`, `data/chats.jsonl: line 17`."""
+        if self.source_location:
+            return self.source_location
+        file, _, row = self.id.rpartition(":")
+        return f"{file}: {'line' if _JSONL_NAME.search(file) else 'row'} {row}"
+
+
+@dataclass(frozen=True)
+class ColumnMapping:
+    """Which column of a file holds what.
+
+    Attributes:
+        text: the plain text.
+        names: (our name, the file's name) of columns that are called otherwise there.
+        level: the difficulty; empty: it is not read.
+    """
+
+    text_column: str = "text"
+    renamed_columns: tuple[tuple[str, str], ...] = ()
+    level_column: str = ""
+
+
+@dataclass(frozen=True)
+class RowIssue:
+    """A row (or the rest of a file) that cannot be used. `message` names file, line and numbers.
+
+    Attributes:
+        place: file and row, of a row without a column of any format.
+        columns: what such a row has.
+    """
+
+    message: str
+    hint: str
+    location: str = ""
+    columns: tuple[str, ...] = ()
+
+    def explain_against_format(self, form: RowFormat) -> RowIssue:
+        """Return the problem as one of a row among others that were taken for `form`."""
+        wanted = [column.rpartition("=")[2] for column in form.columns]
+        lacking = [f'"{column}"' for column in wanted if column not in self.columns]
+        if not self.location or not lacking or form.name == "plain text":
+            return self
+        there = ", ".join(f'"{column}"' for column in self.columns[:12]) or "no columns"
+        what = f"{self.location}: no column {', '.join(lacking)}, which the rows before have; the row has {there}"
+        return RowIssue(what, f"mend the row, {SKIP_HINT}")
+
+    def raise_error(self) -> NoReturn:
+        """Raise the problem as `DataError`."""
+        raise DataError(self.message, self.hint)
+
+
+@dataclass
+class SkippedRows:
+    """Rows that were passed over under `on_bad_row: skip`.
+
+    Attributes:
+        count: how many.
+        examples: messages of the first few.
+    """
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def record_issue(self, problem: RowIssue) -> None:
+        """Count one; the first three messages are kept."""
+        self.count += 1
+        if len(self.examples) < 3:
+            self.examples.append(problem.message)
+
+
+def is_held_out(doc_id: str, fraction: float) -> bool:
+    """Whether a document belongs to the held-out share; depends on nothing but its id.
+
+    The id's BLAKE2b hash (64 bits) is compared with `fraction` of the hash's range, so that a larger fraction
+    holds out a superset and adding files moves no other document.
+    """
+    digest = hashlib.blake2b(doc_id.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < fraction * 2.0**64

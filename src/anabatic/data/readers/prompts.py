@@ -1,0 +1,136 @@
+"""Rows that ask for an answer: conversations, questions and texts, without what a row itself answers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import json_reader
+from anabatic.core.errors import DataError
+from anabatic.core.formatting import did_you_mean
+from anabatic.data.chat.conversation_formats import extract_prompt
+from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text
+from anabatic.data.readers.document import ColumnMapping, Message, RowIssue
+from anabatic.data.readers.json_and_csv import reject_duplicate_keys
+from anabatic.data.readers.row_parsing import format_column_names, reject_media, rename_columns
+from anabatic.data.readers.text_and_jsonl import iter_numbered_lines, open_lines
+
+SUPPORTED_EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
+_HINT = "mend the row, or pass over such rows with --on-bad-row skip"
+_PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text")
+_LABEL_COLUMNS = ("response", "output", "completion", "answer", "label")
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One row.
+
+    Attributes:
+        id: `file:line`, the file as it was named.
+        messages: turns that an answer follows; None: `text` is to be continued.
+        label: what the row itself answers.
+        row: as the file has it, columns renamed.
+    """
+
+    id: str
+    messages: list[Message] | None
+    text: str = ""
+    tools: list[dict[str, Any]] | None = None
+    label: str | None = None
+    row: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def location(self) -> str:
+        """File and line for messages."""
+        file, _, line = self.id.rpartition(":")
+        return f"{file}: line {line}"
+
+
+def read_prompts(files: list[str], columns: dict[str, str]) -> Iterator[PromptRow | RowIssue]:
+    """Yield the rows of files, or what is wrong with one, in bounded memory. Blank lines ask nothing.
+
+    Raises:
+        DataError: a file is not there, cannot be read to its end, or is of another kind.
+    """
+    paths = [_check_prompt_file(file) for file in files]
+    names = ColumnMapping("text", tuple(sorted(columns.items())))
+    for file, path in zip(files, paths, strict=True):
+        number = 0
+        try:
+            with closing(open_lines(path)) as stream:
+                for number, _, line in iter_numbered_lines(stream):
+                    found = _parse_line(file, path, number, line, names)
+                    if found is not None:
+                        yield found
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be read after line {number}: {error}", "write the file again") from error
+
+
+def _check_prompt_file(file: str) -> Path:
+    path = Path(file).expanduser()
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        near = did_you_mean(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise DataError(f"{path} {what}.{near}", f"name files that end in {', '.join(SUPPORTED_EXTENSIONS)}")
+    if not path.name.lower().endswith(SUPPORTED_EXTENSIONS):
+        raise DataError(f"{path} is of another kind", f"name files that end in {', '.join(SUPPORTED_EXTENSIONS)}")
+    return path
+
+
+def _parse_line(
+    file: str, path: Path, number: int, line: bytes | int, columns: ColumnMapping
+) -> PromptRow | RowIssue | None:
+    place = f"{path}: line {number}"
+    if isinstance(line, int):
+        return RowIssue(f"{place}: {line:,} bytes long", "split the row")
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        if not text.strip():
+            return None
+        if path.name.lower().endswith(".txt"):
+            said = text.rstrip("\r\n")
+            return PromptRow(f"{file}:{number}", [{"role": "user", "content": said}], said)
+        return _build_prompt_row(json_reader.loads(text, reject_duplicate_keys), f"{file}:{number}", columns)
+    except UnicodeDecodeError as error:
+        return RowIssue(f"{place}: invalid UTF-8 at byte {error.start} of the line", _HINT)
+    except BadRowError as error:
+        return RowIssue(f"{place}: {error}", error.hint or _HINT)
+    except ValueError as error:
+        return RowIssue(f"{place}: broken JSON: {error}", f"write one JSON object a line; {_HINT}")
+
+
+def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
+    if not isinstance(row, dict):
+        raise BadRowError(f"the row is {json_type_name(row)}, not an object")
+    row = rename_columns(row, columns)
+    reject_media(row, "--on-bad-row skip")
+    label = next((label for key in _LABEL_COLUMNS if (label := _label_as_text(row.get(key))) is not None), None)
+    asked = extract_prompt(row)
+    if asked is None:
+        text = row.get("text")
+        if not isinstance(text, str) or not text:
+            empty = next((key for key in _PROMPT_COLUMNS if row.get(key) == ""), None)
+            if empty:
+                raise BadRowError(f'column "{empty}" is empty: nothing is asked')
+            raise BadRowError(
+                f"nothing is asked: no messages, conversations, prompt, query, question, instruction or text;"
+                f" the row has {format_column_names(row)}"
+            )
+        return PromptRow(name, None, require_encodable_text(text, 'column "text"'), label=label, row=row)
+    turns = asked.messages
+    if turns[-1]["role"] == "assistant":
+        turns, label = turns[:-1], str(turns[-1]["content"])
+    if not turns or turns[-1]["role"] in ("system", "developer"):
+        raise BadRowError("no user's turn comes before the answer")
+    return PromptRow(name, turns, str(turns[-1]["content"]), asked.tools, label, row)
+
+
+def _label_as_text(value: Any) -> str | None:
+    """Return a text, or a number as one."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) else None

@@ -1,0 +1,83 @@
+"""Rows of a file as they are: every column, nothing made of them. For tasks, whose templates name the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anabatic.core.errors import DataError
+from anabatic.data.chat.turn_fields import BadRowError, check_json_values, json_type_name
+from anabatic.data.readers.document import RowIssue
+from anabatic.data.readers.json_and_csv import iter_csv_rows, iter_json_rows
+from anabatic.data.readers.parquet import iter_parquet_rows
+from anabatic.data.readers.row_parsing import reject_media
+from anabatic.data.readers.text_and_jsonl import iter_jsonl_rows
+
+_HINT = "mend the row, or fetch the file again"
+
+
+class RawRow(NamedTuple):
+    """A row: its columns, and file and row for messages."""
+
+    columns: dict[str, Any]
+    location: str
+
+
+def _build_raw_row(row: Any, _: str, place: str) -> RawRow | RowIssue:
+    if not isinstance(row, dict):
+        return RowIssue(f"{place}: the row is {json_type_name(row)}, not an object", _HINT)
+    try:
+        reject_media(row)
+        check_json_values(row, "the row")
+    except BadRowError as error:
+        return RowIssue(f"{place}: {error}", error.hint or _HINT)
+    return RawRow(row, place)
+
+
+def _iter_parquet(
+    path: Path, name: str, make: Callable[[Any, str, str], RawRow | RowIssue]
+) -> Iterator[RawRow | RowIssue]:
+    def convert_row(number: int, row: dict[str, Any] | UnicodeDecodeError) -> RawRow | RowIssue:
+        place = f"{path}: row {number}"
+        return (
+            RowIssue(f"{place}: invalid UTF-8", _HINT) if isinstance(row, UnicodeDecodeError) else make(row, "", place)
+        )
+
+    return iter_parquet_rows(path, lambda schema: None, convert_row)
+
+
+_ROW_READERS: dict[str, Callable[..., Iterator[RawRow | RowIssue]]] = {
+    ".jsonl": iter_jsonl_rows,
+    ".jsonl.gz": iter_jsonl_rows,
+    ".jsonl.zst": iter_jsonl_rows,
+    ".json": iter_json_rows,
+    ".csv": iter_csv_rows,
+    ".tsv": iter_csv_rows,
+    ".parquet": _iter_parquet,
+}
+SUPPORTED_EXTENSIONS = tuple(_ROW_READERS)
+
+
+def read_raw_rows(path: Path) -> Iterator[RawRow]:
+    """Yield the rows of a file, in its order.
+
+    Raises:
+        DataError: it is not there, of another kind or damaged; it holds no row.
+    """
+    ending = next((one for one in sorted(_ROW_READERS, key=len, reverse=True) if path.name.lower().endswith(one)), None)
+    if ending is None:
+        raise DataError(f"{path} is of another kind", f"rows are read from {', '.join(SUPPORTED_EXTENSIONS)}")
+    found = 0
+    try:
+        for item in _ROW_READERS[ending](path, path.name, _build_raw_row):
+            if isinstance(item, RowIssue):
+                raise DataError(item.message, item.hint)
+            found += 1
+            yield item
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror or error}", "look at its name, its permissions and its disk"
+        ) from error
+    if not found:
+        raise DataError(f"{path} holds no row", "give a file with rows")

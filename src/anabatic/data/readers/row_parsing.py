@@ -1,0 +1,198 @@
+"""Rows of JSON, JSON lines, CSV and Parquet files: text or conversation, and is it well formed?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from anabatic.core.formatting import did_you_mean
+from anabatic.data.chat.conversation_formats import FORMATS, ConversationFormat, detect_format
+from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text
+from anabatic.data.chat.turn_order import require_turn_order
+from anabatic.data.readers import multimodal
+from anabatic.data.readers.document import SKIP_HINT, ColumnMapping, Document, RowFormat, RowIssue
+
+_CONVERSATION_HINT = 'a conversation needs "messages": [{"role": "user", "content": "..."}, ...]'
+
+
+def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -> Document | RowIssue | None:
+    """Return a row as text or conversation, `None` when its text is empty, or what is wrong with it.
+
+    The text column wins over conversations, but for `messages`.
+
+    Args:
+        row: the parsed row.
+        doc_id: id of the document.
+        place: file and line, as it appears in messages.
+        columns: which column holds what.
+    """
+    try:
+        if not isinstance(row, dict):
+            raise BadRowError(f"the row is {json_type_name(row)}, not an object")
+        row = rename_columns(row, columns)
+        form = detect_format(row)
+        if columns.text_column in row and (form is None or row.get("messages") is None):
+            reject_media(row, "data.on_bad_row: skip")
+            return _text_to_document(row[columns.text_column], doc_id, place, columns)
+        if form is not None:
+            reject_media(row, "data.on_bad_row: skip")
+            made = form.parse_row(row)
+            for turns in (made.messages, made.rejected or []):
+                require_turn_order(turns)
+            level = _read_level(row, columns)
+            told = _describe_row_format(form, tuple(row), columns)
+            return Document(
+                None, made.messages, doc_id, made.tools, made.rejected, level, told, place, _read_label(row)
+            )
+    except BadRowError as error:
+        return RowIssue(
+            f"{place}: {error}",
+            error.hint or f"mend the row, or pass over such rows with data.on_bad_row: skip; {_CONVERSATION_HINT}",
+        )
+    what = f"{place}: {describe_missing_columns(columns, row)}; the row has {format_column_names(row)}"
+    begun, _ = _find_partial_formats(row)
+    return RowIssue(what, hint_missing_columns(columns, row), "" if begun else place, tuple(row))
+
+
+def _read_level(row: dict[str, Any], columns: ColumnMapping) -> str:
+    value = row.get(columns.level_column) if columns.level_column else None
+    if value is not None and not isinstance(value, (str, int)):
+        raise BadRowError(f'column "{columns.level_column}" is {json_type_name(value)}, not the name of a level')
+    return "" if value is None else require_encodable_text(str(value), f'column "{columns.level_column}"')
+
+
+def _read_label(row: dict[str, Any]) -> bool | None:
+    """`label` as TRL and ms-swift have it, `kto_tag` as LLaMA-Factory."""
+    found = [row[name] for name in ("label", "kto_tag") if isinstance(row.get(name), bool)]
+    return found[0] if found else None
+
+
+def reject_media(row: Mapping[str, Any], skip: str = "") -> None:
+    """Refuse a row with pictures, video or sound.
+
+    Args:
+        skip: the setting that passes over such rows, if there is one.
+
+    Raises:
+        BadRow: it has such a column, and something in it.
+    """
+    if name := multimodal.find_media_column(row):
+        hint = (
+            f"{multimodal.TEXT_ONLY_HINT}, or pass over the others with {skip}" if skip else multimodal.TEXT_ONLY_HINT
+        )
+        raise BadRowError(f'column "{name}" holds pictures, video or sound, which are not supported', hint)
+
+
+def rename_columns(row: dict[str, Any], columns: ColumnMapping) -> dict[str, Any]:
+    """Return a row under the names that the formats know.
+
+    Raises:
+        BadRow: a column that `data.columns` names is not there.
+    """
+    if not columns.renamed_columns:
+        return row
+    for ours, theirs in columns.renamed_columns:
+        if theirs not in row:
+            raise BadRowError(
+                f'no column "{theirs}", which data.columns.{ours} names; the row has {format_column_names(row)}'
+                f"{did_you_mean(theirs, row)}"
+            )
+    taken = {theirs for _, theirs in columns.renamed_columns}
+    rest = {key: value for key, value in row.items() if key not in taken}
+    return {**rest, **{ours: row[theirs] for ours, theirs in columns.renamed_columns}}
+
+
+@functools.lru_cache(maxsize=256)
+def _describe_row_format(
+    form: ConversationFormat | None, columns: tuple[str, ...], settings: ColumnMapping
+) -> RowFormat:
+    """What is said of rows with these columns (under our names); without a format they are plain text."""
+    wanted = (settings.text_column,) if form is None else (*form.required_columns, *form.optional_columns)
+    theirs = dict(settings.renamed_columns)
+    used = (f"{name}={theirs[name]}" if name in theirs else name for name in columns if name in wanted)
+    return RowFormat("plain text" if form is None else form.name, tuple(used))
+
+
+def detect_format_name(columns: list[str], settings: ColumnMapping) -> str:
+    """Return the format of a table with these columns; empty: none that is known."""
+    names = [ours for ours, theirs in settings.renamed_columns if theirs in columns]
+    known = [*names, *(name for name in columns if name not in dict(settings.renamed_columns).values())]
+    form = detect_format(known)
+    if settings.text_column in known and (form is None or "messages" not in known):
+        return "plain text"
+    return form.name if form else ""
+
+
+def select_needed_columns(columns: list[str], settings: ColumnMapping) -> list[str]:
+    """Return the columns of a table that reading its rows takes."""
+    ours = {theirs: ours for ours, theirs in settings.renamed_columns}
+    wanted = {
+        settings.text_column,
+        settings.level_column,
+        *multimodal.MEDIA_COLUMNS,
+        *(name for form in FORMATS for name in (*form.required_columns, *form.optional_columns)),
+    }
+    return [name for name in columns if ours.get(name, name) in wanted]
+
+
+def describe_missing_columns(columns: ColumnMapping, there: Mapping[str, Any] | list[str]) -> str:
+    """Return what is missing when neither the text column nor a whole conversation is there."""
+    begun, absent = _find_partial_formats(there)
+    if not absent:
+        return f'no column "{columns.text_column}"'
+    return f"no column {_join_with_or(absent)}, which goes with {_join_with_or(begun)}"
+
+
+def hint_missing_columns(columns: ColumnMapping, there: Mapping[str, Any] | list[str]) -> str:
+    """Return what to do about it."""
+    _, absent = _find_partial_formats(there)
+    known = {
+        columns.text_column,
+        *(name for form in FORMATS for name in (*form.required_columns, *form.optional_columns)),
+    }
+    strange = next((ours for ours, _ in columns.renamed_columns if ours not in known), None)
+    if strange is not None:
+        guess = did_you_mean(strange, known)
+        return (
+            f'data.columns is OUR_NAME=NAME, and none of ours is "{strange}".{guess} Ours: {", ".join(sorted(known))}'
+        )
+    if absent:
+        return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or mend the row, {SKIP_HINT}"
+    nearest = did_you_mean(columns.text_column, there)
+    return (
+        f"name the column of the text with --data.text-column NAME.{nearest} Columns of conversations that are called"
+        f" otherwise: --data.columns query=NAME response=NAME. Otherwise: {_CONVERSATION_HINT}"
+    )
+
+
+def _find_partial_formats(there: Mapping[str, Any] | list[str]) -> tuple[list[str], list[str]]:
+    """Return the columns of formats that are there in part, and those that would make them whole."""
+    partly = [form for form in FORMATS if any(name in there for name in form.required_columns)]
+    begun = dict.fromkeys(name for form in partly for name in form.required_columns if name in there)
+    absent = dict.fromkeys(name for form in partly for name in form.required_columns if name not in there)
+    return list(begun), list(absent)
+
+
+def _join_with_or(names: list[str]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
+
+
+def format_column_names(columns: Mapping[str, Any] | list[str]) -> str:
+    """Return column names for a message, at most twelve."""
+    names = [f'"{name}"' for name in columns]
+    if not names:
+        return "no columns"
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+def _text_to_document(value: Any, doc_id: str, place: str, columns: ColumnMapping) -> Document | None:
+    column = columns.text_column
+    if not isinstance(value, str):
+        raise BadRowError(f'column "{column}" is {json_type_name(value)}, not text')
+    form = _describe_row_format(None, (column,), columns)
+    return (
+        Document(require_encodable_text(value, column), None, doc_id, row_format=form, source_location=place)
+        if value
+        else None
+    )

@@ -1,0 +1,1 @@
+"""Scoring of answers: questions, instructions, extraction."""

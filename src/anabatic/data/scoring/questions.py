@@ -1,0 +1,124 @@
+"""Questions whose answers can be judged: rows of generated tasks and of files, with what the judge needs to know."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.sections.common import Data
+from anabatic.core import log
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.data.builtin import synthetic_tasks
+from anabatic.data.readers import prompts, source_spec
+from anabatic.data.readers.document import Message, RowIssue
+
+_FILE_KINDS = ("file", "folder", "glob")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        id: `file:line`, or `task:NAME:number`.
+        messages: the turns that an answer follows.
+        answer: what a right answer says; None: the row does not tell.
+        task: the generated task it is of; empty: a row of a file.
+        row: the row as the file has it.
+    """
+
+    id: str
+    messages: list[Message]
+    answer: str | None = None
+    task: str = ""
+    row: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_turn_text(self) -> str:
+        """The last turn."""
+        return str(self.messages[-1]["content"])
+
+
+def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question], list[Question]]:
+    """Return the questions to learn from and those held out.
+
+    Held out are the sources of `data.valid`; without them the test split of generated tasks, and of files
+    the share `data.valid_fraction`, chosen by the hash of a row's place.
+
+    Args:
+        held_rows: of each generated task that is held out.
+
+    Raises:
+        ConfigError, DataError: a source cannot be read, a row asks nothing, or nothing is left.
+    """
+    train: list[Question] = []
+    held: list[Question] = []
+    for name in data.train:
+        source = source_spec.parse_source(name)
+        rows = _questions_of_source(source, data, "train", seed)
+        if source_spec.source_kind(source) == "task":
+            train += rows
+            held += (
+                []
+                if data.valid
+                else _questions_of_source(source_spec.DataSource(source.path, held_rows), data, "test", 0)
+            )
+            continue
+        apart = _choose_held_out_ids(rows, 0.0 if data.valid else data.valid_fraction)
+        train += [row for row in rows if row.id not in apart]
+        held += [row for row in rows if row.id in apart]
+    for name in data.valid:
+        held += _questions_of_source(source_spec.parse_source(name), data, "test", 0)
+    if not train:
+        raise DataError("data.train holds no question", "give rows with a prompt, query, question or messages")
+    return train, held
+
+
+def _questions_of_source(
+    source: source_spec.DataSource, data: Data, split: synthetic_tasks.Split, seed: int
+) -> list[Question]:
+    kind = source_spec.source_kind(source)
+    if kind == "task":
+        name = source.path.removeprefix("task:")
+        drawn = synthetic_tasks.generate_task_rows(name, split, source.rows or synthetic_tasks.DEFAULT_ROWS, seed)
+        return [
+            Question(f"{source.path}:{number}", list(row.messages[:-1]), row.answer, row.task)
+            for number, row in enumerate(drawn, start=1)
+        ]
+    if kind not in _FILE_KINDS:
+        raise ConfigError(f"{source.path} asks no questions", "give task:NAME, or .jsonl files of questions")
+    if source.weight is not None:
+        raise ConfigError(f"{source} has a weight, and questions are drawn one after another", "leave @WEIGHT out")
+    return _questions_of_files(source_spec.list_source_files(source), data, source.rows)
+
+
+def _questions_of_files(paths: Sequence[Path], data: Data, most: int | None) -> list[Question]:
+    found: list[Question] = []
+    skipped = 0
+    for item in prompts.read_prompts([str(path) for path in paths], data.columns):
+        if most is not None and len(found) >= most:
+            break
+        if isinstance(item, RowIssue) or item.messages is None:
+            what = item.message if isinstance(item, RowIssue) else f"{item.location}: plain text, not a question"
+            if data.on_bad_row == "fail":
+                raise DataError(what, "mend the row, or pass over such rows with --data.on-bad-row skip")
+            skipped += 1
+            continue
+        found.append(Question(item.id, item.messages, item.label, row=item.row))
+    if skipped:
+        log.warn(f"{skipped:,} rows ask nothing and were passed over")
+    return found
+
+
+def _choose_held_out_ids(rows: list[Question], fraction: float) -> set[str]:
+    """Return the ids with the smallest hashes: exactly the share, at least one of two."""
+    wanted = 0 if fraction == 0 or len(rows) < 2 else max(1, round(len(rows) * fraction))
+    return set(sorted((row.id for row in rows), key=_hash_row_id)[:wanted])
+
+
+def _hash_row_id(name: str) -> bytes:
+    # The folder may have another name elsewhere: the same rows are held out all the same.
+    return hashlib.blake2b(Path(name).name.encode("utf-8", "surrogateescape"), digest_size=8).digest()

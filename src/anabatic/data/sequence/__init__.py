@@ -1,0 +1,1 @@
+"""Sequences for classification: labels, masking, cropping."""

@@ -1,0 +1,1 @@
+"""Tokenized shards on disk and their cache."""

@@ -1,0 +1,300 @@
+"""Tokenise a source once and keep it: `build_dataset` returns the cached `ShardSet` or makes it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from anabatic.config.sections.common import Data
+from anabatic.core import affinity, log
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.paths import fsync_folder, get_cache_root, make_write_error
+from anabatic.data.builtin import synthetic_tasks
+from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy
+from anabatic.data.chat.preference_pairs import PreferencePairEncoder
+from anabatic.data.readers import sources
+from anabatic.data.readers.sources import DataSource, Document, SkippedRows
+from anabatic.data.shards import dataset_summary
+from anabatic.data.shards.encoders import ChatEncoder, TextEncoder
+from anabatic.data.shards.holdout import Split, select_split
+from anabatic.data.shards.reader import SHARD_FORMAT_VERSION, ShardSet
+from anabatic.data.shards.writer import CHUNK_CHARS, DocumentCounts, ShardWriter, chunk_documents, write_shards
+from anabatic.data.tokenizer import hf_folder
+
+__all__ = ["ShardSet", "build_dataset", "build_datasets", "get_cache_path"]
+
+_CHAT_FILES = ("tokenizer_config.json", "chat_template.jinja")
+DifficultyLevel = tuple[str, str]
+"""(column, name of the level)."""
+NO_LEVEL: DifficultyLevel = ("", "")
+_STALE_SECONDS = 24 * 3600
+_BUILT_IN_KINDS = {"stdlib": "text", "docs": "text", "task": "chat", "chat": "chat"}
+
+
+def build_datasets(
+    specs: list[str],
+    tokenizer_folder: Path,
+    data: Data,
+    split: Split,
+    *,
+    seq_len: int | None = None,
+    learning: LossPolicy = DEFAULT_LOSS_POLICY,
+) -> list[tuple[ShardSet, float | None]]:
+    """Build every source and pair it with its weight, as `Loader` takes them.
+
+    Raises:
+        AnabaticError: as `build_dataset` and `sources.parse_all`.
+    """
+    made = partial(build_dataset, seq_len=seq_len, learning=learning)
+    weights = [source.weight for source in sources.parse_sources(specs)]
+    return [(made(spec, tokenizer_folder, data, split), weight) for spec, weight in zip(specs, weights, strict=True)]
+
+
+def build_dataset(
+    spec: str,
+    tokenizer_folder: Path,
+    data: Data,
+    split: Split,
+    *,
+    seq_len: int | None = None,
+    learning: LossPolicy = DEFAULT_LOSS_POLICY,
+    level: DifficultyLevel = NO_LEVEL,
+) -> ShardSet:
+    """Return the tokenised source, from the cache or made now.
+
+    When `data.valid` is empty, the `valid` split of a training source is its held-out share and `train` is
+    the rest; otherwise a source is taken whole. The cache key covers the files' names, sizes and times (or
+    the generator), the tokenizer and every option. The folder appears under its final name when it is
+    complete; of two processes that build the same one, the first to finish wins. With several ranks, rank 0
+    builds while the others wait; then they call this too.
+
+    Args:
+        spec: `PATH[#ROWS][@WEIGHT]`.
+        tokenizer_folder: holds `hf_folder.json`; for conversations also the chat template.
+        data: column, policy for bad rows, held-out share, cache folder, threads.
+        split: `train` or `valid`.
+        seq_len: conversations longer than this many inputs are cut or left out and counted; long texts are
+            stored in parts that are longer than it.
+        learning: what is learned of a conversation, and what is done with one that is too long.
+        level: take the rows of this level of difficulty alone.
+
+    Raises:
+        ConfigError: the spec cannot be read, or nothing is held out.
+        DataError: the source, a row or the tokenizer cannot be used.
+        Failure: the cache cannot be written.
+    """
+    job = _TokenizationJob(spec, Path(tokenizer_folder), data, split, seq_len, learning, level)
+    path = job.path
+    if path.exists():
+        try:
+            shards = ShardSet.open(path)
+        except DataError as error:
+            log.warn(f"{error}; building it again")
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            dataset_summary.log_dataset_summary(shards, cached=True)
+            return shards
+    with _atomic_folder(path) as folder:
+        job.write_dataset(folder)
+    shards = ShardSet.open(path)
+    dataset_summary.log_dataset_summary(shards, cached=False)
+    return shards
+
+
+def get_cache_path(
+    spec: str,
+    tokenizer_folder: Path,
+    data: Data,
+    split: Split,
+    *,
+    seq_len: int | None = None,
+    learning: LossPolicy = DEFAULT_LOSS_POLICY,
+) -> Path:
+    """Return the folder that `build_dataset` uses for these arguments; other ranks open it after a barrier."""
+    return _TokenizationJob(spec, Path(tokenizer_folder), data, split, seq_len, learning, NO_LEVEL).path
+
+
+class _TokenizationJob:
+    """One source to tokenise, under one set of options."""
+
+    def __init__(
+        self,
+        spec: str,
+        folder: Path,
+        data: Data,
+        split: Split,
+        seq_len: int | None,
+        learning: LossPolicy,
+        level: DifficultyLevel,
+    ) -> None:
+        self.level = level
+        if split == "valid" and not data.valid and data.valid_fraction == 0.0:
+            raise ConfigError(
+                "data.valid is empty and data.valid_fraction is 0: nothing to validate on",
+                "name held-out sources in data.valid, or hold out a share such as 0.02",
+            )
+        self.source: DataSource = sources.parse_source(spec)
+        self.tokenizer_folder = folder
+        self.tokenizer_file = hf_folder.find_tokenizer_file(folder)
+        self.data = data
+        self.split: Split = split
+        self.seq_len = seq_len
+        self.loss_policy = learning
+        self.has_holdout = not data.valid and data.valid_fraction > 0.0
+        self.task_split: Literal["train", "test"] = "test" if split == "valid" and data.valid else "train"
+        known = _BUILT_IN_KINDS.get(sources.source_kind(self.source))
+        self.is_chat = next(iter(self.read_documents())).messages is not None if known is None else known == "chat"
+        self.part_chars = max(CHUNK_CHARS, 8 * (seq_len or 0))
+        material = json.dumps(self._cache_key_material(), sort_keys=True)
+        self.key = hashlib.sha256(material.encode()).hexdigest()
+        slug = re.sub(r"[^A-Za-z0-9.-]+", "_", self.source.path).strip("_.")[-40:] or "data"
+        root = Path(data.cache).expanduser() if data.cache else get_cache_root()
+        self.path = root / "shards" / f"{slug}-{split}-{self.key[:20]}"
+
+    def read_documents(self) -> Iterator[Document]:
+        self.skipped_rows = SkippedRows()  # of the last reading alone: the first rows may be read twice
+        return sources.read_documents(
+            self.source, self.data, split=self.task_split, level_field=self.level[0], skips=self.skipped_rows
+        )
+
+    def _cache_key_material(self) -> dict[str, Any]:
+        chat = {"seq_len": self.seq_len, "learning": asdict(self.loss_policy)}
+        names = [self.tokenizer_file.name, *(_CHAT_FILES if self.is_chat else ())]
+        return {
+            "format": SHARD_FORMAT_VERSION,
+            "path": self.source.path,
+            "rows": [self.source.rows, self.task_split],
+            "content": _source_fingerprint(self.source),
+            "tokenizer": [_hash_file(self.tokenizer_file.with_name(name)) for name in names],
+            "level": list(self.level),
+            "options": [self.data.text_column, self.data.columns, self.data.on_bad_row],
+            "split": [self.split, self.data.valid_fraction] if self.has_holdout else "whole",
+            "kind": chat if self.is_chat else {"part_chars": self.part_chars},
+        }
+
+    @affinity.use_all_cores()
+    def write_dataset(self, folder: Path) -> None:
+        """Tokenise into an empty folder, on all cores of the job: the other processes wait."""
+        if self.data.workers:
+            # Read once per process, when the tokenizer first runs in parallel.
+            os.environ["RAYON_NUM_THREADS"] = str(self.data.workers)
+        backend = hf_folder.load_fast_tokenizer(self.tokenizer_folder)
+        counts = DocumentCounts()
+        selected = (
+            select_split(self.read_documents, self.data.valid_fraction, self.split, counts)
+            if self.has_holdout
+            else self.read_documents()
+        )
+        if self.level[0]:  # after the choice of what is held out, which must not depend on the level
+            selected = (document for document in selected if document.level == self.level[1])
+        told = dataset_summary.FormatCounter()
+        selected = told.count_documents(selected, counts, lambda: self.skipped_rows.count)
+        dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
+        writer = ShardWriter(
+            folder, "chat" if self.is_chat else "text", dtype, get_eot_id(backend, self.tokenizer_folder)
+        )
+        meta = {
+            "key": self.key,
+            "source": f"{self.source} ({self.level[1]})" if self.level[0] else str(self.source),
+            "split": self.split,
+            "seq_len": self.seq_len if self.is_chat else None,
+            "part_chars": self.part_chars,
+            "formats": told.format_counts,
+        }
+        if self.is_chat:
+            write_shards(selected, _count_chars, self._build_chat_encoder(counts), writer, counts, meta)
+        else:
+            texts = chunk_documents(selected, counts, self.part_chars)
+            write_shards(texts, lambda part: len(part.text), TextEncoder(backend), writer, counts, meta)
+
+    def _build_chat_encoder(self, counts: DocumentCounts) -> ChatEncoder:
+        kind = PreferencePairEncoder if self.loss_policy.pairs else ChatEncoder
+        return kind(
+            hf_folder.load_tokenizer(self.tokenizer_folder),
+            counts,
+            seq_len=self.seq_len,
+            learning=self.loss_policy,
+            skip_bad=self.data.on_bad_row == "skip",
+        )
+
+
+def _count_chars(document: Document) -> int:
+    return sum(len(message.get("content") or "") for message in document.messages or [])
+
+
+def _source_fingerprint(source: DataSource) -> Any:
+    """Return what identifies the documents: files by name, size and time, generators by their code."""
+    listed = [
+        (str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sources.list_source_files(source)
+    ]
+    if sources.source_kind(source) in ("file", "folder", "glob"):
+        return listed
+    code = sorted(Path(synthetic_tasks.__file__).parent.glob("*.py"))
+    return [listed, [_hash_file(path) for path in code]]
+
+
+def _hash_file(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def get_eot_id(backend: Any, folder: Path) -> int:
+    """Return the id that separates documents: `<|endoftext|>`, or the end-of-text token that the folder
+    names.
+
+    Raises:
+        DataError: there is no such token.
+    """
+    eot = backend.token_to_id(hf_folder.END_OF_TEXT)
+    if eot is None:
+        eot = hf_folder.load_tokenizer(folder).eos_token_id
+    if eot is None:
+        raise DataError(f"{folder}: no token that ends a text", 'set "eos_token" in tokenizer_config.json')
+    return int(eot)
+
+
+@contextmanager
+def _atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that takes `path`'s place, unless another process was there first."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        _remove_stale_builds(path)
+        yield temporary
+        for file in temporary.iterdir():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+        _rename_unless_exists(temporary, path)
+        fsync_folder(path.parent)
+    except OSError as error:
+        raise make_write_error(path, error, "choose another folder with --data.cache DIR or ANABATIC_CACHE") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename_unless_exists(temporary: Path, path: Path) -> None:
+    try:
+        os.rename(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        log.debug(f"{path}: built by another process meanwhile")
+
+
+def _remove_stale_builds(path: Path) -> None:
+    """Remove what builds of the same key left behind when they were killed more than a day ago."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,115 @@
+"""What turns batches of documents into token ids for the shards, and counts what it drops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from anabatic.core.errors import DataError
+from anabatic.data.chat import rendering
+from anabatic.data.chat.loss_mask import LossPolicy
+from anabatic.data.readers.document import Document
+from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, TextChunk, mixed_source_error
+
+
+class TextEncoder:
+    """Parts of text through a Rust tokenizer, in parallel, without special tokens.
+
+    A special token's name inside a text (`<|endoftext|>` in source code, say) is read as the plain characters
+    it is, so that a document cannot end itself.
+
+    Args:
+        backend: a `tokenizers.Tokenizer` as `hf_folder.load_fast_tokenizer` returns it.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __call__(self, batch: list[TextChunk]) -> Iterable[EncodedEntry]:
+        """Tokenise at once; ids become Python lists when the result is read, in the reader's thread."""
+        texts = [part.text for part in batch]
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return _iter_encoded(batch, encodings)
+
+
+def _iter_encoded(batch: list[TextChunk], encodings: list[Any]) -> Iterator[EncodedEntry]:
+    for part, encoding in zip(batch, encodings, strict=True):
+        yield EncodedEntry(encoding.ids, None, len(part.text.encode("utf-8")), part.is_document_start)
+
+
+class ChatEncoder:
+    """Conversations through a tokenizer's chat template.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers with a chat template that marks what the assistant says.
+        counts: receives what is cut and dropped.
+        seq_len: conversations of more inputs are treated as `learning` says; `None` cuts nothing.
+        learning: what is learned.
+        skip_bad: pass over malformed conversations instead of raising.
+    """
+
+    def __init__(
+        self, tokenizer: Any, counts: DocumentCounts, *, seq_len: int | None, learning: LossPolicy, skip_bad: bool
+    ) -> None:
+        rendering.get_chat_template(tokenizer)
+        self._tokenizer = tokenizer
+        self._counts = counts
+        self._seq_len = seq_len
+        self._loss_policy = learning
+        self._skip_bad = skip_bad
+
+    def __call__(self, batch: list[Document]) -> list[EncodedEntry]:
+        """Render and tokenise.
+
+        Raises:
+            DataError: a malformed conversation (unless skipped), or a text among the conversations.
+        """
+        for document in batch:
+            if document.messages is None:
+                raise mixed_source_error(document.location, "a text among conversations")
+        try:
+            rendered = self._render_batch(batch)
+        except DataError:
+            if not self._skip_bad:
+                raise
+            rendered = list(chain.from_iterable(self._render_or_skip(document) for document in batch))
+        return list(chain.from_iterable(map(self._build_entries, rendered)))
+
+    def _render_batch(self, batch: Sequence[Document]) -> list[rendering.RenderedConversation]:
+        return rendering.render_conversations(
+            [document.messages or [] for document in batch],
+            self._tokenizer,
+            names=[document.location for document in batch],
+            tools=[document.tools for document in batch],
+            turns=self._loss_policy.turns,
+        )
+
+    def _render_or_skip(self, document: Document) -> list[rendering.RenderedConversation]:
+        try:
+            return self._render_batch([document])
+        except DataError:
+            self._counts.bad += 1
+            return []
+
+    def _build_entries(self, rendered: rendering.RenderedConversation) -> list[EncodedEntry]:
+        length, counts = len(rendered.ids), self._counts
+        pieces = list(self._loss_policy.kept_token_ranges(length, self._seq_len))
+        cut = pieces != [(0, length)]
+        if cut:
+            counts.longest = max(counts.longest, length)
+        everything = self._loss_policy.turns == "all"
+        kept: list[EncodedEntry] = []
+        for start, stop in pieces:
+            mask = rendered.mask[start:stop] | 1 if everything else rendered.mask[start:stop]
+            if mask[1:].any():
+                num_bytes = rendered.count_text_bytes(start + (start > 0), stop, everything)  # the first is no target
+                kept.append(EncodedEntry(rendered.ids[start:stop].tolist(), mask.tobytes(), num_bytes, not kept))
+        if cut and not kept:  # left out, or cut before the assistant speaks
+            counts.too_long += 1
+            return []
+        counts.documents += 1
+        counts.split += len(pieces) > 1
+        counts.truncated += cut and len(pieces) == 1
+        counts.unlearned += not kept
+        return kept

@@ -1,0 +1,248 @@
+"""Documents to shards: reading, tokenising and writing overlap, memory is bounded by a few batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from anabatic.core.errors import DataError
+from anabatic.data.batching.prefetch import PrefetchIterator
+from anabatic.data.readers.document import Document
+from anabatic.data.shards.progress_meter import ProgressMeter
+from anabatic.data.shards.reader import SHARD_FORMAT_VERSION
+
+SHARD_BYTES = 256 * 2**20
+CHUNK_CHARS = 2**15
+"""Default length of the parts of a long document: about 8,000 tokens of English."""
+_BATCH_CHARS = max(2**20, 2**16 * (os.cpu_count() or 1))
+_BATCH_DOCS = 1024
+_TYPECODES = {"uint16": "H", "uint32": "I"}
+_SAFE_SPLIT_PATTERN = re.compile(r"\S\n(?=\S)")
+
+
+@dataclass
+class DocumentCounts:
+    """What was read and what was dropped; `num_*` of the meta file are sums over what was kept.
+
+    `longest` are the tokens of the longest conversation that was cut, parted or left out.
+    """
+
+    documents: int = 0
+    held_out: int = 0
+    empty: int = 0
+    bad: int = 0
+    unread: int = 0
+    truncated: int = 0
+    split: int = 0
+    too_long: int = 0
+    unlearned: int = 0
+    longest: int = 0
+
+
+class TextChunk(NamedTuple):
+    """A document, or a part of a long one, before it is tokenised."""
+
+    text: str
+    is_document_start: bool
+
+
+class EncodedEntry(NamedTuple):
+    """An entry ready to be written: ids, mask (conversations), UTF-8 bytes, whether it begins a document."""
+
+    ids: Any
+    mask: bytes | None
+    num_bytes: int
+    is_document_start: bool
+
+
+def split_long_text(text: str, part_chars: int) -> Iterator[str]:
+    """Cut a text into parts of about `part_chars` characters that join to the text.
+
+    A cut lies behind a newline between two characters that are not blank, where the pre-tokenizers of GPT-2,
+    Llama 3 and Qwen cut as well, so that the tokens stay the same; else behind any newline; else at
+    `part_chars`.
+    """
+    start = 0
+    while len(text) - start > part_chars:
+        low, high = start + part_chars // 2, start + part_chars
+        cuts = list(_SAFE_SPLIT_PATTERN.finditer(text, low, high))
+        end = cuts[-1].end() if cuts else text.rfind("\n", low, high) + 1
+        end = end if end > start else high
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def chunk_documents(documents: Iterable[Document], counts: DocumentCounts, part_chars: int) -> Iterator[TextChunk]:
+    """Yield the parts of text documents; empty ones are counted and passed over.
+
+    Raises:
+        DataError: a conversation among the documents.
+    """
+    for document in documents:
+        if document.text is None:
+            raise mixed_source_error(document.location, "a conversation among texts")
+        if not document.text.strip():
+            counts.empty += 1
+            continue
+        counts.documents += 1
+        for number, text in enumerate(split_long_text(document.text, part_chars)):
+            yield TextChunk(text, number == 0)
+
+
+def mixed_source_error(name: str, what: str) -> DataError:
+    """Return the error for a source that holds both texts and conversations."""
+    return DataError(f"{name}: {what}; a source is either", "put texts and conversations into two sources")
+
+
+def batch_by_size(items: Iterable[Any], size: Callable[[Any], int], meter: ProgressMeter) -> Iterator[list[Any]]:
+    """Group items until a batch holds about a million characters (more on many cores) or 1,024 items."""
+    batch: list[Any] = []
+    room = _BATCH_CHARS
+    for item in items:
+        batch.append(item)
+        room -= size(item)
+        if room <= 0 or len(batch) >= _BATCH_DOCS:
+            meter.add_chars(_BATCH_CHARS - room)
+            yield batch
+            batch, room = [], _BATCH_CHARS
+    if batch:
+        meter.add_chars(_BATCH_CHARS - room)
+        yield batch
+
+
+@dataclass
+class _ShardTotals:
+    tokens: int = 0
+    docs: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class ShardWriter:
+    """Append entries to shard files in `folder`.
+
+    Attributes:
+        folder: an empty folder.
+        kind: `text` or `chat`.
+        dtype: `uint16` or `uint32`.
+        eot: id of `<|endoftext|>`.
+        shard_bytes: a shard is closed at the first document that begins beyond this size.
+    """
+
+    folder: Path
+    kind: str
+    dtype: str
+    eot: int
+    shard_bytes: int = SHARD_BYTES
+    shards: list[_ShardTotals] = field(default_factory=list)
+    _files: list[BinaryIO] = field(default_factory=list)
+
+    def append_entry(self, entry: EncodedEntry) -> None:
+        """Append one entry."""
+        if not self.shards or (entry.is_document_start and self._current_shard_bytes() >= self.shard_bytes):
+            self._open_shard()
+        shard = self.shards[-1]
+        ids = array(_TYPECODES[self.dtype], entry.ids)
+        if self.kind == "chat":
+            self._offsets.append(shard.tokens)
+            self._files[1].write(entry.mask or b"")
+        elif entry.is_document_start:
+            self._offsets.append(shard.tokens)
+            ids.insert(0, self.eot)
+        else:
+            # The last token of the part before is this part's first input: its target is our first token.
+            self._offsets.append(shard.tokens - 1)
+        self._files[0].write(ids.tobytes())
+        self._lengths.append(entry.num_bytes)
+        shard.tokens += len(ids)
+        shard.docs += 1
+        shard.bytes += entry.num_bytes
+
+    def write_meta(self, meta: dict[str, Any], counts: DocumentCounts) -> None:
+        """Close the last shard and write `meta.json`; without it the folder is no shard set."""
+        self._close_shard()
+        stored = sum(shard.tokens for shard in self.shards)
+        docs = sum(shard.docs for shard in self.shards)
+        full = {
+            **meta,
+            "format": SHARD_FORMAT_VERSION,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "eot": self.eot,
+            "num_tokens": stored - docs if self.kind == "chat" else stored,
+            "num_docs": docs,
+            "num_bytes": sum(shard.bytes for shard in self.shards),
+            "counts": asdict(counts),
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        (self.folder / "meta.json").write_text(json.dumps(full, indent=1, ensure_ascii=False), encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the files of an unfinished shard."""
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def _current_shard_bytes(self) -> int:
+        return self.shards[-1].tokens * array(_TYPECODES[self.dtype]).itemsize
+
+    def _open_shard(self) -> None:
+        self._close_shard()
+        names = ("bin", "mask") if self.kind == "chat" else ("bin",)
+        self._files = [open(self._shard_file(name, len(self.shards)), "wb") for name in names]  # noqa: SIM115
+        self.shards.append(_ShardTotals())
+        self._offsets = array("q")
+        self._lengths = array("i")
+
+    def _close_shard(self) -> None:
+        if not self._files:
+            return
+        number = len(self.shards) - 1
+        self._offsets.append(self.shards[-1].tokens)
+        if self.kind == "text":
+            self._files[0].write(array(_TYPECODES[self.dtype], [self.eot]).tobytes())
+        self.close()
+        self._shard_file("idx", number).write_bytes(self._offsets.tobytes())
+        self._shard_file("len", number).write_bytes(self._lengths.tobytes())
+
+    def _shard_file(self, suffix: str, number: int) -> Path:
+        return self.folder / f"{number:05d}.{suffix}"
+
+
+def write_shards(
+    items: Iterable[Any],
+    size: Callable[[Any], int],
+    encode: Callable[[list[Any]], Iterable[EncodedEntry]],
+    writer: ShardWriter,
+    counts: DocumentCounts,
+    meta: dict[str, Any],
+) -> None:
+    """Tokenise `items` and write them: one thread reads, one encodes, this one writes.
+
+    Args:
+        items: what `encode` understands (`TextChunk`s, or conversations).
+        size: characters of an item.
+        encode: tokenises a batch; may return fewer entries than items (it counts what it drops).
+        writer: receives the entries.
+        counts: written to `meta.json`.
+        meta: further values for `meta.json`.
+    """
+    try:
+        with (
+            ProgressMeter(f"tokenising {meta['source']}") as meter,
+            PrefetchIterator(batch_by_size(items, size, meter), 2, "read") as read,
+            PrefetchIterator(map(encode, read), 1, "encode") as encoded,
+        ):
+            for batch in encoded:
+                for entry in batch:
+                    writer.append_entry(entry)
+        writer.write_meta(meta, counts)
+    finally:
+        writer.close()

@@ -1,0 +1,1 @@
+"""Tokenizers: training, loading, comparison."""

@@ -1,0 +1,254 @@
+"""Byte-level BPE tokenizers as Hugging Face folders: special tokens, chat template, loading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from anabatic.core.errors import ChatTemplateError, DataError
+from anabatic.core.paths import make_write_error, write_atomic
+from anabatic.data.chat.python_tool import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+
+SPECIAL_TOKENS = (
+    END_OF_TEXT,
+    TURN_START,
+    TURN_END,
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    PYTHON_START,
+    PYTHON_END,
+    OUTPUT_START,
+    OUTPUT_END,
+    *(f"<|reserved_{index}|>" for index in range(3)),
+)
+"""Tokens that no merge makes, ids from 0. `END_OF_TEXT` separates documents, ends text and pads."""
+
+VISIBLE_SPECIAL_TOKENS = frozenset(
+    token for token in SPECIAL_TOKENS if not token.startswith(("<|end", "<|im_", "<|reserved"))
+)
+"""Special tokens that are part of what the assistant says: `skip_special_tokens` keeps them."""
+
+
+def get_python_tool_ids(tokenizer: Any) -> tuple[int, int, int, int] | None:
+    """Return the ids of the python tool's four tokens in their order; None: the tokenizer does not have them."""
+    known = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+    start, end, output, output_end = map(known.get, (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END))
+    if start is None or end is None or output is None or output_end is None:
+        return None
+    return start, end, output, output_end
+
+
+def build_tokenizer_config() -> dict[str, Any]:
+    """Return `tokenizer_config.json` of a tokenizer that we train."""
+    template = resources.files("anabatic.data").joinpath("chat_template.jinja").read_text(encoding="utf-8")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": template,
+    }
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the files of a Hugging Face folder; what else lies in it stays.
+
+    Each file is written whole or not at all, `hf_folder.json` last: a folder without it holds no tokenizer.
+
+    Raises:
+        Failure: the disk is full or refuses writes.
+    """
+    files = {
+        "tokenizer_config.json": _format_json(build_tokenizer_config()),
+        "special_tokens_map.json": _format_json({"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}),
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise make_write_error(folder, error) from error
+    for name, content in files.items():
+        write_atomic(folder / name, content)
+
+
+def _format_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def load_tokenizer(folder: str | Path, check: bool = True) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a Hugging Face folder for transformers' interface (chat template, decoding).
+
+    Args:
+        check: make sure that its chat template can be read.
+
+    Raises:
+        DataError: there is no `hf_folder.json`, or it or its configuration is damaged.
+    """
+    path = find_tokenizer_file(folder)
+    from transformers import PreTrainedTokenizerFast  # a second of imports that encoding does not need
+
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise _damaged_error(path, error) from error
+    if check and tokenizer.chat_template:
+        _check_template_syntax(tokenizer, path.parent)
+    return tokenizer
+
+
+def _check_template_syntax(tokenizer: Any, folder: Path) -> None:
+    """A torn template must not wait for the first conversation. What it says of a conversation is not judged here."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise DataError(
+            f"{folder}: the chat template is damaged at its line {error.lineno}: {error.message}",
+            "fetch chat_template.jinja and tokenizer_config.json again",
+        ) from error
+    except (TemplateError, *TEMPLATE_FAILURES):
+        return  # it refuses this conversation; others it may take
+
+
+def encode_chat(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    answer: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Return the tokens of a conversation, ready for the assistant to speak; without `answer` as it stands.
+
+    Args:
+        variables: of the chat template, such as `enable_thinking`.
+
+    Raises:
+        TemplateRefuses: the chat template refuses the conversation (some know no system message).
+    """
+    ids: list[int] = _apply_chat_template(
+        tokenizer,
+        messages,
+        tools=tools,
+        add_generation_prompt=answer,
+        tokenize=True,
+        return_dict=False,
+        **(variables or {}),
+    )
+    return ids
+
+
+def render_chat(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, answer: bool = False
+) -> str:
+    """Return a conversation as text; with `answer`, ready for the assistant to speak.
+
+    Raises:
+        TemplateRefuses: the chat template refuses the conversation.
+    """
+    text: str = _apply_chat_template(tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=False)
+    return text
+
+
+TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+"""What templates end in beside jinja's own errors: they join what is no text, divide, count too far."""
+
+
+def _apply_chat_template(tokenizer: Any, messages: list[dict[str, Any]], /, **how: Any) -> Any:
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(messages, **how)
+    except (TemplateError, *TEMPLATE_FAILURES) as error:
+        why = str(error) or type(error).__name__
+        refused = ChatTemplateError(
+            f"the chat template of {tokenizer.name_or_path} refuses the conversation: {why}", _advice(error)
+        )
+        refused.reason = why
+        raise refused from error
+
+
+def _advice(error: Exception) -> str:
+    """Return what can be done about a template's refusal. What it raises itself is about the order of the turns."""
+    from jinja2 import TemplateError
+    from jinja2.exceptions import SecurityError
+
+    if isinstance(error, (SecurityError, OverflowError, MemoryError, RecursionError)):
+        return "it asks for more than templates may: make the variables that it is given smaller"
+    if type(error) is TemplateError:
+        return "leave the system message out, or begin with the user's turn"
+    return "a part of the conversation is not as it expects it: look at its tools, its calls and its variables"
+
+
+def get_turn_end_id(tokenizer: Any) -> int | None:
+    """Return the control token that closes the assistant's turn, as the chat template shows; None: there is none."""
+    if not tokenizer.chat_template:
+        return None
+    mark = "answer0mark"
+    try:
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+        behind = render_chat(tokenizer, talk).partition(mark)[2].lstrip()
+    except DataError:
+        return None
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    token = tokenizer.added_tokens_decoder.get(ids[0]) if ids else None
+    return int(ids[0]) if token is not None and token.special else None
+
+
+def load_fast_tokenizer(folder: str | Path) -> Tokenizer:
+    """Return the bare tokenizer for documents: fast to import, and special tokens in the text are plain text.
+
+    Args:
+        folder: Hugging Face folder, or a `hf_folder.json`.
+
+    Raises:
+        DataError: there is no `hf_folder.json`, or it is damaged.
+    """
+    path = find_tokenizer_file(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise _damaged_error(path, error) from error
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def find_tokenizer_file(folder: str | Path) -> Path:
+    """Return the `hf_folder.json` of a folder, or the file itself.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(folder).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file() and file.suffix == ".json":
+        return file
+    what = "the folder has no tokenizer.json" if path.is_dir() else "no such folder"
+    raise DataError(
+        f"no tokenizer in {path}: {what}",
+        "train one with `anabatic tokenizer train`, or give a Hugging Face folder with tokenizer.json",
+    )
+
+
+def _damaged_error(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} cannot be loaded: {error}", "the folder is damaged: train or fetch the tokenizer again")

@@ -1,0 +1,1 @@
+"""Checks of a machine: each module looks at one thing and yields findings."""

@@ -1,0 +1,1 @@
+"""Explanation of logs: matching lines with the knowledge base."""

@@ -1,0 +1,175 @@
+"""`anabatic explain`: which error came first among all ranks, and what it means.
+
+A cause beats what other ranks suffer from it (HCCL timeouts, lost heartbeats, the launcher's summary), and both beat
+general wrappers (`ERR00100`, `EZ9999`); among equals the earliest time wins, then the order of reading.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import log_files, log_scan
+from anabatic.doctor.explain.log_scan import LogScan, Sighting
+from anabatic.doctor.explain.matcher import LogMatcher
+from anabatic.doctor.knowledge_base import KnowledgeBase, KnowledgeEntry
+
+MAX_CARRIED_LINES = 20
+"""Lines below an exception that belong to it."""
+_CARRIER_ENTRIES = frozenset(
+    {
+        "aclnn-call",
+        "aclnn-inner",
+        "EE1001",
+        *(
+            f"{knowledge_base.UNKNOWN_EXCEPTION_PREFIX}{name}"
+            for name in ("RuntimeError", "DistBackendError", "OSError", "ImportError", "SystemError", "Exception")
+        ),
+    }
+)
+"""Entries that say that something failed, seldom what."""
+_ERROR_CODE = re.compile(r"[eE](?:[a-zA-Z]\d{4}|\d{5}|[rR]{2}\d{5})|-?\d{4,6}|hccl:\d{1,2}|0x[0-9a-fA-F]{4,6}")
+
+
+@dataclass
+class LogFinding:
+    """One entry over all files and ranks."""
+
+    entry: KnowledgeEntry
+    code: str
+    first_sighting: Sighting
+    count: int
+    ranks: list[int]
+    sightings: list[Sighting] = field(default_factory=list)
+
+    @property
+    def role(self) -> str:
+        """The heaviest role in which the entry was seen."""
+        return self.first_sighting.role
+
+
+@dataclass
+class LogReport:
+    """What was found, the first cause in front."""
+
+    findings: list[LogFinding]
+    silent_ranks: list[int]
+    """Ranks whose log names no error while all others only suffer: there the cause is likely to be."""
+    scan: LogScan
+    is_ordered_by_time: bool = True
+    """The ranks' times could be compared."""
+    is_code_lookup: bool = False
+    """Codes were asked for, not found in a log."""
+
+    @property
+    def first_cause(self) -> LogFinding | None:
+        """The first cause."""
+        return self.findings[0] if self.findings else None
+
+
+def explain_logs(
+    words: tuple[str, ...],
+    known: KnowledgeBase,
+    progress: Callable[[int], None] | None = None,
+    every_start: bool = False,
+) -> LogReport:
+    """Explain logs, or codes typed in their place.
+
+    Args:
+        words: files, folders, `-`, or codes such as `EI0006`; nothing: CANN's own log folder.
+        known: the entries.
+        progress: told the bytes of every block that was read.
+        every_start: also what a run wrote before it was started again.
+
+    Raises:
+        ConfigError: a word is an option that there is not.
+        DataError: a name leads nowhere, or nothing of what was named can be read.
+    """
+    for word in words:
+        if word.startswith("-") and word != "-" and not _ERROR_CODE.fullmatch(word):
+            raise ConfigError(f'unknown option "{word}"', "see `anabatic explain --help`")
+    codes = [w for w in words if (_ERROR_CODE.fullmatch(w) or w in known.by_code) and not Path(w).exists()]
+    if codes and len(codes) == len(words):
+        return _look_up_codes(codes, known)
+    if codes:
+        raise DataError(f"{codes[0]} is a code, {next(w for w in words if w not in codes)} a log", "ask for one kind")
+    found = log_files.collect_logs(words)
+    result = log_scan.scan_logs(found.files, LogMatcher(known), every_start=every_start, progress=progress)
+    result.notes = found.notes + result.notes
+    return rank_findings(result)
+
+
+def explain_text(text: str, known: KnowledgeBase) -> LogReport:
+    """Explain a text that is already here, for example a traceback."""
+    return rank_findings(log_scan.scan_text(text, LogMatcher(known)))
+
+
+def rank_findings(result: LogScan) -> LogReport:
+    """Order what was seen: the first cause first."""
+    _demote_carriers(result.sightings)
+    by_entry: dict[str, list[Sighting]] = {}
+    for sight in result.sightings:
+        by_entry.setdefault(sight.entry.id, []).append(sight)
+    findings = [_merge_sightings(sights) for sights in by_entry.values()]
+    findings.sort(key=lambda finding: _get_sort_key(finding.first_sighting))
+    causes = [finding for finding in findings if finding.role == "cause"]
+    suffering = {rank for finding in findings for rank in finding.ranks}
+    silent = sorted(result.ranks - suffering) if findings and not causes else []
+    serious = [finding for finding in findings if finding.role != "notice"]
+    return LogReport(findings, silent, result, _has_comparable_times(serious))
+
+
+def _demote_carriers(sights: list[Sighting]) -> None:
+    """Make what only passes on an error general, where what it passes on stands on the same or the next lines."""
+    solid: dict[tuple[str, int | None], list[int]] = {}
+    for sight in sights:
+        if sight.role in ("cause", "consequence") and sight.entry.confidence != "low" and not _is_carrier(sight):
+            solid.setdefault((sight.file, sight.rank), []).append(sight.order)
+    for orders in solid.values():
+        orders.sort()
+    for sight in sights:
+        orders = solid.get((sight.file, sight.rank), [])
+        at = bisect_left(orders, sight.order)
+        if at < len(orders) and orders[at] - sight.order <= MAX_CARRIED_LINES and _is_carrier(sight):
+            sight.role = "wrapper"
+
+
+def _is_carrier(sight: Sighting) -> bool:
+    return sight.entry.id in _CARRIER_ENTRIES or sight.code.startswith("hccl:")
+
+
+def _merge_sightings(sights: list[Sighting]) -> LogFinding:
+    sights = sorted(sights, key=_get_sort_key)
+    ranks = sorted({sight.rank for sight in sights if sight.rank is not None})
+    return LogFinding(sights[0].entry, sights[0].code, sights[0], sum(sight.count for sight in sights), ranks, sights)
+
+
+def _get_sort_key(sight: Sighting) -> tuple[int, bool, datetime, int, bool]:
+    """Sort key: a guess, as from the prefix of a code, after what is known, of one line its words before a number."""
+    guess = sight.entry.confidence == "low"
+    less = bool(sight.code) != (sight.role == "wrapper")
+    return knowledge_base.ROLES.index(sight.role), guess, sight.time or datetime.max, sight.order, less
+
+
+def _has_comparable_times(findings: list[LogFinding]) -> bool:
+    sights = [sight for finding in findings for sight in finding.sightings]
+    return len({sight.file for sight in sights}) < 2 or all(sight.time for sight in sights)
+
+
+def _look_up_codes(words: list[str], known: KnowledgeBase) -> LogReport:
+    result = LogScan()
+    for order, word in enumerate(words):
+        code = str(int(word, 16)) if word.lower().startswith("0x") else word
+        code = code.upper() if code[:1] in "eE" else code
+        entry = known.find_by_code(code)
+        if entry is None:
+            raise DataError(f"no component of CANN counts its codes like {word}", "give the log in which it stands")
+        result.sightings.append(Sighting(entry, code, "", None, 0, "", 0, None, entry.role, False, order))
+    findings = [_merge_sightings([sight]) for sight in result.sightings]
+    return LogReport(findings, [], result, is_code_lookup=True)

@@ -1,0 +1,365 @@
+"""Finds known texts and codes in logs, fast enough for gigabytes.
+
+Logs repeat themselves but for their numbers. So a block is first freed of its digits and addresses and split into
+lines, and only lines that were not seen before are looked at: a text that stands in a line still stands there when both
+have lost their digits. New lines are split into words, which repeat themselves too; each known text contains, within
+one word, one of some seventy stems, so most lines are done with when all of their words are known not to contain any.
+What may match after that is compared for good, digits included, once for all lines of a block that tell the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anabatic.doctor.explain import line_grouping
+from anabatic.doctor.knowledge_base import KnowledgeBase, KnowledgeEntry, make_exception_entry
+
+STEMS = (
+    b"exception", b"timeout", b"timed", b"times", b"memory", b"cannot", b"can't", b"invalid", b"mismatch", b"should",
+    b"inconsistent", b"unable", b"killed", b"expected", b"signal", b"undefined", b"version", b"denied", b"oom",
+    b"closed", b"terminate", b"address", b"process", b"dataloader", b"unsupported", b"occurred", b"must", b"finite",
+    b"been", b"status", b"compile", b"received", b"removed", b"execution", b"driver", b"buffer", b"duplicate",
+    b"module", b"variable", b"connect", b"nan", b"tensor", b"fail", b"error", b"not", b"file", b"device", b"code",
+    b"ret",
+)  # fmt: skip
+"""In lower case. A text is filed under the first that one of its pieces contains, else under its own longest word."""
+MAX_REMEMBERED_LINES = 50_000
+"""Different lines without digits that are remembered, and four times as many words."""
+MAX_REMEMBERED_BYTES = 1 << 25
+"""Bytes of all of those lines, and of all of those words."""
+MAX_REMEMBERED_LINE_BYTES = 1 << 10
+"""Bytes of a line that is remembered: memory stays bounded."""
+_DIGITS = b"0123456789"
+_HEX_TAIL = re.compile(rb"\A[0-9a-f]+(?![0-9a-z_])")
+"""Start of a text that may be the end of an address."""
+_LETTER_CODE = re.compile(rb"(?<![0-9A-Za-z_])E(?:[A-Z]\d{4}|\d{5}|RR\d{5})(?![0-9A-Za-z_])")
+_LETTER_CODE_STRIPPED = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])")
+_GAP = rb"\s{0,8}"
+"""Bounded, as all repetitions here that can meet: three unbounded ones took minutes over a line padded with blanks."""
+_RETURNED_NUMBER = re.compile(
+    rb"[a-z]?\]?%(gap)s(?:is|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)"
+    % {b"gap": _GAP}
+)
+"""What follows one of `_RETURN_WORDS`."""
+_RESULT_NUMBER = re.compile(
+    rb"(?:result|status|errno)%(gap)s[=:]%(gap)s\[?(?!\d00000)(\d{6})(?![0-9a-z])" % {b"gap": _GAP}
+)
+"""Words that much else is called by too: only codes that an entry names count behind them."""
+_RETURNED_NUMBER_STRIPPED = re.compile(
+    rb"(?:code|\bret|\berror)[a-z]?\]?%(gap)s(?:is|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:x|-|\W|$)" % {b"gap": _GAP}
+)
+_RESULT_NUMBER_STRIPPED = re.compile(rb"(?:result|status|errno)%(gap)s[=:]|s/it" % {b"gap": _GAP})
+_RETURN_WORDS = (b"error", b"ret", b"code")
+"""One of them stands before the number that a call returned."""
+_RESULT_WORDS = (b"result", b"errno", b"status", b"s/it")
+"""So may these."""
+_SLOW_PACE = re.compile(rb"(?<![\d.])(\d{2,6})(?:\.\d+)?s/it")
+"""The pace of a progress bar (tqdm)."""
+_RARE_NUMBER = re.compile(_RESULT_NUMBER.pattern + rb"|(?<![\d.])(?:[6-9]\d|\d{3,6})(?:\.\d+)?s/it")
+SLOW_SECONDS = 60
+"""Seconds of a step that are worth a note."""
+_WORD_BYTES = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyz_")
+_HCCL_RESULT = re.compile(
+    rb"(?:hccl function error|function error: hccl|hccl\w{1,80} fail).{0,400}?error(?: code is|:) ?(\d{1,2})(?!\d)"
+    rb"|hcclret -> (\d{1,2})(?!\d)"
+)
+_HCCL_MODULE_ERRNO = re.compile(rb"errno\[0x0*5000([0-9a-f]{3})\]")
+"""How HCCL's own log writes its result: module 5, then the result."""
+_LINE_PREFIX = (
+    rb"(?:\x1b\[[\d;]*m|\([A-Za-z_][\w .=,:-]{0,80}\) ?|(?:ERROR|CRITICAL) [\d:. -]{0,24}\[?[\w.]{1,60}:\d{0,6}\] ?"
+    rb"|\[[^\]]{0,24}\] ?|\d{0,5}: ?)*"
+)
+"""What stands before a line: `[rank3]:`, the `3:` of `srun --label`, `(Worker pid=7)` of Ray, the logger of vLLM.
+
+A line fits in one way at most, or thirty `[a]: ` in a row would be tried in 2^30 ways.
+"""
+_EXCEPTION_LINE = re.compile(_LINE_PREFIX + rb"([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
+"""The last line of a Python traceback."""
+_TRACEBACK_LINE = re.compile(_LINE_PREFIX + rb"(?:  |Traceback )")
+"""What stands before it."""
+_INFO_LINE = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
+_ERROR_WORDS = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")
+
+
+class TextPattern(NamedTuple):
+    """A text of an entry, in lower case, split at its `*`."""
+
+    entry: KnowledgeEntry
+    fragments: tuple[bytes, ...]
+    stripped_fragments: tuple[bytes, ...]
+    """The pieces without digits."""
+    num_chars: int
+    """Characters of all pieces."""
+
+
+class LineCandidate(NamedTuple):
+    """What may stand in a line, judged without its digits."""
+
+    patterns: tuple[TextPattern, ...]
+    has_code: bool
+    """A code with letters."""
+    has_number: bool
+    ends_traceback: bool
+    """The end of a traceback."""
+    is_rare: bool
+    """Nothing but a number behind one of `_RESULT_WORDS`, which seldom is a code: all lines are searched for one at
+    once."""
+    needs_exact_match: bool
+    """Some digits of it mean something that `line_grouping` does not know."""
+
+
+class EntryMatch(NamedTuple):
+    """One finding in a line."""
+
+    entry: KnowledgeEntry
+    code: str
+    num_chars: int
+    """Characters that matched: the most special text of a line is meant."""
+    offset: int
+    """Byte of the line at which it begins."""
+
+
+@dataclass(frozen=True)
+class MatchedLine:
+    """What is known in a line of a block, and in others that say the same."""
+
+    index: int
+    """Of the first of these lines."""
+    matches: list[EntryMatch]
+    count: int
+    """How many they are."""
+
+
+class LogMatcher:
+    """Compiled knowledge, and what it remembers of the lines that it saw."""
+
+    def __init__(self, knowledge: KnowledgeBase) -> None:
+        self.knowledge = knowledge
+        texts = [(entry, _split_fragments(text)) for entry in knowledge.entries for text in entry.texts]
+        self.keeps_addresses = not all(any(map(_split_words_after_hex, pieces)) for _, pieces in texts)
+        """A text may stand within an address: their letters count."""
+        self.patterns_by_stem: dict[bytes, list[TextPattern]] = {stem: [] for stem in _RETURN_WORDS + _RESULT_WORDS}
+        for entry, pieces in texts:
+            bare = tuple(
+                self._strip_digits(piece if self.keeps_addresses else _HEX_TAIL.sub(b"", piece)) for piece in pieces
+            )
+            words = [word for piece in bare for word in piece.split()]
+            stem = next((stem for stem in STEMS for word in words if stem in word), max(words, key=len))
+            self.patterns_by_stem.setdefault(stem, []).append(TextPattern(entry, pieces, bare, sum(map(len, pieces))))
+        self.harmless_lines: set[bytes] = set()
+        self.harmless_words: set[bytes] = set()
+        """Words without a stem."""
+        self.word_stems: dict[bytes, tuple[bytes, ...]] = {}
+        """Word -> the stems that it contains."""
+        self.candidates: dict[bytes, LineCandidate] = {}
+        """By the line without its digits and addresses."""
+        self.line_grouper = line_grouping.LineGrouper()
+        self.line_bytes = self.word_bytes = 0
+
+    def find_matches(self, block: bytes) -> tuple[list[bytes], list[MatchedLine]]:
+        """Return the lines of a block and what is known in them, in their order."""
+        bare = self._strip_digits(block).split(b"\n")
+        new = set(bare).difference(self.harmless_lines, self.candidates)
+        if new:
+            self._classify_lines(new)
+        if self.candidates.keys().isdisjoint(bare):
+            return [], []
+        lines = block.split(b"\n")
+        places: dict[bytes, list[int]] = {}
+        for index, line in enumerate(bare):
+            if line in self.candidates:
+                places.setdefault(line, []).append(index)
+        found = [one for line, where in places.items() for one in self._match_equal_lines(line, lines, where)]
+        return lines, sorted(found, key=lambda one: one.index)
+
+    def _strip_digits(self, text: bytes) -> bytes:
+        """Return a text without its digits and its addresses, the numbers of which are as little worth."""
+        if not self.keeps_addresses and b"0x" in text:
+            text = line_grouping.HEX_ADDRESS.sub(b"0x", text)
+        return text.translate(None, _DIGITS)
+
+    def _match_equal_lines(self, bare: bytes, lines: list[bytes], where: list[int]) -> Iterator[MatchedLine]:
+        """Yield what is known in lines that are equal but for their digits."""
+        suspect = self.candidates[bare]
+        if suspect.is_rare and not _RARE_NUMBER.search(b"\n".join([lines[index] for index in where]).lower()):
+            return
+        told: list[tuple[int, int]] = []
+        nothing = False
+        if len(where) >= line_grouping.MIN_GROUPED_LINES and not suspect.needs_exact_match:
+            told = self.line_grouper.group_lines(bare, [lines[index] for index in where])
+            heard = (
+                [bool(self.match_line(lines[where[place]], suspect)) for place, _ in told]
+                if suspect.ends_traceback
+                else []
+            )
+            nothing = bool(heard) and not any(heard)
+            if not all(heard):
+                told = []  # the line before each decides
+        for place, count in told or [(place, 1) for place in range(len(where))]:
+            index = where[place]
+            hits = [] if nothing else self.match_line(lines[index], suspect)
+            if not hits and suspect.ends_traceback and (not index or _TRACEBACK_LINE.match(lines[index - 1])):
+                hits = _match_exception(lines[index])
+            if hits:
+                yield MatchedLine(index, hits, count)
+
+    def match_line(self, line: bytes, suspect: LineCandidate) -> list[EntryMatch]:
+        """Return the codes of a line and the most special text in it: the longest, of equals the first in the line."""
+        low = line.lower()
+        found: list[EntryMatch] = []
+        if suspect.has_number:
+            self._match_numbers(low, found)
+        if suspect.has_code:
+            self._match_letter_codes(line, low, found)
+        found.sort(key=lambda hit: hit.offset)
+        best: EntryMatch | None = None
+        for text in suspect.patterns:
+            at = _find_in_order(low, text.fragments)
+            if at >= 0 and (best is None or (text.num_chars, -at) > (best.num_chars, -best.offset)):
+                best = EntryMatch(text.entry, "", text.num_chars, at)
+        if best is not None and not _contains_entry(found, best.entry):
+            found.append(best)
+        return found
+
+    def _classify_lines(self, new: set[bytes]) -> None:
+        """File new lines under `harmless_lines` or `candidates`."""
+        if (
+            len(self.harmless_lines) + len(self.candidates) > MAX_REMEMBERED_LINES
+            or self.line_bytes > MAX_REMEMBERED_BYTES
+        ):
+            self.harmless_lines.clear()
+            self.candidates.clear()
+            self.line_grouper.patterns.clear()
+            self.line_bytes = 0
+        if (
+            len(self.harmless_words) + len(self.word_stems) > 4 * MAX_REMEMBERED_LINES
+            or self.word_bytes > MAX_REMEMBERED_BYTES
+        ):
+            self.harmless_words.clear()
+            self.word_stems.clear()
+            self.word_bytes = 0
+        self._classify_words(set(b"\n".join(new).lower().split()).difference(self.harmless_words, self.word_stems))
+        for line in new:
+            low = line.lower()
+            words = low.split()
+            suspect = None
+            if (b"E" in line and _LETTER_CODE_STRIPPED.search(line)) or not self.word_stems.keys().isdisjoint(words):
+                suspect = self._make_candidate(line, low, words)
+            if suspect is not None:
+                self.candidates[line] = suspect
+                self.line_bytes += len(line)
+            elif len(line) <= MAX_REMEMBERED_LINE_BYTES:
+                self.harmless_lines.add(line)
+                self.line_bytes += len(line)
+
+    def _classify_words(self, words: set[bytes]) -> None:
+        """File new words under `harmless_words` or `word_stems`."""
+        joined = b" ".join(words)
+        found: dict[bytes, list[bytes]] = {}
+        for stem in self.patterns_by_stem:
+            at = joined.find(stem)
+            while at >= 0:
+                start, end = joined.rfind(b" ", 0, at) + 1, joined.find(b" ", at)
+                end = end if end >= 0 else len(joined)
+                found.setdefault(joined[start:end], []).append(stem)
+                at = joined.find(stem, end)
+        self.word_stems.update((word, tuple(stems)) for word, stems in found.items())
+        self.harmless_words.update(
+            word for word in words if word not in found and len(word) <= MAX_REMEMBERED_LINE_BYTES
+        )
+        self.word_bytes += sum(map(len, words))
+
+    def _make_candidate(self, line: bytes, low: bytes, words: list[bytes]) -> LineCandidate | None:
+        """Return what may stand in a line without digits, or None."""
+        if _INFO_LINE.match(low):
+            return None
+        stems = {stem for word in words for stem in self.word_stems.get(word, ())}
+        filed = (
+            text for stem in sorted(stems) for text in self.patterns_by_stem[stem]
+        )  # a set's order differs by process
+        texts = tuple(text for text in filed if _find_in_order(low, text.stripped_fragments) >= 0)
+        number = not stems.isdisjoint(_RETURN_WORDS) and (
+            _RETURNED_NUMBER_STRIPPED.search(low) is not None or _hccl_failed(low)
+        )
+        less = not stems.isdisjoint(_RESULT_WORDS) and _RESULT_NUMBER_STRIPPED.search(low) is not None
+        code = _LETTER_CODE_STRIPPED.search(line) is not None
+        raised = (b"error" in stems or b"exception" in stems) and _EXCEPTION_LINE.match(line) is not None
+        exact = any(text.fragments != text.stripped_fragments for text in texts) or b"errno[" in low or b"s/it" in low
+        rare = less and not (texts or number or code or raised)
+        number = number or less
+        return LineCandidate(texts, code, number, raised, rare, exact) if texts or number or code or raised else None
+
+    def _match_numbers(self, low: bytes, found: list[EntryMatch]) -> None:
+        for word in _RETURN_WORDS:
+            at = low.find(word)
+            while at >= 0:
+                end = at + len(word)
+                match = _RETURNED_NUMBER.match(low, end)
+                if match and (word == b"code" or not at or low[at - 1] not in _WORD_BYTES):
+                    self._add_code(str(int(match[1], 16)) if match[1] else match[2].decode(), at, found)
+                at = low.find(word, end)
+        for told in _RESULT_NUMBER.finditer(low):
+            if told[1].decode() in self.knowledge.by_code:
+                self._add_code(told[1].decode(), told.start(), found)
+        if b"hccl" in low:
+            if result := _HCCL_RESULT.search(low):
+                self._add_code(f"hccl:{(result[1] or result[2]).decode()}", result.start(), found)
+            elif module := _HCCL_MODULE_ERRNO.search(low):
+                self._add_code(f"hccl:{int(module[1], 16)}", module.start(), found)
+        slow = next((pace for pace in _SLOW_PACE.finditer(low) if int(pace[1]) >= SLOW_SECONDS), None)
+        if slow is not None:
+            self._add_code("slow-start", slow.start(), found)
+
+    def _match_letter_codes(self, line: bytes, low: bytes, found: list[EntryMatch]) -> None:
+        """Codes with letters. One that no entry names counts only where a line speaks of an error."""
+        for match in _LETTER_CODE.finditer(line):
+            code = match[0].decode()
+            if code in self.knowledge.by_code or _ERROR_WORDS.search(low):
+                self._add_code(code, match.start(), found)
+
+    def _add_code(self, code: str, at: int, found: list[EntryMatch]) -> None:
+        entry = self.knowledge.find_by_code(code)
+        if entry is not None and not (found and _contains_entry(found, entry)):
+            found.append(EntryMatch(entry, code, len(code), at))
+
+
+def _split_fragments(text: str) -> tuple[bytes, ...]:
+    return tuple(piece.encode() for piece in text.lower().split("*") if piece.strip())
+
+
+def _split_words_after_hex(piece: bytes) -> list[bytes]:
+    """Return the words of a piece of a text of which the first may be the end of an address."""
+    return _HEX_TAIL.sub(b"", piece).translate(None, _DIGITS).split()
+
+
+def _match_exception(line: bytes) -> list[EntryMatch]:
+    """Return the exception that ends a traceback and that no entry knows."""
+    match = _EXCEPTION_LINE.match(line)
+    if match is None:
+        return []
+    path = match[1].decode("utf-8", "replace")
+    name = path.rpartition(".")[2]
+    return [EntryMatch(make_exception_entry(path), name, len(name), match.start(1))]
+
+
+def _hccl_failed(low: bytes) -> bool:
+    """Tell whether a line speaks of HCCL and of an error, or of what was returned, behind it."""
+    at = low.find(b"hccl")
+    return at >= 0 and any(low.find(word, at + 4) >= 0 for word in (b"err", b"ret"))
+
+
+def _contains_entry(found: list[EntryMatch], entry: KnowledgeEntry) -> bool:
+    return any(hit.entry.id == entry.id for hit in found)
+
+
+def _find_in_order(line: bytes, pieces: tuple[bytes, ...]) -> int:
+    """Return where the first piece stands, or -1 unless all follow one another."""
+    first = at = line.find(pieces[0])
+    for piece in pieces[1:]:
+        if at < 0:
+            return -1
+        at = line.find(piece, at)
+    return first if at >= 0 else -1

@@ -1,0 +1,280 @@
+"""An explanation on a terminal of any width, or as JSON."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from anabatic.core.formatting import format_size
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.check_report import measure_display_width, wrap_text
+from anabatic.doctor.explain import next_steps
+from anabatic.doctor.explain.diagnosis import LogFinding, LogReport
+from anabatic.doctor.explain.log_scan import Sighting
+from anabatic.doctor.language import Language
+
+MAX_OTHERS = 12
+"""Rows of the list below the first cause; `--json` has all."""
+_NARROW_WIDTH = 60
+_ROLE_STYLES = {"cause": "bold red", "consequence": "yellow", "wrapper": "dim", "notice": "cyan"}
+
+_LABELS: dict[str, tuple[str, str]] = {
+    "colon": (": ", "："),
+    "comma": (", ", "，"),
+    "first.cause": ("first cause", "首个原因"),
+    "first.consequence": ("no cause found, first consequence", "未找到原因，最先出现的后果"),
+    "first.wrapper": ("only a general message", "只有概括性的报错"),
+    "first.notice": ("nothing that stops a job", "不会使作业停止的提示"),
+    "meaning": ("meaning", "含义"),
+    "cause": ("likely cause", "可能原因"),
+    "fix": ("fix", "处理"),
+    "confidence": ("confidence", "可信度"),
+    "source": ("source", "出处"),
+    "where": ("where", "位置"),
+    "high": ("high", "高"),
+    "medium": ("medium", "中"),
+    "low": ("low", "低"),
+    "also": ("also seen", "另外见到"),
+    "role.cause": ("cause", "原因"),
+    "role.consequence": ("consequence", "后果"),
+    "role.wrapper": ("general", "概括"),
+    "role.notice": ("note", "提示"),
+    "rank": ("rank {}", "rank {}"),
+    "times": ("{} times", "{} 次"),
+    "once": ("once", "1 次"),
+    "silent": (
+        "rank {} reported nothing while the others waited: look there first",
+        "其他 rank 在等待，而 rank {} 没有报错：请先检查它",
+    ),
+    "next": ("collect next", "下一步收集"),
+    "order": (
+        "not every line has a time: among these files the order is that of reading",
+        "部分日志没有时间：文件之间按读取顺序排列",
+    ),
+    "more": ("{} more, see --json", "还有 {} 项，见 --json"),
+    "nothing": ("nothing known in {} ({})", "在 {} 中没有找到已知的错误（{}）"),
+    "killed": (
+        "a job that ends without an error was often killed: `dmesg | tail`; CANN has its own logs: `anabatic explain`",
+        "没有报错就结束的作业常常是被杀死的：`dmesg | tail`；CANN 另有自己的日志：`anabatic explain`",
+    ),
+    "files": ("{} files", "{} 个文件"),
+    "earlier": (
+        "{} lines from before the last start of the run are left out, see --all",
+        "该作业最后一次启动之前的 {} 行未计入，见 --all",
+    ),
+    "unkept": ("{} further lines were only counted", "另有 {} 行只计数"),
+}
+
+
+def get_label(key: str, language: Language, *values: object) -> str:
+    """Return a word of the report in `language`."""
+    return _LABELS[key][language == "zh"].format(*values)
+
+
+def print_report(report: LogReport, language: Language, console: Console) -> None:
+    """Print the first cause, what else was seen, and what could not be read."""
+    with console.capture() as written:
+        _render_report(report, language, console)
+    text = written.get()
+    if not console.is_terminal:  # rich fills lines up with blanks: in a file, in a mail they are in the way
+        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    console.file.write(text)
+
+
+def _render_report(report: LogReport, language: Language, console: Console) -> None:
+    first = report.first_cause
+    if first is None:
+        files = report.scan.files
+        what = files[0] if len(files) == 1 else get_label("files", language, len(files))
+        console.print(Text(get_label("nothing", language, what, format_size(report.scan.num_bytes))))
+        for row in wrap_text(get_label("killed", language), console.width):
+            console.print(Text(row))
+    elif report.is_code_lookup:
+        for finding in report.findings:
+            console.print(_render_finding(finding, Text(finding.code, style="bold"), language, console.width))
+    else:
+        console.print(_render_first_cause(first, language, console.width))
+        if report.silent_ranks:
+            silent = get_label("silent", language, _format_ranks(report.silent_ranks))
+            console.print(Text(silent, style="bold yellow"))
+        if others := report.findings[1:]:
+            console.print(_render_others(others, language, console.width))
+    if steps := next_steps.suggest_next_steps(report, language):
+        console.print(Text(get_label("next", language), style="bold"))
+        rows = ["\n    ".join(wrap_text(step, console.width - 4)) for step in steps]
+        console.print(Text("\n".join(f"  - {row}" for row in rows)))
+    for note in _collect_notes(report, language):
+        console.print(Text(note, style="dim"))
+
+
+def _collect_notes(report: LogReport, language: Language) -> list[str]:
+    notes = list(report.scan.notes)
+    if report.first_cause is not None and not report.is_ordered_by_time:
+        notes.append(get_label("order", language))
+    if report.scan.num_earlier:
+        notes.append(get_label("earlier", language, f"{report.scan.num_earlier:,}"))
+    if report.scan.num_unkept:
+        notes.append(get_label("unkept", language, report.scan.num_unkept))
+    return notes
+
+
+def _render_first_cause(finding: LogFinding, language: Language, width: int) -> RenderableType:
+    role = finding.role
+    head = Text.assemble(
+        (get_label(f"first.{role}", language), _ROLE_STYLES[role]),
+        (get_label("colon", language), "bold"),
+        (finding.code or finding.entry.id, "bold"),
+    )
+    return _render_finding(finding, head, language, width)
+
+
+def _render_finding(finding: LogFinding, head: Text, language: Language, width: int) -> RenderableType:
+    said = finding.entry.get_explanation(language)
+    parts: list[RenderableType] = [head]
+    if finding.first_sighting.text:
+        parts.append(Padding(Text(_shorten_line(finding.first_sighting, 3 * width - 12), style="dim"), (0, 0, 0, 2)))
+    rows = [
+        (get_label("meaning", language), said.meaning, ""),
+        (get_label("cause", language), said.cause, ""),
+        (get_label("fix", language), said.fix, "bold"),
+    ]
+    if finding.first_sighting.file:
+        rows.append((get_label("where", language), _format_where(finding, language), ""))
+    rows.append((get_label("confidence", language), get_label(finding.entry.confidence, language), ""))
+    rows.append((get_label("source", language), finding.entry.source, ""))
+    if width < _NARROW_WIDTH:  # a column for the names would leave too little
+        for name, text, style in rows:
+            named_by = name + get_label("colon", language)
+            for row in wrap_text(named_by + text, width):
+                named = len(named_by) if row.startswith(named_by.rstrip()) else 0
+                parts.append(Text.assemble((row[:named], "dim"), (row[named:], style)))
+        return Group(*parts, Text())
+    label = max(measure_display_width(name) for name, _, _ in rows) + 2
+    for name, text, style in rows:
+        for place, line in enumerate(wrap_text(text, width - label - 2)):
+            before = name + " " * (label - measure_display_width(name)) if not place else " " * label
+            parts.append(Text.assemble("  ", (before, "dim"), (line, style)))
+    return Group(*parts, Text())
+
+
+def _render_others(findings: list[LogFinding], language: Language, width: int) -> RenderableType:
+    parts: list[RenderableType] = [Text(get_label("also", language), style="bold")]
+    shown = findings[:MAX_OTHERS]
+    for finding in shown:
+        role = finding.role
+        line = Text.assemble(
+            (finding.code or finding.entry.id, "bold"),
+            "  ",
+            (get_label(f"role.{role}", language), _ROLE_STYLES[role]),
+            (f"  {_format_count(finding, language)}", ""),
+            (f"  {_format_location(finding)}", "dim"),
+        )
+        parts.append(Padding(line, (0, 0, 0, 2)))
+        parts += [Text(f"    {row}") for row in wrap_text(finding.entry.get_explanation(language).meaning, width - 4)]
+    if left := len(findings) - len(shown):
+        parts.append(Padding(Text(get_label("more", language, left), style="dim"), (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def _format_where(finding: LogFinding, language: Language) -> str:
+    time = finding.first_sighting.time
+    when = [time.isoformat(sep=" ", timespec="milliseconds")] if time else []
+    return get_label("comma", language).join([_format_location(finding), *when, _format_count(finding, language)])
+
+
+def _format_location(finding: LogFinding) -> str:
+    """Return `file:line`, by the shorter of the two names that the file has from here."""
+    file = finding.first_sighting.file
+    if not file:
+        return ""
+    return f"{min(file, os.path.relpath(file), key=len)}:{finding.first_sighting.line}"
+
+
+def _format_count(finding: LogFinding, language: Language) -> str:
+    often = get_label("once", language) if finding.count == 1 else get_label("times", language, f"{finding.count:,}")
+    ranks = [get_label("rank", language, _format_ranks(finding.ranks))] if finding.ranks else []
+    return get_label("comma", language).join([often, *ranks])
+
+
+def _format_ranks(ranks: list[int]) -> str:
+    """`0-3, 7`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _shorten_line(sight: Sighting, width: int) -> str:
+    """Return as much of the line as fits in three rows, with the place that was recognised."""
+    text = sight.text
+    if len(text) <= width:
+        return text
+    start = 0 if sight.offset < 2 * width // 3 else min(sight.offset - width // 3, len(text) - width)
+    end = start + width
+    return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+
+
+def report_to_dict(report: LogReport, language: Language) -> dict[str, Any]:
+    """Return the report as plain values: `findings`, the first cause first."""
+    return {
+        "first": _finding_to_dict(report.first_cause, language) if report.first_cause else None,
+        "findings": [_finding_to_dict(finding, language) for finding in report.findings],
+        "silent_ranks": report.silent_ranks,
+        "files": report.scan.files,
+        "num_bytes": report.scan.num_bytes,
+        "ordered_by_time": report.is_ordered_by_time,
+        "lines_before_last_start": report.scan.num_earlier,
+        "lines_only_counted": report.scan.num_unkept,
+        "notes": report.scan.notes,
+        "next": next_steps.suggest_next_steps(report, language),
+    }
+
+
+def _finding_to_dict(finding: LogFinding, language: Language) -> dict[str, Any]:
+    said = finding.entry.get_explanation(language)
+    return {
+        "id": finding.entry.id,
+        "code": finding.code or None,
+        "role": finding.role,
+        "meaning": said.meaning,
+        "cause": said.cause,
+        "fix": said.fix,
+        "confidence": finding.entry.confidence,
+        "source": finding.entry.source,
+        "count": finding.count,
+        "ranks": finding.ranks,
+        "seen": [_sighting_to_dict(sight) for sight in finding.sightings if sight.file],
+    }
+
+
+def _sighting_to_dict(sight: Sighting) -> dict[str, Any]:
+    return {
+        "file": sight.file,
+        "line": sight.line,
+        "rank": sight.rank,
+        "time": sight.time.isoformat() if sight.time else None,
+        "time_on_line": sight.has_own_time,
+        "count": sight.count,
+        "text": sight.text,
+    }
+
+
+def format_hint(report: LogReport, language: Language) -> str:
+    """Return the hint below a failed command: what it was and the fix; empty when nothing is known."""
+    first = report.first_cause
+    if (
+        first is None
+        or first.role in ("wrapper", "notice")
+        or first.entry.id.startswith(knowledge_base.UNKNOWN_EXCEPTION_PREFIX)
+    ):
+        return ""
+    said = first.entry.get_explanation(language)
+    between = "" if said.meaning.endswith("。") else " "
+    return f"hint: {first.code or first.entry.id}: {said.meaning}{between}{said.fix}"

@@ -1,0 +1,1 @@
+"""What checks can find: messages and fixes, in English and Chinese."""

@@ -1,0 +1,83 @@
+"""One line of a report: what was looked at, how it is, what was found, what to type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from anabatic.doctor.language import Language
+
+Status = Literal["OK", "WARN", "FAIL", "n/a"]
+
+
+@dataclass(frozen=True)
+class LocalizedText:
+    """The same sentence in two languages; `{name}` stands for a value of the line."""
+
+    en: str
+    zh: str
+
+    def render_in(self, language: Language, values: dict[str, Any]) -> str:
+        """Return the sentence with its values."""
+        return (self.zh if language == "zh" else self.en).format(**values)
+
+
+@dataclass(frozen=True)
+class FindingType:
+    """A row of the tables `verdicts_*.py`: something that can be true of a machine."""
+
+    id: str
+    """`check_name.what`; the first word is the name of the line."""
+    status: Status
+    result_text: LocalizedText
+    fix_text: LocalizedText | None = None
+
+    @property
+    def check_name(self) -> str:
+        """The name of the line it stands in."""
+        return self.id.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """A verdict with the values that this machine gave it."""
+
+    finding_type: FindingType
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def status(self) -> Status:
+        """How it is."""
+        return self.finding_type.status
+
+    def describe_result(self, language: Language) -> str:
+        """What was seen."""
+        return self.finding_type.result_text.render_in(language, self._localize_values(language))
+
+    def describe_fix(self, language: Language) -> str:
+        """What to do; empty when there is nothing."""
+        return (
+            self.finding_type.fix_text.render_in(language, self._localize_values(language))
+            if self.finding_type.fix_text
+            else ""
+        )
+
+    def _localize_values(self, language: Language) -> dict[str, Any]:
+        """The values; a text among them is already whole."""
+        return {
+            name: getattr(value, language) if isinstance(value, LocalizedText) else value
+            for name, value in self.values.items()
+        }
+
+
+def make_finding_types(*rows: tuple[str, ...]) -> dict[str, FindingType]:
+    """Return the verdicts of rows (id, status, found en, found zh[, fix en[, fix zh]]); a command needs no second."""
+    verdicts = {}
+    for row in rows:
+        identity, status, en, zh, *fix = row
+        remedy = LocalizedText(fix[0], fix[-1]) if fix else None
+        verdicts[identity] = FindingType(identity, _STATUS_BY_NAME[status], LocalizedText(en, zh), remedy)
+    return verdicts
+
+
+_STATUS_BY_NAME: dict[str, Status] = {"OK": "OK", "WARN": "WARN", "FAIL": "FAIL", "n/a": "n/a"}

@@ -1,0 +1,103 @@
+"""What a model has answered before, kept by content: a run that was stopped goes on, and equal texts are never scored
+twice by the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.chat import Sampling
+from anabatic.core import json_lines
+from anabatic.core.json_lines import JsonlWriter
+from anabatic.core.paths import make_write_error
+from anabatic.evals.prefix_trees import ScoredText
+
+FINGERPRINT_FILES = ("*.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
+
+
+def fingerprint_model(folders: Sequence[Path], more: Sequence[str]) -> str:
+    """Return a name for a model as it lies in its folders: of each file its name, size and time of writing.
+
+    Args:
+        more: what else its answers depend on, such as the format of numbers.
+    """
+    digest = hashlib.blake2b(json.dumps(list(more)).encode(), digest_size=12)
+    for folder in folders:
+        for path in sorted(path for pattern in FINGERPRINT_FILES for path in folder.glob(pattern)):
+            stat = path.stat()
+            digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def make_key(tokens: Sequence[int] | np.ndarray, *more: Any) -> str:
+    """Return the name of what is asked: tokens, and how."""
+    digest = hashlib.blake2b(np.asarray(tokens, dtype=np.int64).tobytes(), digest_size=12)
+    digest.update(json.dumps(more).encode())
+    return digest.hexdigest()
+
+
+def make_text_key(text: ScoredText) -> str:
+    """Return the name of a text to score."""
+    return make_key(text.tokens, "score", text.num_scored)
+
+
+def make_reply_key(prompt: Sequence[int], sampling: Sampling) -> str:
+    """Return the name of a prompt that is answered by the likeliest tokens."""
+    return make_key(prompt, "reply", sampling.max_new_tokens, sampling.stop)
+
+
+def rank_cache_path(path: Path, rank: int) -> Path:
+    """Return where another process keeps its answers until the one that writes `path` has them."""
+    return path.with_suffix(f".{rank}{path.suffix}")
+
+
+class AnswerCache:
+    """Answers by key, in one file of JSON lines that is appended to as they come.
+
+    Args:
+        path: the file; None: nothing is kept beyond this run.
+        read: take what it holds already.
+
+    Raises:
+        Failure: the file cannot be written.
+    """
+
+    def __init__(self, path: Path | None, read: bool = True) -> None:
+        self._answers: dict[str, Any] = {}
+        self._writer: JsonlWriter | None = None
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parts = sorted(path.parent.glob(f"{path.stem}.*{path.suffix}"))  # left by a run that was killed
+            if not read:
+                path.unlink(missing_ok=True)
+            for row in json_lines.read_json_lines(path):
+                self._answers |= row
+            self._writer = JsonlWriter(path)
+            for part in parts:
+                for row in json_lines.read_json_lines(part) if read else ():
+                    self.add_answers(row)
+                part.unlink()
+        except OSError as error:
+            raise make_write_error(path, error, "choose another place with ANABATIC_CACHE") from error
+
+    def get_answer(self, name: str) -> Any:
+        """Return what is known under a key, or None."""
+        return self._answers.get(name)
+
+    def add_answers(self, found: dict[str, Any]) -> None:
+        """Keep answers; they are on disk when this returns."""
+        self._answers |= found
+        if self._writer is not None and found:
+            self._writer.write(found)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,169 @@
+"""A served model as somebody who is asked, over OpenAI's completions (https://platform.openai.com/docs/api-reference).
+
+Prompts are sent as tokens, made with the model's own tokenizer from its folder. Likelihoods need an endpoint that
+echoes a prompt with its log-probabilities (vLLM does; many others do not).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from anabatic.config.chat import Sampling
+from anabatic.core import json_reader
+from anabatic.core.errors import ConfigError, Failure
+from anabatic.evals.likelihood import Likelihood
+from anabatic.evals.prefix_trees import ScoredText
+from anabatic.evals.progress_bar import ProgressBar
+
+TIMEOUT_SECONDS = 600.0
+"""Seconds until an answer."""
+API_KEY_VARIABLE = "OPENAI_API_KEY"
+RETRY_WAITS = (1.0, 4.0, 16.0)
+"""Seconds before a question is asked again: one lost answer of thousands must not cost them all."""
+_RETRIABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
+"""HTTP codes of what may be over in a moment."""
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class EndpointModel:
+    """Asks a served model.
+
+    Args:
+        url: with or without `/v1` at its end.
+        tokenizer: of the model that is served.
+        max_len: tokens it reads at most.
+        at_once: requests under way at a time.
+
+    Raises:
+        ConfigError: the endpoint does not answer, or not as one.
+    """
+
+    def __init__(self, url: str, tokenizer: Any, max_len: int, at_once: int) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self.tokenizer, self.max_len, self._max_concurrent = tokenizer, max_len, at_once
+        try:
+            self.model_name = str(self._get_json("/v1/models")["data"][0]["id"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(f"{url} lists no model under /v1/models", "give the address of a served model") from error
+
+    def score_texts(self, texts: Sequence[ScoredText], what: str) -> Iterator[dict[int, Likelihood]]:
+        """Yield likelihoods by number of the text.
+
+        Raises:
+            ConfigError: the endpoint tells no log-probabilities of a prompt.
+            Failure: it does not answer.
+        """
+        yield from self._map_requests(self._request_likelihood, texts, what)
+
+    def generate_replies(self, prompts: Sequence[list[int]], sampling: Sampling, what: str) -> Iterator[dict[int, str]]:
+        """Yield replies by number of the prompt.
+
+        Raises:
+            Failure: the endpoint does not answer.
+        """
+        yield from self._map_requests(lambda prompt: self._request_reply(prompt, sampling), prompts, what)
+
+    def _map_requests(self, call: Callable[[T], R], asked: Sequence[T], what: str) -> Iterator[dict[int, R]]:
+        with ThreadPoolExecutor(self._max_concurrent) as pool, ProgressBar(what, len(asked)) as bar:
+            for first in range(0, len(asked), self._max_concurrent):
+                found = list(pool.map(call, asked[first : first + self._max_concurrent]))
+                bar.update(first + len(found))
+                yield dict(enumerate(found, start=first))
+
+    def _request_reply(self, prompt: list[int], sampling: Sampling) -> str:
+        asked = {"prompt": prompt, "max_tokens": sampling.max_new_tokens, "temperature": 0}
+        told = self._post_completion({**asked, **({"stop": sampling.stop} if sampling.stop else {})})
+        if not isinstance(told.get("text"), str):
+            raise Failure(f"{self._url} answers without a text: {str(told)[:200]}", "is it an endpoint?")
+        return str(told["text"])
+
+    def _request_likelihood(self, text: ScoredText) -> Likelihood:
+        # One new token, which is left out: not every server takes 0.
+        asked = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        try:
+            told = self._post_completion({"prompt": np.asarray(text.tokens).tolist(), **asked}).get("logprobs") or {}
+        except _RejectedRequestError as error:
+            raise self._no_logprobs_error(str(error)) from error
+        size = len(text.tokens)
+        places = slice(size - text.num_scored, size)
+        try:
+            logprobs = [float(one) for one in told["token_logprobs"][places]]
+            tops = [max(one.values()) for one in told["top_logprobs"][places]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._no_logprobs_error("the answer has none") from error
+        if not len(logprobs) == len(tops) == text.num_scored:
+            raise self._no_logprobs_error("the answer has fewer than the prompt has tokens")
+        greedy = all(one >= top for one, top in zip(logprobs, tops, strict=True))
+        return Likelihood(sum(logprobs), greedy, text.num_scored)
+
+    def _no_logprobs_error(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"{self._url} tells no log-probabilities of a prompt (`echo` with `logprobs` of /v1/completions): {why}",
+            "ask it generative tasks only, or load the model here",
+        )
+
+    def _post_completion(self, asked: dict[str, Any]) -> dict[str, Any]:
+        told = self._send_with_retries("/v1/completions", {"model": self.model_name, **asked})
+        try:
+            found: dict[str, Any] = told["choices"][0]
+            return found
+        except (KeyError, IndexError, TypeError) as error:
+            raise Failure(f"{self._url} answers without choices: {str(told)[:200]}", "is it an endpoint?") from error
+
+    def _get_json(self, path: str) -> Any:
+        return self._send_with_retries(path, None)
+
+    def _send_with_retries(self, path: str, body: dict[str, Any] | None) -> Any:
+        """Ask, and again after a while where what went wrong may pass; whether somebody is there is asked once."""
+        for wait in RETRY_WAITS if body is not None else ():
+            try:
+                return self._send_once(path, body)
+            except _RetriableError:
+                time.sleep(wait)
+        try:
+            return self._send_once(path, body)
+        except _RetriableError as passing:
+            raise passing.failure from passing
+
+    def _send_once(self, path: str, body: dict[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(API_KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(self._url + path, data, headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+                return json_reader.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            said = error.read().decode("utf-8", "replace")[:300]
+            if error.code in (400, 404, 422) and body is not None and body.get("echo"):
+                raise _RejectedRequestError(said) from error
+            hint = f"set {API_KEY_VARIABLE}" if error.code in (401, 403) else "look at the log of the server"
+            failure = Failure(f"{self._url}{path} answers {error.code}: {said}", hint)
+            raise (_RetriableError(failure) if error.code in _RETRIABLE_STATUSES else failure) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            said = f"{self._url}{path} does not answer: {error or type(error).__name__}"
+            raise _RetriableError(Failure(said, "look whether the server runs")) from error
+
+
+class _RetriableError(Exception):
+    """What may be over in a moment; `failure` is what is said when it is not."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class _RejectedRequestError(Exception):
+    """The endpoint does not know what was asked for."""

@@ -1,0 +1,74 @@
+"""How much memory an engine's cache gets, decided once, before the first request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from anabatic.config.infer import Batching
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.core.formatting import format_count, format_size
+from anabatic.device.device import Device
+from anabatic.infer.block_pool import BLOCK_SIZE
+from anabatic.infer.engine import Engine
+from anabatic.models.kv_cache import bytes_per_token
+
+DEFAULT_MAX_LEN = 8192
+"""Tokens of a request where nobody says, whatever the model allows."""
+CACHE_MEMORY_FRACTION = 0.4
+"""Of the free memory, at most, where nobody says."""
+
+
+def make_engine(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    device: Device,
+    batching: Batching,
+    nproc: int = 1,
+    step_seconds: float | None = None,
+) -> Engine:
+    """Return an engine whose cache fits the device, and say how large it is.
+
+    Args:
+        nproc: processes that share the memory of a processor.
+        step_seconds: as of `Engine`.
+
+    Raises:
+        DataError: there is no room for one request, or `max_len` is more than the model has positions for.
+    """
+    longest = batching.max_len or min(model.config.max_position_embeddings, DEFAULT_MAX_LEN)
+    return Engine(
+        model,
+        tokenizer,
+        max_batch=batching.batch,
+        max_len=longest,
+        cache_tokens=size_cache(model, device, batching, nproc),
+        step_tokens=batching.step_tokens,
+        step_seconds=step_seconds,
+    )
+
+
+def size_cache(model: PreTrainedModel, device: Device, batching: Batching, nproc: int = 1) -> int:
+    """Return the tokens that the cache gets, and say how large it is; arguments and errors as of `make_engine`."""
+    longest = batching.max_len or min(model.config.max_position_embeddings, DEFAULT_MAX_LEN)
+    each = bytes_per_token(model.config, model.dtype)
+    wanted = batching.batch * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
+    free = device.get_free_memory()
+    if batching.cache_gib is None:
+        tokens = min(wanted, int(CACHE_MEMORY_FRACTION * free / (nproc if device.type == "cpu" else 1)) // each)
+        why = "room for all" if tokens == wanted else f"{CACHE_MEMORY_FRACTION:g} of the free {format_size(free)}"
+    else:
+        tokens, why = int(batching.cache_gib * 2**30) // each, "asked for"
+        if tokens * each > free:
+            raise DataError(
+                f"batching.cache_gib is {batching.cache_gib:g}, and {format_size(free)} are free",
+                f"use at most {free / 2**30:.1f}, or leave it out",
+            )
+    if tokens < min(longest, 2 * BLOCK_SIZE):
+        raise DataError(
+            f"the cache has room for {tokens} tokens of {each:,} bytes ({why})", "give more with --batching.cache-gib"
+        )
+    log.info(f"cache for {format_count(tokens)} tokens, {format_size(tokens * each)} ({why})")
+    return tokens

@@ -1,0 +1,362 @@
+"""What is served under which name, and how a request of a client becomes requests of an engine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from anabatic.config.chat import Sampling
+from anabatic.config.serve import ServerLimits
+from anabatic.core import json_reader
+from anabatic.core.errors import AnabaticError, ChatTemplateError
+from anabatic.core.formatting import did_you_mean, to_valid_utf8
+from anabatic.data.tokenizer.hf_folder import encode_chat
+from anabatic.infer import tool_call_parser
+from anabatic.infer.dialogue import encode_continuation
+from anabatic.infer.engine import Engine
+from anabatic.infer.request import Request
+from anabatic.infer.reward_scorer import RewardScorer
+from anabatic.infer.server.api_errors import ApiError, from_anabatic_error, template_error
+from anabatic.infer.server.request_limits import require_few_choices, require_fits_context, require_short_grammar
+from anabatic.infer.server.request_schema import (
+    ChatMessage,
+    ChatRequest,
+    ChatTool,
+    CompletionRequest,
+    GenerationRequest,
+    NamedTool,
+)
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A name that clients may ask.
+
+    Attributes:
+        name: as clients type it.
+        engine: answers; several names may share one.
+        model: what the engine runs.
+        adapter: of the engine; None: the model itself.
+    """
+
+    name: str
+    engine: Engine
+    model: PreTrainedModel
+    adapter: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @functools.cached_property
+    def tool_call_style(self) -> tool_call_parser.ToolCallStyle | None:
+        """How calls of tools are written; None: in no way that is known."""
+        return tool_call_parser.detect_style(self.engine.tokenizer)
+
+    @functools.cached_property
+    def shows_tools(self) -> bool:
+        """True when the model is told of tools."""
+        return tool_call_parser.shows_tools(self.engine.tokenizer)
+
+    def make_parser(self, asked: ChatRequest) -> tool_call_parser.ToolCallParser | None:
+        """Return what finds the calls in an answer; None: there are none to find, or they come as text."""
+        names = [tool.function.name for tool in asked.offered_tools()]
+        if not names:
+            return None
+        if asked.is_call_forced():
+            choice = asked.tool_choice
+            return tool_call_parser.ForcedCallParser(
+                names, choice.function.name if isinstance(choice, NamedTool) else None
+            )
+        several = asked.parallel_tool_calls is not False
+        return (
+            None if self.tool_call_style is None else tool_call_parser.make_parser(self.tool_call_style, names, several)
+        )
+
+    def require_known_tokens(self, ids: Sequence[int], param: str) -> None:
+        """Refuse tokens that the model has not.
+
+        Raises:
+            ApiError: 400.
+        """
+        entries = self.model.config.vocab_size
+        wrong = next((one for one in ids if not 0 <= one < entries), None)
+        if wrong is not None:
+            raise ApiError(400, f"token {wrong} is not among the {entries} of {self.name}", param)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of `/v1/models`."""
+        base = _model_object(self.name, self.created)
+        return base | {"max_model_len": self.engine.max_len, "root": self.name if self.adapter is None else None}
+
+
+def _model_object(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "anabatic"}
+
+
+class InputClassifier(Protocol):
+    """What answers `POST /v1/classify`: a class and its probability for each input."""
+
+    def predict_by_passes(self, texts: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+        """Yield once after every forward pass; the last one has all answers."""
+        ...
+
+
+@dataclass
+class ModelRegistry:
+    """All that is served.
+
+    Attributes:
+        models: the first one answers where no name is given.
+        classifiers: name -> classifier of trajectories, or reward model.
+        sampling: what requests leave open.
+        cut: prompts that are too long lose their beginning instead of being refused.
+    """
+
+    models: Sequence[ServedModel]
+    classifiers: dict[str, InputClassifier | RewardScorer]
+    sampling: Sampling
+    limits: ServerLimits
+    truncate_prompts: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Each engine once."""
+        return list(dict.fromkeys(served.engine for served in self.models))
+
+    @property
+    def model_names(self) -> list[str]:
+        """What is served, in the order in which it is listed."""
+        return [*(served.name for served in self.models), *self.classifiers]
+
+    def describe_model(self, name: str) -> dict[str, Any]:
+        """Return the object of `/v1/models/NAME`.
+
+        Raises:
+            ApiError: 404, nothing of this name is served.
+        """
+        if name in self.classifiers:
+            return _model_object(name, self.created)
+        found = next((served for served in self.models if served.name == name), None)
+        if found is None:
+            raise self._not_found_error(name, self.model_names)
+        return found.as_json()
+
+    def find_model(self, name: str | None) -> ServedModel:
+        """Return the model of a name.
+
+        Raises:
+            ApiError: 404, there is none.
+        """
+        if name is None and self.models:
+            return self.models[0]
+        for served in self.models:
+            if served.name == name:
+                return served
+        raise self._not_found_error(name, [served.name for served in self.models])
+
+    def find_classifier(self, name: str | None, judges: bool = False) -> InputClassifier | RewardScorer:
+        """Return the classifier of a name.
+
+        Args:
+            judges: conversations are to be judged, which a reward model does.
+
+        Raises:
+            ApiError: 404, there is none; 400, it is of the other kind.
+        """
+        of_kind = [one for one, found in self.classifiers.items() if isinstance(found, RewardScorer) == judges]
+        known = next(iter(of_kind), None) if name is None else name
+        if known is None or known not in self.classifiers:
+            raise self._not_found_error(name, of_kind)
+        if known not in of_kind:
+            wrong, right = ("input", "messages") if judges is False else ("messages", "input")
+            kind = "a classifier of trajectories" if judges else "a reward model"
+            raise ApiError(400, f"{known} is {kind}: give {right}", wrong)
+        return self.classifiers[known]
+
+    def encode_scored_conversations(
+        self, scorer: RewardScorer, conversations: Sequence[Sequence[ChatMessage]]
+    ) -> list[list[int]]:
+        """Return the tokens of conversations as a reward model reads them.
+
+        Raises:
+            ApiError: 400, the chat template refuses one, or it is too long.
+        """
+        made = []
+        for at, messages in enumerate(conversations):
+            plain = [_replace_surrogates(message.to_template_dict()) for message in messages]
+            require_fits_context(plain, scorer.max_len, self.limits, "messages")
+            param = f"messages[{at}]" if len(conversations) > 1 else "messages"
+            try:
+                made.append(scorer.encode_conversation(plain))
+            except ChatTemplateError as error:
+                raise template_error(error, "the model", param) from error
+            except AnabaticError as error:
+                raise from_anabatic_error(error, param=param) from error
+        return made
+
+    def _not_found_error(self, name: str | None, names: list[str]) -> ApiError:
+        there = ", ".join(names) or "none"
+        what = "no model of this kind is served" if name is None else f"there is no model {to_valid_utf8(name)[:200]!r}"
+        return ApiError(404, f"{what}.{did_you_mean(name or '', names)} Served: {there}", "model", "model_not_found")
+
+    def make_chat_requests(self, served: ServedModel, asked: ChatRequest) -> list[Request]:
+        """Return the requests of a conversation, one for each of its n answers."""
+        tools = asked.offered_tools()
+        if tools and not served.shows_tools:
+            raise ApiError(400, f"the chat template of {served.name} does not tell the model of tools", "tools")
+        ids = self.encode_conversation(served, asked.messages, tools, asked.template_variables())
+        sampling = self._make_sampling(asked, asked.requested_tokens())
+        if asked.logprobs:
+            sampling = replace(sampling, top_logprobs=asked.top_logprobs or 0)
+        kind = asked.response_format
+        if kind is not None and kind.type != "text":
+            schema = kind.json_schema.schema_ if kind.json_schema is not None else {"type": "object"}
+            sampling = self._constrain_sampling(sampling, "json", schema)
+        if asked.is_call_forced():
+            choice = asked.tool_choice
+            named = choice.function.name if isinstance(choice, NamedTool) else None
+            several = asked.parallel_tool_calls is not False
+            shape = tool_call_parser.build_call_schema(
+                [tool.model_dump(exclude_none=True) for tool in tools], named, several
+            )
+            sampling = self._constrain_sampling(sampling, "json", shape, "tool_choice")
+        return self._make_requests(served, [ids], sampling, asked)
+
+    def make_completion_requests(self, served: ServedModel, asked: CompletionRequest) -> list[Request]:
+        """Return the requests of the prompts, n for each."""
+        tokenizer = served.engine.tokenizer
+        prompts = []
+        self._require_few_answers(len(asked.list_prompts()) * asked.n)
+        for prompt in asked.list_prompts():
+            require_fits_context(
+                [prompt] if isinstance(prompt, str) else [], served.engine.max_len, self.limits, "prompt"
+            )
+            ids = encode_continuation(tokenizer, prompt) if isinstance(prompt, str) else prompt
+            served.require_known_tokens(ids, "prompt")
+            prompts.append(ids)
+        sampling = replace(self._make_sampling(asked, asked.requested_tokens()), top_logprobs=asked.logprobs or 0)
+        return self._make_requests(served, prompts, sampling, asked)
+
+    def encode_conversation(
+        self,
+        served: ServedModel,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatTool] | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the tokens of a conversation, ready for an answer.
+
+        Args:
+            variables: of the chat template.
+
+        Raises:
+            ApiError: 400, the model has no chat template, or it refuses the conversation.
+        """
+        tokenizer = served.engine.tokenizer
+        if not tokenizer.chat_template:
+            raise ApiError(
+                400,
+                f"{served.name} has no chat template (no chat_template.jinja): it continues texts at /v1/completions",
+                "model",
+            )
+        plain = [_replace_surrogates(message.to_template_dict()) for message in messages]
+        shown = [_replace_surrogates(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
+        require_fits_context([plain, shown], served.engine.max_len, self.limits, "messages")
+        try:
+            return encode_chat(tokenizer, plain, shown, variables=_replace_surrogates(dict(variables or {})))
+        except ChatTemplateError as error:
+            raise template_error(error, served.name, "messages") from error
+        except AnabaticError as error:
+            raise from_anabatic_error(error, param="messages") from error
+
+    def _make_sampling(self, asked: GenerationRequest, tokens: int | None) -> Sampling:
+        """Return how an answer is sampled: as asked, else as the server's settings say."""
+        most = self.limits.new_tokens
+        if tokens is not None and tokens > most:
+            raise ApiError(400, f"{tokens} tokens are asked for; this server writes at most {most}", "max_tokens")
+        given = {key: value for key in _SAMPLING_FIELDS if (value := getattr(asked, key)) is not None}
+        if asked.top_k is not None:
+            given["top_k"] = asked.top_k if asked.top_k > 0 else None
+        if asked.seed is not None:
+            given["seed"] = asked.seed % 2**63
+        given["max_new_tokens"] = min(tokens or self.sampling.max_new_tokens, most)
+        sampling = replace(self.sampling, **given, stop=asked.stop_texts() or self.sampling.stop)
+        for kind, value in (asked.structured_outputs or {}).items():
+            sampling = self._constrain_sampling(sampling, kind, value)
+        return sampling
+
+    def _constrain_sampling(
+        self, sampling: Sampling, kind: str, value: Any, param: str = "structured_outputs"
+    ) -> Sampling:
+        """Return a sampling whose answers have a form."""
+        value = _replace_surrogates(value)
+        try:
+            if kind == "choice":
+                if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                    raise ApiError(400, "choice is no list of texts", "structured_outputs")
+                require_few_choices(value, self.limits)
+                return replace(sampling, choices=value)
+            if kind == "regex":
+                if not isinstance(value, str):
+                    raise ApiError(400, "regex is no text", "structured_outputs")
+                require_short_grammar(value, "regex")
+                return replace(sampling, regex=value)
+            schema = value if isinstance(value, str) else json.dumps(value)
+            require_short_grammar(schema, "the schema", param)
+            return replace(sampling, json_schema=schema)
+        except AnabaticError as error:
+            raise from_anabatic_error(error, param=param) from error
+
+    def _require_few_answers(self, answers: int) -> None:
+        if answers > self.limits.answers:
+            raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
+
+    def _make_requests(
+        self, served: ServedModel, prompts: list[list[int]], sampling: Sampling, asked: GenerationRequest
+    ) -> list[Request]:
+        self._require_few_answers(len(prompts) * asked.n)
+        engine = served.engine
+        made = []
+        for at, prompt in enumerate(prompts):
+            ids = prompt
+            room = engine.max_len - min(sampling.max_new_tokens, engine.max_len // 2)
+            if self.truncate_prompts and len(ids) > room:
+                ids = ids[-room:]
+            elif len(ids) >= engine.max_len:
+                message = f"the prompt has {len(ids)} tokens; with an answer at most {engine.max_len} fit"
+                raise ApiError(400, message, "messages", "context_length_exceeded")
+            for which in range(asked.n):
+                seed = sampling.seed
+                one = sampling if seed is None else replace(sampling, seed=(seed + at * asked.n + which) % 2**63)
+                try:
+                    made.append(engine.request(ids, one, adapter=served.adapter))
+                except AnabaticError as error:
+                    raise from_anabatic_error(error) from error
+        return made
+
+
+def _replace_surrogates(value: Any) -> Any:
+    """Lone surrogates, which JSON can write and no tokenizer reads, become question marks.
+
+    Raises:
+        ApiError: 400, it is nested more deeply than anybody writes.
+    """
+    try:
+        return json.loads(to_valid_utf8(json.dumps(json_reader.require_shallow(value), ensure_ascii=False)))
+    except ValueError as error:
+        raise ApiError(400, f"the body is {error}") from error

@@ -1,0 +1,251 @@
+"""The objects that clients get: whole answers, and the chunks of streamed ones.
+
+Source of the shapes: platform.openai.com/docs/api-reference/chat/object and /chat/streaming, /completions/object.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anabatic.infer.request import Completion, Request
+from anabatic.infer.server.api_errors import ApiError
+from anabatic.infer.server.engine_worker import TextDelta
+from anabatic.infer.tool_call_parser import ToolCallParser
+
+_DONE_EVENT = b"data: [DONE]\n\n"
+
+
+def count_usage(requests: Sequence[Request], n: int) -> dict[str, Any]:
+    """Return the counts of tokens; a prompt with n answers counts once."""
+    prompt = sum(len(request.prompt) for request in requests[::n])
+    answer = sum(len(request.ids) for request in requests)
+    cached = sum(request.cached_tokens for request in requests[::n])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+@dataclass
+class CompletionBuilder:
+    """How one request is answered: its identity, and whether it is a conversation.
+
+    Attributes:
+        chat: a conversation; False: a text that goes on.
+        model: name as asked.
+        echo: texts by which the answers begin.
+        logprobs: they are wanted.
+        reader: makes what finds the calls of tools in one answer; None: nothing looks for them.
+    """
+
+    is_chat: bool
+    model: str
+    echo_texts: Sequence[str] = ()
+    has_logprobs: bool = False
+    make_parser: Callable[[], ToolCallParser | None] = lambda: None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def _base_object(self, chunk: bool) -> dict[str, Any]:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.is_chat else "text_completion"
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+    def build_response(self, answers: Sequence[Completion], requests: Sequence[Request], n: int) -> dict[str, Any]:
+        """Return the object of finished answers."""
+        choices = [
+            self._build_choice(at, answer, request)
+            for at, (answer, request) in enumerate(zip(answers, requests, strict=True))
+        ]
+        return self._base_object(False) | {"choices": choices, "usage": count_usage(requests, n)}
+
+    def make_formatter(self, requests: Sequence[Request], n: int, usage: bool) -> StreamFormatter:
+        """Return what tells the answers while they are made."""
+        return ChunkFormatter(self, requests, n, usage)
+
+    def _build_choice(self, at: int, answer: Completion, request: Request) -> dict[str, Any]:
+        out: dict[str, Any] = {"index": at, "finish_reason": answer.finish_reason, "logprobs": None}
+        if self.is_chat:
+            out["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
+            if reader := self.make_parser():
+                heard = ToolCallStream(reader)
+                text, calls = heard.push_text(answer.text, True)
+                out["finish_reason"] = heard.resolve_finish_reason(answer.finish_reason)
+                if calls:
+                    out["message"] |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
+        else:
+            out["text"] = (self.echo_texts[at] if self.echo_texts else "") + answer.text
+        if self.has_logprobs:
+            out["logprobs"] = self._build_logprobs(request, 0, len(request.ids))
+        return out
+
+    def first_chunk(self, at: int) -> dict[str, Any]:
+        """Return the chunk that opens an answer."""
+        if self.is_chat:
+            return self._build_chunk(at, {"delta": {"role": "assistant", "content": ""}})
+        return self._build_chunk(at, {"text": self.echo_texts[at] if self.echo_texts else ""})
+
+    def text_chunk(self, at: int, text: str, request: Request, told: int, upto: int) -> dict[str, Any]:
+        """Return a chunk with text, and the log-probabilities of tokens `told` to `upto`."""
+        body: dict[str, Any] = {"delta": {"content": text}} if self.is_chat else {"text": text}
+        if self.has_logprobs:
+            body["logprobs"] = self._build_logprobs(request, told, upto)
+        return self._build_chunk(at, body)
+
+    def tool_call_chunk(self, at: int, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return a chunk with calls of tools, each whole."""
+        return self._build_chunk(at, {"delta": {"tool_calls": list(calls)}})
+
+    def last_chunk(self, at: int, finish_reason: str) -> dict[str, Any]:
+        """Return the chunk that closes an answer."""
+        return self._build_chunk(at, {"delta": {}} if self.is_chat else {"text": ""}, finish_reason)
+
+    def usage_chunk(self, requests: Sequence[Request], n: int) -> dict[str, Any]:
+        """Return the chunk with the counts of tokens."""
+        return self._base_object(True) | {"choices": [], "usage": count_usage(requests, n)}
+
+    def _build_chunk(self, at: int, body: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": at, "logprobs": None, "finish_reason": finish_reason} | body
+        return self._base_object(True) | {"choices": [choice]}
+
+    def _build_logprobs(self, request: Request, start: int, end: int) -> dict[str, Any]:
+        words = _TokenFormatter(request)
+        top = request.top_logprobs
+        rows = range(start, end)
+        if self.is_chat:
+            content = [
+                words.make_entry(request.ids[at], request.logprobs[at])
+                | {"top_logprobs": [words.make_entry(*pair) for pair in (top[at] if top else ())]}
+                for at in rows
+            ]
+            return {"content": content, "refusal": None}
+        tokens = [words.decode_token(request.ids[at]) for at in rows]
+        offsets, place = [], len("".join(words.decode_token(one) for one in request.ids[:start]))
+        for token in tokens:
+            offsets.append(place)
+            place += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [request.logprobs[at] for at in rows],
+            "top_logprobs": [{words.decode_token(token): value for token, value in top[at]} for at in rows]
+            if top
+            else None,
+            "text_offset": offsets,
+        }
+
+
+class StreamFormatter(Protocol):
+    """Turns the pieces of an answer into what is sent."""
+
+    def start_stream(self) -> list[bytes]:
+        """Return what comes before the first piece."""
+
+    def format_delta(self, piece: TextDelta) -> list[bytes]:
+        """Return what a piece becomes."""
+
+    def finish_stream(self) -> list[bytes]:
+        """Return what comes behind the last piece."""
+
+    def fail_stream(self, error: ApiError) -> list[bytes]:
+        """Return what ends an answer that has failed."""
+
+
+class ChunkFormatter:
+    """The chunks of a streamed answer, as server-sent events.
+
+    Args:
+        usage: the last one holds the counts of tokens.
+    """
+
+    def __init__(self, shape: CompletionBuilder, requests: Sequence[Request], n: int, usage: bool) -> None:
+        self._builder, self._requests, self._n, self._include_usage = shape, requests, n, usage
+        self._sent_tokens = [0] * len(requests)
+        readers = [shape.make_parser() for _ in requests]
+        self._call_streams = [None if reader is None else ToolCallStream(reader) for reader in readers]
+
+    def start_stream(self) -> list[bytes]:
+        """Return the chunks that open the answers."""
+        return [_encode_event(self._builder.first_chunk(at)) for at in range(len(self._requests))]
+
+    def format_delta(self, piece: TextDelta) -> list[bytes]:
+        """Return the chunks of a piece."""
+        shape, at, text, end = self._builder, piece.index, piece.text, piece.finish_reason
+        calls: list[dict[str, Any]] = []
+        if (one := self._call_streams[at]) is not None:
+            text, calls = one.push_text(text, bool(end))
+            end = one.resolve_finish_reason(end)
+        chunks = []
+        if text or (shape.has_logprobs and piece.num_tokens > self._sent_tokens[at]):
+            chunks.append(shape.text_chunk(at, text, self._requests[at], self._sent_tokens[at], piece.num_tokens))
+            self._sent_tokens[at] = piece.num_tokens
+        if calls:
+            chunks.append(shape.tool_call_chunk(at, calls))
+        if end:
+            chunks.append(shape.last_chunk(at, end))
+        return [_encode_event(chunk) for chunk in chunks]
+
+    def finish_stream(self) -> list[bytes]:
+        """Return the counts, if they are wanted, and the end."""
+        counts = [_encode_event(self._builder.usage_chunk(self._requests, self._n))] if self._include_usage else []
+        return [*counts, _DONE_EVENT]
+
+    def fail_stream(self, error: ApiError) -> list[bytes]:
+        """Return the error as a chunk."""
+        return [_encode_event(error.to_body())]
+
+
+def _encode_event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _without_index(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call as whole answers have it: only streamed ones are numbered."""
+    return {key: value for key, value in call.items() if key != "index"}
+
+
+class ToolCallStream:
+    """One answer that may call tools, as it comes."""
+
+    def __init__(self, reader: ToolCallParser) -> None:
+        self._parser = reader
+        self._num_calls = 0
+
+    def push_text(self, piece: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Take a piece; return the text and the calls that are certain.
+
+        Args:
+            last: nothing more will come.
+        """
+        events = self._parser.push_text(piece) + (self._parser.flush() if last else [])
+        calls = []
+        for call in [event.call for event in events if event.call is not None]:
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+        first, self._num_calls = self._num_calls, self._num_calls + len(calls)
+        numbered = [{"index": first + at} | call for at, call in enumerate(calls)]
+        return "".join(event.text for event in events), numbered
+
+    def resolve_finish_reason(self, finish_reason: str) -> str:
+        """Return why the answer ended: whoever called has not merely stopped."""
+        return "tool_calls" if self._num_calls and finish_reason == "stop" else finish_reason
+
+
+class _TokenFormatter:
+    """Tokens as clients read them."""
+
+    def __init__(self, request: Request) -> None:
+        self._tokenizer = request.tokenizer
+
+    def decode_token(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+    def make_entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.decode_token(token)
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode("utf-8", "replace"))}

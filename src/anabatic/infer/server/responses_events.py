@@ -1,0 +1,213 @@
+"""The objects and events of `/v1/responses`.
+
+Source of the shapes: openai-python, `types/responses/response.py`, `response_output_message.py`,
+`response_function_tool_call.py` and `response_*_event.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabatic.infer.request import Completion, Request
+from anabatic.infer.server.api_errors import ApiError
+from anabatic.infer.server.engine_worker import TextDelta
+from anabatic.infer.server.response_builder import ToolCallStream, count_usage
+from anabatic.infer.server.responses_schema import ResponsesRequest
+from anabatic.infer.tool_call_parser import ToolCallParser
+
+JsonObject = dict[str, Any]
+
+
+@dataclass
+class ResponsesBuilder:
+    """How one response is answered.
+
+    Attributes:
+        asked: what was asked; parts of it are told again.
+        model: name of the model that answers.
+        reader: makes what finds the calls of tools; None: nothing looks for them.
+    """
+
+    request: ResponsesRequest
+    model: str
+    make_parser: Callable[[], ToolCallParser | None] = lambda: None
+    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
+    created: float = field(default_factory=time.time)
+
+    def build_response(self, answers: Sequence[Completion], requests: Sequence[Request], n: int) -> dict[str, Any]:
+        """Return the object of a finished response."""
+        teller = self.make_formatter(requests, n, False)
+        teller.format_delta(TextDelta(0, answers[0].text, len(requests[0].ids), answers[0].finish_reason))
+        return teller.build_snapshot()
+
+    def make_formatter(self, requests: Sequence[Request], n: int, usage: bool) -> ResponseEventFormatter:
+        """Return what tells the response while it is made."""
+        return ResponseEventFormatter(self, requests)
+
+    def build_body(self, status: str, output: list[dict[str, Any]], counts: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the object of a response."""
+        asked = self.request
+        told = asked.model_dump(mode="json", by_alias=True, exclude_none=True)
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        text = told.get("text", {})
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": reason,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata or {},
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": asked.temperature,
+            "text": {"format": {"type": "text"}, **text},
+            "tool_choice": told.get("tool_choice", "auto"),
+            "tools": [{"strict": None, "parameters": None, **tool} for tool in told.get("tools", [])],
+            "top_p": asked.top_p,
+            "truncation": "disabled",
+            "usage": counts,
+            "user": asked.user,
+        }
+
+
+class ResponseEventFormatter:
+    """One response while it is made: takes pieces, returns the events that they are."""
+
+    def __init__(self, shape: ResponsesBuilder, requests: Sequence[Request]) -> None:
+        self._builder, self._requests = shape, requests
+        made = shape.make_parser()
+        self._call_stream = None if made is None else ToolCallStream(made)
+        self._output: list[dict[str, Any]] = []
+        self._text: list[str] = []
+        self._has_open_message = False  # one is open
+        self._status = "in_progress"
+        self._sequence_number = 0
+
+    def build_snapshot(self) -> dict[str, Any]:
+        """Return the response as it stands."""
+        counts = None
+        if self._status != "in_progress":
+            known = count_usage(self._requests, 1)
+            counts = {
+                "input_tokens": known["prompt_tokens"],
+                "input_tokens_details": known["prompt_tokens_details"],
+                "output_tokens": known["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": known["total_tokens"],
+            }
+        return self._builder.build_body(self._status, self._output, counts)
+
+    def start_stream(self) -> list[bytes]:
+        """Return the events before the first piece."""
+        return [
+            self._encode_event(f"response.{what}", response=self.build_snapshot())
+            for what in ("created", "in_progress")
+        ]
+
+    def format_delta(self, piece: TextDelta) -> list[bytes]:
+        """Return the events of a piece."""
+        text, end = piece.text, piece.finish_reason
+        calls: list[dict[str, Any]] = []
+        if self._call_stream is not None:
+            text, calls = self._call_stream.push_text(text, bool(end))
+        events = self._add_text(text) if text else []
+        if calls:
+            events += self._close_message("completed")
+        for call in calls:
+            events += self._add_call(call)
+        if end:
+            status = "incomplete" if end == "length" else "completed"
+            if not self._output:  # a response has a message, though it be empty
+                events += self._open_message()
+            events += self._close_message(status)
+            self._status = status
+        return events
+
+    def finish_stream(self) -> list[bytes]:
+        """Return the event behind the last piece."""
+        return [self._encode_event(f"response.{self._status}", response=self.build_snapshot())]
+
+    def fail_stream(self, error: ApiError) -> list[bytes]:
+        """Return the events of a response that has failed."""
+        told = error.to_body()["error"]
+        self._status = "failed"
+        failed = self.build_snapshot() | {"error": {"code": "server_error", "message": told["message"]}}
+        about = {"code": told["code"], "message": told["message"], "param": told["param"]}
+        return [self._encode_event("error", **about), self._encode_event("response.failed", response=failed)]
+
+    def _add_text(self, text: str) -> list[bytes]:
+        events = [] if self._has_open_message else self._open_message()
+        self._text.append(text)
+        at = self._item_position()
+        return [
+            *events,
+            self._encode_event("response.output_text.delta", **at, content_index=0, delta=text, logprobs=[]),
+        ]
+
+    def _open_message(self) -> list[bytes]:
+        """Begin a message."""
+        item = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "in_progress"}
+        self._output.append(item | {"content": []})
+        self._text, self._has_open_message = [], True
+        added = self._encode_event(
+            "response.output_item.added", output_index=len(self._output) - 1, item=self._output[-1]
+        )
+        part = _output_text_part("")
+        return [
+            added,
+            self._encode_event("response.content_part.added", **self._item_position(), content_index=0, part=part),
+        ]
+
+    def _close_message(self, status: str) -> list[bytes]:
+        """End the message that is open, if one is."""
+        if not self._has_open_message:
+            return []
+        text, self._has_open_message = "".join(self._text), False
+        at, item = self._item_position(), self._output[-1]
+        item |= {"status": status, "content": [_output_text_part(text)]}
+        return [
+            self._encode_event("response.output_text.done", **at, content_index=0, text=text, logprobs=[]),
+            self._encode_event("response.content_part.done", **at, content_index=0, part=_output_text_part(text)),
+            self._encode_event("response.output_item.done", output_index=at["output_index"], item=item),
+        ]
+
+    def _add_call(self, call: dict[str, Any]) -> list[bytes]:
+        """A call comes whole."""
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call["id"], "name": name}
+        self._output.append(item | {"arguments": "", "status": "in_progress"})
+        index, at = len(self._output) - 1, self._item_position()
+        added = self._encode_event("response.output_item.added", output_index=index, item=self._output[-1])
+        self._output[-1] = item | {"arguments": arguments, "status": "completed"}
+        return [
+            added,
+            self._encode_event("response.function_call_arguments.delta", **at, delta=arguments),
+            self._encode_event("response.function_call_arguments.done", **at, name=name, arguments=arguments),
+            self._encode_event("response.output_item.done", output_index=index, item=self._output[-1]),
+        ]
+
+    def _item_position(self) -> dict[str, Any]:
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+
+    def _encode_event(self, kind: str, **more: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._sequence_number, **more}
+        self._sequence_number += 1
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        return f"event: {kind}\ndata: {text}\n\n".encode()
+
+
+def _output_text_part(text: str) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

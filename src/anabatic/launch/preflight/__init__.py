@@ -1,0 +1,1 @@
+"""Checks of machines and links before a job on several machines."""

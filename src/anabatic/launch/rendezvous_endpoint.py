@@ -1,0 +1,112 @@
+"""What several machines need to meet: the agent's arguments, this machine's address, its network interface."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import psutil
+
+from anabatic.config.sections.launch import LaunchSettings
+from anabatic.core.errors import ConfigError
+from anabatic.launch import rendezvous_probe
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables by which the collective libraries are told which network interface the other machines are on."""
+
+
+def build_agent_command(launch: LaunchSettings, restarts: int) -> list[str]:
+    """Return the command line of the agent, up to the program that it runs.
+
+    Args:
+        restarts: how often the agent may start the workers again.
+
+    Raises:
+        ConfigError: the meeting point has no address, or cannot be reached from here.
+    """
+    words = [sys.executable, "-m", "anabatic.launch.local.elastic_agent", f"--nproc-per-node={launch.nproc}"]
+    words += [f"--max-restarts={restarts}", "--monitor-interval=0.1"]
+    if not launch.is_multi_node:
+        return [*words, "--standalone"]
+    address = prepare_rendezvous(launch)
+    hosts = is_rendezvous_host(launch)
+    words += [f"--nnodes={launch.min_nodes}:{launch.max_nodes}", "--rdzv-backend=c10d", f"--rdzv-id={launch.job_id}"]
+    words += [f"--rdzv-endpoint={launch.master_addr}:{launch.master_port}", f"--local-addr={address}"]
+    timeouts = f"join_timeout={launch.join_seconds:.0f},read_timeout={launch.join_seconds:.0f}"
+    return [*words, f"--rdzv-conf=is_host={int(hosts)},{timeouts}"]
+
+
+def prepare_rendezvous(launch: LaunchSettings) -> str:
+    """Return this machine's address towards machine 0; on machine 0 also see that the others can meet there.
+
+    Raises:
+        ConfigError: the address leads nowhere or to another machine, or the port is taken.
+    """
+    address = local_address(launch)
+    if is_rendezvous_host(launch):
+        _require_port_free(launch)
+        if not is_local_address(str(launch.master_addr)):
+            rendezvous_probe.require_reachable_address(str(launch.master_addr), launch.master_port)
+    return address
+
+
+def is_rendezvous_host(launch: LaunchSettings) -> bool:
+    """True on the machine where all meet."""
+    return launch.node_rank == 0 if launch.node_rank is not None else is_local_address(str(launch.master_addr))
+
+
+def _require_port_free(launch: LaunchSettings) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an agent before may linger
+        try:
+            probe.bind(("", launch.master_port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {launch.master_port} cannot be opened here: {error.strerror}",
+                "another job may run here: end it, or choose another --master-port, the same on every machine",
+            ) from error
+
+
+def local_address(launch: LaunchSettings) -> str:
+    """Return the address of this machine that the way to machine 0 begins at."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(launch.master_addr, launch.master_port, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--master-addr {launch.master_addr} has no address: {error.strerror}",
+            "use the address itself, for example 192.168.1.10, or add the name to /etc/hosts on every machine",
+        ) from error
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a datagram socket connects without sending
+        try:
+            probe.connect(place)
+        except OSError as error:
+            raise ConfigError(
+                f"there is no way from here to --master-addr {launch.master_addr}: {error.strerror}",
+                "check the network, and that the address is the one of machine 0 on the network between the machines",
+            ) from error
+        return str(probe.getsockname()[0])
+
+
+def is_local_address(name: str) -> bool:
+    """True when a name or address is one of this machine's."""
+    try:
+        wanted = {entry[4][0] for entry in socket.getaddrinfo(name, None)}
+    except socket.gaierror:
+        return False
+    return any(entry.address in wanted for entries in psutil.net_if_addrs().values() for entry in entries)
+
+
+def find_interface(address: str) -> str | None:
+    """Return the network interface that holds `address`, `eth0` say."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return name
+    return None
+
+
+def interface_variables(launch: LaunchSettings) -> dict[str, str]:
+    """Return the variables that tell collectives the way to the other machines; empty on one machine."""
+    if not launch.is_multi_node:
+        return {}
+    name = find_interface(local_address(launch))
+    return dict.fromkeys(INTERFACE_VARIABLES, name) if name else {}

@@ -1,0 +1,1 @@
+"""Fused operators inside models of transformers."""

@@ -1,0 +1,1 @@
+"""Download of models from hubs."""

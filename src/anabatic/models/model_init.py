@@ -1,0 +1,107 @@
+"""A new model, and its first weights; `plan/depth_dial.py` says how large it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from anabatic.config.pretrain import PretrainModel as ModelConfig
+from anabatic.models.pretrained import init_empty_weights, prepare_model
+from anabatic.models.quantized import iter_quantized_weights
+from anabatic.parallel.dtensors import copy_from_full, materialize_parameters, to_local
+from anabatic.plan.depth_dial import DerivedSizes
+
+
+def build_meta_qwen3(plan: DerivedSizes, model: ModelConfig, vocab_size: int, seq_len: int) -> PreTrainedModel:
+    """Return the model without memory: its parameters are on the meta device.
+
+    The architecture is Qwen3 (QK-norm, grouped-query attention, RoPE, SwiGLU), so plain transformers, vLLM and
+    llama.cpp load the result.
+    """
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=plan.get_int("width"),
+        num_hidden_layers=plan.get_int("depth"),
+        num_attention_heads=plan.get_int("heads"),
+        num_key_value_heads=plan.get_int("kv_heads"),
+        head_dim=plan.get_int("head_dim"),
+        intermediate_size=plan.get_int("intermediate"),
+        max_position_embeddings=seq_len,
+        tie_word_embeddings=bool(plan.values["tie_embeddings"]),
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,  # a pad id would take the gradient away from its embedding, and 0 is a real token here
+    )
+    with init_empty_weights():
+        return Qwen3ForCausalLM(config)
+
+
+def build_model(
+    plan: DerivedSizes, model: ModelConfig, vocab_size: int, seq_len: int, device: torch.device, seed: int
+) -> PreTrainedModel:
+    """Return a new model with its first weights on one device."""
+    net = prepare_model(build_meta_qwen3(plan, model, vocab_size, seq_len), device)
+    materialize_parameters(net, device, device)
+    init_weights(net, seed)
+    return net
+
+
+@torch.no_grad()
+def init_weights(net: PreTrainedModel, seed: int) -> None:
+    """Give a `build_meta_qwen3` model that has memory by now its first weights, each rank its part.
+
+    Matrices are normal with deviation 1/sqrt(width), block outputs and an untied head zero. Tied embeddings are small
+    (GPT-2's 0.02): the head would otherwise begin by predicting the token that it has just read. Zero outputs make
+    every block the identity at the start, which lets the learning rate be high from the first step (muP, arXiv
+    2203.03466, section on output layers). Drawn on the CPU, so that every device starts alike.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = net.config
+
+    def draw_normal(weight: torch.Tensor, deviation: float) -> None:
+        copy_from_full(weight, torch.empty(weight.shape).normal_(0.0, deviation, generator=generator))
+
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Embedding):
+            draw_normal(module.weight, 0.02 if config.tie_word_embeddings else 1.0)
+        elif isinstance(module, nn.Linear):
+            if name == "lm_head" and config.tie_word_embeddings:
+                continue  # the embedding
+            if name.endswith(("o_proj", "down_proj", "lm_head")):
+                to_local(module.weight).zero_()
+            else:
+                draw_normal(module.weight, module.in_features**-0.5)
+        elif name.endswith("norm"):
+            to_local(module.weight).fill_(1.0)  # type: ignore[arg-type]
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return (all parameters, those that multiply: all but the input embedding; a tied matrix counts as the head)."""
+    total = sum(p.numel() for p in model.parameters()) + sum(
+        one.shape.numel() for _, one in iter_quantized_weights(model)
+    )
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    tied = model.get_output_embeddings().weight is embedding  # type: ignore[operator]
+    return total, total if tied else total - embedding.numel()
+
+
+def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = True) -> float:
+    """Training operations per token: 6 per multiplying parameter, 4 per frozen one, which needs no gradient of its
+    own, and 12 x layers x width x mean attended length.
+
+    Args:
+        logits: the head over the vocabulary is used.
+
+    Source: PaLM (arXiv 2204.02311), appendix B, with the attended length instead of the whole sequence.
+    """
+    config = model.config
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    idle = [weight for weight in (embedding, head) if not (logits and weight is head)]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and not any(p is one for one in idle))
+    multiplying = count_parameters(model)[1] - (0 if logits else head.numel())
+    return 4.0 * multiplying + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context

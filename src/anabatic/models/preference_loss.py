@@ -1,0 +1,248 @@
+"""The loss of preference pairs: how much more the model favours the better answer than it did before training.
+
+Shapes: `P` pairs, `n` targets of a batch, `T` tokens, `H` hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from anabatic.config.dpo import LossType
+from anabatic.data.batching.batch import IGNORE_INDEX, Batch
+from anabatic.device.device import Device
+from anabatic.device.ops import linear_log_probs
+from anabatic.device.transfer import send_to_device
+from anabatic.models.forward import (
+    ModelRoot,
+    PackedBatch,
+    cast_adapters,
+    compute_chunk_bytes,
+    compute_target_states,
+    pack_batch,
+)
+from anabatic.models.lora import adapter
+from anabatic.parallel.dtensors import get_local_slices, is_sharded, to_local
+from anabatic.parallel.sharding import reshard_weights
+
+REFERENCE_FREE_LOSSES = ("orpo", "simpo")
+"""Losses without a reference."""
+PREFERENCE_METRIC_NAMES = ("rewards/chosen", "rewards/rejected", "margin", "accuracy")
+"""What is added up beside the loss."""
+
+
+@dataclass(frozen=True)
+class PreferenceOptions:
+    """Which loss of a pair; the names are those of TRL and LLaMA-Factory."""
+
+    beta: float = 0.1
+    loss_type: LossType = "sigmoid"
+    label_smoothing: float = 0.0
+    rpo_alpha: float = 0.0
+    simpo_gamma: float = 0.5
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+
+@dataclass
+class PackedPairs:
+    """A batch of pairs on the device.
+
+    Attributes:
+        packed: the tokens.
+        sides: int64 `[n]`, the answer that a target belongs to: `2 p` the better one of pair `p`, `2 p + 1` the other.
+        lengths: fp32 `[P, 2]`, targets of each answer.
+        before: fp32 `[P, 2]`, log-probabilities of the answers under the reference.
+    """
+
+    packed: PackedBatch
+    answer_ids: Tensor
+    lengths: Tensor
+    reference_logprobs: Tensor | None = None
+
+
+def pack_pairs(batch: Batch, device: torch.device) -> PackedPairs:
+    """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`."""
+    rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
+    sides = torch.searchsorted(torch.tensor(batch.cu_seqlens[1:]), rows, right=True)
+    lengths = torch.bincount(sides, minlength=2 * batch.num_targets).view(-1, 2).float()
+    return PackedPairs(pack_batch(batch, device), send_to_device(sides, device), send_to_device(lengths, device))
+
+
+class ReferenceWeights:
+    """The weights as they were before training, to be exchanged with the trained ones for a while.
+
+    Only what is trained is kept twice, as divided as it is. An adapter that begins at zero thus gives the model without
+    it, one that goes on gives the model that it came with, and both sides of the ratio are computed in the same way: it
+    begins at exactly one.
+    """
+
+    def __init__(self, root: ModelRoot) -> None:
+        self._root = root
+        trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
+        self._pairs = [(parameter, to_local(parameter).detach().clone()) for parameter in trained]
+        self._sharded = any(map(is_sharded, trained))
+        # PiSSA's start is part of a checkpoint, so that every machine continues with the same one.
+        begins = {
+            id(own): start
+            for layer in adapter.find_lora_layers(root.model).values()
+            for own, start in ((layer.lora_A, layer.lora_A_start), (layer.lora_B, layer.lora_B_start))
+            if start is not None
+        }
+        self._starts = [
+            (before, begins[id(own)], get_local_slices(own)) for own, before in self._pairs if id(own) in begins
+        ]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Within the block the model is the one before training, without dropout and without gradients."""
+        was_training = self._root.training
+        with torch.no_grad():
+            for before, start, part in self._starts:
+                before.copy_(start[part])
+            self._swap_weights()
+            self._root.eval()
+            try:
+                yield
+            finally:
+                if self._sharded:
+                    reshard_weights(self._root)
+                self._root.train(was_training)
+                self._swap_weights()
+
+    def _swap_weights(self) -> None:
+        for parameter, before in self._pairs:
+            now = to_local(parameter)
+            kept = now.clone()
+            now.copy_(before)
+            before.copy_(kept)
+
+
+class PreferenceLoss:
+    """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
+
+    Attributes:
+        names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
+        unit: what it is a mean of.
+        reference: None where the loss needs none.
+    """
+
+    metric_names: Sequence[str] = PREFERENCE_METRIC_NAMES
+    unit = "pairs"
+
+    def __init__(self, root: ModelRoot, device: Device, objective: PreferenceOptions) -> None:
+        self.root, self.device, self.objective = root, device, objective
+        self.reference = None if objective.loss_type in REFERENCE_FREE_LOSSES else ReferenceWeights(root)
+        self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)
+
+    def pack_batch(self, batch: Batch, device: torch.device) -> PackedPairs:
+        """Move a batch to `device`, and ask the reference. Outside of `root`: sharded weights are gathered twice."""
+        pairs = pack_pairs(batch, device)
+        if self.reference is not None:
+            with self.reference(), self.device.autocast():
+                pairs.reference_logprobs = self.root(self.compute_log_probs, pairs)
+        return pairs
+
+    def __call__(self, model: PreTrainedModel, pairs: PackedPairs) -> Tensor:
+        """Return the summed loss of the pairs, fp32."""
+        now = self.compute_log_probs(model, pairs)
+        before = torch.zeros_like(now) if pairs.reference_logprobs is None else pairs.reference_logprobs
+        with torch.no_grad():
+            self.metric_sums += compute_rewards(now, before, pairs.lengths, self.objective).sum(0)
+        return compute_pair_losses(now, before, pairs.lengths, self.objective).sum()
+
+    def compute_log_probs(self, model: PreTrainedModel, pairs: PackedPairs) -> Tensor:
+        """Return the summed log-probability of every answer, fp32 `[P, 2]`."""
+        cast_adapters(model)
+        states, weight, head = compute_target_states(model, pairs.packed)
+        rows = compute_chunk_bytes(weight, self.device.device_row.chunk_bytes)
+        found = linear_log_probs(states, weight, pairs.packed.targets, rows, head.softcap)
+        return found.new_zeros(pairs.lengths.numel()).index_add(0, pairs.answer_ids, found).view(pairs.lengths.shape)
+
+
+def compute_log_ratios(now: Tensor, before: Tensor, lengths: Tensor, objective: PreferenceOptions) -> Tensor:
+    """Return `log pi(y|x) - log pi_ref(y|x)` of both answers `[P, 2]`; for IPO the mean over their tokens, and for ORPO
+    and SimPO the mean of `log pi(y|x)` alone.
+
+    The mean is what TRL and LLaMA-Factory take for IPO; equation 17 of arXiv 2310.12036 has the sum.
+    """
+    if objective.loss_type in REFERENCE_FREE_LOSSES:
+        return now / lengths
+    ratios = now - before
+    return ratios / lengths if objective.loss_type == "ipo" else ratios
+
+
+def compute_pair_losses(now: Tensor, before: Tensor, lengths: Tensor, objective: PreferenceOptions) -> Tensor:
+    """Return the loss of every pair `[P]`, see `LOSS_FUNCTIONS`. `rpo_alpha` adds that many times the better answer's
+    cross-entropy per token (arXiv 2404.19733, equation 1).
+
+    Args:
+        now, before: log-probabilities of the answers under the model and under the reference `[P, 2]`; ORPO and SimPO
+            do not read the latter.
+        lengths: their targets `[P, 2]`.
+    """
+    losses = LOSS_FUNCTIONS[objective.loss_type](compute_log_ratios(now, before, lengths, objective), objective)
+    if objective.rpo_alpha:
+        losses = losses - objective.rpo_alpha * now[:, 0] / lengths[:, 0]
+    return losses
+
+
+def sigmoid_loss(ratios: Tensor, objective: PreferenceOptions) -> Tensor:
+    """DPO: `-log sigmoid(beta h)`, `h` the difference of the log-ratios (arXiv 2305.18290, equation 7); with label
+    smoothing `e`, `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)` (https://ericmitchell.ai/cdpo.pdf)."""
+    gap, smooth = objective.beta * _log_ratio_gap(ratios), objective.label_smoothing
+    return -(1 - smooth) * F.logsigmoid(gap) - smooth * F.logsigmoid(-gap)
+
+
+def hinge_loss(ratios: Tensor, objective: PreferenceOptions) -> Tensor:
+    """SLiC: `max(0, 1 - beta h)` (arXiv 2305.10425, equation 1, on the log-ratios as in arXiv 2309.06657)."""
+    return (1 - objective.beta * _log_ratio_gap(ratios)).clamp(min=0)
+
+
+def ipo_loss(ratios: Tensor, objective: PreferenceOptions) -> Tensor:
+    """IPO: `(h - 1 / (2 beta))^2` (arXiv 2310.12036, equation 17)."""
+    return (_log_ratio_gap(ratios) - 1 / (2 * objective.beta)).square()
+
+
+def simpo_loss(means: Tensor, objective: PreferenceOptions) -> Tensor:
+    """SimPO: `-log sigmoid(beta (m_w - m_l) - gamma)`, `m` the mean log-probability of an answer's tokens (arXiv
+    2405.14734, equation 6)."""
+    return -F.logsigmoid(objective.beta * _log_ratio_gap(means) - objective.simpo_gamma)
+
+
+def orpo_loss(means: Tensor, objective: PreferenceOptions) -> Tensor:
+    """ORPO: `-m_w - beta log sigmoid(log odds_w - log odds_l)` with `odds = p / (1 - p)` of `p = e^m` (arXiv
+    2403.07691, equations 3, 6 and 7; `beta` is its lambda)."""
+    means = means.clamp(max=-torch.finfo(means.dtype).tiny)  # an answer that is certain has no odds
+    odds = means - (-torch.expm1(means)).log()
+    return -means[:, 0] - objective.beta * F.logsigmoid(_log_ratio_gap(odds))
+
+
+def _log_ratio_gap(ratios: Tensor) -> Tensor:
+    return ratios[:, 0] - ratios[:, 1]
+
+
+LOSS_FUNCTIONS: dict[str, Callable[[Tensor, PreferenceOptions], Tensor]] = {
+    "sigmoid": sigmoid_loss,
+    "hinge": hinge_loss,
+    "ipo": ipo_loss,
+    "simpo": simpo_loss,
+    "orpo": orpo_loss,
+}
+"""Name of a loss -> the loss of every pair `[P]` from what `compute_log_ratios` returns `[P, 2]`."""
+
+
+def compute_rewards(now: Tensor, before: Tensor, lengths: Tensor, objective: PreferenceOptions) -> Tensor:
+    """Return for every pair the rewards `beta log-ratio` of both answers, their difference, and whether it is above 0.
+
+    Shape `[P, 4]`, in the order of `PREFERENCE_METRIC_NAMES`.
+    """
+    both = objective.beta * compute_log_ratios(now, before, lengths, objective)
+    margin = _log_ratio_gap(both)
+    return torch.stack((both[:, 0], both[:, 1], margin, (margin > 0).to(both.dtype)), dim=1)

@@ -1,0 +1,202 @@
+"""Reward models: a number for a whole conversation, learned from pairs of a better and a worse answer.
+
+They are saved as transformers' sequence classification with one label: `score` is a linear layer without a bias on the
+last token's state. Shapes: `P` pairs, `T` tokens, `H` hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from anabatic.config.sections.tuner import Lora
+from anabatic.core.errors import DataError
+from anabatic.core.paths import open_atomic_folder
+from anabatic.data.batching.batch import Batch
+from anabatic.device.device import Device
+from anabatic.device.transfer import send_to_device
+from anabatic.models import pretrained, transformers4_names, weights_reader
+from anabatic.models.forward import ModelRoot, PackedBatch, compute_hidden_states, pack_batch
+from anabatic.models.lora import adapter
+from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
+from anabatic.parallel.dtensors import copy_from_full
+
+SCORE_PREFIX = "score."
+"""Of the name of the head's parameter."""
+CLASS_SUFFIX = "ForSequenceClassification"
+"""Ends the names of transformers' models with such a head."""
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """The loss of a pair.
+
+    Attributes:
+        center: weight of `(r_w + r_l)^2`, which keeps rewards around 0.
+    """
+
+    center: float = 0.0
+
+
+@dataclass
+class PackedConversations:
+    """A batch of pairs on the device.
+
+    Attributes:
+        last: int64 `[2 P]`, last token of every conversation, the better one of a pair first.
+        lengths: fp32 `[P, 2]`, tokens of each.
+    """
+
+    packed: PackedBatch
+    last_positions: Tensor
+    lengths: Tensor
+
+
+def get_class_name(model: PreTrainedModel) -> str:
+    """Return transformers' name of the model with a head for sequences.
+
+    Raises:
+        DataError: it has none of this architecture.
+    """
+    causal = type(model).__name__.removeprefix("FSDP")
+    name = f"{causal.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{CLASS_SUFFIX}"
+    if not hasattr(transformers, name):
+        raise DataError(f"transformers has no {name}, as which the reward model would be saved", "use another model")
+    return name
+
+
+def attach_score_head(model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
+    """Give a model the head, on the meta device; the one over the vocabulary, which nothing needs, is frozen.
+
+    Args:
+        dtype: of the head; None: as the one over the vocabulary.
+
+    Raises:
+        DataError: transformers cannot load such a model.
+    """
+    get_class_name(model)
+    output = model.get_output_embeddings()
+    with pretrained.init_empty_weights():
+        head = nn.Linear(model.config.hidden_size, 1, bias=False, dtype=dtype or output.weight.dtype)
+    model.add_module(SCORE_PREFIX.rstrip("."), head)
+    if output.weight is not model.get_input_embeddings().weight:
+        output.weight.requires_grad_(False)
+
+
+@torch.no_grad()
+def init_score_head(model: PreTrainedModel, seed: int) -> None:
+    """First weights of the head: deviation `1 / sqrt(H + 1)` (arXiv 2009.01325, appendix B.1), drawn on the CPU."""
+    weight = model.get_submodule(SCORE_PREFIX.rstrip(".")).weight
+    assert isinstance(weight, Tensor)
+    generator = torch.Generator().manual_seed(seed)
+    copy_from_full(weight, torch.empty(weight.shape).normal_(0.0, (weight.shape[1] + 1) ** -0.5, generator=generator))
+
+
+class RewardLoss:
+    """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
+
+    Attributes:
+        names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
+        unit: what it is a mean of.
+    """
+
+    metric_names = PREFERENCE_METRIC_NAMES
+    unit = "pairs"
+
+    def __init__(self, root: ModelRoot, device: Device, objective: RewardOptions) -> None:
+        self.root, self.device, self.objective = root, device, objective
+        self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)
+
+    def pack_batch(self, batch: Batch, device: torch.device) -> PackedConversations:
+        """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`."""
+        borders = torch.tensor(batch.cu_seqlens[: 2 * batch.num_targets + 1])
+        lengths = borders.diff().view(-1, 2).float()
+        return PackedConversations(
+            pack_batch(batch, device), send_to_device(borders[1:] - 1, device), send_to_device(lengths, device)
+        )
+
+    def __call__(self, model: PreTrainedModel, rows: PackedConversations) -> Tensor:
+        """Return the summed loss of the pairs, fp32."""
+        found = compute_rewards(model, rows).view(-1, 2)
+        with torch.no_grad():
+            margin = found[:, 0] - found[:, 1]
+            self.metric_sums += torch.stack(
+                (found[:, 0], found[:, 1], margin, (margin > 0).to(found.dtype)), dim=1
+            ).sum(0)
+        return bradley_terry(found, self.objective.center).sum()
+
+
+def compute_rewards(model: PreTrainedModel, rows: PackedConversations) -> Tensor:
+    """Return the reward of every conversation, fp32 `[2 P]`."""
+    states = compute_hidden_states(model, rows.packed).index_select(0, rows.last_positions)
+    with torch.autocast(states.device.type, enabled=False):
+        weight = model.get_submodule(SCORE_PREFIX.rstrip(".")).weight
+        assert isinstance(weight, Tensor)
+        return F.linear(states.float(), weight.float()).squeeze(1)
+
+
+def bradley_terry(found: Tensor, center: float = 0.0) -> Tensor:
+    """Return the loss of every pair `[P]`: `-log sigmoid(r_w - r_l)` (Bradley and Terry 1952, as in arXiv 2203.02155,
+    equation 1), and `center (r_w + r_l)^2` beside it (arXiv 2312.09244, section 4).
+
+    Args:
+        found: rewards `[P, 2]`, the better answer's first.
+    """
+    losses = -F.logsigmoid(found[:, 0] - found[:, 1])
+    return losses + center * found.sum(1).square() if center else losses
+
+
+def save_reward_adapter(
+    model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path, writes: bool, more: Mapping[str, Any]
+) -> None:
+    """Write an adapter folder that brings the head, as PEFT does for sequence classification. All ranks call it.
+
+    Args:
+        base: folder of the model that it is for.
+        more: further keys of adapter_config.json.
+
+    Raises:
+        Failure: the disk is full or refuses writes; an older folder is untouched.
+    """
+    headed = replace(lora, modules_to_save=[SCORE_PREFIX.rstrip(".")])
+    adapter.save_adapter(model, folder, tokenizer, headed, base, writes, {**more, "task_type": "SEQ_CLS"})
+
+
+def save_reward_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = True) -> None:
+    """Write a folder that `AutoModelForSequenceClassification` loads: whole or not at all. All ranks call it.
+
+    Raises:
+        Failure: the disk is full or refuses writes; an older folder is untouched.
+    """
+    output = {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    unused = {name for name, value in model.named_parameters(remove_duplicate=False) if id(value) in output}
+    body = {name for name, value in model.named_parameters() if name.startswith(f"{model.base_model_prefix}.")}
+
+    def should_skip(name: str) -> bool:
+        return name in unused and name not in body
+
+    if not writes:
+        weights_reader.save_weights(model, None, leave=should_skip)
+        return
+    with open_atomic_folder(folder) as temporary:
+        weights_reader.save_weights(model, temporary, leave=should_skip)
+        config = copy.deepcopy(model.config)
+        config.use_cache = True
+        config.architectures = [get_class_name(model)]
+        config.dtype = next(model.parameters()).dtype
+        config.num_labels = 1
+        config.id2label, config.label2id = {0: "reward"}, {"reward": 0}
+        # transformers looks for the last token that is not this one.
+        config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        config.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        transformers4_names.write_older_names(temporary)

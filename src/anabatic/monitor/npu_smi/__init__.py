@@ -1,0 +1,1 @@
+"""Parsers of the outputs of npu-smi."""

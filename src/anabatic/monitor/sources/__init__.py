@@ -1,0 +1,1 @@
+"""Sources of device readings: npu-smi, DCMI, NVML, the host."""

@@ -1,0 +1,121 @@
+"""Tensors of which each rank holds a part (DTensor), and plain ones, in the same few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+
+TensorSlices = tuple[slice, ...]
+"""What of a whole tensor a rank holds."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """True when this rank holds only a part."""
+    return isinstance(tensor, DTensor)
+
+
+def is_sharded_along(tensor: Tensor, axis: str) -> bool:
+    """True when the ranks along `axis` of the job's grid, `data` or `tensor`, hold parts of it."""
+    if not isinstance(tensor, DTensor):
+        return False
+    axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
+    return any(name == axis and not placement.is_replicate() for name, placement in axes)
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this rank's part: memory shared, possibly no elements. A plain tensor is its own part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_full_tensor(tensor: Tensor) -> Tensor:
+    """Return all of a tensor; every rank of a sharded one must call this.
+
+    A part that was offloaded to the host is sent to the mesh's device first: the collective runs there.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    mesh, part = tensor.device_mesh, tensor.to_local()
+    if part.device.type == mesh.device_type:
+        return tensor.full_tensor()
+    there = part.to(torch.accelerator.current_accelerator())
+    moved = DTensor.from_local(
+        there, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    return moved.full_tensor()
+
+
+def gather_full_stack(parts: Tensor, tensor: Tensor) -> Tensor:
+    """Return all of `n` tensors that are divided as `tensor` is, in one collective.
+
+    Args:
+        parts: `[n, ...]`, this rank's.
+    """
+    if not isinstance(tensor, DTensor):
+        return parts
+    shape = torch.Size((len(parts), *tensor.shape))
+    placements = [_shift_placement(placement) for placement in tensor.placements]
+    stride = torch.empty(shape, device="meta").stride()
+    spec = DTensorSpec(tensor.device_mesh, tuple(placements), tensor_meta=TensorMeta(shape, stride, parts.dtype))
+    return gather_full_tensor(DTensor(parts, spec, requires_grad=False))  # type: ignore[call-arg]
+
+
+def _shift_placement(placement: Placement) -> Placement:
+    """The same division of a tensor with one more dimension in front."""
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
+
+
+def shard_like(part: Tensor, tensor: Tensor) -> Tensor:
+    """Return `part`, this rank's, as sharded as `tensor` is; memory is shared.
+
+    `DTensor.from_local` would copy a part on the host to the mesh's device.
+    """
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor(part, tensor._spec, requires_grad=False)  # type: ignore[call-arg, no-any-return]
+
+
+def get_local_slices(tensor: Tensor) -> TensorSlices:
+    """Return which rows and columns of the whole tensor this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+@torch.no_grad()
+def fill_local_part(tensor: Tensor, read: Callable[[TensorSlices], Tensor]) -> None:
+    """Copy into `tensor` what `read` returns for this rank's part of it."""
+    part = to_local(tensor)
+    if part.numel():
+        part.copy_(read(get_local_slices(tensor)))
+
+
+@torch.no_grad()
+def copy_from_full(tensor: Tensor, value: Tensor) -> None:
+    """Copy this rank's part of the whole `value` into `tensor`."""
+    fill_local_part(tensor, lambda part: value[part])
+
+
+def materialize_parameters(module: nn.Module, device: torch.device, buffers: torch.device) -> None:
+    """Give parameters on the meta device memory on `device`, unfilled; move buffers to the device `buffers`.
+
+    `nn.Module.to_empty` would forget what buffers hold, and untie tied parameters.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter.is_meta:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                owner.register_parameter(name, made[id(parameter)])
+        for name, buffer in owner.named_buffers(recurse=False):
+            owner._buffers[name] = buffer.to(buffers)

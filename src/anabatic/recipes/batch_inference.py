@@ -1,0 +1,231 @@
+"""`anabatic infer`: rows in, answers out, in the same order; a stopped job goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.infer import InferJob
+from anabatic.config.loading import settings
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.core.formatting import format_count, format_duration, to_valid_utf8
+from anabatic.core.heartbeat import HEARTBEAT
+from anabatic.core.paths import resolve_output_file
+from anabatic.data.chat import custom_templates
+from anabatic.data.readers.document import RowIssue
+from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.data.readers.prompts import PromptRow, read_prompts
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.device.device import select_device
+from anabatic.evals.progress_bar import ProgressBar
+from anabatic.infer.cache_sizing import make_engine
+from anabatic.infer.dialogue import encode_continuation
+from anabatic.infer.engine import Engine, PromptTooLong, Request
+from anabatic.models import classifier
+from anabatic.models.pretrained import (
+    find_tokenizer_folder,
+    load_config,
+    load_model,
+    require_tokenizer_fits,
+    resolve_merged_adapters,
+    resolve_model_folder,
+)
+from anabatic.parallel import process_groups
+from anabatic.recipes.answer_shards import AnswerShard, merge_shards
+from anabatic.recipes.checkpoint_model import load_checkpoint_model
+
+_MAX_PENDING_ROWS = 512
+"""Answers that wait for an earlier one to be written."""
+
+
+@dataclass
+class InferenceRow:
+    """A row that is being answered, or was passed over.
+
+    Attributes:
+        number: of the row among all rows, from 0.
+        problem: why it was passed over.
+    """
+
+    row_index: int
+    prompt_row: PromptRow | None = None
+    request: Request | None = None
+    skip_reason: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """True when its line can be written."""
+        return self.request is None or bool(self.request.finish_reason)
+
+
+def run(job: InferJob) -> int:
+    """Answer the rows as the job says; return the exit code.
+
+    Raises:
+        ConfigError: `out` is there already, or was begun by another job.
+        DataError: the model or its tokenizer cannot be used; a file or a row cannot be read.
+        Failure: `out` cannot be written.
+    """
+    rank, ranks = log.get_rank(), process_groups.get_world_size()
+    out = resolve_output_file(job.out, "answers.jsonl")
+    part = AnswerShard(out, _resume_identity(job), rank, ranks, job.resume)
+    if not part.is_finished:
+        began, totals = time.perf_counter(), [0, 0, 0]
+        try:
+            rows = _count_rows(job)
+            engine = _load_engine(job, ranks)
+            with ProgressBar("rows", rows // ranks) as bar:
+                for place in _generate_in_order(
+                    job, engine, _prepare_requests(job, engine, part.num_rows, rank, ranks, rows)
+                ):
+                    part.write_row(_format_answer(job, engine, place, totals))
+                    bar.update(part.num_rows)
+            part.mark_finished()
+        finally:
+            part.close()
+        _log_throughput(totals, time.perf_counter() - began, engine)
+    if rank == 0:
+        written, skipped = merge_shards(out, ranks, HEARTBEAT.record_beat)
+        log.info(f"wrote {written:,} answers to {out}")
+        if skipped:
+            log.warn(f"{len(skipped):,} rows were passed over; first: {skipped[0]}")
+    return 0
+
+
+def _resume_identity(job: InferJob) -> dict[str, Any]:
+    """What makes an answer what it is: a begun job goes on with the same of it alone."""
+    kept = ("model", "ckpt_dir", "adapter", "inputs", "system", "raw", "quantize", "columns", "sampling", "on_bad_row")
+    tree = settings.job_to_dict(job)
+    more = {} if job.chat_template is None else {"chat_template": custom_templates.read_template(job.chat_template)}
+    return {key: tree.get(key) for key in kept} | more
+
+
+def _load_engine(job: InferJob, ranks: int) -> Engine:
+    device = select_device(job.device)
+    if job.ckpt_dir:
+        model, tokens = load_checkpoint_model(Path(job.ckpt_dir).expanduser(), device, job.adapter, job.quantize)
+        tokens = custom_templates.folder_with_template(tokens, job.chat_template)
+        folder = Path(job.ckpt_dir)
+    else:
+        folder = resolve_model_folder(job.model)
+        classifier.require_text_model(folder)
+        shares = resolve_merged_adapters(job.adapter, folder)
+        tokens = custom_templates.folder_with_template(find_tokenizer_folder(folder, shares), job.chat_template)
+        require_tokenizer_fits(load_config(folder), tokenizers.load_tokenizer(tokens), folder)
+        model = load_model(folder, device.torch_device, device.dtype, shares, job.quantize)
+    tokenizer = tokenizers.load_tokenizer(tokens)
+    log.info(f"{folder} on {device.name} ({device.reasons['device']})")
+    return make_engine(model, tokenizer, device, job.batching, ranks)
+
+
+def _count_rows(job: InferJob) -> int:
+    """Count the rows before the model is asked: what is wrong with them is told early."""
+    total = 0
+    for row in read_prompts(job.inputs, job.columns):
+        if isinstance(row, RowIssue) and job.on_bad_row == "fail":
+            row.raise_error()
+        total += 1
+    if not total:
+        raise DataError(f"{', '.join(job.inputs)}: there is no row", "give files with rows")
+    return total
+
+
+def _prepare_requests(
+    job: InferJob, engine: Engine, done: int, rank: int, ranks: int, rows: int
+) -> Iterator[InferenceRow]:
+    """The rows of this process, of `rows` in all, that are not answered yet, each with its request.
+
+    Raises:
+        DataError: a row cannot be used; too many leave no room for an answer.
+    """
+    long = LongRowCounter(f"{', '.join(job.inputs)}: prompts", engine.max_len - 1, job.long_share, "--long-share")
+    own = len(range(rank, rows, ranks))
+    for number, row in enumerate(read_prompts(job.inputs, job.columns)):
+        if number % ranks != rank or number // ranks < done:
+            continue
+        if isinstance(row, RowIssue):
+            yield InferenceRow(number, skip_reason=row.message)
+            continue
+        try:
+            seed = job.sampling.seed
+            sampling = job.sampling if seed is None else replace(job.sampling, seed=(seed + number) % 2**63)
+            prompt = _encode_prompt(job, engine.tokenizer, row)
+            yield InferenceRow(number, row, engine.request(prompt, sampling, name=row.location))
+        except PromptTooLong as error:
+            long.count_row(len(prompt), row.location)
+            if long.exceeds_limit(own):
+                long.check_fraction(own)
+            yield InferenceRow(number, skip_reason=_locate_error(row, error))
+        except DataError as error:
+            if job.on_bad_row == "fail":
+                raise DataError(_locate_error(row, error), error.hint) from error
+            yield InferenceRow(number, skip_reason=_locate_error(row, error))
+
+
+def _locate_error(row: PromptRow, error: DataError) -> str:
+    return str(error) if str(error).startswith(row.location) else f"{row.location}: {error}"
+
+
+def _encode_prompt(job: InferJob, tokenizer: Any, row: PromptRow) -> list[int]:
+    """The tokens of a row: its turns through the chat template, or its text as a document begins."""
+    if row.messages is None or job.raw or not tokenizer.chat_template:
+        if row.messages is not None and len(row.messages) > 1:
+            what = "raw is on" if job.raw else f"{tokenizer.name_or_path} has no chat template"
+            raise DataError(
+                f"{row.location}: {len(row.messages)} turns, and {what}", "give a prompt, or a model that chats"
+            )
+        return encode_continuation(tokenizer, row.messages[0]["content"] if row.messages else row.text)
+    system = job.system is not None and row.messages[0]["role"] not in ("system", "developer")
+    begins = [{"role": "system", "content": to_valid_utf8(job.system or "")}] if system else []
+    return tokenizers.encode_chat(tokenizer, [*begins, *row.messages], row.tools)
+
+
+def _generate_in_order(job: InferJob, engine: Engine, places: Iterator[InferenceRow]) -> Iterator[InferenceRow]:
+    """Yield the rows in their order as they are answered; others are answered meanwhile."""
+    window: deque[InferenceRow] = deque()
+    more = True
+    while more or window:
+        while more and len(window) < _MAX_PENDING_ROWS and engine.get_load().waiting < job.batching.batch:
+            place = next(places, None)
+            more = place is not None
+            if place is not None:
+                window.append(place)
+                engine.submit([place.request] if place.request else [])
+        if engine.is_busy:
+            engine.step()
+            HEARTBEAT.record_beat()
+        while window and window[0].is_done:
+            yield window.popleft()
+
+
+def _format_answer(job: InferJob, engine: Engine, place: InferenceRow, totals: list[int]) -> dict[str, Any]:
+    """Return the line of a row, and count its tokens."""
+    if place.request is None or place.prompt_row is None:
+        return {"row": place.row_index, "skipped": place.skip_reason}
+    asked, request = place.prompt_row, place.request
+    answer = engine.get_completion(request)
+    for at, number in enumerate((1, len(request.prompt), len(answer.ids))):
+        totals[at] += number
+    line: dict[str, Any] = {"row": place.row_index, "id": asked.id}
+    line |= {"text": asked.text} if asked.messages is None else {"messages": asked.messages}
+    line |= {"response": answer.text, "finish_reason": answer.finish_reason}
+    line |= {} if asked.label is None else {"label": asked.label}
+    line |= {"prompt_tokens": len(request.prompt), "response_tokens": len(answer.ids)}
+    if job.sampling.top_logprobs:
+        line |= {"logprobs": answer.logprobs, "top_logprobs": answer.top_logprobs}
+    return line
+
+
+def _log_throughput(totals: list[int], seconds: float, engine: Engine) -> None:
+    rows, read_in, written = totals
+    shared = engine.get_load().shared_tokens
+    log.info(
+        f"{rows:,} rows in {format_duration(seconds)}: {format_count(read_in)} tokens in ({format_count(shared)} "
+        f"shared), {format_count(written)}"
+        f" out, {written / max(seconds, 1e-9):,.1f} tokens/s"
+    )

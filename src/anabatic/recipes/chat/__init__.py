@@ -1,0 +1,1 @@
+"""Chat in the terminal."""

@@ -1,0 +1,1 @@
+"""Export of models: merging, checkpoints, GGUF, serving configurations."""

@@ -1,0 +1,34 @@
+"""`anabatic merge`: adapters and their model become one model. `anabatic export` does that too, and more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabatic.config.merge import MergeJob
+from anabatic.core import log
+from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import format_count
+from anabatic.models.model_init import count_parameters
+from anabatic.models.pretrained import save_model
+from anabatic.recipes.export.merged_model import find_merged_model
+from anabatic.recipes.prechecks import output_folders
+
+
+def run(job: MergeJob) -> None:
+    """Merge on the CPU, in the number format of the base model's files, and write the folder.
+
+    Raises:
+        ConfigError: there is no adapter, or `out` exists.
+        DataError: an adapter or the base model cannot be read.
+        Failure: the folder cannot be written.
+    """
+    out = Path(job.out).expanduser()
+    output_folders.require_new_output(out)
+    parts = find_merged_model(job.model, job.adapter)
+    if not parts.num_adapters:
+        what = f"{parts.named_folder} is no adapter: there is nothing to merge"
+        raise ConfigError(what, "give the folder with adapter_config.json, or name some with --adapter")
+    model = parts.load_merged_model(parts.dtype)
+    save_model(model, out, parts.load_tokenizer())
+    what = f"{parts.num_adapters} adapter{'' if parts.num_adapters == 1 else 's'}"
+    log.info(f"merged {what}; wrote {format_count(count_parameters(model)[0])} parameters as {parts.dtype} to {out}")

@@ -1,0 +1,1 @@
+"""Pipelines: stages that run one after another."""

@@ -1,0 +1,248 @@
+"""`anabatic plan`: a training on paper, before it is queued. No torch, no weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.loading import deepspeed_json
+from anabatic.config.rl import RlJob
+from anabatic.config.vessels.train import WordsJob
+from anabatic.core import log
+from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import did_you_mean
+from anabatic.core.paths import write_atomic
+from anabatic.device import table
+from anabatic.device.table import Chip
+from anabatic.plan import (
+    cost_model,
+    detect_chip,
+    device_scaling,
+    model_shape,
+    output,
+    plots,
+    strategy_search,
+    training_setup,
+)
+from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.host_resources import estimate_host_resources
+from anabatic.plan.training_setup import TrainingSetup
+from anabatic.recipes import sequence_length
+
+DEFAULT_SEGMENTS_PER_RANK = 8
+"""Of each rank in a step, where the global batch is left open."""
+
+
+MAX_DEVICES = 1_000_000
+"""Devices; what is known of networks ends long before."""
+LOCAL_CHIP = "here"
+"""In place of a chip's name: this machine's."""
+
+_PLOT_PATH_HINT = "name a file in a folder that is there and yours with --plot FILE.svg"
+
+
+@dataclass(frozen=True)
+class ClusterSize:
+    """Where a job is planned for: so many devices of a chip on each of so many machines."""
+
+    chip: Chip
+    npus_per_node: int
+    nodes: int = 1
+    chip_source: str = ""
+    """What says so, where the user has not."""
+
+
+def run(
+    job: Any,
+    place: ClusterSize,
+    tokens: int | None = None,
+    as_json: bool = False,
+    sweep: bool = False,
+    plot: str | None = None,
+) -> int:
+    """Print the plan of a resolved job; return 0, or 1 when it does not fit.
+
+    Args:
+        tokens: of one pass over the data, where the recipe gives no steps.
+        plot: SVG file for the picture of all that fits.
+
+    Raises:
+        ConfigError: the sizes cannot be planned.
+        Failure: the picture cannot be written.
+    """
+    plan = estimate_job(job, place, tokens)
+    if plot is not None:
+        write_atomic(Path(plot), plots.draw_frontier(plan), _PLOT_PATH_HINT)
+    if as_json:
+        sys.stdout.write(json.dumps(output.plan_to_dict(plan)) + "\n")
+    else:
+        found = (
+            output.format_sweep_lines(plan)
+            if sweep
+            else output.format_plan_lines(plan, model=not isinstance(job.model, str))
+        )
+        sys.stdout.write("\n".join(found) + "\n")
+    return 0 if plan.choice.can_fit else 1
+
+
+def print_scaling(
+    job: Any, place: ClusterSize, most: int, tokens: int | None = None, as_json: bool = False, plot: str | None = None
+) -> int:
+    """Print what a resolved job gains by more and more devices; return 0, or 1 when it fits on none.
+
+    Where the recipe gives the tokens of a step they are divided (strong scaling), else each device has as many (weak).
+
+    Args:
+        most: devices; place.npus: of a machine.
+        plot: SVG file for the picture.
+
+    Raises:
+        ConfigError: the sizes cannot be planned.
+        Failure: the picture cannot be written.
+    """
+    given = getattr(job.batch, "global_batch_tokens", None)
+    plans = []
+    for count in device_scaling.list_device_counts(place.npus_per_node, most, job.parallel.tensor):
+        there = replace(
+            place, npus_per_node=min(count, place.npus_per_node), nodes=max(1, count // place.npus_per_node)
+        )
+        plan = estimate_job(job, there, tokens)
+        if given is not None and plan.choice.step_time.tokens > given:
+            break  # less than a row for each
+        plans.append(plan)
+    rows = device_scaling.build_scaling_rows(plans)
+    if not rows:
+        log.warn(f"the job fits on no number of {place.chip.name} up to {most:,}, in whatever way it is divided")
+        return 1
+    if plot is not None:
+        title = f"{place.chip.name}, on paper: {device_scaling.describe_scaling(rows)}"
+        write_atomic(Path(plot), plots.draw_scaling(rows, title), _PLOT_PATH_HINT)
+    if as_json:
+        sys.stdout.write(json.dumps(device_scaling.scaling_to_dict(rows, place.chip)) + "\n")
+    else:
+        sys.stdout.write("\n".join(device_scaling.format_scaling_lines(rows)) + "\n")
+    return 0
+
+
+def print_local_plan(job: Any) -> int:
+    """Print the plan of a job as it would run here; return 0, or 1 when it does not fit."""
+    return run(job, resolve_cluster_size(job, LOCAL_CHIP, job.device.nproc, 1))
+
+
+def resolve_cluster_size(job: Any, chip: str, npus: int, nodes: int) -> ClusterSize:
+    """Return where a job is planned for: devices of the chip with that name, or of this machine."""
+    if npus * nodes > MAX_DEVICES:
+        raise ConfigError(f"{npus:,} devices x {nodes:,} machines is more than {MAX_DEVICES:,}", "plan a smaller job")
+    if chip == LOCAL_CHIP:
+        found, said = detect_chip.detect_job_chip(job.device.type, npus)
+        return ClusterSize(found, npus, nodes, said)
+    return ClusterSize(find_chip(chip), npus, nodes)
+
+
+def devices_per_server(chip: str) -> int:
+    """Return how many devices a server of a chip has."""
+    return cost_model.get_chip_rates(find_chip(chip)).server
+
+
+def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> output.JobPlan:
+    """Return the plan of a resolved job.
+
+    Raises:
+        ConfigError, DataError: the model is not known here, the chip trains nothing, or the sizes cannot be planned.
+    """
+    shape, source = model_shape.get_job_shape(job)
+    chip, world = place.chip, place.npus_per_node * place.nodes
+    if not chip.can_train:
+        raise ConfigError(
+            f"{chip.name} is made for inference, and this is a training",
+            "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
+        )
+    if world % job.parallel.tensor:
+        raise ConfigError(
+            f"parallel.tensor {job.parallel.tensor} does not divide {world} devices",
+            "choose it among the divisors of --npus times --nodes",
+        )
+    ranks = world // job.parallel.tensor
+    job, _, _ = deepspeed_json.apply_deepspeed(sequence_length.resolve_seq_len(job, shape.max_positions or None), ranks)
+    assumed: list[str] = []
+    row = table.get_device_row(chip)
+    half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
+    base = training_setup.build_setup(job, shape, ranks, row, half, job.batch.resolved_seq_len, 1)
+    training_setup.require_feasible(base)
+    micro, step = _resolve_batch_tokens(job, base, assumed)
+    if micro is None:
+        choice = strategy_search.find_largest_micro_batch(base, step, chip)
+        told = "the largest that fits" if choice.can_fit else "the smallest"
+        assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, {told}")
+    else:
+        choice = strategy_search.estimate_strategy(
+            replace(base, micro_tokens=micro, micro_steps=max(1, step // (micro * ranks))), chip
+        )
+    if job.batch.global_batch_tokens not in (None, choice.step_time.tokens) and not isinstance(job, RlJob):
+        told = f"batch.global_batch_tokens {step} is no multiple of {ranks} ranks x {choice.setup.micro_tokens} tokens"
+        assumed.append(f"a step of {choice.step_time.tokens} tokens; {told}, and a training refuses it")
+    steps = _estimate_steps(job, shape, tokens, choice.step_time.tokens)
+    fixed = micro if isinstance(job, RlJob) else None
+    fitting = [one for one in strategy_search.list_fitting(base, step, chip, fixed) if _supports_sharding(job, one)]
+    beside = estimate_host_resources(
+        choice.setup, job, chip, place.npus_per_node, steps * choice.step_time.total_seconds, tokens
+    )
+    return output.JobPlan(
+        source, chip, place.npus_per_node, place.nodes, choice, fitting, steps, assumed, beside, place.chip_source
+    )
+
+
+def _resolve_batch_tokens(job: Any, base: TrainingSetup, assumed: list[str]) -> tuple[int | None, int]:
+    """Tokens of a micro-batch, None where they are left open, and of a step."""
+    if isinstance(job, RlJob):
+        each = job.device_batch_size * job.batch.resolved_seq_len
+        answers = job.examples_per_step * job.num_samples // job.updates
+        assumed.append(
+            f"{job.device_batch_size} answers of batch.seq_len {job.batch.resolved_seq_len} tokens, the longest"
+        )
+        assumed.append("the time to draw and judge answers is not counted; their cache is freed before the update")
+        return each, answers * job.batch.resolved_seq_len
+    micro, step = job.batch.micro_batch_tokens, job.batch.global_batch_tokens
+    if step is None and isinstance(job, WordsJob):
+        step = max(job.batch.rows * job.batch.resolved_seq_len, base.ranks * base.min_micro_batch)
+        assumed.append(f"batch.rows {job.batch.rows} of batch.seq_len {job.batch.resolved_seq_len} words, the longest")
+    elif step is None:
+        step = max(DEFAULT_SEGMENTS_PER_RANK * base.min_micro_batch, micro or 0) * base.ranks
+        assumed.append(f"batch.global_batch_tokens {step}")
+    return micro, step
+
+
+def _supports_sharding(job: Any, one: strategy_search.StrategyEstimate) -> bool:
+    """Whether a way is one that the command has: answers are drawn from whole weights."""
+    return not (isinstance(job, RlJob) and one.setup.is_sharded)
+
+
+def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step: int) -> int:
+    """Of the run, 0 where only the data would tell."""
+    if job.schedule.max_steps is not None:
+        return int(job.schedule.max_steps)
+    if tokens is not None:
+        return max(1, round(tokens * (job.schedule.epochs or 1) / step))
+    if job.schedule.epochs is None:
+        return max(1, round((job.schedule.tokens_per_param or 12) * shape.multiplying_params / step))
+    return 0
+
+
+def find_chip(name: str) -> Chip:
+    """The chip called `910B3`, `Ascend910B3`, `910C` or `H100`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    wanted = name.lower().replace(" ", "")
+    rows = {chip.name: chip for chip in table.CHIPS}
+    ends = [chip for title, chip in rows.items() if title.lower().replace(" ", "").endswith(wanted)]
+    first = [chip for title, chip in rows.items() if wanted in title.lower().replace(" ", "")]
+    if wanted == "910c":
+        return rows["Ascend910_9391"]
+    if not wanted or not (ends or first):
+        raise ConfigError(f"no chip {name!r} is known.{did_you_mean(name, rows)}", f"these are: {', '.join(rows)}")
+    return (ends or first)[0]

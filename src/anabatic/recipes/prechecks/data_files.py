@@ -1,0 +1,200 @@
+"""The files of a job and their first rows, read before anything heavy is loaded: no torch, well under a second."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.loading.command_table import import_precheck
+from anabatic.core.errors import DataError, UserError
+from anabatic.data.builtin import synthetic_tasks
+from anabatic.data.readers import prompts, source_spec
+from anabatic.data.readers.document import ColumnMapping, Document, RowFormat
+from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.data.readers.text_and_jsonl import get_reader
+
+IsStageOutput = Callable[[str], bool]
+"""Whether a path lies where an earlier stage will write."""
+
+_FIRST_ROWS = 32
+_MAX_QUESTIONS = 2000
+"""Rows of questions whose lengths are looked at."""
+_MAX_CHARS_PER_TOKEN = 16
+"""No tokenizer makes tokens that are longer on average: what has more than so many characters for every token of room
+is too long for certain."""
+_FORMAT_GUESSES = re.compile(r"Did you mean [^?]*\?")
+_BUILT_IN = ("task:", "chat:", "stdlib:")
+_PLAIN_TEXT_SUFFIXES = (".txt", ".md", ".py")
+"""Read as one document: nothing can be wrong with a row."""
+
+
+def check_data_files(command: str, job: Any, made: IsStageOutput) -> Iterator[UserError]:
+    """Yield what is wrong with the files that a job reads: not there, not readable, of another form, too long."""
+    own_check = import_precheck(command)
+    if own_check is not None:
+        yield from own_check(job, made)
+        return
+    of = _FILE_CHECKS.get(command)
+    for name in list_sources(job):
+        if of is None or made(name):
+            continue
+        try:
+            of(job, name)
+        except UserError as error:
+            yield error
+    try:
+        if command in _WEIGHTED_SOURCE_COMMANDS:
+            source_spec.parse_sources(job.data.train)
+    except UserError as error:
+        yield error
+
+
+def find_absent_files(job: Any) -> dict[str, str]:
+    """Return the files of a job that are not there, and what is to be said of each."""
+    found = {}
+    for name in list_sources(job):
+        source = source_spec.parse_source(name)
+        try:
+            there = source_spec.source_kind(source) != "glob" or bool(
+                glob.glob(os.path.expanduser(source.path), recursive=True)
+            )
+        except DataError as error:
+            if not source.path.startswith(_BUILT_IN):
+                guess = _FORMAT_GUESSES.search(error.hint)
+                found[name] = f"{error}{f'. {guess[0]}' if guess else ''}"
+            continue
+        if not there:
+            found[name] = f"{name}: no such files"
+    return found
+
+
+def list_sources(job: Any) -> list[str]:
+    """Return the files that a job names: `data.train` and `data.valid`, or `data` and `inputs` that are
+    lists."""
+    data = getattr(job, "data", None)
+    if data is None or isinstance(data, list):
+        named = list(data or [])
+    else:
+        held_out = getattr(data, "valid", ()) if getattr(data, "holds_out", True) else ()  # `none` is no file
+        named = [*getattr(data, "train", ()), *held_out]
+    inputs = getattr(job, "inputs", None)
+    return [*named, *(inputs if isinstance(inputs, list) else ())]
+
+
+def _find_source_files(job: Any, name: str) -> tuple[source_spec.DataSource, list[Path]]:
+    source = source_spec.parse_source(name)
+    if source_spec.source_kind(source) == "task":
+        synthetic_tasks.get_tasks(source.path.removeprefix("task:"))
+    return source, source_spec.list_source_files(source) if source_spec.source_kind(source) in (
+        "file",
+        "folder",
+        "glob",
+    ) else []
+
+
+def _read_first_documents(job: Any, name: str) -> list[Document]:
+    """Return the first documents of a source, of its first file alone."""
+    _, paths = _find_source_files(job, name)
+    if not paths or paths[0].name.lower().endswith(_PLAIN_TEXT_SUFFIXES):
+        return []
+    columns = ColumnMapping(job.data.text_column, tuple(sorted(job.data.columns.items())))
+    reader = get_reader(paths[0])
+    assert reader is not None  # `files` keeps only those that have one
+    found: list[Document] = []
+    form = RowFormat()
+    for item in _wrap_read_errors(itertools.islice(reader(paths[0], paths[0].name, columns), _FIRST_ROWS), paths[0]):
+        if isinstance(item, Document):
+            found, form = [*found, item], item.row_format
+        elif job.data.on_bad_row == "fail":
+            item.explain_against_format(form).raise_error()
+    return found
+
+
+def _wrap_read_errors(items: Iterable[Any], path: Path) -> Iterator[Any]:
+    try:
+        yield from items
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
+
+
+def _check_preference_pairs(job: Any, name: str) -> None:
+    labels = getattr(job, "loss_type", "") == "kto"
+    source, paths = _find_source_files(job, name)
+    rows = _read_first_documents(job, name)
+    if any(row.messages is None for row in rows) or (paths and paths[0].name.lower().endswith(_PLAIN_TEXT_SUFFIXES)):
+        wanted = (
+            ("answers with labels", "messages and label") if labels else ("pairs of answers", "chosen and rejected")
+        )
+        raise DataError(f"{source.path} is plain text, not {wanted[0]}", f"name rows of {wanted[1]}")
+    for row in rows:
+        if row.rejected is None and not (labels and row.label is not None) and job.data.on_bad_row == "fail":
+            what = "one answer without a label" if labels else "one answer, where a pair has two"
+            hint = '"label" is true or false' if labels else 'a pair is "prompt", "chosen" and "rejected"'
+            raise DataError(f"{row.location}: {what}", hint)
+
+
+def _check_questions(job: Any, name: str) -> None:
+    source, paths = _find_source_files(job, name)
+    rewards = {each.partition("=")[0] for each in job.rewards}
+    room = job.batch.resolved_seq_len - 1
+    long, rows = LongRowCounter(f"{name}: questions", room, job.data.long_share), 0
+    for row in itertools.islice(
+        _read_prompt_rows(job, paths, job.data.columns, job.data.on_bad_row), source.rows or _MAX_QUESTIONS
+    ):
+        rows += 1
+        if row.messages is None:
+            raise DataError(
+                f"{row.location}: plain text, not a question", "give rows with a prompt, query, question or messages"
+            )
+        if "answer" in rewards and not (row.label or "").strip():
+            raise DataError(
+                f"{row.location}: the row has no answer, and the reward is `answer`",
+                "give rows an answer, or name another reward",
+            )
+        length = sum(len(turn.get("content") or "") for turn in row.messages) // _MAX_CHARS_PER_TOKEN
+        if length > room:
+            long.count_row(length, row.location)
+    if (
+        rows < _MAX_QUESTIONS or long.count > max(0.5, long.max_fraction) * rows
+    ):  # of more rows the first may not be like the rest
+        _require_room_for_answers(long, rows)
+
+
+def _require_room_for_answers(long: LongRowCounter, rows: int) -> None:
+    if long.exceeds_limit(rows):
+        long.check_fraction(rows, "raise batch.seq_len, if the model has the positions")
+
+
+def _read_prompt_rows(
+    job: Any, paths: list[Path], columns: dict[str, str], on_bad_row: str
+) -> Iterator[prompts.PromptRow]:
+    for item in prompts.read_prompts([str(path) for path in paths], columns):
+        if isinstance(item, prompts.PromptRow):
+            yield item
+        elif on_bad_row == "fail":
+            item.raise_error()
+
+
+def _check_prompt_file(job: Any, name: str) -> None:
+    found = itertools.islice(_read_prompt_rows(job, [Path(name)], job.columns, job.on_bad_row), _FIRST_ROWS)
+    if not any(True for _ in found):
+        raise DataError(f"{name}: there is no row", "give files with rows")
+
+
+_FILE_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "tokenizer train": _read_first_documents,
+    "tokenizer eval": _read_first_documents,
+    "pretrain": _read_first_documents,
+    "sft": _read_first_documents,
+    "dpo": _check_preference_pairs,
+    "reward": _check_preference_pairs,
+    "rl": _check_questions,
+    "eval": _read_first_documents,
+    "infer": _check_prompt_file,
+}
+_WEIGHTED_SOURCE_COMMANDS = ("pretrain", "sft", "dpo", "reward")

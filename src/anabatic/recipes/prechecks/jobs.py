@@ -1,0 +1,259 @@
+"""What can be wrong with a job, found before anything heavy is loaded and before an earlier stage costs hours.
+
+No torch: a mistyped file is told in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import run_lookup
+from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
+from anabatic.core.formatting import did_you_mean
+from anabatic.core.model_format import describe_wrong_model
+from anabatic.recipes import sequence_length
+from anabatic.recipes.prechecks import data_files, settings
+from anabatic.recipes.prechecks.stage_outputs import (
+    OTHER_MODEL_COMMANDS,
+    TEXT_MODEL_COMMANDS,
+    UNKNOWN_COMMAND,
+    EarlierOutputs,
+    StageOutput,
+    absolute_path,
+    find_stage_output,
+    read_model_sizes,
+)
+
+_MODEL_SUBFOLDERS = ("", "best_model", "final_model")
+_ACCEPTED_MODEL_COMMANDS: dict[str, tuple[str, ...]] = {
+    "classify predict": ("classify train",),
+    "classify eval": ("classify train",),
+    "classify train": (*TEXT_MODEL_COMMANDS, "classify train"),
+    "reward": (*TEXT_MODEL_COMMANDS, "reward"),
+    "export": (*TEXT_MODEL_COMMANDS, *OTHER_MODEL_COMMANDS),
+    "merge": (*TEXT_MODEL_COMMANDS, *OTHER_MODEL_COMMANDS),
+    "serve": (*TEXT_MODEL_COMMANDS, *OTHER_MODEL_COMMANDS),
+}
+"""Command -> commands whose models it takes; the others take what writes text."""
+
+
+_CHAT_COMMANDS = ("rl", "dpo", "reward")
+"""Commands whose rows always are conversations."""
+_BUILTIN_REWARDS = ("answer", "format", "length", "tests")
+
+
+def require_valid_job(command: str, job: Any) -> None:
+    """Refuse a job that cannot run.
+
+    Raises:
+        AnabaticError: what is wrong with it; `MultipleErrors` where that is more than one thing.
+    """
+    _raise_errors(find_problems(command, job))
+
+
+def find_problems(command: str, job: Any, earlier: EarlierOutputs | None = None) -> list[AnabaticError]:
+    """Return what is wrong with a job, as far as that is known without its model.
+
+    Args:
+        earlier: what the stages before it will have made; what is not there yet is looked for among that.
+    """
+    known = earlier or {}
+    checks = (
+        _check_model(command, job, earlier),
+        _check_tokenizer(job, known),
+        _check_chat_template(command, job, known),
+        _check_lengths(job, known),
+        _check_rewards(job),
+        _check_eval_tasks(command, job),
+        settings.find_setting_errors(command, job, earlier),
+    )
+    found: list[AnabaticError] = list(
+        data_files.check_data_files(command, job, lambda name: find_stage_output(name, known) is not None)
+    )
+    found += [error for check in checks for error in check]
+    return list({(str(error), error.hint): error for error in found}.values())  # two checks may name one file
+
+
+def require_to_plan(command: str, job: Any) -> list[str]:
+    """Refuse what a job would refuse wherever it runs; return what it names and is not there yet, to be told behind the
+    plan: it is made before things are fetched.
+
+    Raises:
+        AnabaticError: what is wrong with it; `MultipleErrors` where that is more than one thing.
+    """
+    absent = data_files.find_absent_files(job)
+    later = [spec for spec in settings.list_adapters(job) if settings.is_absent(spec)]
+    here = replace(job, adapter=[spec for spec in job.adapter if spec not in later]) if later else job
+    found: list[AnabaticError] = list(data_files.check_data_files(command, job, lambda name: name in absent))
+    checks = (_check_chat_template(command, job, {}), _check_rewards(job), settings.check_named_files(here, {}))
+    _raise_errors([*found, *(error for check in checks for error in check)])
+    lacking = (*absent.values(), *(f"{spec}: no such adapter" for spec in later))
+    return [f"{what} (the plan is made without it, the job needs it)" for what in lacking]
+
+
+def _raise_errors(found: list[AnabaticError]) -> None:
+    if found:
+        raise found[0] if len(found) == 1 else MultipleErrors(found)
+
+
+def _check_model(command: str, job: Any, earlier: EarlierOutputs | None) -> Iterator[UserError]:
+    name = sequence_length.model_name(job)
+    if not name or getattr(job, "endpoint", None):
+        return
+    made = find_stage_output(name, earlier or {})
+    if made is not None:
+        yield from _check_stage_model(command, name, made, earlier or {})
+        return
+    if earlier is None:
+        found = None if command.startswith("bench ") else settings.find_missing_model(name, getattr(job, "hub", None))
+        yield from [] if found is None else [found]
+        return
+    if sequence_length.find_local_model(name) is not None or _may_be_hub_id(name, earlier):
+        return
+    root = Path(name).expanduser()
+    if root.exists():
+        yield from [] if command.startswith(("classify ", "bench ")) else [describe_wrong_model(root)]
+        return
+    near = _suggest_path(root, [Path(folder) for folder in earlier])
+    hint = "give a Hugging Face folder or a finished run folder"
+    yield DataError(f"model folder {root} does not exist", f"{hint}.{near}" if near else hint)
+
+
+def _may_be_hub_id(name: str, earlier: EarlierOutputs) -> bool:
+    """Whether a name may mean a model that is fetched; what would lie among the folders of the stages does not."""
+    among = any(absolute_path(name).parent == absolute_path(folder).parent for folder in earlier)
+    return run_lookup.HUB_ID_PATTERN.fullmatch(name) is not None and not os.path.lexists(name) and not among
+
+
+def _suggest_path(path: Path, made: list[Path]) -> str:
+    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    return did_you_mean(
+        path.name, [*beside, *(one.name for one in made if one.absolute().parent == path.absolute().parent)]
+    )
+
+
+def _check_stage_model(command: str, name: str, made: StageOutput, earlier: EarlierOutputs) -> Iterator[UserError]:
+    takes = _ACCEPTED_MODEL_COMMANDS.get(command, TEXT_MODEL_COMMANDS)
+    fit = [other.stage for other in earlier.values() if other.command in takes]
+    hint = f"name a stage that does: {', '.join(fit)}" if fit else "put one that does before it"
+    if made.command == UNKNOWN_COMMAND:
+        return
+    if not made.has_model:
+        yield ConfigError(f"model is {name}, of stage {made.stage}: `{made.command}` makes no model", hint)
+    elif made.command not in takes:
+        kind = OTHER_MODEL_COMMANDS.get(made.command, "a model that writes text")
+        yield ConfigError(f"model is {name}: stage {made.stage} makes {kind}, which `{command}` cannot use", hint)
+    else:
+        inside = next(
+            absolute_path(name).relative_to(absolute_path(folder)) for folder, one in earlier.items() if one is made
+        )
+        if str(inside.parts[0] if inside.parts else "") not in _MODEL_SUBFOLDERS and not str(inside).startswith(
+            "checkpoint-"
+        ):
+            yield ConfigError(
+                f"model is {name}: stage {made.stage} writes nothing of that name", "name best_model or final_model"
+            )
+
+
+def _check_tokenizer(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
+    name = getattr(job, "tokenizer", None)
+    if not isinstance(name, str) or not name:
+        return
+    made = find_stage_output(name, earlier)
+    if made is None:
+        from anabatic.data.tokenizer import hf_folder
+
+        try:
+            hf_folder.find_tokenizer_file(name)
+        except UserError as error:
+            yield error
+        return
+    if not made.has_model and made.command not in ("tokenizer train", UNKNOWN_COMMAND):
+        yield ConfigError(
+            f"tokenizer is {name}, of stage {made.stage}: `{made.command}` makes no tokenizer",
+            "name a stage of `tokenizer train`, or one that makes a model",
+        )
+    model = sequence_length.model_name(job)
+    entries = read_model_sizes(model, earlier)[1] if model else None
+    if entries is not None and made.vocab_size is not None and made.vocab_size > entries:
+        yield DataError(
+            f"the tokenizer of {name} has {made.vocab_size} entries, the model {entries}",
+            "use the tokenizer that the model was trained with",
+        )
+
+
+def _check_chat_template(command: str, job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
+    """A model of a stage has the template of our tokenizers, one of a hub is not here yet."""
+    name = getattr(job, "tokenizer", None) or sequence_length.model_name(job)
+    if (
+        command not in _CHAT_COMMANDS
+        or not name
+        or getattr(job, "chat_template", None)
+        or find_stage_output(name, earlier)
+    ):
+        return
+    folder = Path(name).expanduser() if getattr(job, "tokenizer", None) else sequence_length.find_local_model(name)
+    if folder is None or not (folder / "tokenizer_config.json").is_file():
+        return  # an adapter may take that of its base
+    file = folder / "chat_template.jinja"
+    if not file.is_file() and not sequence_length.read_json_object(folder / "tokenizer_config.json").get(
+        "chat_template"
+    ):
+        yield DataError(f"{folder} has no chat template", "use a chat model's tokenizer, or train one with ours")
+
+
+def _check_rewards(job: Any) -> Iterator[UserError]:
+    for spec in getattr(job, "rewards", ()):
+        name = spec.partition("=")[0]
+        file, _, function = name.rpartition(":")
+        if file.endswith(".py") and function and not Path(file).expanduser().is_file():
+            yield ConfigError(f"{file}: no such file", "name a Python file: FILE.py:FUNCTION")
+        elif not file.endswith(".py") and file != "model" and name not in _BUILTIN_REWARDS:
+            known = [*_BUILTIN_REWARDS, "model:FOLDER", "FILE.py:FUNCTION"]
+            yield ConfigError(f'there is no reward "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
+
+
+def _check_eval_tasks(command: str, job: Any) -> Iterator[UserError]:
+    if command != "eval" or not job.tasks:
+        return
+    from anabatic.evals.tasks import core_suite, registry
+
+    folder = None if job.tasks_from in (None, "hub") else Path(job.tasks_from).expanduser()
+    if folder is not None and not folder.is_dir():
+        yield ConfigError(f"tasks_from is {folder}, which is no folder", "name the folder of the data sets")
+    try:
+        # CORE's own tasks lie in its bundle, which may have to be fetched.
+        registry.plan_tasks(
+            [
+                name if limit is None else f"{name}#{limit}"
+                for name, limit in registry.split_task_names(job.tasks)
+                if name != core_suite.CORE_NAME
+            ]
+        )
+    except UserError as error:
+        yield error
+
+
+def _check_lengths(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
+    model = sequence_length.model_name(job)
+    positions = read_model_sizes(model, earlier)[0] if model else None
+    if positions is None:
+        return
+    made = find_stage_output(model, earlier)
+    by = f" by stage {made.stage}" if made is not None else ""
+    given = getattr(getattr(job, "batch", None), "seq_len", None)
+    if given is not None and given > positions:
+        yield DataError(
+            f"batch.seq_len is {given}, the model was made{by} for {positions} positions",
+            f"use --batch.seq-len {positions} or less",
+        )
+    reply = getattr(job, "max_new_tokens", None) if getattr(job, "tasks", ()) and not job.endpoint else None
+    if reply is not None and reply >= positions:
+        yield DataError(
+            f"a reply of {reply} tokens leaves no room for a question, the context has {positions}",
+            "ask for shorter replies with --max-new-tokens",
+        )

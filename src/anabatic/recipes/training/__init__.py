@@ -1,0 +1,1 @@
+"""Training commands: pretrain, sft, dpo, reward, rl."""

@@ -1,0 +1,89 @@
+"""`anabatic pretrain`: a base model from text, or mid-training of an existing one on a mixture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from anabatic.config.pretrain import PretrainJob
+from anabatic.core import log
+from anabatic.data.chat import loss_preview
+from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.models import tensor_parallel
+from anabatic.models.fused import installer
+from anabatic.models.materialize import materialize_model, resolve_weight_dtype
+from anabatic.models.model_init import build_meta_qwen3, count_parameters, init_weights
+from anabatic.models.pretrained import (
+    build_meta_causal_lm,
+    enable_activation_checkpointing,
+    load_config,
+    load_folder_weights,
+    require_tokenizer_fits,
+    resolve_model_folder,
+)
+from anabatic.parallel.sharding import resolve_sharding
+from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
+from anabatic.recipes.training.session import log_plan, training_session
+from anabatic.recipes.training.trainer import Trainer, build_training_data
+from anabatic.train import auto_sizing, plan_inputs
+from anabatic.train import sizing as planning
+
+
+def run(job: PretrainJob) -> int:
+    """Train as the job says; return the exit code."""
+    with training_session(job) as (job, folder, device, world, found):
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve_model_folder(str(job.model.path))
+        tokenizer = tokenizers.load_tokenizer(tokenizer_folder)
+        if job.model.path is not None:
+            require_tokenizer_fits(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.resolved_seq_len)
+        # Before the text is read, which may take long: what is wrong with the settings is told here.
+        plan, model = build_meta_model(job, len(tokenizer), resolve_weight_dtype(job.optim, device))
+        tensor_parallel.require_divisible(model, world.tensor_group.size)
+        division = resolve_sharding(job.parallel, world, device)
+        data = build_training_data(job.data, tokenizer_folder, world, job.batch.resolved_seq_len)
+        if world.is_main_process:
+            loss_preview.log_conversations(data.token_sets, tokenizer, job.log.samples)
+
+        root = materialize_model(model, division, device, world)
+        if job.model.path is not None:
+            load_folder_weights(model, resolve_model_folder(job.model.path))
+        else:
+            init_weights(model, job.seed)
+        log.info(installer.apply_fused_setting(model, job.fused, device.type))
+        epoch_tokens = sum(part.num_tokens for part, _ in data.train)
+        tokens, why = planning.compute_horizon_tokens(job.schedule, count_parameters(model)[1])
+        if job.schedule.epochs is not None:
+            tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
+        tuned_lr = None if job.model.path is None else 1e-4
+        sizes = planning.resolve_sizes(
+            plan,
+            job,
+            model,
+            epoch_tokens,
+            tokens,
+            why,
+            plan_inputs.build_model_setup(job, model, device, world.data_group),
+            tuned_lr,
+            device,
+            world.data_group,
+            settled=auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world)),
+        )
+        log_plan(plan, model, world, division)
+
+        code = Trainer(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found).train_and_save()
+    return code
+
+
+def build_meta_model(job: PretrainJob, vocab_size: int, trained: torch.dtype) -> tuple[DerivedSizes, PreTrainedModel]:
+    """Return the model without memory."""
+    if job.model.path is not None:
+        plan, model = DerivedSizes(), build_meta_causal_lm(resolve_model_folder(job.model.path), trained)
+    else:
+        plan = derive_model_sizes(job.model, vocab_size)
+        model = build_meta_qwen3(plan, job.model, vocab_size, job.batch.resolved_seq_len)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(trained)
+    enable_activation_checkpointing(model, job.model.recompute)
+    return plan, model

@@ -1,0 +1,283 @@
+"""`anabatic rl`: questions, answers by the weights that are trained, rewards, and the loop of all trainings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.infer import Batching
+from anabatic.config.rl import RlJob
+from anabatic.config.sections.common import require_setting
+from anabatic.core import log
+from anabatic.core.errors import DataError
+from anabatic.core.formatting import format_count
+from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.data.scoring import questions as reading
+from anabatic.data.scoring.questions import Question
+from anabatic.device.device import Device
+from anabatic.infer.cache_sizing import size_cache
+from anabatic.infer.engine import Engine
+from anabatic.infer.tool_execution import PythonTool, open_python_tool
+from anabatic.models.forward import ModelRoot
+from anabatic.models.fused import installer
+from anabatic.models.model_init import DerivedSizes
+from anabatic.parallel.sharding import resolve_sharding
+from anabatic.plan import batch_divisibility
+from anabatic.recipes.training.session import log_plan, training_session
+from anabatic.recipes.training.sft import (
+    TrainableModel,
+    build_model,
+    load_weights,
+    quantize_frozen,
+    require_weight_files,
+)
+from anabatic.recipes.training.trainer import Trainer, TrainingData
+from anabatic.rl import unit_test_reward
+from anabatic.rl.heldout_rewards import HeldoutRewards
+from anabatic.rl.model_reward import ModelReward
+from anabatic.rl.policy_loss import ALGORITHMS, ClipRange
+from anabatic.rl.rewards import RewardSet, ScoreFunction
+from anabatic.rl.rollout import RolloutGenerator, TurnFunction
+from anabatic.rl.rollout_batches import RolloutBatches
+from anabatic.rl.rollout_loss import RolloutLoss
+from anabatic.sandbox.sandbox_runner import Sandbox
+from anabatic.train import sizing as planning
+from anabatic.train.metrics.recorder import MetricsRecorder
+from anabatic.train.objectives import Objective
+from anabatic.train.sizing import StepSizes
+
+FULL_LR, ADAPTER_LR = 1e-6, 1e-5
+
+
+@dataclass
+class _Questions:
+    """Questions with their prompts: to learn from, and held out."""
+
+    train: list[Question]
+    train_prompts: list[list[int]]
+    heldout: list[Question]
+    heldout_prompts: list[list[int]]
+
+
+def run(job: RlJob) -> int:
+    """Train as the job says; return the exit code."""
+    with training_session(job) as (job, folder, device, world, found):
+        start = build_model(job, device, world)
+        division = resolve_sharding(job.parallel, world, device)
+        whole = not division.is_sharded and world.tensor_group.size == 1
+        hint = "use parallel.strategy ddp, with adapters (--tuner lora) where memory is short"
+        require_setting(whole, f"{division.strategy} divides the weights, and answers are drawn from whole ones", hint)
+        quantize_frozen(job, start.model, start.named_folder, start.lora, start.merged_adapters, division)
+        require_weight_files(start.named_folder, start.base_folder)
+        micro_steps = batch_divisibility.count_micro_steps(job, world.data_group.size)
+        asked = _read_questions(job, start)
+        with (
+            open_python_tool(job.python, job.sandbox, start.tokenizer) as tool,
+            _open_rewards(job, asked, device) as rewards,
+        ):
+            turn = rewards.get_turn_function() if job.turns > 1 else None
+            root = load_weights(job, start, division, device, world)
+            log.info(installer.apply_fused_setting(start.model, job.fused, device.type))
+            plan = DerivedSizes()
+            sizes = _resolve_sizes(job, plan, start, len(asked.train), micro_steps)
+            log_plan(plan, start.model, world, division)
+            algorithm = ALGORITHMS[job.algorithm]
+            clip = ClipRange(job.clip_low or algorithm.default_clip.low, job.clip_high or algorithm.default_clip.high)
+            loss = RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature)
+            engines = _make_generator_factory(job, root, start.tokenizer, device, asked, turn, tool)
+            pad_id = start.tokenizer.pad_token_id or 0
+
+            def make_rollout_batches(state: dict[str, Any], stopping: Callable[[], bool]) -> RolloutBatches:
+                return RolloutBatches(
+                    job,
+                    asked.train,
+                    asked.train_prompts,
+                    rewards,
+                    algorithm,
+                    functools.partial(engines, asked.train, stopping),
+                    world,
+                    micro_steps,
+                    pad_id,
+                    state,
+                    stopping,
+                )
+
+            training = Trainer(
+                job, folder, device, world, root, division, start.tokenizer, TrainingData([], None), plan, sizes, found
+            )
+            training.is_chat, training.lora, training.base_folder, training.merged_adapters = (
+                True,
+                start.lora,
+                start.base_folder,
+                start.merged_adapters,
+            )
+            training.objective = Objective(
+                job.batch.resolved_seq_len,
+                loss,
+                lambda _: {},
+                pack_batch=loss.pack,
+                metric_sums=loss.sums,
+                metric_names=loss.names,
+            )
+            training.make_batches, training.describe_batches = make_rollout_batches, lambda state: dict(state["told"])
+            if asked.heldout:
+                stay = functools.partial(engines, asked.heldout, lambda: False)
+                held = HeldoutRewards(job, asked.heldout, asked.heldout_prompts, rewards, stay, world)
+                training.evaluate_heldout = functools.partial(_measure_heldout_rewards, held)
+            code = training.train_and_save()
+    return code
+
+
+@contextmanager
+def _open_rewards(job: RlJob, asked: _Questions, device: Device) -> Iterator[RewardSet]:
+    """Yield what judges answers, once the rows are known to have what it needs."""
+    names = {spec.partition("=")[0] for spec in job.rewards}
+    rows = [*asked.train, *asked.heldout]
+    other: dict[str, ScoreFunction] = {}
+    with ExitStack() as stack:
+        if "tests" in names:
+            unit_test_reward.require_tests(rows)
+            limits, settings = job.sandbox.to_sandbox_limits(), job.sandbox
+            box = Sandbox(limits, allow_weaker=settings.allow_weaker, workers=settings.workers)
+            other["tests"] = functools.partial(unit_test_reward.score_tests, sandbox=stack.enter_context(box))
+        for name in names:
+            if name.startswith("model:"):
+                other[name] = ModelReward(Path(name.removeprefix("model:")).expanduser(), device).score_rollout
+        room_left = job.sampling.max_new_tokens
+        rewards = stack.enter_context(
+            RewardSet(job.rewards, pattern=job.reward_pattern, timeout=job.reward_timeout, room=room_left, other=other)
+        )
+        rewards.require_answers(rows)
+        yield rewards
+
+
+def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
+    """Read the questions and put them through the chat template.
+
+    Raises:
+        DataError: the model has no chat template, or a question leaves no room for an answer.
+    """
+    tokenizer = start.tokenizer
+    if not tokenizer.chat_template:
+        raise DataError(f"{start.named_folder} has no chat template", "fine-tune it with `anabatic sft` first")
+    train, held = reading.load_questions(job.data, job.seed, job.eval.rows)
+    positions = start.model.config.max_position_embeddings
+    train, prompts = _encode_prompts(job, tokenizer, train, "data.train", positions)
+    held, held_prompts = _encode_prompts(job, tokenizer, held[: job.eval.rows], "held out", 0)
+    if not train:
+        raise DataError(
+            "no question leaves room for an answer", _seq_len_hint(job, positions) or "shorten the questions"
+        )
+    if not held:
+        log.warn("nothing is held out: the training has no held-out reward")
+    longest = max(map(len, prompts))
+    log.info(f"{format_count(len(train))} questions of up to {longest} tokens, {format_count(len(held))} held out")
+    return _Questions(train, prompts, held, held_prompts)
+
+
+def _encode_prompts(
+    job: RlJob, tokenizer: Any, asked: list[Question], what: str, positions: int
+) -> tuple[list[Question], list[list[int]]]:
+    """Return the questions that leave room for an answer, and their prompts; the others are passed over and counted.
+
+    Args:
+        positions: of the model; 0: however many are too long, it is told and no error.
+    """
+    system = [{"role": "system", "content": job.system}] if job.system else []
+    turns = [[*(system if question.messages[0]["role"] != "system" else []), *question.messages] for question in asked]
+    if not turns:
+        return [], []
+    prompts: list[list[int]] = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    room_left = job.batch.resolved_seq_len - 1
+    long = LongRowCounter(f"{what}: questions", room_left, job.data.long_share if positions else 1.0)
+    for question, prompt in zip(asked, prompts, strict=True):
+        if len(prompt) > room_left:
+            long.count_row(len(prompt), question.id)
+    long.check_fraction(len(asked), _seq_len_hint(job, positions, long.longest_tokens + 1))
+    fits = [at for at, prompt in enumerate(prompts) if len(prompt) <= room_left]
+    return [asked[at] for at in fits], [prompts[at] for at in fits]
+
+
+def _seq_len_hint(job: RlJob, positions: int, wanted: int = 0) -> str:
+    """Return the advice to raise batch.seq_len, where the model has room for that."""
+    most = min(positions, wanted or positions)
+    return f"give --batch.seq-len {most}" if most > job.batch.resolved_seq_len else ""
+
+
+def _resolve_sizes(
+    job: RlJob, plan: DerivedSizes, start: TrainableModel, questions: int, micro_steps: int
+) -> StepSizes:
+    lr = FULL_LR if start.lora is None else ADAPTER_LR
+    plan.add_value("lr", job.optim.lr, lr, "gentle, for a trained model")
+    if job.optim.name == "muon":
+        plan.add_value("matrix_lr", job.optim.matrix_lr, 100 * lr, "100 x lr")
+    steps = job.schedule.max_steps
+    if steps is None:
+        rounds = planning.count_rounds(job.schedule.epochs or 1.0, questions, job.examples_per_step)
+        plan.add_value(
+            "steps", None, rounds * job.updates, f"{job.schedule.epochs or 1:g} epochs of {questions:,} questions"
+        )
+    else:
+        plan.add_value("steps", steps, steps, "given")
+    passes = plan.values["steps"] / job.updates * job.examples_per_step / questions
+    plan.add_value("epochs", None, passes, f"of {questions:,} questions")
+    nominal = job.device_batch_size * (
+        job.sampling.max_new_tokens if ALGORITHMS[job.algorithm].normalizer != "answer" else 1
+    )
+    return StepSizes(
+        nominal,
+        micro_steps,
+        int(plan.values["steps"]),
+        float(plan.values["lr"]),
+        float(plan.values.get("matrix_lr", 0.0)),
+    )
+
+
+def _make_generator_factory(
+    job: RlJob,
+    root: ModelRoot,
+    tokenizer: Any,
+    device: Device,
+    asked: _Questions,
+    turn: TurnFunction | None,
+    tool: PythonTool | None,
+) -> Callable[..., RolloutGenerator]:
+    """Return what makes an engine over the very weights that are trained. Its cache is freed with it, so that training
+    has the memory."""
+    longest = max(map(len, [*asked.train_prompts, *asked.heldout_prompts]))
+    fits = (
+        min(job.batch.resolved_seq_len, longest + job.sampling.max_new_tokens + 1)
+        if turn is None
+        else job.batch.resolved_seq_len
+    )
+    batching = Batching(batch=job.rollout_batch, max_len=fits, cache_gib=job.cache_gib)
+    tokens = size_cache(root.model, device, batching, job.device.nproc)
+
+    def make_generator(questions: list[Question], stopping: Callable[[], bool]) -> RolloutGenerator:
+        engine = Engine(
+            root.model,
+            tokenizer,
+            max_batch=batching.batch,
+            max_len=fits,
+            root=root,
+            cache_tokens=tokens,
+            step_tokens=batching.step_tokens,
+            scaled=True,
+            tool=tool,
+        )
+        return RolloutGenerator(engine, device, questions, root, job.turns, turn, stopping)
+
+    return make_generator
+
+
+def _measure_heldout_rewards(held: HeldoutRewards, step: int, metrics: MetricsRecorder) -> dict[str, Any]:
+    row, rollouts = held.measure_rewards()
+    for one in rollouts[:: held.job.eval.samples][: held.job.eval.show]:
+        metrics.log_sample(step, held.questions[one.question].last_turn_text, one.text, between="\n", reward=one.reward)
+    return row

@@ -1,0 +1,88 @@
+"""How every training begins and ends: the processes, the run folder, the checkpoint to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from transformers import PreTrainedModel
+
+from anabatic.config.loading import deepspeed_json
+from anabatic.config.sections.common import DEFAULT_SEQ_LEN
+from anabatic.config.sections.train_jobs import LoopJob
+from anabatic.core import log
+from anabatic.core.formatting import format_count
+from anabatic.core.paths import RunFolder
+from anabatic.device.device import Device, select_device
+from anabatic.models import tensor_parallel
+from anabatic.models.model_init import count_parameters
+from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
+from anabatic.parallel import process_groups as parallel
+from anabatic.parallel.process_groups import World
+from anabatic.parallel.sharding import ShardingPlan
+from anabatic.plan import batch_divisibility
+from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.recipes import sequence_length
+from anabatic.train import auto_sizing
+from anabatic.train.checkpoint.storage import CheckpointInfo
+from anabatic.train.run_folder import find_resume_checkpoint, open_run_folder
+
+Job = TypeVar("Job", bound=LoopJob)
+
+
+@contextmanager
+def training_session(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, CheckpointInfo | None]]:
+    """Yield the job with what a DeepSpeed file says of it, its folder, the device, the processes, and the checkpoint.
+
+    Raises:
+        ConfigError: the processes do not fit the job, or the run folder holds another one.
+        Failure: the folder cannot be written, or another job works in it; memory ran out.
+    """
+    job = sequence_length.resolve_seq_len(job)
+    job, told, lost = deepspeed_json.apply_deepspeed(job, max(1, parallel.get_world_size() // job.parallel.tensor))
+    device = select_device(job.device)
+    world = parallel.init_world(device, job.parallel.tensor)
+    batch_divisibility.require_divisible_batch(job.batch, world.data_group.size)
+    job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
+    with open_run_folder(job, device, world) as folder:
+        if told:
+            log.info(told)
+        if lost:
+            log.warn(lost)
+        job = auto_sizing.apply_auto_strategy(job, device, world)
+        with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
+            yield job, folder, device, world, find_resume_checkpoint(job, folder, world)
+    parallel.leave_world(world)
+
+
+def _find_max_positions(job: LoopJob, world: World) -> int | None:
+    """The positions of a model whose folder does not tell them at once, a hub's for example; a new one takes any."""
+    name = sequence_length.model_name(job)
+    if job.batch.seq_len is not None or not name:
+        return None
+    config = load_config(
+        resolve_base_folder(
+            resolve_model_folder(name, getattr(job, "hub", None), world), getattr(job, "hub", None), world
+        )
+    )
+    return getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ_LEN
+
+
+def log_plan(plan: DerivedSizes, model: PreTrainedModel, world: World, division: ShardingPlan) -> None:
+    """Print every derived value with its reason."""
+    params, multiplying = count_parameters(model)
+    processes = "1 process" if world.size == 1 else f"{world.size} processes"
+    log.info(
+        f"{format_count(params)} parameters, {format_count(multiplying)} of them multiply every token, {processes}"
+    )
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trained < params:
+        log.info(f"{format_count(trained)} of them are trained ({trained / params:.2%})")
+    log.info(
+        f"strategy {division.strategy}{', offloaded to the host' if division.is_offloaded else ''} ({division.reason})"
+    )
+    if world.tensor_group.size > 1:
+        log.info(tensor_parallel.describe_tensor_parallel(model, world.tensor_group.size))
+    for line in plan.format_lines():
+        log.info(line)

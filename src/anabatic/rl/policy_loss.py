@@ -1,0 +1,134 @@
+"""The losses of reinforcement learning: pure functions of log-probabilities and advantages.
+
+Shapes: `n` tokens that the model chose, of `S` answers. Every loss is a *sum*; it is divided by the number of tokens or
+of answers in the step, as the algorithm says, where gradients of all micro-batches and ranks come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class TokenLogProbs:
+    """What a loss is made of.
+
+    Attributes:
+        now: fp32 `[n]`, log-probabilities under the model, with gradient.
+        old: fp32 `[n]`, under the model that chose the tokens.
+        answers: int64 `[n]`, the answer that each token belongs to.
+        advantages: fp32 `[S]`.
+        lengths: fp32 `[S]`, tokens of each answer.
+        reference: fp32 `[n]`, under the reference model; None: there is none.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    answer_index: Tensor
+    advantages: Tensor
+    lengths: Tensor
+    reference_logprobs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ClipRange:
+    """How far the ratio of new to old probability counts: from `1 - low` to `1 + high`."""
+
+    low: float
+    high: float
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
+    """Return `-min(ratio A, clip(ratio, 1 - low, 1 + high) A)` (PPO, arXiv 1707.06347, equation 7; with `high > low`
+    clip-higher of DAPO, arXiv 2503.14476, section 3.1)."""
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip.low, 1 + clip.high) * advantages)
+
+
+def sum_per_answer(values: Tensor, tokens: TokenLogProbs) -> Tensor:
+    """Return the sum of the tokens' values over each answer `[S]`."""
+    return values.new_zeros(tokens.lengths.shape).index_add(0, tokens.answer_index, values)
+
+
+def kl_divergence(tokens: TokenLogProbs) -> Tensor:
+    """Return each token's estimate of the divergence from the reference, `[n]`: `r - log r - 1` with
+    `r = reference / now` (k3 of http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300, equation 4)."""
+    assert tokens.reference_logprobs is not None
+    gap = tokens.reference_logprobs - tokens.logprobs
+    return gap.exp() - gap - 1
+
+
+def _importance_ratios(tokens: TokenLogProbs) -> Tensor:
+    return (tokens.logprobs - tokens.old_logprobs).exp()
+
+
+def _token_losses(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
+    losses = clipped_surrogate(_importance_ratios(tokens), tokens.advantages[tokens.answer_index], clip)
+    return losses + kl_coef * kl_divergence(tokens) if kl_coef else losses
+
+
+def grpo_loss(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
+    """Return the sum over answers of the mean over their tokens (GRPO, arXiv 2402.03300, equation 3)."""
+    losses = _token_losses(tokens, clip, kl_coef)
+    return (sum_per_answer(losses, tokens) / tokens.lengths.clamp(min=1)).sum()
+
+
+def token_level_loss(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
+    """Return the sum over all tokens, to be divided by their number in the step (DAPO, arXiv 2503.14476, equation 8;
+    REINFORCE++, arXiv 2501.03262, with advantages of the whole step; Dr. GRPO, arXiv 2503.20783, section 3.2, to be
+    divided by a constant)."""
+    return _token_losses(tokens, clip, kl_coef).sum()
+
+
+def gspo_loss(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
+    """Return the sum over answers of the clipped objective of *one* ratio for each, the geometric mean of its tokens'
+    (GSPO, arXiv 2507.18071, equations 5 to 7)."""
+    lengths = tokens.lengths.clamp(min=1)
+    ratios = (sum_per_answer(tokens.logprobs - tokens.old_logprobs, tokens) / lengths).exp()
+    losses = clipped_surrogate(ratios, tokens.advantages, clip)
+    if kl_coef:
+        losses = losses + kl_coef * sum_per_answer(kl_divergence(tokens), tokens) / lengths
+    return losses.sum()
+
+
+def rloo_loss(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
+    """Return the sum over answers of the clipped objective of the whole answer's ratio (RLOO, arXiv 2402.14740,
+    equation 4: an answer is one action; the ratio, 1 in the first update of a rollout, is TRL's RLOOTrainer's)."""
+    losses = clipped_surrogate(
+        sum_per_answer(tokens.logprobs - tokens.old_logprobs, tokens).exp(), tokens.advantages, clip
+    )
+    if kl_coef:
+        losses = losses + kl_coef * sum_per_answer(kl_divergence(tokens), tokens)
+    return losses.sum()
+
+
+@dataclass(frozen=True)
+class RlAlgorithm:
+    """A row of the table.
+
+    Attributes:
+        loss: `loss(tokens, clip, kl_coef)`.
+        per: what the sum of a step is divided by: tokens, answers, or answers x the longest answer there can be.
+        advantage: its name in `rl.advantages`.
+        clip: where the job says nothing.
+    """
+
+    loss_function: Callable[[TokenLogProbs, ClipRange, float], Tensor]
+    normalizer: Literal["token", "answer", "room"]
+    advantage_name: str
+    default_clip: ClipRange
+
+
+ALGORITHMS: dict[str, RlAlgorithm] = {
+    "grpo": RlAlgorithm(grpo_loss, "answer", "group", ClipRange(0.2, 0.2)),
+    "dapo": RlAlgorithm(token_level_loss, "token", "group", ClipRange(0.2, 0.28)),
+    "dr_grpo": RlAlgorithm(token_level_loss, "room", "mean", ClipRange(0.2, 0.2)),
+    "gspo": RlAlgorithm(gspo_loss, "answer", "group", ClipRange(3e-4, 4e-4)),
+    "reinforce++": RlAlgorithm(token_level_loss, "token", "batch", ClipRange(0.2, 0.2)),
+    "rloo": RlAlgorithm(rloo_loss, "answer", "leave_one_out", ClipRange(0.2, 0.2)),
+}
+"""Name in the settings -> what it is. The bounds of the ratio are those of the papers' experiments."""

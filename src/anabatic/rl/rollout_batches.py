@@ -1,0 +1,240 @@
+"""Rounds: questions are answered, answers are judged, and laid into micro-batches for one or several updates."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.rl import RlJob
+from anabatic.core import log
+from anabatic.data.batching.batch import Batch
+from anabatic.data.scoring.questions import Question
+from anabatic.parallel.process_groups import World, all_gather_text
+from anabatic.rl import rollout_loss
+from anabatic.rl.advantages import ADVANTAGES
+from anabatic.rl.policy_loss import RlAlgorithm
+from anabatic.rl.rewards import RewardSet
+from anabatic.rl.rollout import Rollout, RolloutGenerator, RolloutRequest
+
+GeneratorFactory = Callable[[], RolloutGenerator]
+"""Makes a generator with an engine, whose cache lives as long as it does."""
+_MAX_WARNINGS = 3
+_IDLE_REASONS = {
+    "truncated": "all answers were cut off at their limit (sampling.max_new_tokens, batch.seq_len; mask_truncated)",
+    "flat_groups": "all answers to a question got the same reward, for every question",
+}
+"""Shares that are 1 in a round of which nothing can be learned."""
+
+
+@dataclass
+class RolloutBatches:
+    """This rank's micro-batches, without end.
+
+    A round has `examples_per_step` questions with `num_samples` answers each. Every rank answers and judges its share;
+    then all know all answers, so advantages, metrics and the division into batches come out the same everywhere, under
+    any number of ranks. What is drawn depends on the seed, the round and the place in it alone.
+
+    Attributes:
+        questions: to learn from; prompts: their tokens.
+        micro_steps: micro-batches of a rank for an update.
+        pad_id: a token that is never read.
+        state: of the batch before.
+        stopping: whether somebody wishes to stop.
+    """
+
+    job: RlJob
+    questions: Sequence[Question]
+    prompts: Sequence[list[int]]
+    rewards: RewardSet
+    algorithm: RlAlgorithm
+    make_generator: GeneratorFactory
+    world: World
+    micro_steps: int
+    pad_id: int
+    state: dict[str, Any]
+    should_stop: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._queue: deque[Batch] = deque()
+        self._warned: set[str] = set()
+        self.load_state_dict(self.state)
+
+    @property
+    def source_names(self) -> list[str]:
+        """The source, as `Batch.segment_origins` numbers it."""
+        return [", ".join(self.job.data.train)]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the batch that `state` is of."""
+        self._queue.clear()
+        self.state = state or {"micro_batch": 0, "round": 0, "update": 0, "held": [], "told": {}}
+
+    def __iter__(self) -> RolloutBatches:
+        return self
+
+    def __next__(self) -> Batch | None:
+        """Return the next micro-batch; None: a signal came while answers were drawn or judged."""
+        if not self._queue:
+            held, told = self.state["held"], self.state["told"]
+            if not held:
+                answered = self._run_round(self.state["round"])
+                if answered is None:
+                    return None
+                held, told = answered
+            self._queue_micro_batches([Rollout(**one) for one in held], held, told)
+        return self._queue.popleft()
+
+    def _run_round(self, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+        """Answer and judge; return all answers of all ranks, and what is told of them."""
+        start = time.perf_counter()
+        mine = self.make_generator().generate_rollouts(self._make_requests(number))
+        if mine is None:
+            return None
+        drawn = time.perf_counter()
+        if not self.rewards.score_rollouts(mine, self.questions, self.should_stop):
+            return None
+        judged = time.perf_counter()
+        shares = all_gather_text(json.dumps([vars(one) for one in mine]), self.world)
+        every = sorted((Rollout(**one) for share in shares for one in json.loads(share)), key=lambda one: one.number)
+        self.rewards.require_working_rewards(every)
+        rewards = np.array([one.reward for one in every]).reshape(-1, self.job.num_samples)
+        advantages = ADVANTAGES[self.job.advantage or self.algorithm.advantage_name](rewards)
+        for one, advantage in zip(every, advantages.reshape(-1).tolist(), strict=True):
+            one.advantage = advantage
+        told = {
+            **summarize_rollouts(every),
+            "reward_std": float(rewards.std(axis=1).mean()),
+            "flat_groups": float((np.ptp(rewards, axis=1) == 0).mean()),
+            "rollout_s": round(drawn - start, 4),
+            "reward_s": round(judged - drawn, 4),
+            "rollout_tokens_per_s": sum(one.num_chosen for one in every) / max(drawn - start, 1e-9),
+        }
+        warn_faults(every)
+        self._warn_idle_round(told)
+        return [vars(one) for one in every], told
+
+    def _warn_idle_round(self, told: dict[str, Any]) -> None:
+        """Say, once, why a round teaches nothing."""
+        idle = [
+            share for share in _IDLE_REASONS if told[share] == 1 and (self.job.mask_truncated or share != "truncated")
+        ]
+        if idle and idle[0] not in self._warned:
+            self._warned.add(idle[0])
+            log.warn(f"{_IDLE_REASONS[idle[0]]}: this step teaches nothing")
+
+    def _make_requests(self, number: int) -> list[RolloutRequest]:
+        """This rank's share: whole groups, their first answers first."""
+        job, data = self.job, self.world.data_group
+        places = range(data.rank, job.examples_per_step, data.size)
+        chosen = {place: self._question_index(number * job.examples_per_step + place) for place in places}
+        return [
+            RolloutRequest(
+                chosen[place],
+                place * job.num_samples + sample,
+                self.prompts[chosen[place]],
+                job.sampling.make_sampling(derive_seed(f"{job.seed}/{number}/{place}/{sample}")),
+            )
+            for sample in range(job.num_samples)
+            for place in places
+        ]
+
+    def _question_index(self, position: int) -> int:
+        turn, place = divmod(position, len(self.questions))
+        if getattr(self, "_turn", None) != turn:
+            self._turn, self._order = turn, list(range(len(self.questions)))
+            Random(f"{self.job.seed}/{turn}").shuffle(self._order)
+        return self._order[place]
+
+    def _queue_micro_batches(self, every: list[Rollout], held: list[dict[str, Any]], told: dict[str, Any]) -> None:
+        """Fill the queue with this rank's micro-batches of the next update."""
+        update, data = self.state["update"], self.world.data_group
+        size = len(every) // self.job.updates
+        part = every[update * size : (update + 1) * size]
+        counted = [one for one in part if not (one.truncated and self.job.mask_truncated)]
+        # An advantage of 0 has no gradient: such an answer is counted, and needs no forward pass.
+        learned = [one for one in counted if one.advantage != 0 or self.job.kl_coef]
+        bins = balance_batches(learned, self.micro_steps * data.size, self.job.device_batch_size)
+        last = update + 1 == self.job.updates
+        state = {
+            "micro_batch": self.state["micro_batch"] + self.micro_steps * data.size,
+            "round": self.state["round"] + last,
+            "update": 0 if last else update + 1,
+            "held": [] if last else held,
+            "told": told,
+        }
+        idle = min(part, key=lambda one: len(one.ids))
+        rest = self._count_targets(counted) - self._count_targets(learned)
+        for at in range(data.rank, len(bins), data.size):
+            some = bins[at] or [replace(idle, chosen=[0] * len(idle.chosen))]
+            batch = rollout_loss.collate_rollouts(some, self.pad_id, self.job.batch.resolved_seq_len)
+            batch.num_targets = self._count_targets(bins[at]) + (rest if at == 0 else 0)
+            batch.loader_state = state
+            turn = (self.state["round"] * self.job.examples_per_step) // len(self.questions)
+            batch.segment_origins = [(0, one.question, turn, 0, len(one.ids) - 1) for one in bins[at]]
+            self._queue.append(batch)
+        self.state = state
+
+    def _count_targets(self, rollouts: Sequence[Rollout]) -> int:
+        """What the summed loss of these is divided by."""
+        if self.algorithm.normalizer == "token":
+            return sum(one.num_chosen for one in rollouts)
+        return len(rollouts) * (self.job.sampling.max_new_tokens if self.algorithm.normalizer == "room" else 1)
+
+    def __enter__(self) -> RolloutBatches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.clear()
+
+
+def derive_seed(name: str) -> int:
+    """Return a seed that follows from `name`."""
+    return Random(name).getrandbits(62)
+
+
+def balance_batches(rollouts: Sequence[Rollout], bins: int, most: int) -> list[list[Rollout]]:
+    """Part answers into batches of about equally many tokens, at most `most` answers each, the longest first."""
+    parts: list[list[Rollout]] = [[] for _ in range(bins)]
+    sizes = [0] * bins
+    for one in sorted(rollouts, key=lambda one: (-len(one.ids), one.number)):
+        at = min((at for at in range(bins) if len(parts[at]) < most), key=lambda at: (sizes[at], at))
+        parts[at].append(one)
+        sizes[at] += len(one.ids)
+    return parts
+
+
+def summarize_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return means of what a set of answers got: reward, each reward by name, tokens, shares truncated and empty."""
+    count = max(1, len(rollouts))
+    names = rollouts[0].scores if rollouts else {}
+    faults = sum(len(one.faults) for one in rollouts)
+    return {
+        "reward": sum(one.reward for one in rollouts) / count,
+        **{f"reward/{name}": sum(one.scores[name] for one in rollouts) / count for name in names},
+        "answer_tokens": sum(one.num_chosen for one in rollouts) / count,
+        "truncated": sum(one.truncated for one in rollouts) / count,
+        "empty": sum(not one.text.strip() for one in rollouts) / count,
+        **({"reward_faults": faults} if faults else {}),
+    }
+
+
+def warn_faults(rollouts: Sequence[Rollout]) -> None:
+    """Show faults, each text once: those of rewards, and of `turn`, which ends the conversation there."""
+    told: dict[str, int] = {}
+    for one in rollouts:
+        for name, what in one.faults.items():
+            told[f"{name}: {what}"] = told.get(f"{name}: {what}", 0) + 1
+    for what, count in list(told.items())[:_MAX_WARNINGS]:
+        name = what.partition(":")[0]
+        then = "and counts 0 there" if name in rollouts[0].scores else "and ends the conversation there"
+        log.warn(f"{name} failed for {count} of {len(rollouts)} answers, {then}:{what.removeprefix(name)[1:]}")

@@ -1,0 +1,149 @@
+"""The loss of a batch of answers, as a training step calls it.
+
+Shapes: `n` tokens that the model chose, of `S` answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import TokenSegment, collate_packed
+from anabatic.device.device import Device
+from anabatic.device.ops import linear_log_probs
+from anabatic.device.transfer import send_to_device
+from anabatic.models.forward import (
+    ModelRoot,
+    PackedBatch,
+    cast_adapters,
+    compute_chunk_bytes,
+    compute_target_states,
+    pack_batch,
+)
+from anabatic.models.preference_loss import ReferenceWeights
+from anabatic.rl.policy_loss import ClipRange, RlAlgorithm, TokenLogProbs, kl_divergence
+from anabatic.rl.rollout import Rollout
+
+METRIC_NAMES = ("logprob_diff", "kl_engine", "clipped", "entropy")
+"""What is added up beside the loss, means over an answer's tokens or over all, as the loss itself:
+
+`logprob_diff` |log-probability in training - in the engine|; `kl_engine` the engine's less the training's, an estimate
+of how far the two are apart; `clipped` share of the tokens whose ratio lies beyond its bounds; `entropy` minus the
+log-probability of what was drawn, an estimate of the entropy. From the second update of a round on, the first three
+also hold what the updates before have changed.
+"""
+REFERENCE_METRIC = "kl"
+"""The mean divergence from the reference, where there is one."""
+
+
+def metric_names(kl_coef: float) -> tuple[str, ...]:
+    """Return what is added up."""
+    return (*METRIC_NAMES, REFERENCE_METRIC) if kl_coef else METRIC_NAMES
+
+
+def collate_rollouts(rollouts: Sequence[Rollout], pad_id: int, seq_len: int) -> Batch:
+    """Lay answers with their questions side by side. `num_targets` is what the caller makes it."""
+    pieces = []
+    for rollout in rollouts:
+        mask = np.zeros(len(rollout.ids), dtype=np.uint8)
+        mask[rollout.start :] = rollout.chosen
+        pieces.append(TokenSegment(np.array(rollout.ids, dtype=np.int64), mask))
+    batch = collate_packed(pieces, sum(piece.num_inputs for piece in pieces), pad_id, seq_len)
+    lengths = [rollout.num_chosen for rollout in rollouts]
+    old = [logprob for one in rollouts for logprob, mine in zip(one.logprobs, one.chosen, strict=True) if mine]
+    answers = torch.repeat_interleave(torch.arange(len(rollouts)), torch.tensor(lengths))
+    extra = {
+        "old": torch.tensor(old),
+        "answers": answers,
+        "advantages": torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32),
+        "lengths": torch.tensor(lengths, dtype=torch.float32),
+    }
+    return replace(batch, extra=extra)
+
+
+@dataclass
+class PackedAnswers:
+    """A batch on the device: `rl.policy_loss.TokenLogProbs` without the log-probabilities that training makes."""
+
+    packed: PackedBatch
+    extra: dict[str, Tensor]
+    reference_logprobs: Tensor | None = None
+
+
+class RolloutLoss:
+    """The summed loss of a batch of answers: `loss(model, loss.pack(batch, device))`.
+
+    Args:
+        temperature: at which the answers were drawn, and are scored.
+
+    Attributes:
+        sums: what every call adds up, in the order of `names`; whoever reads it sets it to zero.
+    """
+
+    def __init__(
+        self,
+        root: ModelRoot,
+        device: Device,
+        algorithm: RlAlgorithm,
+        clip: ClipRange,
+        kl_coef: float,
+        temperature: float,
+    ) -> None:
+        self.root, self.device = root, device
+        self.algorithm, self.clip, self.kl_coef, self.temperature = algorithm, clip, kl_coef, temperature
+        self.reference = ReferenceWeights(root) if kl_coef else None
+        self.names = metric_names(kl_coef)
+        self.sums = torch.zeros(len(self.names), device=device.torch_device)
+
+    def pack(self, batch: Batch, device: torch.device) -> PackedAnswers:
+        """Move a batch to `device`, and ask the reference if there is one."""
+        learned = replace(batch, num_targets=len(batch.extra["old"]))  # the batch's own is what its loss is divided by
+        answers = PackedAnswers(
+            pack_batch(learned, device), {name: send_to_device(value, device) for name, value in batch.extra.items()}
+        )
+        if self.reference is not None:
+            with self.reference(), self.device.autocast():
+                answers.reference_logprobs = self.root(self.log_probs, answers)
+        return answers
+
+    def log_probs(self, model: PreTrainedModel, answers: PackedAnswers) -> Tensor:
+        """Return the log-probability of every chosen token, fp32 `[n]`."""
+        cast_adapters(model)
+        states, weight, head = compute_target_states(model, answers.packed)
+        cap = head.softcap
+        if self.temperature != 1:  # cap tanh(x / cap) / t is (cap / t) tanh((x / t) / (cap / t))
+            states, cap = states / self.temperature, cap and cap / self.temperature
+        rows = compute_chunk_bytes(weight, self.device.device_row.chunk_bytes)
+        return linear_log_probs(states, weight, answers.packed.targets, rows, cap)
+
+    def __call__(self, model: PreTrainedModel, answers: PackedAnswers) -> Tensor:
+        """Return the summed loss of the answers, fp32."""
+        extra = answers.extra
+        tokens = TokenLogProbs(
+            self.log_probs(model, answers),
+            extra["old"],
+            extra["answers"],
+            extra["advantages"],
+            extra["lengths"],
+            answers.reference_logprobs,
+        )
+        with torch.no_grad():
+            self.sums += self._mean_metrics(tokens)
+        return self.algorithm.loss_function(tokens, self.clip, self.kl_coef)
+
+    def _mean_metrics(self, tokens: TokenLogProbs) -> Tensor:
+        gap = tokens.logprobs - tokens.old_logprobs
+        beyond = (gap.exp() < 1 - self.clip.low) | (gap.exp() > 1 + self.clip.high)
+        rows = [gap.abs(), -gap, beyond.float(), -tokens.logprobs]
+        if tokens.reference_logprobs is not None:
+            rows.append(kl_divergence(tokens))
+        values = torch.stack(rows)
+        if self.algorithm.normalizer == "token":
+            return values.sum(1)
+        return (values / tokens.lengths.clamp(min=1)[tokens.answer_index]).sum(1)

@@ -1,0 +1,1 @@
+"""Isolation of programs: namespaces, Landlock, seccomp; standard library only."""

@@ -1,0 +1,30 @@
+"""How programs are shut in on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+NAMESPACES, LANDLOCK, CHROOT, LIMITS = "namespaces", "landlock", "chroot", "limits"
+ISOLATION_MODES = (NAMESPACES, LANDLOCK, CHROOT, LIMITS)
+"""How programs are shut in, the best first."""
+
+
+@dataclass
+class IsolationState:
+    """How this keeper shuts programs in.
+
+    Attributes:
+        name: one of `ISOLATION_MODES`.
+        own: namespaces: what `namespaces.fork_into_namespace` needs.
+        filtered: system calls are filtered.
+        processes: what has to be added to `Limits.processes` for RLIMIT_NPROC; None: a program may start none.
+        readable: landlock: files and folders.
+        guards: what is guarded -> by what.
+    """
+
+    mode: str
+    namespace_fd: int = -1
+    has_seccomp: bool = False
+    extra_processes: int | None = None
+    readable_paths: list[str] = field(default_factory=list)
+    guards: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,119 @@
+"""A program under way, as its keeper sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from anabatic.sandbox.json_channel import receive_message
+from anabatic.sandbox.limits import ProgramOutcome, ProgramStatus, ResourceLimits
+from anabatic.sandbox.program_process import OUT_OF_MEMORY, START_FAILED
+
+END_KEY = "end"
+"""Key of the message that ends a program under way: `ok`, its work is done; `memory`, it has taken too much."""
+_READ_BYTES = 1 << 16
+_MAX_POLL_SECONDS = 3600.0
+"""Seconds of one poll(2) at most, whose clock is a C int of milliseconds."""
+_CPU_LIMIT_EXIT_CODE = 128 + signal.SIGXCPU
+
+
+class ProgramMonitor:
+    """Reads what a program writes, ends it, and says what became of it.
+
+    Args:
+        limits: what it may use.
+        pid: the process; with it ends all that it has started.
+        ends: of the pipes for stdout, stderr and the report of the process.
+        nonce: what the report says when the last line was reached.
+    """
+
+    def __init__(self, limits: ResourceLimits, pid: int, ends: Sequence[int], nonce: bytes) -> None:
+        self._limits, self._pid, self._nonce = limits, pid, nonce
+        self._stdout, self._stderr, self._report = ends
+        self._output = {end: bytearray() for end in ends}
+        self._open_streams = set(ends)
+        self._num_written = 0
+        self._status: ProgramStatus = "ok"
+        self._is_done = False
+
+    def watch_program(self, channel: socket.socket) -> None:
+        """Read until the program ends, its time is over, it has said too much, or the channel says so."""
+        deadline = time.monotonic() + self._limits.seconds
+        watched = select.poll()
+        for end in self._open_streams:
+            watched.register(end, select.POLLIN)
+        watched.register(channel, select.POLLIN | select.POLLRDHUP)
+        while self._status == "ok" and not self._is_done and self._report in self._open_streams:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._status = "timeout"
+            events = watched.poll(min(left, _MAX_POLL_SECONDS) * 1000) if left > 0 else []
+            for handle, _ in events:
+                if handle == channel.fileno():
+                    self._handle_message(receive_message(channel))
+                    break
+                self._read_stream(handle)
+                if handle not in self._open_streams:
+                    watched.unregister(handle)
+
+    def collect_outcome(self, began: float) -> dict[str, Any]:
+        """End all that is left of the program, and return the fields of its `ProgramOutcome`; or `failed`: why it never
+        ran.
+
+        Args:
+            began: `time.monotonic()` when it was started.
+        """
+        self._kill_program()
+        _, status, used = os.wait4(self._pid, 0)
+        for end in tuple(self._output):
+            while end in self._open_streams and self._status != "output":
+                self._read_stream(end)
+            os.close(end)
+        code, report = os.waitstatus_to_exitcode(status), bytes(self._output[self._report])
+        code = 128 - code if code < 0 else code
+        if report.startswith(self._nonce + START_FAILED):
+            return {"failed": report[len(self._nonce + START_FAILED) :].decode(errors="replace")}
+        if self._is_done and self._status == "ok":
+            code = 0
+        if self._status == "ok" and code:
+            self._status = (
+                "timeout" if code == _CPU_LIMIT_EXIT_CODE else "memory" if report == OUT_OF_MEMORY else "error"
+            )
+        stdout, stderr = (self._output[end].decode(errors="replace") for end in (self._stdout, self._stderr))
+        seconds, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
+        finished = report == self._nonce and self._status == "ok"
+        return asdict(
+            ProgramOutcome(
+                self._status, finished, stdout, stderr, self._num_written, code, seconds, cpu, used.ru_maxrss / 1024
+            )
+        )
+
+    def _handle_message(self, message: dict[str, Any] | None) -> None:
+        if message is None:  # nobody waits for the answer any more
+            self._kill_program()
+            os._exit(0)
+        self._status, self._is_done = message[END_KEY], True
+
+    def _read_stream(self, end: int) -> None:
+        """Read what is there, and keep what may be kept."""
+        data = os.read(end, _READ_BYTES)
+        said = self._output[end]
+        if not data:
+            self._open_streams.discard(end)
+        if end != self._report:
+            self._num_written += len(data)
+        room = self._limits.output_bytes - len(said)
+        said += data[:room]
+        if len(data) > room:
+            self._status = "output"
+
+    def _kill_program(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)

@@ -1,0 +1,238 @@
+"""Calls between a program and the process that judges it: two pipes, and values as data (`value_codec`).
+
+Each end keeps its own objects and names them by numbers. The judge may do to the program's objects what Python can
+(`ALLOWED_OPERATIONS`); the program may only call the functions that a test has handed to it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import operator
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from anabatic.sandbox import value_codec
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Bytes of one message at most."""
+_LENGTH = struct.Struct("=Q")
+_UNARY_OPERATIONS = ("len", "str", "repr", "bool", "int", "float", "iter", "next", "abs", "hash")
+_BINARY_OPERATIONS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "neg",
+    "pos",
+    "getitem",
+    "setitem",
+    "delitem",
+    "contains",
+    "eq",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+)
+
+
+def call_function(function: Callable[..., Any], args: Iterable[Any], named: dict[str, Any]) -> Any:
+    """Call a function with what was sent for it."""
+    return function(*args, **named)
+
+
+ALLOWED_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": call_function,
+    "getattr": getattr,
+    "setattr": setattr,
+    "isinstance": isinstance,
+    **{name: getattr(builtins, name) for name in _UNARY_OPERATIONS},
+    **{name: getattr(operator, name) for name in _BINARY_OPERATIONS},
+}
+"""What may be asked for."""
+
+
+class RpcPeer:
+    """One end.
+
+    Args:
+        source, sink: handles to read from and to write to.
+        operations: what the other end may ask for.
+        wrap: makes a stand-in for an object of the other end from its number.
+        ended: called when the other end is gone; it does not return.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        sink: int,
+        operations: dict[str, Callable[..., Any]],
+        wrap: Callable[[RpcPeer, int], object],
+        ended: Callable[[str], Any],
+    ) -> None:
+        self._source, self._sink, self._wrap_remote, self._on_end = source, sink, wrap, ended
+        self.operations = operations
+        self._objects: list[object] = []
+        self._numbers: dict[int, int] = {}
+        self.exceptions: dict[str, type[Exception]] = {}
+
+    def request_operation(self, operation: str, *operands: object) -> Any:
+        """Let the other end do something, and answer what it asks meanwhile.
+
+        Raises:
+            Exception: what it raised there, as one of Python's own classes or one derived from it.
+        """
+        self._send_message(["ask", operation, [self._encode_value(one) for one in operands]])
+        while True:
+            message = self._receive_message()
+            if message is None:
+                return self._on_end("it ended")
+            try:
+                kind, *rest = message
+                if kind == "done":
+                    result, changed = rest
+                    _apply_changes(operands, self._decode_value(changed))
+                    return self._decode_value(result)
+                if kind == "raised":
+                    error: Exception | None = self._rebuild_exception(*rest)
+                elif kind == "ask":
+                    error = None
+                else:
+                    raise ValueError(f"a message of the kind {kind!r}")
+            except (ValueError, TypeError, RecursionError, OverflowError, ArithmeticError, MemoryError) as failure:
+                return self._on_end(f"its answer is no data: {failure}")
+            if error is not None:
+                raise error
+            self._answer_request(rest)
+
+    def serve_requests(self) -> None:
+        """Answer until the other end closes."""
+        while (message := self._receive_message()) is not None:
+            self._answer_request(message[1:])
+
+    def _answer_request(self, question: Sequence[Any]) -> None:
+        try:
+            name, operands = question
+            given = [self._decode_value(one) for one in operands]
+            result = self.operations[name](*given)
+            answer = ["done", self._encode_value(result), self._encode_value(_mutable_arguments(given))]
+        except Exception as error:  # whatever a program raises belongs to the one who asked
+            answer = ["raised", [[kind.__name__, kind.__module__] for kind in type(error).__mro__], _error_text(error)]
+        self._send_message(answer)
+
+    def _rebuild_exception(self, kinds: Sequence[Sequence[str]], text: str) -> Exception:
+        return self.find_exception_class(kinds)(text)
+
+    def find_exception_class(self, kinds: Sequence[Sequence[str]]) -> type[Exception]:
+        """Return the class that stands for one of the other end.
+
+        Args:
+            kinds: name and module of it and of those that it is derived from.
+
+        Raises:
+            ValueError: none of them is an exception of Python's own.
+        """
+        for place, (name, module) in enumerate(kinds):
+            base = getattr(builtins, name, None) if module == "builtins" else None
+            if isinstance(base, type) and issubclass(base, Exception) and _accepts_text(base):
+                if place == 0:
+                    return base
+                first = str(kinds[0][0])
+                return self.exceptions.setdefault(first, type(first, (base,), {}))
+        raise ValueError("no exception")
+
+    def _encode_value(self, value: object) -> Any:
+        return value_codec.encode_value(value, self._refer_object)
+
+    def _decode_value(self, tree: Any) -> Any:
+        return value_codec.decode_value(tree, self._resolve_reference)
+
+    def _refer_object(self, value: object) -> list[Any]:
+        number = getattr(type(value), "number_of", None)
+        if number is not None:
+            return ["yours", number(value)]
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)
+        return ["mine", self._numbers[id(value)]]
+
+    def _resolve_reference(self, kind: str, number: Any) -> object:
+        if kind == "yours" and isinstance(number, int) and 0 <= number < len(self._objects):
+            return self._objects[number]
+        if kind == "mine" and isinstance(number, int):
+            return self._wrap_remote(self, number)
+        raise ValueError(f"{kind!r} is no kind of value")
+
+    def _send_message(self, message: list[Any]) -> None:
+        data = json.dumps(message).encode()
+        left = memoryview(_LENGTH.pack(len(data)) + data)
+        try:
+            while left:
+                left = left[os.write(self._sink, left) :]
+        except OSError:
+            self._on_end("it ended")
+
+    def _receive_message(self) -> list[Any] | None:
+        head = self._read_bytes(_LENGTH.size)
+        if head is None:
+            return None
+        length = _LENGTH.unpack(head)[0]
+        data = None if length > MAX_MESSAGE_BYTES else self._read_bytes(length)
+        if data is None:
+            return None
+        try:
+            message = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return message if isinstance(message, list) and message else None
+
+    def _read_bytes(self, size: int) -> bytes | None:
+        parts = []
+        while size:
+            part = os.read(self._source, min(size, 1 << 20))
+            if not part:
+                return None
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+def _mutable_arguments(operands: Sequence[Any]) -> list[Any]:
+    """Return what a call may have changed of the lists, dicts and sets that it was given."""
+    positional = operands[1] if len(operands) == 3 and isinstance(operands[1], list) else []
+    return [one if isinstance(one, (list, dict, set, bytearray)) else None for one in positional]
+
+
+def _apply_changes(operands: Sequence[Any], changed: list[Any]) -> None:
+    """Change our own arguments as the other end has changed its copies."""
+    positional = operands[1] if len(operands) == 3 and isinstance(operands[1], list) else []
+    for own, new in zip(positional, changed, strict=False):
+        if type(own) is not type(new) or own == new:
+            continue
+        if isinstance(own, (list, bytearray)):
+            own[:] = new
+        elif isinstance(own, (dict, set)):
+            own.clear()
+            own.update(new)
+
+
+def _accepts_text(kind: type[Exception]) -> bool:
+    try:
+        kind("")
+    except TypeError:  # as UnicodeDecodeError, which wants five arguments
+        return False
+    return True
+
+
+def _error_text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own __str__ raises
+        return ""

@@ -1,0 +1,354 @@
+"""Run programs that nobody has read: `Sandbox().run(source)`.
+
+A keeper, a process of its own, holds a warm interpreter and forks it for every program. Programs have no network, no
+files but a folder of their own that is gone afterwards and, read-only, Python's standard library; they end with
+everything that they have started. `probe_protections` says what this kernel can do for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import relaunch
+from anabatic.core.errors import DataError, Failure
+from anabatic.sandbox import process_memory
+from anabatic.sandbox.isolation.modes import ISOLATION_MODES, NAMESPACES
+from anabatic.sandbox.json_channel import receive_message, send_message
+from anabatic.sandbox.limits import MIB, ProgramOutcome, ResourceLimits
+from anabatic.sandbox.program_monitor import END_KEY
+
+REQUIRED_GUARDS = ("network", "files", "processes")
+"""Without one of these no program is run, unless `allow_weaker` is set."""
+_SOURCE_ROOT = str(Path(__file__).parents[2])
+_ZYGOTE_CODE = (
+    "import sys; sys.path[0] = sys.argv[1]; from anabatic.sandbox import zygote; del sys.path[0]; "
+    "zygote.main(int(sys.argv[2]), sys.argv[3], sys.argv[4:])"
+)
+_RESOURCES_HINT = "is the machine out of memory or processes?"
+_POLL_SECONDS = 0.05
+"""Seconds between two looks at the memory of a program under way."""
+_GRACE_SECONDS = 1.0
+"""Seconds for a program to end when its tests have found it gone."""
+_INHERITED_VARIABLES = ("LD_LIBRARY_PATH",)
+"""Some interpreters find their library by it."""
+
+
+@dataclass(frozen=True)
+class Protections:
+    """What keeps programs in.
+
+    Attributes:
+        way: `namespaces`, `landlock`, or `limits`: processor time, memory, files, and nothing else.
+        guards: `network`, `files`, `processes`, `calls` -> what guards it; what is missing is not guarded.
+        reasons: better way -> why it cannot be had here.
+    """
+
+    mode: str
+    guards: dict[str, str]
+    reasons: dict[str, str]
+
+    @property
+    def missing_guards(self) -> list[str]:
+        """What is needed and not guarded."""
+        return [name for name in REQUIRED_GUARDS if name not in self.guards]
+
+
+class _Zygote:
+    """The process, and this end of the channel to it."""
+
+    def __init__(self, way: str, readable: Sequence[str]) -> None:
+        own, other = socket.socketpair()
+        environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
+        environment |= {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
+        words = [
+            sys.executable,
+            "-s",
+            "-S",
+            "-B",
+            "-c",
+            _ZYGOTE_CODE,
+            _SOURCE_ROOT,
+            str(other.fileno()),
+            way,
+            *readable,
+        ]
+        with other, relaunch.block_group_signals():
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+            )
+        self.channel = own
+        self.owner_pid = os.getpid()
+        self.greeting = receive_message(own)
+        self._own_processes = {*process_memory.list_descendants(self.process.pid)}
+
+    def send_message(self, message: dict[str, Any], handles: Sequence[int] = ()) -> None:
+        """Send a message, and handles behind it; that the keeper is gone shows when its answer is read."""
+        with contextlib.suppress(OSError):
+            send_message(self.channel, message)
+            if handles:
+                socket.send_fds(self.channel, [b"."], handles)
+
+    def measure_memory(self) -> int:
+        """Return the bytes of memory that the program under way holds, with all that it has started."""
+        return process_memory.measure_used_bytes(
+            {*process_memory.list_descendants(self.process.pid)} - self._own_processes
+        )
+
+    def close(self) -> None:
+        """End it, with the program that it runs."""
+        self.channel.close()
+        if os.getpid() == self.owner_pid:
+            self.process.wait()
+
+
+class Sandbox:
+    """Runs programs, several at once if asked from several threads.
+
+    Args:
+        limits: what each program may use.
+        allow_weaker: run programs even where one of `REQUIRED_GUARDS` is not guarded.
+        readable: files and folders that programs may read, beside the standard library.
+        workers: programs at once.
+        ways: how programs may be shut in; the first that works is taken.
+
+    Raises:
+        Failure: a needed protection cannot be had here.
+    """
+
+    def __init__(
+        self,
+        limits: ResourceLimits | None = None,
+        *,
+        allow_weaker: bool = False,
+        readable: Sequence[str] = (),
+        workers: int = 1,
+        ways: Sequence[str] = ISOLATION_MODES,
+    ) -> None:
+        self.limits = limits or ResourceLimits()
+        self._readable = tuple(readable)
+        self._idle_zygotes: queue.LifoQueue[list[_Zygote | None]] = queue.LifoQueue(workers)  # for programs, for tests
+        self._is_closed = False
+        first, self.protections = _start_best_mode(self._readable, ways)
+        if self.protections.missing_guards and not allow_weaker:
+            first.close()
+            raise unprotected_error(self.protections)
+        # Only there several processes of a program may add up.
+        self._counts_memory = "memory" in self.protections.guards
+        for _ in range(workers - 1):
+            self._idle_zygotes.put([None, None])
+        self._idle_zygotes.put([first, None])
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self, source: str, stdin: str = "", files: Mapping[str, str] | None = None, limits: ResourceLimits | None = None
+    ) -> ProgramOutcome:
+        """Run a program and wait for its end.
+
+        Args:
+            source: Python, run as `__main__`.
+            stdin: what it reads from its standard input.
+            files: name -> text of files in its folder, which is the current one.
+            limits: of this program alone.
+
+        Raises:
+            DataError: a file's name leads out of the folder.
+            Failure: the sandbox itself is broken: a process cannot be started, the keeper was killed.
+        """
+        files = dict(files or {})
+        for name in files:
+            if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
+                raise DataError(f"a program's file is called {name!r}", "use a name within its folder")
+        message = {"source": source, "stdin": stdin, "files": files, "limits": asdict(limits or self.limits)}
+        return self._run_parts([message])[0]
+
+    def check_program(self, program: str, tests: str, helpers: str = "") -> ProgramOutcome:
+        """Run a program, and its tests in a process of their own, which calls what the program has defined.
+
+        `ProgramOutcome.passed` tells the result: the last line of the tests was reached. The program sees arguments,
+        and answers with data (`values`); it sees neither the tests nor a way to say that it has passed.
+
+        Args:
+            program: Python, of which nothing is trusted.
+            tests: Python that raises where the program is wrong; names that it does not define are the program's.
+            helpers: definitions that the tests may use besides, as trusted as they are: the prompt of a task.
+
+        Raises:
+            Failure: as `run`.
+        """
+        shared = {"stdin": "", "files": {}, "limits": asdict(self.limits)}
+        parts = [
+            {"source": program, "part": "program", **shared},
+            {"source": tests, "part": "tests", "helpers": helpers, **shared},
+        ]
+        return merge_outcomes(*self._run_parts(parts))
+
+    def check_many(self, checks: Sequence[tuple[str, str, str]]) -> list[ProgramOutcome]:
+        """Check (program, tests, helpers), as many at once as there are workers; outcomes in their order."""
+        with ThreadPoolExecutor(self._idle_zygotes.maxsize) as pool:
+            return list(pool.map(lambda one: self.check_program(*one), checks))
+
+    def run_many(self, sources: Sequence[str], files: Sequence[Mapping[str, str]]) -> list[ProgramOutcome]:
+        """Run programs, each with its files, as many at once as there are workers; outcomes in their order.
+
+        Raises:
+            DataError, Failure: as `run`.
+        """
+        if len(sources) < 2 or self._idle_zygotes.maxsize < 2:
+            return [self.run(source, files=own) for source, own in zip(sources, files, strict=True)]
+        with ThreadPoolExecutor(self._idle_zygotes.maxsize) as pool:
+            return list(pool.map(lambda source, own: self.run(source, files=own), sources, files))
+
+    def close(self) -> None:
+        """End the processes; the one of a program under way in another thread ends with it."""
+        self._is_closed = True
+        while not self._idle_zygotes.empty():
+            for keeper in self._idle_zygotes.get():
+                if keeper is not None:
+                    keeper.close()
+
+    def _run_parts(self, parts: list[dict[str, Any]]) -> list[ProgramOutcome]:
+        """Run the parts of one program at the same time."""
+        answers = self._exchange_messages(parts)
+        if None in answers:
+            answers = self._exchange_messages(parts)  # once more: the kernel ends a keeper that has no memory
+        for answer in answers:
+            if answer is None or "failed" in answer:
+                why = "its process was killed twice" if answer is None else answer["failed"]
+                raise Failure(f"the sandbox cannot run a program: {why}", _RESOURCES_HINT)
+        return [ProgramOutcome(**answer) for answer in answers if answer is not None]
+
+    def _exchange_messages(self, parts: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+        if self._is_closed:
+            raise RuntimeError("the sandbox is closed")
+        keepers = self._idle_zygotes.get()
+        done = False
+        try:
+            for place in range(len(parts)):
+                keepers[place] = self._ensure_alive(keepers[place])
+            answers = _follow_zygotes(
+                [keeper for keeper in keepers[: len(parts)] if keeper], parts, self._counts_memory
+            )
+            done = None not in answers
+        finally:  # also at Ctrl-C: its answer would be taken for the next one's
+            if not done or self._is_closed:
+                for keeper in keepers:
+                    if keeper is not None:
+                        keeper.close()
+                keepers = [None, None]
+            self._idle_zygotes.put(keepers)
+        return answers
+
+    def _ensure_alive(self, keeper: _Zygote | None) -> _Zygote:
+        if keeper is not None and keeper.owner_pid == os.getpid():
+            return keeper
+        keeper = _Zygote(self.protections.mode, self._readable)
+        if not keeper.greeting or "refused" in keeper.greeting:
+            keeper.close()
+            raise Failure("the sandbox's process does not start", _RESOURCES_HINT)
+        return keeper
+
+
+def merge_outcomes(program: ProgramOutcome, tests: ProgramOutcome) -> ProgramOutcome:
+    """Return what became of a program, from its own process and from that of its tests."""
+    used = program.cpu_seconds + tests.cpu_seconds
+    if program.status in ("timeout", "memory", "output"):
+        return replace(program, finished=False, cpu_seconds=used)
+    if not tests.is_ok:
+        said = replace(program, status=tests.status, stderr=tests.stderr, code=tests.code)
+        return replace(said, finished=False, cpu_seconds=used)
+    if not tests.finished:
+        return replace(program, finished=False, cpu_seconds=used)
+    return replace(program, status="ok", finished=True, passed=True, cpu_seconds=used)
+
+
+def _follow_zygotes(
+    keepers: Sequence[_Zygote], parts: Sequence[dict[str, Any]], counted: bool
+) -> list[dict[str, Any] | None]:
+    """Let keepers run a program, or a program and its tests, and return their answers; None: that one is gone."""
+    pipes = [os.pipe() for _ in parts[1:] for _ in range(2)]
+    wires = [[pipes[0][0], pipes[1][1]], [pipes[1][0], pipes[0][1]]] if pipes else [[]]
+    for keeper, part, own in zip(keepers, parts, wires, strict=True):
+        keeper.send_message(part, own)
+    for handle in (handle for pipe in pipes for handle in pipe):
+        os.close(handle)
+    answers: list[dict[str, Any] | None] = [None] * len(parts)
+    waiting = {keeper.channel.fileno(): place for place, keeper in enumerate(keepers)}
+    watched = select.poll()
+    for handle in waiting:
+        watched.register(handle, select.POLLIN)
+    patience = inf
+    while waiting:
+        events = watched.poll(_POLL_SECONDS * 1000 if counted or patience < inf else None)
+        for handle, _ in events:
+            watched.unregister(handle)
+            place = waiting.pop(handle)
+            answers[place] = receive_message(keepers[place].channel)
+            answer = answers[place]
+            if answer is None or (place and (answer["finished"] or answer["status"] != "ok")):
+                patience = 0.0
+            elif place:  # the program has left, and is about to say why
+                patience = time.monotonic() + _GRACE_SECONDS
+        if waiting and patience < time.monotonic():  # the tests have ended: nobody asks the program any more
+            for place in waiting.values():
+                keepers[place].send_message({END_KEY: "ok"})
+            patience = inf
+        for place in () if events else waiting.values():
+            if keepers[place].measure_memory() > parts[place]["limits"]["memory_mib"] * MIB:
+                keepers[place].send_message({END_KEY: "memory"})
+    return answers
+
+
+def probe_protections() -> Protections:
+    """Return what this kernel offers this user, found out by trying."""
+    keeper, found = _start_best_mode((), ISOLATION_MODES)
+    keeper.close()
+    return found
+
+
+def unprotected_error(found: Protections) -> Failure:
+    """Return the error for a machine where programs cannot be shut in."""
+    reasons = "; ".join(f"{way}: {why}" for way, why in found.reasons.items())
+    return Failure(
+        f"programs of a model would not be shut in: no protection of {', '.join(found.missing_guards)} ({reasons})",
+        "allow user namespaces (sysctl user.max_user_namespaces; docker run --security-opt seccomp=unconfined) or use "
+        "Linux 5.13 or later with Landlock; sandbox.allow_weaker: true runs them all the same",
+    )
+
+
+def _start_best_mode(readable: Sequence[str], ways: Sequence[str]) -> tuple[_Zygote, Protections]:
+    reasons: dict[str, str] = {}
+    for way in ways:
+        keeper = _Zygote(way, readable)
+        told = keeper.greeting
+        if told and "guards" in told:
+            guards = dict(told["guards"])
+            if way == NAMESPACES and process_memory.can_list_children():
+                guards["memory"] = f"counted every {_POLL_SECONDS * 1000:g} ms"
+            return keeper, Protections(way, guards, reasons)
+        keeper.close()
+        reasons[way] = told["refused"] if told else "its process ended"
+    raise Failure(f"the sandbox's process does not start: {reasons}", _RESOURCES_HINT)

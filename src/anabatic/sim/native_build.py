@@ -1,0 +1,346 @@
+"""Compiles csrc/ with the system's compiler into the cache, once per torch, wheel, compiler and source."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabatic.core import log
+from anabatic.core.errors import Failure, UserError
+from anabatic.core.paths import get_cache_root, make_write_error, open_atomic_folder
+from anabatic.sim import symbol_stubs
+from anabatic.sim.machine_spec import OTHER_CACHE_HINT, PACKAGE_VARIABLE
+from anabatic.sim.torch_npu_wheel import (
+    TorchInstallation,
+    TorchNpuWheel,
+    fetch_wheel,
+    find_installed_torch,
+    find_unpacked_wheel,
+)
+
+_TORCH_SECONDS, _PLAIN_SECONDS = 9, 1
+"""CPU time of compiling a file with torch's headers, and one without (measured, g++ 12)."""
+_PROGRESS_SECONDS = 15.0
+
+CSRC = Path(__file__).parent / "csrc"
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """A folder of csrc/ is one library."""
+
+    name: str
+    folder: str
+    linked_libraries: tuple[str, ...] = ()
+    uses_torch: bool = False
+
+
+LIBRARIES = (
+    NativeLibrary("ascendcl", "runtime"),
+    NativeLibrary("acl_op_compiler", "compiler", ("ascendcl",)),
+    NativeLibrary("ascend_hal", "hal", ("ascendcl",)),
+    NativeLibrary("hccl", "hccl", ("ascendcl",)),
+    NativeLibrary("mspti", "profiler"),
+    NativeLibrary("anabatic_sim_ops", "ops", ("ascendcl",), uses_torch=True),
+    NativeLibrary("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), uses_torch=True),
+)
+EMPTY_LIBRARIES = ("graph", "acl_tdt_channel")
+"""Named by torch_npu, nothing of them is used."""
+LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
+"""Libraries that torch_npu opens under a name of their own, for functions that ours has under another."""
+STUB_LIBRARY = "ge_runner"
+"""Holds what `symbol_stubs.generate_stub_source` writes."""
+SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
+"""Programs of the simulated machine: name -> module."""
+
+
+@dataclass(frozen=True)
+class _CompileUnit:
+    """A file to compile."""
+
+    command: list[str]
+    target: Path
+    uses_torch: bool
+
+
+@dataclass(frozen=True)
+class SimulatorBuild:
+    """A finished build."""
+
+    torch: TorchInstallation
+    wheel: TorchNpuWheel
+    root: Path
+
+    @property
+    def is_complete(self) -> bool:
+        """True when all of it is there: renamed into place, and nothing was removed since."""
+        names = (*(library.name for library in LIBRARIES), *EMPTY_LIBRARIES, *LIBRARY_ALIASES, STUB_LIBRARY)
+        files = [
+            *(self.library_folder / f"lib{name}.so" for name in names),
+            *(self.program_folder / name for name in SIMULATED_COMMANDS),
+        ]
+        return self.cann_folder.is_dir() and all(file.is_file() for file in files)
+
+    @property
+    def library_folder(self) -> Path:
+        """What goes on LD_LIBRARY_PATH."""
+        return self.root / "lib"
+
+    @property
+    def program_folder(self) -> Path:
+        """What goes on PATH."""
+        return self.root / "bin"
+
+    @property
+    def cann_folder(self) -> Path:
+        """What ASCEND_HOME_PATH names."""
+        return self.root / "cann"
+
+
+def simulator_folder() -> Path:
+    """Everything of the simulator outside the package: wheels, builds, lock."""
+    return get_cache_root() / "sim"
+
+
+@contextmanager
+def _lock_folder(root: Path) -> Iterator[None]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
+    except OSError as error:
+        raise make_write_error(root, error, OTHER_CACHE_HINT) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that prepares the simulator")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def prepare_build() -> SimulatorBuild:
+    """Return the build for the installed torch; fetch and compile what is missing, under a lock.
+
+    Raises:
+        UserError: no compiler, no matching wheel, no CPU torch.
+        Failure: the download or the compiler failed.
+    """
+    torch = find_installed_torch()
+    root = simulator_folder()
+    compiler = _find_compiler()
+    wheel = find_unpacked_wheel(root / "wheels", torch)
+    if wheel and (build := _locate_build(root, torch, wheel, compiler)).is_complete:
+        return build  # nothing to wait for
+    with _lock_folder(root):
+        _remove_unfinished(root)
+        wheel = fetch_wheel(root / "wheels", torch)
+        build = _locate_build(root, torch, wheel, compiler)
+        if not build.is_complete:
+            _compile_simulator(build, compiler)
+    return build
+
+
+def _remove_unfinished(root: Path) -> None:
+    """Remove what a killed first use left: with the lock held, nobody else works on these."""
+    for pattern in ("builds/.*.tmp", "builds/.*.old", "wheels/.*.tmp", "wheels/.*.old"):
+        for path in root.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _locate_build(root: Path, torch: TorchInstallation, wheel: TorchNpuWheel, compiler: str) -> SimulatorBuild:
+    return SimulatorBuild(torch, wheel, root / "builds" / _build_key(torch, wheel, compiler))
+
+
+def _find_compiler() -> str:
+    name = os.environ.get("CXX") or next((word for word in ("g++", "c++", "clang++") if shutil.which(word)), None)
+    if name is None or not shutil.which(name):
+        raise UserError(
+            f"no C++ compiler: {name or 'g++'} is not on the PATH",
+            "install one: apt install g++, or dnf install gcc-c++ (CXX names another)",
+        )
+    return name
+
+
+def list_sources(library: NativeLibrary) -> list[Path]:
+    """Return the C++ files of a library."""
+    return sorted((CSRC / library.folder).glob("*.cpp"))
+
+
+@functools.cache
+def _compiler_version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
+
+
+def _build_key(torch: TorchInstallation, wheel: TorchNpuWheel, compiler: str) -> str:
+    what = (torch.version, str(torch.folder), wheel.version, _compiler_version(compiler), sys.executable)
+    digest = hashlib.sha256("\0".join(what).encode())
+    for name in ("build.py", "stubs.py"):
+        digest.update((CSRC.parent / name).read_bytes())
+    for path in sorted(CSRC.rglob("*.*")):
+        digest.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())
+    return f"{wheel.version}-{digest.hexdigest()[:16]}"
+
+
+def _compile_simulator(build: SimulatorBuild, compiler: str) -> None:
+    started = time.monotonic()
+    files = [(library, path) for library in LIBRARIES for path in list_sources(library)]
+    build.root.parent.mkdir(parents=True, exist_ok=True)
+    with open_atomic_folder(build.root, OTHER_CACHE_HINT) as root:
+        for name in ("lib", "bin"):
+            (root / name).mkdir()
+        units = {path: _plan_unit(build, compiler, library, path) for library, path in files}
+        _compile_units(build, [unit for unit in units.values() if not unit.target.is_file()])
+        for library in LIBRARIES:
+            _link_library(build, compiler, library, root, [units[path].target for path in list_sources(library)])
+        for name in EMPTY_LIBRARIES:
+            _build_shared_library(compiler, root, name, [])
+        for name, target in LIBRARY_ALIASES.items():
+            _build_shared_library(compiler, root, name, ["-Wl,--no-as-needed", f"-L{root / 'lib'}", f"-l{target}"])
+        _build_stub_library(build, compiler, root)
+        _write_programs(root / "bin")
+        _write_cann_folder(root / "cann", build.wheel.cann_release)
+    log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
+
+
+def _compile_units(build: SimulatorBuild, units: list[_CompileUnit]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    # Those that read torch's headers first: the last one to end decides.
+    units.sort(key=lambda unit: not unit.uses_torch)
+    seconds = sum(_TORCH_SECONDS if unit.uses_torch else _PLAIN_SECONDS for unit in units) / cores
+    log.info(
+        f"compiling the simulator for torch {build.torch.version}: {len(units)} files, once; "
+        f"about {max(seconds, 5):.0f} s on {cores} cores"
+    )
+    with ThreadPoolExecutor(cores) as pool:
+        futures = [pool.submit(_compile_unit, unit) for unit in units]
+        _show_progress(futures)
+        for future in futures:
+            future.result()
+
+
+def _show_progress(futures: Sequence[Future[None]]) -> None:
+    """Say every few seconds how far the compiler is; stop at its first error."""
+    left: set[Future[None]] = set(futures)
+    while left:
+        done, left = wait(left, timeout=_PROGRESS_SECONDS, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            for future in left:
+                future.cancel()
+            return
+        if left:
+            log.info(f"compiled {len(futures) - len(left)} of {len(futures)} files")
+
+
+def _include_flags(build: SimulatorBuild, library: NativeLibrary) -> list[str]:
+    headers = build.wheel.folder / "torch_npu" / "include"
+    folders = [headers / "third_party" / "acl" / "inc", headers / "third_party" / "hccl" / "inc"]
+    folders.append(headers)  # HCCL's headers name each other from here
+    if library.uses_torch:
+        folders += [build.torch.folder / "include", build.torch.folder / "include/torch/csrc/api/include"]
+    return [f"-isystem{path}" for path in folders]
+
+
+def _uses_old_abi(torch: TorchInstallation) -> bool:
+    """True for a torch that was compiled with libstdc++'s old strings (some wheels up to 2.6)."""
+    return b"torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_string" not in (torch.folder / "lib/libc10.so").read_bytes()
+
+
+def _plan_unit(build: SimulatorBuild, compiler: str, library: NativeLibrary, path: Path) -> _CompileUnit:
+    """Return how to compile one file; its object is named after everything that goes into it."""
+    words = [compiler, "-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
+    words += [*_include_flags(build, library), "-c", str(path)]
+    if library.uses_torch and _uses_old_abi(build.torch):
+        words.append("-D_GLIBCXX_USE_CXX11_ABI=0")
+    digest = hashlib.sha256(
+        "\0".join([_compiler_version(compiler), build.torch.version, build.wheel.version, *words]).encode()
+    )
+    # Headers in the middle are everybody's, those of a folder its own; libraries on libtorch share the operators'.
+    shared = [CSRC, CSRC / library.folder, *([CSRC / "ops"] if library.uses_torch else [])]
+    for file in (path, *sorted(file for folder in shared for file in folder.glob("*.h"))):
+        digest.update(file.read_bytes())
+    target = simulator_folder() / "objects" / f"{library.name}-{path.stem}-{digest.hexdigest()[:16]}.o"
+    return _CompileUnit(words, target, library.uses_torch)
+
+
+def _compile_unit(unit: _CompileUnit) -> None:
+    unit.target.parent.mkdir(parents=True, exist_ok=True)
+    part = unit.target.with_suffix(".part")
+    _run_compiler([*unit.command, "-o", str(part)], str(Path(unit.command[-1]).relative_to(CSRC)))
+    os.replace(part, unit.target)
+
+
+def _link_library(
+    build: SimulatorBuild, compiler: str, library: NativeLibrary, root: Path, objects: list[Path]
+) -> None:
+    extra = [f"-L{root / 'lib'}", *(f"-l{name}" for name in library.linked_libraries)] if objects else []
+    if library.uses_torch and objects:
+        extra += [f"-L{build.torch.folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    _build_shared_library(compiler, root, library.name, [*map(str, objects), *extra, "-lpthread", "-ldl", "-lrt"])
+
+
+def _build_shared_library(compiler: str, root: Path, name: str, words: list[str]) -> None:
+    target = root / "lib" / f"lib{name}.so"
+    soname = f"-Wl,-soname,{target.name}"
+    _run_compiler([compiler, "-shared", "-fPIC", "-o", str(target), *words, soname], target.name)
+
+
+def _build_stub_library(build: SimulatorBuild, compiler: str, root: Path) -> None:
+    package = build.wheel.folder / "torch_npu"
+    needing = [*(package / "lib").glob("*.so"), *package.glob("_C*.so")]
+    needing = [path for path in needing if path.name != "libop_plugin_atb.so"]  # loaded on demand, needs ATB
+    text = symbol_stubs.generate_stub_source(needing, (root / "lib").glob("*.so"))
+    file = root / "stubs.c"
+    file.write_text(text, encoding="utf-8")
+    _build_shared_library(compiler, root, STUB_LIBRARY, ["-x", "c", str(file)])
+
+
+def _write_programs(folder: Path) -> None:
+    for name, module in SIMULATED_COMMANDS.items():
+        # No site packages and no PYTHON* variables: it starts fast, whatever COMMAND's environment is.
+        run = (
+            f"import os, sys; sys.path.insert(0, os.environ['{PACKAGE_VARIABLE}']); from {module} import "
+            f"main; sys.exit(main())"
+        )
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{run}" "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
+
+
+def _write_cann_folder(root: Path, release: str) -> None:
+    """Write the parts of a CANN installation that programs read: folders and version files."""
+    arch = root / f"{platform.machine()}-linux"
+    for name in ("runtime", "compiler", "opp", "hccl", "opp_kernel"):
+        (root / name).mkdir(parents=True)
+        (root / name / "version.info").write_text(f"Version={release}\nversion_dir={release}\n", encoding="utf-8")
+    arch.mkdir()
+    lines = f"package_name=Ascend-cann-toolkit\nversion={release}\narch={platform.machine()}\nos=linux\npath={root}\n"
+    (arch / "ascend_toolkit_install.info").write_text(lines, encoding="utf-8")
+
+
+def _run_compiler(words: list[str], what: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:])
+        log.debug(done.stderr)
+        if done.returncode < 0:
+            number = signal.Signals(-done.returncode).name
+            raise Failure(
+                f"the simulator does not compile ({what}): {words[0]} was ended by {number}",
+                "out of memory? `taskset -c 0 anabatic sim …` compiles on one core, for good",
+            )
+        raise Failure(
+            f"the simulator does not compile ({what}): {first}", "add --debug for the compiler's whole output"
+        )

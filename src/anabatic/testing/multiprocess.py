@@ -1,0 +1,51 @@
+"""Run a function in several processes that form a gloo group, as a job on several devices would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+
+def find_free_port() -> int:
+    """Return a port that nothing listens on, outside the range from which connections get theirs.
+
+    One of that range (ip(7), `ip_local_port_range`) may be a connection's before the caller opens it.
+    """
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except OSError:  # not Linux
+        first = 49152  # RFC 6335, section 6
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(min(10_000, first // 2), first)))
+            return int(probe.getsockname()[1])
+
+
+def spawn_ranks(function: Callable[..., None], world_size: int, *args: Any) -> None:
+    """Call `function(*args)` in `world_size` processes with RANK, WORLD_SIZE and a rendezvous set.
+
+    `function` must be importable (defined at the top of a module). An exception in any process is raised here.
+    """
+    port = find_free_port()
+    multiprocessing.spawn(_run_rank, (world_size, port, function, args), nprocs=world_size)
+
+
+def _run_rank(rank: int, world_size: int, port: int, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    torch.set_num_threads(1)
+    function(*args)

@@ -1,0 +1,66 @@
+"""A tiny tokenizer and a tiny model, made on the spot: nothing to download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from anabatic.config.pretrain import PretrainModel
+from anabatic.config.sections.common import Data
+from anabatic.config.tokenizer import TokenizerTrainJob
+from anabatic.data.tokenizer import bpe_training
+from anabatic.models.model_init import build_model
+from anabatic.plan.depth_dial import derive_model_sizes
+
+CORPUS_TEXT = "the wind moves upward along the warm slope of the hill and carries the bird with it"
+
+
+def write_tiny_text(folder: Path, documents: int = 200) -> Path:
+    """Write a small regular corpus of JSON lines, which a tiny model learns in a few steps; return its path."""
+    path = folder / "text.jsonl"
+    with open(path, "w", encoding="utf-8") as file:
+        words = CORPUS_TEXT.split()
+        for number in range(documents):
+            turned = words[number % len(words) :] + words[: number % len(words)]
+            file.write('{"text": "' + " ".join(turned * (1 + number % 3)) + '."}\n')
+    return path
+
+
+def train_tiny_tokenizer(folder: Path, text: Path, vocab_size: int = 320) -> Path:
+    """Train a tokenizer on `text` and return its folder."""
+    out = folder / "tokenizer"
+    bpe_training.train_tokenizer(TokenizerTrainJob(out=str(out), vocab_size=vocab_size, data=Data(train=[str(text)])))
+    return out
+
+
+def build_tiny_model(vocab_size: int = 320, depth: int = 2, seq_len: int = 64, seed: int = 0) -> PreTrainedModel:
+    """Build a small Qwen3 with random weights everywhere, zero matrices included, so that gradients reach all."""
+    config = PretrainModel(depth=depth, width=64, head_dim=32, kv_heads=1, tie_embeddings=False)
+    model = build_model(derive_model_sizes(config, vocab_size), config, vocab_size, seq_len, torch.device("cpu"), seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(0.0, 0.05, generator=generator)
+    return model
+
+
+def build_tiny_qwen2(**settings: Any) -> PreTrainedModel:
+    """Return a Qwen2 with transformers' own random weights; `settings` are those of its configuration."""
+    sizes = dict(
+        vocab_size=320,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    return Qwen2ForCausalLM(Qwen2Config(**{**sizes, **settings}))

@@ -1,0 +1,297 @@
+"""`--auto`: the plan's proposal, what the first steps said of it, and what is done when memory runs out.
+
+What was settled lies in `auto_sizing.json` of the run folder. A rank that runs out of memory writes there what the next
+start
+will do, and ends with the exit code that asks for one: nobody waits for a collective that it will not join. Every rank
+reads the file at the start, and all take what has been lowered most often, so they agree also where each machine has a
+folder of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from anabatic.config.rl import RlJob
+from anabatic.config.sections.common import BatchSettings
+from anabatic.config.sections.train_jobs import LoopJob, WithAuto
+from anabatic.core import json_reader, log, relaunch
+from anabatic.core.errors import CheckpointError, Failure, RestartRequested
+from anabatic.core.paths import RunFolder, write_atomic
+from anabatic.device.device import Device
+from anabatic.models.pretrained import resolve_model_folder
+from anabatic.parallel.process_groups import World, all_gather_text, barrier
+from anabatic.plan import model_shape, output, strategy_search
+from anabatic.plan.strategy_search import StrategyEstimate
+from anabatic.plan.training_setup import TrainingSetup
+from anabatic.train import plan_inputs
+from anabatic.train.loop_state import TrainProgress
+from anabatic.train.sizing import StepSizes, find_divisor
+
+AUTO_FILE = "auto.json"
+_DEFAULT_SEGMENTS_PER_RANK = 8
+"""Of each rank in a step, where the global batch is left open, as `anabatic plan` takes it."""
+_OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory")
+"""What torch says where its allocator for the processor gets nothing (c10/core/impl/alloc_cpu.cpp)."""
+Strategy = tuple[str, bool, str]
+"""Strategy, offload, recomputation."""
+
+
+@dataclass(frozen=True)
+class AutoState:
+    """What starts so far have come to.
+
+    Attributes:
+        lowered: times that memory ran out.
+        place: devices it was settled for.
+        way: strategy, offload, recomputation; None: not settled yet.
+        micro, batch: tokens of a micro-batch and of a step; None: not settled yet.
+        most: tokens of a micro-batch that are known to fit; larger ones are not tried.
+        refused: ways that did not fit with the smallest micro-batch.
+    """
+
+    lowered: int = 0
+    place: str = ""
+    way: Strategy | None = None
+    micro: int | None = None
+    batch: int | None = None
+    most: int | None = None
+    refused: tuple[Strategy, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> AutoState:
+        """Return what `text` says; nothing of a file that is empty.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        if not text:
+            return cls()
+        try:
+            found = json_reader.loads(text)
+            found["way"] = found["way"] and tuple(found["way"])
+            found["refused"] = tuple(map(tuple, found["refused"]))
+            return cls(**found)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{AUTO_FILE} cannot be read: {error}", f"remove {AUTO_FILE} from the run folder"
+            ) from None
+
+
+def _is_auto(job: LoopJob) -> bool:
+    return isinstance(job, WithAuto) and job.auto
+
+
+def load_state(job: LoopJob, world: World) -> AutoState | None:
+    """Return what was settled, the same on every rank, which all call it; None without `auto`."""
+    if not _is_auto(job):
+        return None
+    path = RunFolder(job.out).root / AUTO_FILE
+    texts = all_gather_text(path.read_text(encoding="utf-8") if path.is_file() else "", world)
+    return select_latest_state(texts)
+
+
+def select_latest_state(texts: Iterable[str]) -> AutoState:
+    """Return what the ranks' files say together: that of the start that was lowered most, and got furthest."""
+    return max(
+        map(AutoState.from_json, texts), key=lambda state: (state.lowered, state.way is not None, state.micro or 0)
+    )
+
+
+def _save_state(job: LoopJob, state: AutoState) -> None:
+    root = RunFolder(job.out).root
+    root.mkdir(parents=True, exist_ok=True)
+    write_atomic(root / AUTO_FILE, json.dumps(asdict(state)))
+
+
+def apply_auto_strategy(job: Any, device: Device, world: World) -> Any:
+    """Return the job with the strategy, recomputation and offload that are proposed for these devices.
+
+    Raises:
+        Failure: every way has been tried.
+    """
+    if not _is_auto(job):
+        return job
+    if job.save.resume == "never" and relaunch.RETRY_VARIABLE not in os.environ:
+        (RunFolder(job.out).root / AUTO_FILE).unlink(missing_ok=True)
+        barrier(world)
+    state = load_state(job, world) or AutoState()
+    place = f"{world.size} x {device.name}"
+    if state.place != place:
+        state = AutoState(lowered=state.lowered, place=place, batch=state.batch)
+    if state.way is None:
+        choice = _propose_strategy(job, state, device, world)
+        state = replace(state, way=_get_strategy(choice.setup))
+        log.info(
+            f"auto: {output.format_strategy(choice.setup)} is the fastest on paper that fits, "
+            f"{output.format_gib(choice.needed_bytes)} GiB"
+        )
+        if not choice.can_fit:
+            log.warn(f"auto: on paper {output.format_gib(choice.available_bytes)} GiB are there: it may not fit")
+        if world.is_main_process:
+            _save_state(job, state)
+        barrier(world)
+    return _apply_strategy(job, state.way)
+
+
+def _propose_strategy(job: Any, state: AutoState, device: Device, world: World) -> StrategyEstimate:
+    here = _resolve_model_path(job, world)
+    setup = plan_inputs.build_job_setup(here, model_shape.get_job_shape(here)[0], device, world.data_group)
+    chip = plan_inputs.get_local_chip(device, free=True)
+    room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))  # the ranks' buffers are made now
+    chip = replace(chip, memory_gib=room + strategy_search.estimate_buffer_bytes(setup, chip) / 2**30)
+    micro = job.batch.micro_batch_tokens
+    step = (
+        job.batch.global_batch_tokens
+        or max(_DEFAULT_SEGMENTS_PER_RANK * setup.min_micro_batch, micro or 0) * world.data_group.size
+    )
+    tried = [one for one in strategy_search.pick_micro_batches(setup, step, chip, micro) if _is_allowed(job, one.setup)]
+    left = [one for one in tried if _get_strategy(one.setup) not in state.refused]
+    failed = [one.needed_bytes for one in tried if _get_strategy(one.setup) in state.refused]
+    left = [one for one in left if not failed or one.needed_bytes < min(failed)]
+    if not left:
+        tried_out = "; ".join(f"{way[0]}{', offload' * way[1]}, recompute {way[2]}" for way in state.refused)
+        raise Failure(
+            f"nothing is left to try in {output.format_gib(room * 2**30)} GiB of {device.name}: {tried_out} ran out of "
+            f"memory",
+            "try adapters (--tuner lora), a shorter batch.seq_len or more devices; `anabatic plan` shows what is large",
+        )
+    fitting = [one for one in left if one.can_fit]
+    return max(fitting, key=lambda one: one.tokens_per_s) if fitting else min(left, key=lambda one: one.needed_bytes)
+
+
+def _resolve_model_path(job: Any, world: World) -> Any:
+    """The job with its model's folder in place of a run's or of a name on a hub."""
+    if isinstance(job.model, str):
+        return replace(job, model=str(resolve_model_folder(job.model, job.hub, world)))
+    path = job.model.path
+    return job if path is None else replace(job, model=replace(job.model, path=str(resolve_model_folder(path))))
+
+
+def _is_allowed(job: Any, setup: TrainingSetup) -> bool:
+    """Whether a way keeps to what the job says."""
+    wanted, recompute = job.parallel, getattr(job, "recompute", None) or job.model.recompute
+    return (
+        (wanted.strategy in ("auto", setup.strategy) or setup.strategy == "single")
+        and (wanted.offload == "none" or setup.offload)
+        and recompute in ("none", setup.recompute)
+    )
+
+
+def _get_strategy(setup: TrainingSetup) -> Strategy:
+    return setup.strategy, setup.offload, setup.recompute
+
+
+def _apply_strategy(job: Any, way: Strategy | None) -> Any:
+    assert way is not None
+    strategy, offload, recompute = way
+    parallel = replace(job.parallel, strategy=strategy, offload="cpu" if offload else "none", deepspeed=None)
+    if hasattr(job, "recompute"):
+        return replace(job, parallel=parallel, recompute=recompute)
+    return replace(job, parallel=parallel, model=replace(job.model, recompute=recompute))
+
+
+def get_resolved_batch(job: LoopJob, state: AutoState | None) -> BatchSettings | None:
+    """Return the sizes that earlier starts have come to; None: nothing is settled."""
+    if state is None or (state.micro is None and state.batch is None):
+        return None
+    micro, batch = job.batch.micro_batch_tokens or state.micro, job.batch.global_batch_tokens or state.batch
+    return replace(job.batch, micro_batch_tokens=state.micro or micro, global_batch_tokens=batch)
+
+
+def save_resolved_sizes(job: LoopJob, sizes: StepSizes, world: World, most: int | None = None) -> None:
+    """Write down what a start has settled on; nothing without `auto`."""
+    state = load_state(job, world)
+    if state is None:
+        return
+    batch = sizes.micro_batch_tokens * sizes.micro_steps * world.data_group.size
+    state = replace(state, micro=sizes.micro_batch_tokens, batch=batch, most=most or state.most)
+    if world.is_main_process:
+        _save_state(job, state)
+    barrier(world)
+
+
+@contextmanager
+def handle_out_of_memory(
+    job: LoopJob, device: Device, world: World, least: int, sizes: StepSizes | None = None
+) -> Iterator[None]:
+    """Turn an allocator's refusal into an error that says what to do; with `auto`, into a start with less.
+
+    Args:
+        least: tokens of the smallest micro-batch.
+        sizes: of the training; None: it has not begun, memory does not suffice for the model.
+
+    Raises:
+        StartAgain: what the next start will do is written down.
+        Failure: there is no less.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not (
+            isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            or any(part in str(error) for part in _OUT_OF_MEMORY_MESSAGES)
+        ):
+            raise
+        raise _plan_retry(job, device, world, least, sizes, error) from error
+
+
+def _plan_retry(
+    job: LoopJob, device: Device, world: World, least: int, sizes: StepSizes | None, error: BaseException
+) -> Failure:
+    said = " ".join(str(error).split()).rpartition("DefaultCPUAllocator: ")[2]
+    what = said.partition(" (")[0].partition(". Error code")[0] or "not enough memory"
+    where = what if world.size == 1 else f"rank {world.rank}, {what}"
+    micro = None if sizes is None else _shrink_micro_batch(sizes, world, least)
+    if not _is_auto(job):
+        return Failure(
+            where if sizes is None else f"{where}, at {sizes.format_sizes(world.data_group)}", _suggest_fix(job, micro)
+        )
+    path = RunFolder(job.out).root / AUTO_FILE  # of this rank alone: no other answers any more
+    state = AutoState.from_json(path.read_text(encoding="utf-8") if path.is_file() else "")
+    if micro is not None and sizes is not None:
+        steps = sizes.micro_batch_tokens * sizes.micro_steps // micro
+        batch = micro * steps * world.data_group.size
+        state = replace(state, lowered=state.lowered + 1, micro=micro, most=micro, batch=batch)
+        told = (
+            f"{where}, at {sizes.format_sizes(world.data_group)}: now {micro:,} tokens x {steps}, {batch:,} "
+            f"a step as before"
+        )
+    elif state.way is not None:
+        refused = (*state.refused, state.way)
+        state = replace(state, lowered=state.lowered + 1, way=None, micro=None, most=None, refused=refused)
+        told = f"{where}, with the smallest micro-batch: {refused[-1][0]}, recompute {refused[-1][2]} is given up"
+    else:
+        return Failure(where, _suggest_fix(job, None))
+    _save_state(job, state)
+    if (reports := relaunch.get_reports_folder()) is not None:
+        (reports / relaunch.RESTART_FILE).write_text(told, encoding="utf-8")
+    return RestartRequested(told, f"{path} holds what comes next: the same command goes on")
+
+
+def _shrink_micro_batch(sizes: StepSizes, world: World, least: int) -> int | None:
+    """At most half of the micro-batch, so that the global batch stays; None where that is less than a segment."""
+    micro = sizes.micro_batch_tokens
+    return find_divisor(micro * sizes.micro_steps * world.data_group.size, world.data_group.size, micro // 2, least)
+
+
+def _suggest_fix(job: LoopJob, micro: int | None) -> str:
+    told = "`anabatic plan -- COMMAND` shows what takes the memory"
+    if isinstance(job, RlJob):
+        return f"lower device_batch_size, now {job.device_batch_size}, or sampling.max_new_tokens; {told}"
+    if micro is not None:
+        told = f"--batch.micro-batch-tokens {micro} keeps the global batch; {told}"
+    return f"--auto does what fits by itself; {told}" if isinstance(job, WithAuto) else told
+
+
+def rescale_loader_position(progress: TrainProgress, before: int, now: int, ranks: int) -> None:
+    """Count the micro-batches that the data have given anew, in place, when their size has changed."""
+    if before != now and progress.loader:
+        number = round(progress.loader["micro_batch"] * before / now / ranks) * ranks
+        progress.loader = {**progress.loader, "micro_batch": number}

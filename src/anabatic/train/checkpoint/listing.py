@@ -1,0 +1,153 @@
+"""What `anabatic checkpoint list` and `verify` tell of the checkpoints of a run. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.loading import yaml_reader
+from anabatic.config.sections.common import Evaluate
+from anabatic.core import json_lines
+from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import format_duration, format_size
+from anabatic.core.json_lines import to_finite_number
+from anabatic.core.paths import RunFolder
+from anabatic.train.checkpoint import manifest
+from anabatic.train.guards.early_stopping import BestTracker
+
+_COLUMNS = ("step", "age", "size", "ranks", "strategy", "command", "best", "state")
+
+
+def list_checkpoints(path: Path, evaluations: Iterable[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Return a row for each checkpoint, oldest first: step, path, age_s, bytes, whole, fault, best, world_size,
+    strategy, command. `whole` compares sizes alone.
+
+    Args:
+        evaluations: rows of the run's evaluations, where somebody has read them already; else `recorder.jsonl` is read.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = manifest.resolve_checkpoints(path)
+    best = find_best_step(found[0].parent, evaluations)
+    return [_describe_checkpoint(one, best) for one in found]
+
+
+def _describe_checkpoint(path: Path, best: int | None) -> dict[str, Any]:
+    problem = manifest.find_first_fault(path, checksums=False)
+    known: dict[str, Any] = {}
+    if not problem or not problem.startswith(manifest.MANIFEST_FILE):
+        known = manifest.read_manifest(path)
+    step = int(path.name.rpartition("-")[2]) if path.name.rpartition("-")[2].isdigit() else known.get("step")
+    saved = known.get("saved") or path.stat().st_mtime
+    return {
+        "step": step,
+        "path": str(path),
+        "age_s": round(max(0.0, time.time() - saved), 1),
+        "bytes": sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
+        "whole": not problem,
+        "fault": problem,
+        "best": step is not None and step == best,
+        **{key: known.get(key) for key in ("world_size", "strategy", "command")},
+    }
+
+
+def find_best_step(run: Path, evaluations: Iterable[dict[str, Any]] | None = None) -> int | None:
+    """Return the step of the best evaluation of a run so far, by its `eval.metric`; None without one."""
+    folder = RunFolder(run)
+    try:
+        tree = yaml_reader.read_yaml(folder.config).tree
+    except ConfigError:  # a checkpoint that was copied out of its run
+        return None
+    judge = Evaluate()
+    settings = tree.get("eval")
+    judge.metric = settings.get("metric", judge.metric) if isinstance(settings, dict) else judge.metric
+    best = BestTracker()
+    for row in json_lines.read_json_lines(folder.metrics) if evaluations is None else evaluations:
+        values = (row.get("step"), row.get("valid_loss"), row.get(f"valid_{judge.metric}"))
+        if row.get("kind") == "eval" and None not in map(to_finite_number, values):
+            best.record_evaluation(row["step"], row, judge)
+    found: int | None = best.best.get("step")
+    return found
+
+
+def format_table(found: list[dict[str, Any]]) -> str:
+    """Return rows as text in columns, one line each."""
+    lines = [_COLUMNS, *(_format_cells(row) for row in found)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(_COLUMNS))]
+    right = {"step", "age", "size", "ranks"}
+    text = ""
+    for line in lines:
+        cells = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, width, name in zip(line, widths, _COLUMNS, strict=True)
+        )
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
+
+
+def _format_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    unknown = {key: "-" if row[key] is None else str(row[key]) for key in ("step", "world_size", "strategy", "command")}
+    return (
+        unknown["step"],
+        _format_age(row["age_s"]),
+        format_size(row["bytes"]),
+        unknown["world_size"],
+        unknown["strategy"],
+        unknown["command"],
+        "best" if row["best"] else "",
+        row["fault"] or "whole",
+    )
+
+
+def _format_age(seconds: float) -> str:
+    return f"{seconds / 86400:.0f}d" if seconds >= 2 * 86400 else format_duration(seconds)
+
+
+@dataclass
+class VerificationResult:
+    """A checkpoint whose files were read.
+
+    Attributes:
+        files: of the manifest.
+        faults: what is wrong, each with the name of the file.
+    """
+
+    path: str
+    files: int = 0
+    bytes: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "whole": not self.faults}
+
+    def format_text(self) -> str:
+        """A line, or one for each fault."""
+        if not self.faults:
+            return f"{self.path}: whole, {self.files} files, {format_size(self.bytes)}\n"
+        return "".join(f"{self.path}: {fault}\n" for fault in self.faults)
+
+
+def verify_checkpoints(path: Path, advance: manifest.ByteCallback) -> list[VerificationResult]:
+    """Read every file of the checkpoints and compare it with its size and checksum.
+
+    Args:
+        advance: told the bytes that were read.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = []
+    for one in manifest.resolve_checkpoints(path):
+        faults = list(manifest.find_faults(one, advance=advance))
+        known = (
+            {}
+            if any(fault.startswith(manifest.MANIFEST_FILE) for fault in faults)
+            else manifest.read_manifest(one)["files"]
+        )
+        found.append(VerificationResult(str(one), len(known), sum(entry["bytes"] for entry in known.values()), faults))
+    return found

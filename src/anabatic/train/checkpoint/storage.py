@@ -1,0 +1,170 @@
+"""Checkpoints: to continue a job exactly where it stood.
+
+A checkpoint is a folder `checkpoint-<step>`: the sharded tensors (torch.distributed.checkpoint), the random numbers of
+each rank (`rng-<rank>.safetensors`), `state.json` (host numbers, loader position), `config.yaml`, and `manifest.json`
+with the size and checksum of every file, written last. It is built under another name and renamed; a folder without a
+valid manifest does not exist.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from anabatic.core import log
+from anabatic.core.errors import CheckpointError
+from anabatic.core.formatting import format_size
+from anabatic.core.paths import RunFolder, find_os_error, make_write_error
+from anabatic.device.device import Device
+from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text
+from anabatic.train.checkpoint import manifest
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint whose files are whole."""
+
+    path: Path
+    step: int
+    host_state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointContent:
+    """What a checkpoint holds.
+
+    Attributes:
+        tensors: name -> tensor, the same names on every rank.
+        random: states of this rank's random numbers.
+        host: JSON text of host numbers, the same on every rank.
+        about: keys of the manifest: how it was written.
+    """
+
+    tensors: Mapping[str, Tensor]
+    rng_state: Mapping[str, Tensor]
+    host_json: str
+    manifest_fields: dict[str, Any] = field(default_factory=dict)
+
+
+def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, group: RankGroup) -> Path:
+    """Write `checkpoint-<step>`; every rank of `group`, all of the job's, calls this.
+
+    Raises:
+        CheckpointError: the tensors cannot be written.
+        Failure: the disk filled up or refuses writes; older checkpoints are untouched.
+    """
+    target = folder.checkpoint_path(step)
+    built = manifest.temporary_path(target)
+    first = group.rank == 0
+    try:
+        if first:
+            shutil.rmtree(built, ignore_errors=True)
+            built.mkdir(parents=True)
+        barrier(group)
+        alone: dict[str, Any] = {"no_dist": True} if group.size == 1 else {"process_group": group.process_group}
+        dcp.save(dict(content.tensors), checkpoint_id=str(built), **alone)
+        save_file(dict(content.rng_state), built / f"rng-{group.rank}.safetensors")
+        barrier(group)
+        if first:
+            manifest.commit_checkpoint(built, target, step, content.host_json, folder.config, content.manifest_fields)
+    except dcp.api.CheckpointException as error:
+        raise _unwrap_error(error, target) from error
+    except Exception as error:
+        cause = find_os_error(error)
+        if cause is None:
+            raise
+        raise make_write_error(target, cause) from error
+    finally:
+        if first:
+            shutil.rmtree(built, ignore_errors=True)
+    barrier(group)
+    return target
+
+
+def require_space(folder: RunFolder, step: int, tensors: Mapping[str, Tensor]) -> None:
+    """Make sure that the disk has room before anything is written.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    free = shutil.disk_usage(folder.root).free
+    needed = 1.05 * sum(tensor.nbytes for tensor in tensors.values())
+    if free < needed:
+        raise CheckpointError(
+            f"{folder.checkpoint_path(step)} needs {format_size(needed)}, but {format_size(free)} are free",
+            "free some space or lower save.keep_last; older checkpoints are untouched and the job continues from them",
+        )
+
+
+def _unwrap_error(error: Any, target: Path) -> Exception:
+    """Return the message of the first rank that failed: DCP wraps what it met."""
+    for wrapped in error.failures.values():
+        cause = find_os_error(wrapped[0])
+        if cause is not None:
+            return make_write_error(target, cause)
+    first = next(iter(error.failures.values()))[0] if error.failures else error
+    if "inline_container" in str(first):  # torch's zip writer hides the reason, a limit on file sizes, say
+        first = "the system refused a part of a file (a limit on file sizes, or a full disk?)"
+    return CheckpointError(f"{target} cannot be written: {first}", "older checkpoints are untouched")
+
+
+def find_newest_checkpoint(folder: RunFolder, world: World, before: int | None = None) -> CheckpointInfo | None:
+    """Return the newest whole checkpoint; each broken one passed over is named aloud. Every rank calls this.
+
+    The ranks share the reading: each compares the checksums of some files.
+
+    Args:
+        before: only checkpoints of earlier steps.
+    """
+    steps = [step for step, _ in manifest.list_checkpoint_folders(folder.root) if before is None or step < before]
+    known = broadcast_text(" ".join(map(str, steps)), world)
+    for step in sorted(map(int, known.split()), reverse=True):
+        path = folder.checkpoint_path(step)
+        problems = all_gather_text(manifest.find_first_fault(path, world.rank, world.size), world)
+        if not any(problems):
+            return CheckpointInfo(path, step, manifest.read_host_state(path))
+        log.warn(f"{path} is not used: {next(filter(None, problems))}")
+    return None
+
+
+def ignore_dcp_warnings() -> None:
+    """torch warns of every checkpoint that one process alone writes or reads. Not for a thread: filters are global."""
+    warnings.filterwarnings("ignore", message=".*torch.distributed is (disabled|unavailable)")
+
+
+def load_checkpoint(found: CheckpointInfo, tensors: Mapping[str, Tensor], device: Device, world: World) -> None:
+    """Fill `tensors` in place, whatever the world size that saved them; restore this rank's random numbers.
+
+    Raises:
+        CheckpointError: names or shapes differ from what was saved.
+    """
+    read_tensors(found.path, tensors, world)
+    # Neighbours that work on the same data draw the same numbers; ranks that are new go on as the first one.
+    drawn = (found.path / f"rng-{rank}.safetensors" for rank in (world.rank - world.tensor_group.rank, 0))
+    own = next((file for file in drawn if file.is_file()), None)
+    if own is not None:
+        device.set_rng_state(load_file(own))
+
+
+def read_tensors(path: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    """Fill `tensors`, all of a whole checkpoint's or some, in place.
+
+    Raises:
+        CheckpointError: names or shapes differ from what was saved.
+    """
+    ignore_dcp_warnings()
+    try:
+        dcp.load(dict(tensors), checkpoint_id=str(path), no_dist=world.size == 1)
+    except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} does not fit this model or optimizer: {str(error).splitlines()[0]}",
+            "continue with the settings that saved it, or start over with --save.resume never",
+        ) from error

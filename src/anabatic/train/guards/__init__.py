@@ -1,0 +1,1 @@
+"""Guards of a training: bad steps, spikes, early stopping."""

@@ -1,0 +1,139 @@
+"""What a training learns: how pieces of data are laid into a batch, the loss of it, and what held-out data are
+measured by.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.loader import ValidationBatches
+from anabatic.data.batching.packing import CollateFn, collate_packed
+from anabatic.data.chat.preference_pairs import collate_preference_pairs, collate_unpaired_answers, max_pair_inputs
+from anabatic.data.sequence.dataset import collate_classification, collate_word_targets
+from anabatic.device.device import Device
+from anabatic.models.classifier import ClassLoss
+from anabatic.models.forward import ModelRoot, compute_summed_loss, pack_batch
+from anabatic.models.kto_loss import KtoLoss
+from anabatic.models.preference_loss import PreferenceLoss, PreferenceOptions
+from anabatic.models.reward_head import RewardLoss, RewardOptions
+from anabatic.parallel.process_groups import World
+from anabatic.train.validation import evaluate_loss, evaluate_pairs, predict_class_probabilities
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One way of training a model in the loop.
+
+    Attributes:
+        seq_len: longest piece that is not split.
+        loss: `loss(model, packed)` returns the summed loss of a batch, fp32.
+        validate: returns the metrics of held-out batches, `valid_loss` among them; every rank calls it.
+        lay: makes a batch of pieces.
+        pack: moves a batch to the device, as `loss_fn` takes it.
+        sums: what `loss_fn` adds up beside its result, on the device, one number for each of `metric_names`; None:
+        nothing.
+        logits: the model's head over the vocabulary is used.
+    """
+
+    seq_len: int
+    loss_fn: Callable[..., Tensor]
+    validate: Callable[[ValidationBatches], dict[str, Any]]
+    collate: CollateFn = collate_packed
+    pack_batch: Callable[[Batch, torch.device], Any] = pack_batch
+    metric_sums: Tensor | None = None
+    metric_names: Sequence[str] = ()
+    has_lm_head: bool = True
+
+
+def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq_len: int) -> Objective:
+    """Foretell every learned token from those before it."""
+    loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
+    return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world.data_group))
+
+
+def make_preference_objective(
+    root: ModelRoot, device: Device, world: World, seq_len: int, objective: PreferenceOptions
+) -> Objective:
+    """Favour the better answer more than the model does now."""
+    single = objective.loss_type == "kto"
+    loss = (KtoLoss if single else PreferenceLoss)(root, device, objective)
+    lay = collate_unpaired_answers if single else collate_preference_pairs
+    return Objective(
+        max_pair_inputs(seq_len),
+        loss,
+        lambda batches: evaluate_pairs(loss, batches, world.data_group),
+        lay,
+        loss.pack_batch,
+        loss.metric_sums,
+        loss.metric_names,
+    )
+
+
+def make_reward_objective(
+    root: ModelRoot, device: Device, world: World, seq_len: int, objective: RewardOptions
+) -> Objective:
+    """Say how good a conversation is: the better one of a pair gets more."""
+    loss = RewardLoss(root, device, objective)
+    return Objective(
+        max_pair_inputs(seq_len),
+        loss,
+        lambda batches: evaluate_pairs(loss, batches, world.data_group),
+        collate_preference_pairs,
+        loss.pack_batch,
+        loss.metric_sums,
+        loss.metric_names,
+        has_lm_head=False,
+    )
+
+
+def make_word_objective(root: ModelRoot, device: Device, world: World, seq_len: int, causal: bool) -> Objective:
+    """Foretell the words of sequences that were drawn as targets, from both sides or from what comes before them."""
+    way = functools.partial(pack_batch, causal=causal)
+    loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
+    return Objective(
+        seq_len,
+        loss,
+        lambda batches: evaluate_loss(root, batches, device, world.data_group, way),
+        collate_word_targets,
+        way,
+    )
+
+
+def make_class_objective(
+    root: ModelRoot,
+    device: Device,
+    world: World,
+    seq_len: int,
+    loss: ClassLoss,
+    sequences: int,
+    score: Callable[[np.ndarray], dict[str, Any]],
+) -> Objective:
+    """Say what a sequence is.
+
+    Args:
+        sequences: how many are held out.
+        score: metrics of the probabilities of the held-out sequences, fp64 `[sequences, C]`; nan: not asked.
+    """
+
+    def measure_classes(batches: ValidationBatches) -> dict[str, Any]:
+        mean_loss, probabilities = predict_class_probabilities(root, loss, batches, sequences, device, world.data_group)
+        return {"valid_loss": mean_loss, **score(probabilities)}
+
+    return Objective(
+        seq_len,
+        loss,
+        measure_classes,
+        collate_classification,
+        loss.pack_batch,
+        loss.metric_sums,
+        loss.metric_names,
+        has_lm_head=False,
+    )

@@ -1,0 +1,230 @@
+"""Curves as SVG that stretches to any width: lines in a 1000 x 1000 box, labels as HTML beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabatic.core.axis_ticks import compute_ticks
+from anabatic.core.formatting import format_count
+from anabatic.train.report.run_data import Points
+
+BOX_SIZE = 1000.0
+MAX_POINTS = 700
+MAX_DOTS = {"raw": 0, "line": 3, "points": 40}
+
+
+@dataclass
+class Curve:
+    """One curve of a chart; `style` is `raw` (faint), `line` or `points`."""
+
+    name: str
+    points: Points
+    style: str = "line"
+    colour: int = 1
+
+
+@dataclass
+class CurvePath:
+    """A drawn curve: the `d` of an SVG path, and of its dots."""
+
+    name: str
+    last: str
+    d: str
+    dots: str
+    style: str
+    colour: int
+
+
+@dataclass
+class Chart:
+    """All that the template needs; positions are per cent of the plot, from the left and from the top."""
+
+    title: str
+    last: str
+    label: str
+    note: str
+    paths: list[CurvePath]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    marks: list[tuple[float, str]]
+    data: dict[str, Any] = field(default_factory=dict)
+    wide: bool = False
+    """As broad as the page, with a legend."""
+
+
+@dataclass
+class _AxisScale:
+    low: float
+    high: float
+
+    def __call__(self, value: float) -> float:
+        return BOX_SIZE * (value - self.low) / (self.high - self.low)
+
+
+def draw_chart(
+    title: str,
+    lines: Sequence[Curve],
+    write: Callable[[float], str],
+    *,
+    zero: bool = False,
+    steps: tuple[int, int] | None = None,
+    marks: Sequence[tuple[int, str]] = (),
+) -> Chart | None:
+    """Draw `lines` over the step.
+
+    Args:
+        title: what is drawn, with its unit.
+        lines: curves; those without any finite value are left out.
+        write: a value as text.
+        zero: whether the vertical axis begins at zero.
+        steps: first and last step of the horizontal axis; default: those of the lines.
+        marks: steps with a vertical line, and its text.
+
+    Returns:
+        The chart, or None when there is nothing to draw.
+    """
+    lines = [line for line in lines if any(value is not None for _, value in line.points)]
+    if not lines:
+        return None
+    x = _make_step_scale(lines, steps)
+    y, above = _make_value_scale(lines, zero)
+    drawn = [(line, downsample_points(line.points)) for line in lines]
+    main = next((line for line in lines if line.style == "line"), lines[0])
+    values = [value for _, value in main.points if value is not None]
+    shown = f"{main.points[0][0]:,} to {main.points[-1][0]:,}"
+    return Chart(
+        title=title,
+        last=write(values[-1]),
+        label=f"{title}, steps {shown}: from {write(values[0])} to {write(values[-1])}",
+        note=f"{above:,} {'point lies' if above == 1 else 'points lie'} beyond the axis" if above else "",
+        paths=[_draw_curve(line, points, x, y, write) for line, points in drawn],
+        x_ticks=make_step_ticks(x.low, x.high),
+        y_ticks=[(100 - y(tick) / 10, write(tick)) for tick in compute_ticks(y.low, y.high, 5)],
+        marks=[(x(step) / 10, text) for step, text in marks if x.low <= step <= x.high],
+        data={"series": [_hover_data(line, points, x, y, write) for line, points in drawn]},
+    )
+
+
+def smooth_points(points: Points) -> Points:
+    """Return the moving average, over about a twentieth of the points and centred, so that it does not lag.
+
+    Near the start the window shrinks evenly on both sides, for there a loss is steep; at the end it is cut
+    off. Steps without a value stay without one. Fewer than 12 points are returned as they are.
+    """
+    if len(points) < 12:
+        return points
+    half = max(2, len(points) // 40)
+    sums, counts = [0.0], [0]
+    for _, value in points:
+        sums.append(sums[-1] + (value or 0.0))
+        counts.append(counts[-1] + (value is not None))
+    result: Points = []
+    for i, (step, value) in enumerate(points):
+        reach = min(half, i)
+        first, last = i - reach, min(len(points), i + reach + 1)
+        known = counts[last] - counts[first]
+        result.append((step, (sums[last] - sums[first]) / known if value is not None else None))
+    return result
+
+
+def downsample_points(points: Points, most: int = MAX_POINTS) -> Points:
+    """Return about `most` points or fewer: of each stretch the first, least, greatest and last, and a gap.
+
+    Unlike averages this keeps every spike and every hole visible.
+    """
+    if len(points) <= most:
+        return points
+    stretch = math.ceil(len(points) / (most / 4))
+    kept: Points = []
+    for start in range(0, len(points), stretch):
+        part = range(start, min(start + stretch, len(points)))
+        finite = [i for i in part if points[i][1] is not None]
+        keep = {part[0], part[-1]}
+        if finite:
+            keep |= {
+                min(finite, key=lambda i: points[i][1] or 0.0),
+                max(finite, key=lambda i: points[i][1] or 0.0),
+            }
+        if len(finite) < len(part):
+            keep.add(next(i for i in part if points[i][1] is None))
+        kept.extend(points[i] for i in sorted(keep))
+    return kept
+
+
+def make_step_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return (per cent of the axis, step) of the ticks of an axis of steps."""
+    x = _AxisScale(low, high)
+    return [(x(tick) / 10, _format_step(tick)) for tick in compute_ticks(low, high, 5, whole=True)]
+
+
+def _make_step_scale(lines: Sequence[Curve], steps: tuple[int, int] | None) -> _AxisScale:
+    own = [step for line in lines for step, _ in line.points]
+    first, last = (min(own), max(own)) if steps is None else steps
+    return _AxisScale(0.0, last) if 0 < first <= 0.05 * last else _make_scale(first, last)
+
+
+def _make_value_scale(lines: Sequence[Curve], zero: bool) -> tuple[_AxisScale, int]:
+    """Return the scale and how many points lie above it: a few wild ones must not flatten the rest."""
+    values = sorted(value for line in lines for _, value in line.points if value is not None)
+    low, high = values[0], values[-1]
+    usual = values[math.ceil(0.995 * len(values)) - 1]
+    above = 0
+    if high - low > 3 * (usual - low) > 0:
+        high = usual
+        above = sum(value > high for value in values)
+    if zero and low >= 0:
+        return _make_scale(0.0, high, top=0.08), above
+    return _make_scale(low, high, top=0.06, bottom=0.06), above
+
+
+def _make_scale(low: float, high: float, *, top: float = 0.0, bottom: float = 0.0) -> _AxisScale:
+    if high - low <= 1e-12 * max(1.0, abs(high)):
+        room = abs(high) * 0.5 or 1.0
+        return _AxisScale(low - room, high + room) if low else _AxisScale(low, high + room)
+    room = high - low
+    return _AxisScale(low - bottom * room, high + top * room)
+
+
+def _draw_curve(line: Curve, points: Points, x: _AxisScale, y: _AxisScale, write: Callable[[float], str]) -> CurvePath:
+    finite = [(step, value) for step, value in points if value is not None]
+    dots = ""
+    if len(finite) <= MAX_DOTS[line.style]:
+        dots = "".join(f"M{x(step):.1f} {BOX_SIZE - y(value):.1f}h0" for step, value in finite)
+    return CurvePath(line.name, write(finite[-1][1]), _svg_path(points, x, y), dots, line.style, line.colour)
+
+
+def _svg_path(points: Points, x: _AxisScale, y: _AxisScale) -> str:
+    words: list[str] = []
+    pen_down = alone = False
+    for step, value in points:
+        if value is None:
+            words.append("h0" if alone else "")
+            pen_down = alone = False
+            continue
+        words.append(f"{'L' if pen_down else 'M'}{x(step):.1f} {max(0.0, BOX_SIZE - y(value)):.1f}")
+        alone = not pen_down
+        pen_down = True
+    words.append("h0" if alone else "")
+    return "".join(words)
+
+
+def _hover_data(
+    line: Curve, points: Points, x: _AxisScale, y: _AxisScale, write: Callable[[float], str]
+) -> dict[str, Any]:
+    finite = [(step, value) for step, value in points if value is not None]
+    return {
+        "name": line.name,
+        "colour": line.colour,
+        "style": line.style,
+        "step": [step for step, _ in finite],
+        "x": [round(x(step) / 10, 2) for step, _ in finite],
+        "y": [round(min(100.0, max(0.0, 100 - y(value) / 10)), 2) for _, value in finite],
+        "text": [write(value) for _, value in finite],
+    }
+
+
+def _format_step(value: float) -> str:
+    return f"{value:,.0f}" if value < 10_000 else format_count(value).replace(".0", "")

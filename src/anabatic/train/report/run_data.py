@@ -1,0 +1,203 @@
+"""Read what a run left in its folder, however much of it there is; a half-written run is no error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.pipeline import PipelineJob
+from anabatic.core import json_lines, json_reader
+from anabatic.core.json_lines import to_finite_number
+from anabatic.core.paths import RunFolder
+
+Points = list[tuple[int, float | None]]
+"""(step, value) by rising step; None where the value was not finite."""
+
+MAX_DRAWN_VALUE = 1e100
+"""Of a value that is drawn; sums and spans of larger ones leave the range of floats."""
+MAX_UNIX_TIME = 253_402_300_799.0
+"""End of the year 9999 in Unix time."""
+
+CURVE_KEYS = {
+    "train": (
+        *("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_bytes", "data_wait", "tokens", "time"),
+        *("accuracy", "rewards/chosen", "rewards/rejected"),
+        *("reward", "answer_tokens", "truncated", "logprob_diff", "entropy", "kl"),
+        *("device_util_pct_mean", "device_util_pct_min", "device_util_pct_max", "device_power_w_mean"),
+    ),
+    "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy", "valid_reward", "valid_answer_tokens"),
+}
+
+
+@dataclass
+class GeneratedSample:
+    """What the model wrote after `prompt` when it had trained `step` steps, and what it got for it."""
+
+    step: int
+    prompt: str
+    text: str
+    reward: float | None = None
+
+
+@dataclass
+class LevelCounts:
+    """Where a curriculum stood after `step`: its stage, and the samples of each level drawn so far."""
+
+    step: int
+    stage: int
+    samples: dict[str, float]
+
+
+@dataclass
+class RunData:
+    """One stage folder."""
+
+    name: str
+    title: str = ""
+    command: str = ""
+    state: str = ""
+    seconds: float | None = None
+    end_time: float | None = None
+    curves: dict[str, Points] = field(default_factory=dict)
+    samples: list[GeneratedSample] = field(default_factory=list)
+    level_counts: list[LevelCounts] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    chat: list[dict[str, Any]] = field(default_factory=list)
+    config: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def read_run(folder: Path, name: str, rows: MetricsRows | None = None) -> RunData:
+    """Read one stage folder; a missing file leaves its part empty, a broken one also leaves a note.
+
+    Args:
+        rows: of `recorder.jsonl`, where somebody follows it already.
+    """
+    paths = RunFolder(folder)
+    run = RunData(name)
+    if rows is None:
+        rows = MetricsRows()
+        for row in json_lines.read_json_lines(paths.metrics):
+            rows.add_row(row)
+    run.curves = rows.sorted_curves()
+    run.samples = sorted(rows.samples.values(), key=lambda sample: sample.step)
+    run.level_counts = [rows.level_counts[step] for step in sorted(rows.level_counts)]
+    run.events = list(json_lines.read_json_lines(paths.events))
+    run.summary = _read_json_object(paths.summary, run.notes)
+    run.evaluation = _read_json_object(folder / "eval.json", run.notes)
+    run.chat = list(json_lines.read_json_lines(folder / "chat.jsonl"))
+    # A link may lead to any file of whoever serves the runs, and text of any kind is shown.
+    written = [path for path in (paths.config, folder / "stage.yaml") if path.is_file() and not path.is_symlink()]
+    run.config = written[0].read_text(encoding="utf-8", errors="replace") if written else ""
+    run.seconds = to_finite_number(run.summary.get("seconds"))
+    times = [time for event in run.events if (time := parse_time(event.get("time"))) is not None]
+    run.end_time = max(times, default=None)
+    return run
+
+
+def read_pipeline(out: Path, job: PipelineJob) -> list[RunData]:
+    """Read every stage of `job` from `out/<stage>/`, with its state and seconds from `out/pipeline.jsonl`."""
+    history: dict[str, list[dict[str, Any]]] = {name: [] for name in job.stages}
+    for row in json_lines.read_json_lines(out / "pipeline.jsonl"):
+        if row.get("event") == "stage" and row.get("stage") in history:
+            history[row["stage"]].append(row)
+    runs = []
+    for name, stage in job.stages.items():
+        run = read_run(out / name, name)
+        run.title, run.command = stage.title, stage.command
+        run.state, seconds, ended = _read_stage_state(history[name])
+        run.seconds = run.seconds if seconds is None else seconds
+        run.end_time = run.end_time if ended is None else ended
+        if run.state == "stale":
+            run.notes.append("made before the settings changed; it is made again when the run goes on")
+        runs.append(run)
+    return runs
+
+
+def _read_stage_state(history: list[dict[str, Any]]) -> tuple[str, float | None, float | None]:
+    """Return (state, seconds, time of the end) of a stage.
+
+    Attempts that failed or were interrupted count towards the seconds of the one that finished. `skip` is the
+    state of a stage that is done and that the last run of the pipeline found unchanged.
+    """
+    state, seconds, ended, fresh = "", None, None, True
+    for row in history:
+        event = str(row.get("state", ""))
+        if event == "run" and fresh:
+            seconds, fresh = None, False
+        if event == "skip" and state not in ("done", "skip"):  # left out on request, which changes nothing
+            continue
+        if event in ("done", "fail", "interrupted"):
+            took = to_finite_number(row.get("seconds"))
+            seconds = seconds if took is None else (seconds or 0.0) + took
+            ended = parse_time(row.get("time"))
+            fresh = event == "done"
+        state = event
+    return state, seconds, ended
+
+
+def parse_time(value: object) -> float | None:
+    """Return a Unix time that a calendar can show, None for anything else."""
+    known = to_finite_number(value)
+    return known if known is not None and 0 <= known <= MAX_UNIX_TIME else None
+
+
+def _parse_drawable(value: object) -> float | None:
+    known = to_finite_number(value)
+    return known if known is not None and abs(known) <= MAX_DRAWN_VALUE else None
+
+
+class MetricsRows:
+    """What `recorder.jsonl` holds, by kind; of a step recorded twice the later row counts."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, dict[int, float | None]] = {}
+        self.samples: dict[tuple[int, str], GeneratedSample] = {}
+        self.level_counts: dict[int, LevelCounts] = {}
+        self.evaluations: dict[int, dict[str, Any]] = {}
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Add a row; one without a step is passed over."""
+        step = to_finite_number(row.get("step"))
+        if step is None:
+            return
+        for key in CURVE_KEYS.get(str(row.get("kind")), ()):
+            if key in row:
+                self.columns.setdefault(key, {})[int(step)] = _parse_drawable(row[key])
+        if row.get("kind") == "train" and (drawn := _parse_level_counts(int(step), row)):
+            self.level_counts[int(step)] = drawn
+        if row.get("kind") == "eval":
+            self.evaluations[int(step)] = row
+        if row.get("kind") == "sample":
+            text, reward = str(row.get("text", "")), to_finite_number(row.get("reward"))
+            sample = GeneratedSample(int(step), str(row.get("prompt", "")), text, reward)
+            self.samples[sample.step, sample.prompt] = sample
+
+    def sorted_curves(self) -> dict[str, Points]:
+        """Return the curves by key."""
+        return {key: sorted(points.items()) for key, points in self.columns.items()}
+
+
+def _parse_level_counts(step: int, row: dict[str, Any]) -> LevelCounts | None:
+    stage, counts = to_finite_number(row.get("stage")), row.get("samples")
+    if stage is None or not isinstance(counts, dict):
+        return None
+    known = {str(name): value for name, raw in counts.items() if (value := to_finite_number(raw)) is not None}
+    return LevelCounts(step, int(stage), known) if known else None
+
+
+def _read_json_object(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json_reader.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
+        notes.append(f"{path.name} is left out, it is not JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} is left out, it holds no JSON object")
+        return {}
+    return value

@@ -1,0 +1,243 @@
+"""Batch, learning rates and horizon: what the user left open follows from the model's size, with the reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from transformers import PreTrainedModel
+
+from anabatic.config.sections.common import BatchSettings, Optim, Schedule
+from anabatic.core import log
+from anabatic.core.formatting import format_count
+from anabatic.device.device import Device
+from anabatic.parallel.process_groups import RankGroup
+from anabatic.plan import batch_divisibility, strategy_search
+from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.plan.training_setup import TrainingSetup
+from anabatic.train import plan_inputs
+
+TOKENS_PER_PARAM = 12.0
+"""Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
+MAX_USEFUL_EPOCHS = 40
+"""Over the data: repeated more often, they are worthless (arXiv 2305.16264, figure 1)."""
+MIN_USEFUL_STEPS = 10
+"""Fewer updates than this hardly move a model; said where the number follows from the data."""
+REFERENCE_BATCH = 2**19
+REFERENCE_TOKENS = 1.3e9
+"""The batch that suits a run of this many tokens (nanochat, depth 12)."""
+
+
+class SizingJob(Protocol):
+    """The sections that decide a run's sizes."""
+
+    @property
+    def batch(self) -> BatchSettings:
+        """How many tokens enter a step."""
+
+    @property
+    def optim(self) -> Optim:
+        """The optimizer."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """How long to train."""
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """What a run was settled on."""
+
+    micro_batch_tokens: int
+    micro_steps: int
+    steps: int
+    lr: float
+    matrix_lr: float
+
+    def format_sizes(self, world: RankGroup) -> str:
+        """The sizes of a step, for messages."""
+        batch = self.micro_batch_tokens * self.micro_steps * world.size
+        return f"micro-batches of {self.micro_batch_tokens:,} tokens x {self.micro_steps}, {batch:,} a step"
+
+    def resume_constraints(self, world: RankGroup) -> dict[str, float]:
+        """What a run that continues must agree on, under any world size, to go on with the same numbers."""
+        return {
+            "batch.micro_batch_tokens": self.micro_batch_tokens,
+            "batch.global_batch_tokens": self.micro_batch_tokens * self.micro_steps * world.size,
+            "schedule.max_steps": self.steps,
+            "optim.lr": self.lr,
+            "optim.matrix_lr": self.matrix_lr,
+        }
+
+
+def resolve_sizes(
+    plan: DerivedSizes,
+    job: SizingJob,
+    model: PreTrainedModel,
+    epoch_tokens: int,
+    tokens: float,
+    why: str,
+    setup: TrainingSetup | None,
+    tuned_lr: float | None,
+    device: Device,
+    world: RankGroup,
+    whole: int | None = None,
+    settled: BatchSettings | None = None,
+) -> StepSizes:
+    """Settle batch, learning rates and steps, each with its reason in `plan`.
+
+    Args:
+        epoch_tokens: one pass over the training data.
+        tokens: horizon of the run where neither steps nor epochs are given, and `why`.
+        setup: what of the job decides its memory; None: it is not known.
+        tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
+        whole: tokens that a micro-batch must hold together; default: a segment.
+        settled: sizes that an earlier start has come to, in place of the job's.
+
+    Raises:
+        ConfigError: the sizes do not divide one another.
+    """
+    batch = settled or job.batch
+    batch = batch if whole is None else replace(batch, seq_len=whole)
+    micro, global_batch, micro_steps = resolve_batch_sizes(plan, batch, tokens, setup, device, world)
+    if settled is not None:
+        plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
+    lr, matrix_lr = resolve_learning_rates(plan, job.optim, model.config.hidden_size, global_batch, tuned_lr)
+    steps = resolve_total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
+    plan.add_value(
+        "epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {format_count(epoch_tokens)} tokens"
+    )
+    return StepSizes(micro, micro_steps, steps, lr, matrix_lr)
+
+
+def recount_padded_steps(
+    plan: DerivedSizes, schedule: Schedule, sizes: StepSizes, batches: int, padding: float, world: RankGroup
+) -> StepSizes:
+    """Return `sizes` with the steps that the epochs take when rows are padded: a micro-batch then holds fewer of them.
+
+    Args:
+        batches: micro-batches of one pass.
+        padding: share of padding in them.
+    """
+    per_step = sizes.micro_steps * world.size
+    if schedule.max_steps is None and schedule.epochs is not None:
+        sizes = replace(sizes, steps=max(1, math.ceil(schedule.epochs * batches / per_step - 1e-6)))
+        plan.values["steps"] = sizes.steps
+        plan.reasons["steps"] = f"{schedule.epochs:g} epochs of {batches:,} padded micro-batches"
+    plan.add_value(
+        "epochs", None, sizes.steps * per_step / batches, f"of {batches:,} micro-batches, {padding:.1%} padding"
+    )
+    return sizes
+
+
+def count_rounds(epochs: float, questions: int, each: int) -> int:
+    """Return how often `each` questions are asked in so many passes."""
+    return max(1, math.ceil(epochs * questions / each - 1e-6))
+
+
+def compute_horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple[float, str]:
+    """Return the training tokens when neither steps nor epochs are given, and why."""
+    ratio = schedule.tokens_per_param or TOKENS_PER_PARAM
+    return ratio * multiplying_params, f"{ratio:g} tokens for each of {format_count(multiplying_params)} parameters"
+
+
+def resolve_batch_sizes(
+    plan: DerivedSizes,
+    batch: BatchSettings,
+    tokens: float,
+    setup: TrainingSetup | None,
+    device: Device,
+    world: RankGroup,
+) -> tuple[int, int, int]:
+    """Return (micro-batch tokens, global batch tokens, micro-steps).
+
+    The global batch grows with the horizon to the power 0.383 (arXiv 2505.13738) and is a power of two.
+
+    Raises:
+        ConfigError: the sizes do not divide one another.
+    """
+    ideal = REFERENCE_BATCH * (tokens / REFERENCE_TOKENS) ** 0.383
+    ideal = max(2 ** round(math.log2(max(ideal, 1))), batch.resolved_seq_len, batch.micro_batch_tokens or 0)
+    target = batch.global_batch_tokens or ideal
+    fits = _largest_fitting_tokens(batch.resolved_seq_len, target // world.size, setup, device)
+    micro = batch.micro_batch_tokens or max(batch.resolved_seq_len, min(fits, target // world.size))
+    if batch.global_batch_tokens is None:
+        target = max(1, round(target / (micro * world.size))) * micro * world.size
+    elif batch.micro_batch_tokens is None and target % (micro * world.size):
+        micro = find_divisor(target, world.size, micro, batch.resolved_seq_len) or micro
+    plan.add_value(
+        "global_batch_tokens", batch.global_batch_tokens, target, f"{format_count(tokens)} tokens to the power 0.383"
+    )
+    plan.add_value("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
+    batch_divisibility.require_divisible_batch(
+        BatchSettings(seq_len=batch.resolved_seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world.size
+    )
+    return micro, target, target // (micro * world.size)
+
+
+def find_divisor(target: int, ranks: int, most: int, least: int) -> int | None:
+    """Return the largest micro-batch of at most `most` and at least `least` tokens that divides the rank's share;
+    None where there is none."""
+    if target % ranks:
+        return None
+    share = target // ranks
+    for parts in range(1, share + 1):
+        if share // parts < least:
+            return None
+        if share % parts == 0 and share // parts <= most:
+            return share // parts
+    return None
+
+
+def _largest_fitting_tokens(seq_len: int, share: int, setup: TrainingSetup | None, device: Device) -> int:
+    """The largest power of two of tokens that fits beside the model, by the plan's count of its memory; where the plan
+    does not know the model, a segment on a device, and what stays near the caches on a CPU."""
+    chip = plan_inputs.get_local_chip(device)
+    if setup is not None:
+        return strategy_search.find_largest_power_of_two(setup, chip, share)
+    return max(seq_len, strategy_search.get_max_tokens(chip)) if device.type == "cpu" else seq_len
+
+
+def resolve_learning_rates(
+    plan: DerivedSizes, optim: Optim, width: int, global_batch: int, tuned: float | None
+) -> tuple[float, float]:
+    """Return the peak learning rates of (AdamW, Muon).
+
+    Args:
+        tuned: AdamW's default when an existing model is trained further; None for a new model.
+    """
+    ratio = (global_batch / REFERENCE_BATCH) ** 0.25
+    reason = f"x (batch / {REFERENCE_BATCH})^0.25"
+    if tuned is None:
+        plan.add_value("lr", optim.lr, 0.02 * ratio * (768 / width) ** 0.5, f"0.02 {reason} x (768 / width)^0.5")
+    else:
+        plan.add_value("lr", optim.lr, tuned, "gentle, for a trained model")
+    if optim.name != "muon" and (optim.matrix_lr is not None or optim.momentum != Optim().momentum):
+        log.warn(f"optim.name is {optim.name}: matrix_lr and momentum are Muon's and not used")
+    if optim.name == "muon":
+        new = 0.03 if tuned is None else 0.003
+        plan.add_value("matrix_lr", optim.matrix_lr, new * ratio, f"{new} {reason}")
+    return float(plan.values["lr"]), float(plan.values.get("matrix_lr", 0.0))
+
+
+def resolve_total_steps(
+    plan: DerivedSizes, schedule: Schedule, epoch_tokens: int, tokens: float, why: str, global_batch: int
+) -> int:
+    """Return the optimizer steps of the run."""
+    if schedule.max_steps is not None:
+        steps, why = schedule.max_steps, "given"
+    elif schedule.epochs is not None:
+        steps = max(1, math.ceil(schedule.epochs * epoch_tokens / global_batch - 1e-6))
+        why = f"{schedule.epochs:g} epochs of {format_count(epoch_tokens)} tokens"
+        if steps < MIN_USEFUL_STEPS:
+            why += "; so few teach little: raise schedule.epochs, or lower batch.global_batch_tokens"
+    else:
+        steps = max(1, round(tokens / global_batch))
+        if (passes := tokens / max(epoch_tokens, 1)) > MAX_USEFUL_EPOCHS:
+            log.warn(
+                f"{why} are {passes:,.0f} passes over the data; after {MAX_USEFUL_EPOCHS} they teach next to nothing:"
+                " give more text, a smaller model, or --schedule.epochs 4"
+            )
+    plan.values["steps"], plan.reasons["steps"] = steps, why
+    return steps

@@ -1,1 +1,0 @@
-"""Vessel trajectories: AIS readers, cleaning, segments, words, features, splits, maps."""

@@ -1,0 +1,1 @@
+"""Vessel trajectories: AIS files to words, training and use of classifiers, maps."""

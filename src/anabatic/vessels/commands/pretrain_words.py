@@ -1,0 +1,118 @@
+"""`anabatic classify pretrain`: a model learns how vessels move from words alone, before it learns classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.vessels.train import ClassifyPretrainJob
+from anabatic.core import log
+from anabatic.core.errors import ConfigError
+from anabatic.data.sequence.dataset import TargetSampler
+from anabatic.data.sequence.masking import NextWordTargets, WordMasking
+from anabatic.data.sequence.word_tokenizer import MASK_TOKEN, WordEncoder
+from anabatic.models import pretrained
+from anabatic.models.fused import installer
+from anabatic.models.materialize import materialize_model, resolve_weight_dtype
+from anabatic.parallel.process_groups import barrier
+from anabatic.parallel.sharding import resolve_sharding
+from anabatic.recipes.training.session import log_plan, training_session
+from anabatic.recipes.training.trainer import Trainer, TrainingData
+from anabatic.train import objectives
+from anabatic.vessels.io import vessel_splits
+from anabatic.vessels.model import initialization
+from anabatic.vessels.words import encoding
+from anabatic.vessels.words.encoding import MASK_GROUPS
+from anabatic.vessels.words.vocabulary import WordSpec
+
+
+def run(job: ClassifyPretrainJob) -> int:
+    """Train as the job says; return the exit code."""
+    with training_session(job) as (job, folder, device, world, found):
+        base = vessel_splits.read_base_model_info(job.model.path)
+        vessels = vessel_splits.read_vessel_segments(job, base)
+        tokenizer, known = encoding.build_word_tokenizer(base, vessels.spec)
+        words = WordEncoder.from_tokenizer(tokenizer)
+        draws = [make_target_sampler(job, words, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
+        options: dict[str, Any] = {"seq_len": job.batch.resolved_seq_len}
+        train = encoding.encode_segments("training vessels", vessels.train, words, draw=draws[0], **options)
+        valid = encoding.encode_segments("held-out vessels", vessels.valid, words, draw=draws[1], **options)
+        log_mask_rates(draws[0], train)
+
+        plan, model = initialization.build_meta_model(
+            job, base, len(tokenizer), resolve_weight_dtype(job.optim, device)
+        )
+        division = resolve_sharding(job.parallel, world, device)
+        root = materialize_model(model, division, device, world)
+        initialization.init_or_load_weights(model, job, base, known, len(tokenizer))
+        log.info(installer.apply_fused_setting(model, job.fused, device.type))
+        sizes, per_pass = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
+        log_plan(plan, model, world, division)
+
+        training = Trainer(
+            replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)),
+            folder,
+            device,
+            world,
+            root,
+            division,
+            tokenizer,
+            TrainingData([(train, None)], [valid] if vessels.valid else None),
+            plan,
+            sizes,
+            found,
+        )
+        causal = job.objective != "masked"
+        training.objective = objectives.make_word_objective(root, device, world, job.batch.resolved_seq_len, causal)
+        beside = vessel_splits.word_model_files(vessels, "causal" if causal else "both")
+
+        def write_model(path: Path) -> None:
+            pretrained.save_model(
+                model,
+                path,
+                tokenizer,
+                world.is_main_process,
+                lambda folder: vessel_splits.write_word_model_files(folder, beside),
+            )
+            barrier(world)
+
+        training.model_writer = write_model
+        code = training.train_and_save()
+    return code
+
+
+def make_target_sampler(job: ClassifyPretrainJob, words: WordEncoder, spec: WordSpec, seed: int) -> TargetSampler:
+    """Return what is read and what is learned of a sequence."""
+    if job.objective == "next":
+        return NextWordTargets()
+    mask = job.mask
+    groups = encoding.mask_group_ids(words, spec)
+    shares = np.asarray([mask.h3, mask.class_word, mask.motion, mask.other])
+    if not (groups >= 0).any():
+        raise ConfigError(f"words {spec.spec_name} have none that may be hidden", "use --objective next")
+    source = job.objective == "source"
+    return WordMasking(
+        groups,
+        shares / shares.sum(),
+        mask.ratio,
+        words.vocab[MASK_TOKEN],
+        seed,
+        shift_targets=not source,
+        is_independent=source,
+    )
+
+
+def log_mask_rates(drawn: TargetSampler, train: Any) -> None:
+    """Say how many words of each group a look at some sequences hides."""
+    if not isinstance(drawn, WordMasking):
+        return
+    for number in range(min(200, train.num_docs)):
+        train.read_segment(train.locate_entry(number), 0, train.locate_entry(number).num_inputs)
+    eligible = max(1, drawn.masked_counts[None])
+    hidden = {name: drawn.masked_counts[number] for number, name in enumerate(MASK_GROUPS)}
+    together = sum(hidden.values())
+    shares = ", ".join(f"{name} {number / max(1, together):.0%}" for name, number in hidden.items())
+    log.info(f"{together / eligible:.1%} of the words that may be hidden are: {shares}")

@@ -1,0 +1,167 @@
+"""`anabatic classify train`: a classifier of vessel trajectories, from scratch or on top of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.vessels.train import ClassifyTrainJob
+from anabatic.core import log
+from anabatic.data.sequence.dataset import SequenceDataset
+from anabatic.data.sequence.word_tokenizer import WordEncoder
+from anabatic.models import classifier
+from anabatic.models.classifier import ClassifierDescription, ClassLoss, get_class_head
+from anabatic.models.fused import installer
+from anabatic.models.materialize import materialize_model, resolve_weight_dtype
+from anabatic.parallel.process_groups import barrier
+from anabatic.parallel.sharding import resolve_sharding
+from anabatic.recipes.training.session import log_plan, training_session
+from anabatic.recipes.training.trainer import Trainer, TrainingData
+from anabatic.train import objectives
+from anabatic.train.optim.optimizer import HeadRates
+from anabatic.vessels.io import vessel_splits
+from anabatic.vessels.io.vessel_splits import VesselSegments
+from anabatic.vessels.metrics import classification
+from anabatic.vessels.model import initialization, tree_ensemble
+from anabatic.vessels.words import encoding
+
+
+def run(job: ClassifyTrainJob) -> int:
+    """Train as the job says; return the exit code."""
+    with training_session(job) as (job, folder, device, world, found):
+        base = vessel_splits.read_base_model_info(job.model.path)
+        vessels = vessel_splits.keep_labelled_segments(vessel_splits.read_vessel_segments(job, base))
+        description = describe_classifier(job, vessels)
+        tokenizer, known = encoding.build_word_tokenizer(base, vessels.spec)
+        words = WordEncoder.from_tokenizer(tokenizer)
+        weights = encoding.compute_vessel_weights(vessels.train, job.head.vessel_weights)
+        options: dict[str, Any] = {"seq_len": job.batch.resolved_seq_len, "features": description.features}
+        crop = encoding.make_crop(job.head.crop, words, vessels.spec, job.seed)
+        train = encoding.encode_segments(
+            "training vessels", vessels.train, words, weights=weights, crop=crop, **options
+        )
+        valid = encoding.encode_segments("held-out vessels", vessels.valid, words, **options)
+        ships = [row.vessel for row in vessels.valid]
+
+        if description.trees_share == 1 and (job.schedule.epochs or 0) > 1 and not job.schedule.max_steps:
+            log.warn(
+                f"head.trees_share 1 asks the network for words without numbers alone, and it trains"
+                f" {job.schedule.epochs:g} passes for that: --schedule.epochs 1 is enough"
+            )
+
+        plan, model = initialization.build_meta_model(
+            job, base, len(tokenizer), resolve_weight_dtype(job.optim, device)
+        )
+        classifier.attach_class_head(model, description)
+        division = resolve_sharding(job.parallel, world, device)
+        root = materialize_model(model, division, device, world)
+        initialization.init_or_load_weights(model, job, base, known, len(tokenizer))
+        if base.description == description and base.folder is not None:
+            classifier.load_head_weights(model, base.folder)
+        else:
+            get_class_head(model).init_weights(job.seed, train.feature_tensor)
+        classifier.add_residual_dropout(model, job.head.block_dropout)
+        log.info(installer.apply_fused_setting(model, job.fused, device.type))
+        sizes, per_pass = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
+        log_plan(plan, model, world, division)
+
+        trees = tree_ensemble.fit_trees(job, train, vessels.train, description)
+        mixed = tree_ensemble.make_probability_mixer(trees, valid, vessels.valid, description)
+        loss = ClassLoss(description, device, compute_class_weights(job, train, description), job.head.label_smoothing)
+        training = Trainer(
+            replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)),
+            folder,
+            device,
+            world,
+            root,
+            division,
+            tokenizer,
+            TrainingData([(train, None)], [valid] if vessels.valid else None),
+            plan,
+            sizes,
+            found,
+        )
+        training.objective = objectives.make_class_objective(
+            root,
+            device,
+            world,
+            job.batch.resolved_seq_len,
+            loss,
+            valid.num_docs,
+            lambda probabilities: compute_scores(mixed(probabilities), valid.class_labels, ships, vessels.classes),
+        )
+        training.rates = HeadRates(
+            classifier.HEAD_PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass)
+        )
+        beside: dict[str, str | bytes] = {
+            **vessel_splits.word_model_files(vessels, description.attention),
+            **trees.file_contents,
+        }
+
+        def write_model(path: Any) -> None:
+            classifier.save_classifier(model, path, tokenizer, description, beside, world.is_main_process)
+            barrier(world)
+
+        training.model_writer = write_model
+        code = training.train_and_save()
+    return code
+
+
+def describe_classifier(job: ClassifyTrainJob, vessels: VesselSegments) -> ClassifierDescription:
+    """Return what the classifier is."""
+    head = job.head
+    return ClassifierDescription(
+        classes=vessels.classes,
+        words=vessels.spec.spec_name,
+        pooling=head.pooling,
+        attention=head.attention,
+        dropout=head.dropout,
+        features=encoding.feature_names(head.features),
+        width=head.width,
+        features_dropout=head.features_dropout,
+        features_hidden=head.features_hidden,
+        seq_len=job.batch.resolved_seq_len,
+        trees_share=head.trees_share if head.trees else 0.0,
+        vessel_share=head.vessel_share if head.vessel_trees else 0.0,
+        points=vessels.windows,
+    )
+
+
+def compute_class_weights(
+    job: ClassifyTrainJob, train: SequenceDataset, description: ClassifierDescription
+) -> list[float] | None:
+    """Return the weight of each class, 1 on average over the training segments; None: all weigh the same."""
+    count = np.bincount(train.class_labels, minlength=len(description.classes))
+    for name, number in zip(description.classes, count, strict=True):
+        log.info(f"  {name}: {number:,} segments")
+    if job.head.class_weights == "none":
+        return None
+    there = count > 0
+    weights: list[float] = np.where(there, count.sum() / (there.sum() * np.maximum(count, 1)), 0.0).tolist()
+    return weights
+
+
+def compute_scores(
+    probabilities: np.ndarray, labels: np.ndarray, ships: list[str], classes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return accuracy and macro-F1 of segments, and of vessels by their segments' probabilities together.
+
+    Args:
+        probabilities: `[n, C]`, nan where a segment was not asked; labels: `[n]`; ships: the vessel of each.
+    """
+    asked = ~np.isnan(probabilities[:, 0])
+    told, labels = probabilities[asked], labels[asked]
+    ships = [name for name, there in zip(ships, asked.tolist(), strict=True) if there]
+    segments = classification.compute_scores(labels, told.argmax(1), classes)
+    truth, _ = classification.find_majority_truth(labels, ships)
+    vessels = classification.compute_scores(truth, classification.pool_by_vessel(told, ships)[1].argmax(1), classes)
+    return {
+        "valid_accuracy": segments.accuracy,
+        "valid_macro_f1": segments.macro_f1,
+        "valid_vessel_accuracy": vessels.accuracy,
+        "valid_vessel_macro_f1": vessels.macro_f1,
+        "segments": segments.rows,
+        "vessels": vessels.rows,
+    }

@@ -1,0 +1,1 @@
+"""Reading of AIS files: columns, NMEA, points, splits."""

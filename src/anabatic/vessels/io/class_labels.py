@@ -1,0 +1,126 @@
+"""What class and type columns say, as one list of class names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anabatic.config.vessels.tracks import TrackSettings
+from anabatic.core.errors import DataError
+from anabatic.core.formatting import did_you_mean
+from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.words.vocabulary import SOURCE_CLASSES
+
+CHINESE_CLASSES = {
+    "散货船": "Bulk_Carrier",
+    "货船": "Cargo_Ship",
+    "集装箱船": "Container_Ship",
+    "驳船": "Barge",
+    "渔船": "Fishing_Vessel",
+    "其他": "Other",
+    "其它": "Other",
+    "油轮": "Oil_Tanker",
+    "油船": "Oil_Tanker",
+    "客船": "Passenger_Ship",
+    "运沙船": "Sand_Carrier",
+    "运砂船": "Sand_Carrier",
+    "渔业科考船": "Fishery_Research_Vessel",
+    "补给船": "Supply_Ship",
+    "供应船": "Supply_Ship",
+    "储罐船": "Storage_Tanker",
+    "潜艇": "Submarine",
+    "运输船": "Transport_Ship",
+}
+"""Chinese names of the source project's classes; its author's other files use them."""
+DANISH_SHIP_TYPES = {
+    "cargo": "Cargo",
+    "tanker": "Tanker",
+    "fishing": "Fishing",
+    "passenger": "Passenger",
+    "pleasure": "Pleasure_Craft",
+    "sailing": "Sailing",
+    "tug": "Tug_Tow",
+    "towing": "Tug_Tow",
+    "towing_long/wide": "Tug_Tow",
+    **dict.fromkeys(("hsc", "wig", "pilot", "sar", "dredging", "diving", "military", "law_enforcement"), "Other"),
+    **dict.fromkeys(("port_tender", "anti-pollution", "medical", "other", "spare_1", "spare_2"), "Other"),
+}
+"""`Ship type` of the Danish Maritime Authority's files, in lower case, with `_` for a space."""
+NO_TYPE_WORDS = ("undefined", "unknown", "reserved", "not_party_to_conflict", "not_available", "nan", "none")
+
+
+def classify_ship_type(code: int) -> str:
+    """Return the class of an AIS ship type (ITU-R M.1371-5, table 53); empty: it names none.
+
+    The groups are those of MarineCadastre's list of vessel types.
+    """
+    if code in (31, 32, 52):
+        return "Tug_Tow"
+    single = {30: "Fishing", 36: "Sailing", 37: "Pleasure_Craft"}.get(code)
+    tens = {6: "Passenger", 7: "Cargo", 8: "Tanker"}.get(code // 10)
+    return single or tens or ("Other" if 20 <= code <= 99 else "")
+
+
+def resolve_classes(
+    texts: Mapping[str, str], reading: TrackSettings, bad: BadRowPolicy
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the class names and, for each text, its class; empty: it names none.
+
+    Args:
+        texts: `label:TEXT` from a class column or `type:TEXT` from a ship type column -> file and line.
+        reading: settings with the classes, or none.
+        bad: what is done with a class that is not in the list.
+
+    Raises:
+        DataError: a class is not in the list, and bad rows are not skipped.
+    """
+    given = tuple(reading.classes)
+    found = {text: _class_name(text, given, reading.class_map) for text in texts if text}
+    names = {name for name in found.values() if name}
+    classes = given or (SOURCE_CLASSES if names <= set(SOURCE_CLASSES) else tuple(sorted(names)))
+    for text, name in found.items():
+        if name and name not in classes:
+            value = text.partition(":")[2]
+            bad.report_row(
+                f'{texts[text]}: class "{value}" is none of the {len(classes)} classes.{did_you_mean(value, classes)}',
+                f"classes: {', '.join(classes)}; map it with --tracks.class-map '{value}=NAME'",
+                "classes outside the list",
+            )
+            found[text] = ""
+    return classes, found
+
+
+def parse_whole_number(text: str) -> int | None:
+    """Return the whole number that a text is (`4`, `4.0`), or None."""
+    head, _, tail = text.partition(".")
+    return int(head) if head.isascii() and head.isdigit() and not tail.strip("0") else None
+
+
+def _class_name(text: str, given: tuple[str, ...], renamed: dict[str, str]) -> str:
+    column, _, value = text.partition(":")
+    value = "_".join(value.split()) if value not in given and value not in renamed else value
+    code = parse_whole_number(value)
+    if (mapped := renamed.get(value, renamed.get(str(code)))) is not None:
+        return mapped
+    if code is not None:
+        known = given or SOURCE_CLASSES
+        if column == "type":
+            return classify_ship_type(code)
+        return known[code] if code < len(known) else value
+    if value in given or value.lower() in NO_TYPE_WORDS:
+        return "" if value not in given else value
+    if column == "type":
+        return DANISH_SHIP_TYPES.get(value.lower(), value)
+    return CHINESE_CLASSES.get(value, value)
+
+
+def require_known_label(label: int, classes: tuple[str, ...], place: str) -> None:
+    """Refuse a label outside the classes.
+
+    Raises:
+        DataError: names the place.
+    """
+    if not 0 <= label < len(classes):
+        raise DataError(
+            f"{place}: label {label}, but there are {len(classes)} classes (0 to {len(classes) - 1})",
+            "name the classes in the order of their labels: --tracks.classes NAME NAME ...",
+        )

@@ -1,0 +1,60 @@
+"""One vessel's points, sorted by time, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+_VALUE_COLUMNS = ("lat", "lon", "sog", "cog", "heading")
+
+
+@dataclass(frozen=True)
+class Track:
+    """Columns of `n` points of one vessel.
+
+    Attributes:
+        vessel: group id: the MMSI, or the file's stem where a file holds one vessel.
+        source_file: name of the file of its first point.
+        time: `n` unix seconds (UTC), ascending.
+        lat: `n` degrees north.
+        lon: `n` degrees east.
+        sog: `n` knots over ground; NaN: not available.
+        cog: `n` degrees of course over ground, clockwise from north; NaN: not available.
+        heading: `n` degrees the bow points to; NaN: not available.
+        label: what the class column says, as text; empty: nothing.
+        line: line of its first point in `source_file`.
+    """
+
+    vessel: str
+    source_file: str
+    time: Ints
+    lat: Floats
+    lon: Floats
+    sog: Floats
+    cog: Floats
+    heading: Floats
+    label: str = ""
+    line: int = 0
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def slice_points(self, start: int, end: int) -> Track:
+        """Return points `start` to `end` (exclusive)."""
+        lat, lon, sog, cog, heading = (getattr(self, name)[start:end] for name in _VALUE_COLUMNS)
+        time = self.time[start:end]
+        return Track(self.vessel, self.source_file, time, lat, lon, sog, cog, heading, self.label, self.line)
+
+
+def measure_steps(lat: Floats, lon: Floats) -> Floats:
+    """Great-circle steps between `n` points: `n - 1` metres (haversine, sphere of 6,371,008.8 m: IUGG mean radius)."""
+    phi, lam = np.radians(lat), np.radians(lon)
+    half = np.sin(np.diff(phi) / 2) ** 2 + np.cos(phi[:-1]) * np.cos(phi[1:]) * np.sin(np.diff(lam) / 2) ** 2
+    steps: Floats = 2 * 6_371_008.8 * np.arcsin(np.sqrt(np.minimum(half, 1.0)))
+    return steps

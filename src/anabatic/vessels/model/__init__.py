@@ -1,0 +1,1 @@
+"""Models of vessel classes: network, trees, features."""

@@ -1,0 +1,1 @@
+"""Trajectories as words: encoding, rows, spatial cells."""
