@@ -215,7 +215,7 @@ def one(args: argparse.Namespace, wanted: list[tuple[list[int], int]], engine: A
 
     def ours(prompt: list[int], size: int) -> list[int]:
         ids: list[int] = engine.generate([prompt], Sampling(temperature=0.0, max_new_tokens=size), [])[0].ids
-        engine.forget()
+        engine.clear_prefix_cache()
         return ids
 
     def theirs(prompt: list[int], size: int) -> list[int]:

@@ -149,7 +149,7 @@ def test_an_answer_can_be_stopped(page, server):
     until(lambda: find(page, "#stop").is_displayed() and texts(page, "article.theirs .body")[0])
     find(page, "#stop").click()
     until(lambda: "stopped" in texts(page, "article.theirs .tools")[0])
-    until(lambda: not server.catalogue.engines[0].busy)
+    until(lambda: not server.catalogue.engines[0].is_busy)
     assert find(page, "#send").is_displayed()
 
 

@@ -14,7 +14,7 @@ from anabatic.doctor import installed_packages
 from anabatic.doctor.root_files import RootFiles
 
 BUNDLE_FOLDER = "/anabatic-doctor"
-"""Folder of a bundle with what is no file of the machine: `environ` and `machine_facts.json`."""
+"""Folder of a bundle with what is no file of the machine: `environ` and `facts.json`."""
 SIMULATION_VARIABLE = "ANABATIC_SIM_SEGMENT"
 """Variable that `anabatic sim` gives its command."""
 SMI_FOLDERS = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools")

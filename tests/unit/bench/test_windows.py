@@ -93,7 +93,7 @@ def test_speed_up_and_efficiency_are_against_the_least_number() -> None:
         count: training_throughput.plan_measured_job("pretrain", job(), one)[0].choice.tokens_per_s
         for count, one in found.items()
     }
-    assert made["speed-up"].planned == pytest.approx(speeds[8] / speeds[2])
+    assert made["speed-up"].planned_value == pytest.approx(speeds[8] / speeds[2])
 
 
 @pytest.mark.parametrize(("weak", "tokens"), [(False, 2048), (True, 8192)])

@@ -113,8 +113,8 @@ def test_the_global_stream_is_the_same_for_any_world_size(tmp_path, world_size):
     merged = [ranks[k % world_size][k // world_size] for k in range(24)]
     assert [content(batch) for batch in merged] == [content(batch) for batch in expected]
     for step in range(24 // world_size):
-        states = [json.dumps(ranks[rank][step].state) for rank in range(world_size)]
-        assert set(states) == {json.dumps(expected[(step + 1) * world_size - 1].state)}
+        states = [json.dumps(ranks[rank][step].loader_state) for rank in range(world_size)]
+        assert set(states) == {json.dumps(expected[(step + 1) * world_size - 1].loader_state)}
 
 
 @pytest.mark.parametrize("stop", range(1, 12))
@@ -124,7 +124,7 @@ def test_resuming_from_any_state_gives_the_same_batches(tmp_path, stop):
         (write_chat_shards(tmp_path / "b", conversations(30)), 0.4),
     ]
     expected = take(sets, 20)
-    state = json.loads(json.dumps(expected[stop - 1].state))
+    state = json.loads(json.dumps(expected[stop - 1].loader_state))
     assert len(json.dumps(state)) < 2000
     assert [content(batch) for batch in take(sets, 20 - stop, state=state)] == [
         content(batch) for batch in expected[stop:]
@@ -132,7 +132,7 @@ def test_resuming_from_any_state_gives_the_same_batches(tmp_path, stop):
     ranks = [take(sets, 2, state=state, rank=rank, world_size=4) for rank in range(4)]
     merged = sorted((content(batch) for rank in ranks for batch in rank), key=str)
     assert merged == sorted(
-        (content(batch) for batch in (expected + take(sets, 8, state=expected[-1].state))[stop : stop + 8]),
+        (content(batch) for batch in (expected + take(sets, 8, state=expected[-1].loader_state))[stop : stop + 8]),
         key=str,
     )
 
@@ -218,7 +218,7 @@ def test_errors_carry_numbers(tmp_path):
         take([(shards, None), (write_text_shards(tmp_path / "empty", []), None)], 1)
     with pytest.raises(ConfigError, match="no data source"):
         take([], 1)
-    state = take([(shards, None)], 1)[0].state
+    state = take([(shards, None)], 1)[0].loader_state
     with pytest.raises(DataError, match="seed 1, now 2"):
         take([(shards, None)], 1, seed=2, state=state)
     with pytest.raises(DataError, match="other data: sources a, now b"):

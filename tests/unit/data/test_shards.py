@@ -325,7 +325,7 @@ def test_memory_is_bounded_by_batches_not_by_the_corpus(tmp_path):
         for part in batch:
             written[0] += 1
             ahead.append(read[0] - written[0])
-            yield EncodedEntry([1] * 10, None, 50, part.first)
+            yield EncodedEntry([1] * 10, None, 50, part.is_document_start)
 
     counts = DocumentCounts()
     writer = ShardWriter(tmp_path, "text", "uint16", EOT_ID, shard_bytes=100_000)

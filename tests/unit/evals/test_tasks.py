@@ -155,10 +155,10 @@ def test_what_was_answered_is_not_asked_again(tmp_path, local, run_folder, capsy
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0][:-30])  # killed while it wrote
     again = once()
-    assert again.known == 0 and again.records == whole.records
+    assert again.num_cached == 0 and again.records == whole.records
     third = once()
-    assert third.known == 48 and third.records == whole.records
-    assert once(read=False).known == 0
+    assert third.num_cached == 48 and third.records == whole.records
+    assert once(read=False).num_cached == 0
     job = EvalJob(
         model=str(run_folder), tasks=["task:spelling#2"], max_new_tokens=3, out=str(tmp_path / "o"), device=CPU
     )
@@ -333,6 +333,6 @@ def test_empty_replies_are_wrong_and_counted(tmp_path):
         answer="{{ towns[right] }}",
     )
     planned = capitals(tmp_path)
-    _, items, _ = prepare_task(PlannedTask(task, planned.beside), EvalOptions(limit=3))
+    _, items, _ = prepare_task(PlannedTask(task, planned.task_folder), EvalOptions(limit=3))
     records = grade_replies(task, items, ["", "  \n", items[2].answer])
     assert [record["right"]["exact"] for record in records] == [False, False, True]

@@ -119,13 +119,13 @@ def test_the_oldest_turns_are_dropped_and_that_is_said(model, tokenizer, caplog)
 
 def test_an_answer_left_early_is_remembered_as_far_as_it_was_said(model, tokenizer):
     one = dialogue(model, tokenizer, sampling=Sampling(temperature=1.0, max_new_tokens=60, seed=3))
-    pieces = one.say("hello")
+    pieces = one.answer_message("hello")
     said = next(pieces)
     pieces.close()
     assert one.messages[-1] == {"role": "assistant", "content": said}
     assert one.request.finish_reason == "cancelled"
-    assert not one.engine.busy
-    assert "".join(one.say("again")) == one.messages[-1]["content"]
+    assert not one.engine.is_busy
+    assert "".join(one.answer_message("again")) == one.messages[-1]["content"]
 
 
 def test_ctrl_c_stops_the_answer_not_the_chat(model, tokenizer, monkeypatch, caplog):
@@ -151,9 +151,9 @@ def test_seeds_repeat_a_conversation_but_not_an_answer(model, tokenizer):
     talks = []
     for _ in range(2):
         one = dialogue(model, tokenizer, sampling=Sampling(temperature=1.5, top_k=None, max_new_tokens=12, seed=9))
-        talks.append(["".join(one.say("hi")), "".join(one.say("hi"))])
-        one.forget()
-        talks[-1].append("".join(one.say("hi")))
+        talks.append(["".join(one.answer_message("hi")), "".join(one.answer_message("hi"))])
+        one.clear_messages()
+        talks[-1].append("".join(one.answer_message("hi")))
     assert talks[0] == talks[1]
     assert talks[0][0] != talks[0][2]
 

@@ -131,7 +131,7 @@ def test_every_sign_that_is_typed_is_said(parts):
     said = [whole for line in "".join(parts).split("\n") if (whole := message.add_line(line)) is not None]
     text = "".join([*said, message.take_message()])
     kept = [sign for sign in "".join(parts) if sign in "aé/"]
-    assert [sign for sign in text if sign in "aé/"] == kept and not message.begun
+    assert [sign for sign in text if sign in "aé/"] == kept and not message.is_incomplete
 
 
 def test_a_history_that_is_not_ours_is_not_used(tmp_path, monkeypatch):
@@ -153,8 +153,8 @@ def talk(talker, tokenizer):
 def test_another_answer_takes_the_place_of_the_last(talk, capsys):
     with pytest.raises(DataError, match="no message to answer anew"):
         slash_commands.run_slash_command(talk, "/regenerate")
-    talk.answer("one")
-    talk.answer("two")
+    talk.write_answer("one")
+    talk.write_answer("two")
     slash_commands.run_slash_command(talk, "/params max_new_tokens 6")
     slash_commands.run_slash_command(talk, "/regenerate")
     assert [message["content"] for message in talk.dialogue.messages] == ["one", "abca", "two", "abcabc"]
@@ -194,7 +194,7 @@ WRONG = {
 
 @pytest.mark.parametrize("about", [*WRONG, "missing", "a folder", "/dev/zero"])
 def test_a_file_that_is_no_conversation_changes_nothing(talk, tmp_path, about):
-    talk.answer("one")
+    talk.write_answer("one")
     before = list(talk.dialogue.messages)
     path = {"a folder": tmp_path, "/dev/zero": Path(about)}.get(about, tmp_path / "talk")
     if about in WRONG:
@@ -208,18 +208,18 @@ def test_a_file_that_is_no_conversation_changes_nothing(talk, tmp_path, about):
 def test_what_cannot_be_answered_is_not_remembered(talk, tmp_path):
     with pytest.raises(ConfigError, match="nothing to write"):
         slash_commands.run_slash_command(talk, f"/save {tmp_path}/talk")
-    talk.answer("one")
+    talk.write_answer("one")
     before = list(talk.dialogue.messages)
     slash_commands.run_slash_command(talk, "/params regex (")
     for line in ("two", "three"):
         with pytest.raises(ConfigError):  # the form is wrong, or the library that reads it is not there
-            talk.answer(line)
+            talk.write_answer(line)
     assert talk.dialogue.messages == before
 
 
 def test_what_was_saved_is_loaded(talk, tmp_path):
     slash_commands.run_slash_command(talk, "/system Be brief.")
-    talk.answer("one")
+    talk.write_answer("one")
     slash_commands.run_slash_command(talk, f"/save {tmp_path}/talk")
     saved = talk.dialogue.get_transcript()
     slash_commands.run_slash_command(talk, "/system")

@@ -14,7 +14,7 @@ from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_training
 
 
 def only(found):
-    (row,) = found.listing()["runs"]
+    (row,) = found.list_runs()["runs"]
     return row["id"]
 
 

@@ -31,7 +31,7 @@ def some(tokenizer, number, seed, beginning=0, longest=30):
 
 def run(engine, requests):
     engine.submit(requests)
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
     return [request.ids for request in requests]
 

@@ -125,10 +125,10 @@ def test_the_pace_fits_steps_into_the_time_that_they_may_take():
     pace.add_step(3, seconds(3))
     assert pace.max_prompt_tokens == 64
     for _ in range(20):
-        pace.add(pace.tokens, seconds(pace.tokens))
-    assert 0.3 < seconds(pace.tokens) <= 0.41
-    pace.add(2048, seconds(2048))
-    assert 0.3 < seconds(pace.tokens) <= 0.45
+        pace.add_step(pace.max_prompt_tokens, seconds(pace.max_prompt_tokens))
+    assert 0.3 < seconds(pace.max_prompt_tokens) <= 0.41
+    pace.add_step(2048, seconds(2048))
+    assert 0.3 < seconds(pace.max_prompt_tokens) <= 0.45
 
 
 def test_an_engine_measures_its_pace_where_it_is_asked_to(tokenizer):

@@ -51,8 +51,8 @@ def call_text(name, arguments, key="arguments"):
 
 
 def read(reader, pieces):
-    events = [event for piece in pieces for event in reader.push(piece)]
-    return [*events, *reader.finish()]
+    events = [event for piece in pieces for event in reader.push_text(piece)]
+    return [*events, *reader.flush()]
 
 
 def cut(text, places):

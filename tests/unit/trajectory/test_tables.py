@@ -125,7 +125,7 @@ def test_times_without_a_zone_may_be_local() -> None:
 
 def test_typed_times() -> None:
     for kind in (pa.timestamp("ms"), pa.timestamp("ns"), pa.timestamp("s", "Asia/Shanghai")):
-        made = pa.array([START, None], pa.int64()).cast_adapters(pa.timestamp("s")).cast_adapters(kind)
+        made = pa.array([START, None], pa.int64()).cast(pa.timestamp("s")).cast(kind)
         assert parse_times(made, None, 0).tolist() == [START, NO_TIME]
     assert parse_times(pa.array([START * 1000, None]), None, 0).tolist() == [START, NO_TIME]
     with pytest.raises(DataError, match="bool"):

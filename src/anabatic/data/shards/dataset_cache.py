@@ -82,7 +82,7 @@ def build_dataset(
 
     Args:
         spec: `PATH[#ROWS][@WEIGHT]`.
-        tokenizer_folder: holds `hf_folder.json`; for conversations also the chat template.
+        tokenizer_folder: holds `tokenizer.json`; for conversations also the chat template.
         data: column, policy for bad rows, held-out share, cache folder, threads.
         split: `train` or `valid`.
         seq_len: conversations longer than this many inputs are cut or left out and counted; long texts are

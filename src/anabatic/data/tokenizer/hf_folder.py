@@ -71,7 +71,7 @@ def build_tokenizer_config() -> dict[str, Any]:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files of a Hugging Face folder; what else lies in it stays.
 
-    Each file is written whole or not at all, `hf_folder.json` last: a folder without it holds no tokenizer.
+    Each file is written whole or not at all, `tokenizer.json` last: a folder without it holds no tokenizer.
 
     Raises:
         Failure: the disk is full or refuses writes.
@@ -100,7 +100,7 @@ def load_tokenizer(folder: str | Path, check: bool = True) -> PreTrainedTokenize
         check: make sure that its chat template can be read.
 
     Raises:
-        DataError: there is no `hf_folder.json`, or it or its configuration is damaged.
+        DataError: there is no `tokenizer.json`, or it or its configuration is damaged.
     """
     path = find_tokenizer_file(folder)
     from transformers import PreTrainedTokenizerFast  # a second of imports that encoding does not need
@@ -217,10 +217,10 @@ def load_fast_tokenizer(folder: str | Path) -> Tokenizer:
     """Return the bare tokenizer for documents: fast to import, and special tokens in the text are plain text.
 
     Args:
-        folder: Hugging Face folder, or a `hf_folder.json`.
+        folder: Hugging Face folder, or a `tokenizer.json`.
 
     Raises:
-        DataError: there is no `hf_folder.json`, or it is damaged.
+        DataError: there is no `tokenizer.json`, or it is damaged.
     """
     path = find_tokenizer_file(folder)
     try:
@@ -234,7 +234,7 @@ def load_fast_tokenizer(folder: str | Path) -> Tokenizer:
 
 
 def find_tokenizer_file(folder: str | Path) -> Path:
-    """Return the `hf_folder.json` of a folder, or the file itself.
+    """Return the `tokenizer.json` of a folder, or the file itself.
 
     Raises:
         DataError: there is none.

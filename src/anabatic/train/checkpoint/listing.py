@@ -26,7 +26,7 @@ def list_checkpoints(path: Path, evaluations: Iterable[dict[str, Any]] | None = 
     strategy, command. `whole` compares sizes alone.
 
     Args:
-        evaluations: rows of the run's evaluations, where somebody has read them already; else `recorder.jsonl` is read.
+        evaluations: rows of the run's evaluations, where somebody has read them already; else `metrics.jsonl` is read.
 
     Raises:
         DataError: there is none.

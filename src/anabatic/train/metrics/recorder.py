@@ -1,4 +1,4 @@
-"""What a run writes while it trains: `recorder.jsonl` and `events.jsonl` (the truth), lines, trackers."""
+"""What a run writes while it trains: `metrics.jsonl` and `events.jsonl` (the truth), lines, trackers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _MAX_SAMPLE_CHARS = 160
 class MetricsRecorder:
     """The record of one training run. Rank 0 makes one; the other ranks use `MetricsRecorder.make_silent()`.
 
-    The rows of `recorder.jsonl` are `{"step", "time", "kind": "train" | "eval" | "sample", ...}`, those of
+    The rows of `metrics.jsonl` are `{"step", "time", "kind": "train" | "eval" | "sample", ...}`, those of
     `events.jsonl` `{"time", "event", ...}`; `time` is Unix time in seconds. Values that are not finite are
     written as `null`. A tracker that fails is switched off with a warning.
 
@@ -147,7 +147,7 @@ class MetricsRecorder:
         self._rows = JsonlWriter(self._folder.metrics)
 
     def write_summary(self, values: dict[str, Any]) -> None:
-        """Write `write_summary.json`, whole or not at all.
+        """Write `summary.json`, whole or not at all.
 
         Raises:
             Failure: the disk is full or the folder refuses writes.
@@ -225,7 +225,7 @@ def _unix_time() -> float:
 
 
 def _truncate_metrics(folder: RunFolder, resumed_step: int, evaluated_step: int) -> None:
-    """Rewrite `recorder.jsonl` without the rows that the run is about to write again."""
+    """Rewrite `metrics.jsonl` without the rows that the run is about to write again."""
     if not folder.metrics.exists():
         return
     kept = []

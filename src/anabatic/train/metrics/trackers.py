@@ -1,6 +1,6 @@
 """Trackers that receive a copy of the metrics. Each package is imported only when a job asks for it.
 
-`recorder.jsonl` is the truth; a tracker that breaks is a nuisance, so its errors are turned into a warning by
+`metrics.jsonl` is the truth; a tracker that breaks is a nuisance, so its errors are turned into a warning by
 `recorder.MetricsRecorder` and never reach the training loop.
 """
 

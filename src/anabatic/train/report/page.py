@@ -1,4 +1,4 @@
-"""`page.html`: one self-contained page about a run or a pipeline, for a browser without a network."""
+"""`report.html`: one self-contained page about a run or a pipeline, for a browser without a network."""
 
 from __future__ import annotations
 

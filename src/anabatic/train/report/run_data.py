@@ -74,7 +74,7 @@ def read_run(folder: Path, name: str, rows: MetricsRows | None = None) -> RunDat
     """Read one stage folder; a missing file leaves its part empty, a broken one also leaves a note.
 
     Args:
-        rows: of `recorder.jsonl`, where somebody follows it already.
+        rows: of `metrics.jsonl`, where somebody follows it already.
     """
     paths = RunFolder(folder)
     run = RunData(name)
@@ -151,7 +151,7 @@ def _parse_drawable(value: object) -> float | None:
 
 
 class MetricsRows:
-    """What `recorder.jsonl` holds, by kind; of a step recorded twice the later row counts."""
+    """What `metrics.jsonl` holds, by kind; of a step recorded twice the later row counts."""
 
     def __init__(self) -> None:
         self.columns: dict[str, dict[int, float | None]] = {}

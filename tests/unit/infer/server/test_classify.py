@@ -33,7 +33,7 @@ def judging(engine_parts, tokenizer, tmp_path_factory):
 
 def test_one_conversation_and_several(judging):
     server, scorer = judging
-    expected = [scorer.scores([scorer.ids(talk)])[0] for talk in TALKS]
+    expected = [scorer.score_conversations([scorer.encode_conversation(talk)])[0] for talk in TALKS]
     told = server.post("/v1/classify", {"model": "judge", "messages": TALKS}).json()["data"]
     assert [row["index"] for row in told] == [0, 1, 2]
     assert [row["score"] for row in told] == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -126,7 +126,7 @@ def test_names_that_are_none(host):
 def test_the_cost_of_a_request_is_bounded_before_its_tokens_are_counted(engine_parts, monkeypatch):
     limits = {"messages": 8, "choices": 3, "bytes_per_token": 2, "answers": 4}
     with serving(catalogue_of(engine_parts, cut=True, **limits)) as running:
-        tokenizer = running.catalogue.model("one").engine.tokenizer
+        tokenizer = running.catalogue.find_model("one").engine.tokenizer
         monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: pytest.fail("tokens are counted"))
         long = [{"role": "user", "content": "你" * 100}]
         tool = {"type": "function", "function": {"name": "f", "description": "x" * 300}}
@@ -205,7 +205,7 @@ class Clock:
 
 def asked_pause(admission, engine):
     with pytest.raises(ApiError) as refused:
-        admission.enter(engine, 1000)
+        admission.admit_requests(engine, 1000)
     return refused.value.retry_after
 
 

@@ -137,7 +137,7 @@ def test_what_is_nested_too_deeply_is_refused_by_a_limit(server, where, depth):
 
 def test_variables_of_a_template_are_called_like_no_argument_of_ours(server):
     """Whatever the functions on the way to the template call their arguments."""
-    tokenizer = server.catalogue.model("one").engine.tokenizer
+    tokenizer = server.catalogue.find_model("one").engine.tokenizer
     way = (encode_chat, _apply_chat_template, type(tokenizer).apply_chat_template, render_jinja_template)
     names = {name for function in way for name in inspect.signature(function).parameters}
     assert {"tokenizer", "conversation", "conversations"} <= names
@@ -159,7 +159,7 @@ REFUSING = {
 
 @pytest.mark.parametrize("template", REFUSING)
 def test_a_template_that_refuses_says_nothing_of_this_machine(server, monkeypatch, template):
-    tokenizer = server.catalogue.model("one").engine.tokenizer
+    tokenizer = server.catalogue.find_model("one").engine.tokenizer
     variables, hint = REFUSING[template]
     monkeypatch.setattr(tokenizer, "chat_template", template)
     answer = server.post(CHAT, {"messages": USER, "chat_template_kwargs": variables, "max_tokens": 2})
@@ -300,10 +300,10 @@ def test_who_goes_away_frees_his_place(engine_parts, server):
     with server.client() as client, client.stream("POST", CHAT, json=body) as answer:
         next(answer.iter_lines())
     waited = time.monotonic() + 120
-    while engine.busy:
+    while engine.is_busy:
         assert time.monotonic() < waited
         time.sleep(0.01)
-    assert engine.load().used == 0
+    assert engine.get_load().used == 0
 
 
 def test_a_long_prompt_is_cut_where_that_is_asked_for(engine_parts):

@@ -52,8 +52,8 @@ def _prompt(server, **more):
     from anabatic.infer.server.request_schema import ChatRequest
 
     asked = ChatRequest.model_validate({"messages": USER, **more})
-    served = server.catalogue.model("own")
-    (request,) = server.catalogue.chat(served, asked)
+    served = server.catalogue.find_model("own")
+    (request,) = server.catalogue.make_chat_requests(served, asked)
     return served.engine.tokenizer.decode(request.prompt)
 
 

@@ -209,7 +209,7 @@ def test_a_stream_that_takes_too_long_fails(server):
 
 @NEEDS_FORMS
 def test_calls_that_were_whole_outlive_a_cut(server):
-    tokenizer = server.catalogue.model("plain").engine.tokenizer
+    tokenizer = server.catalogue.find_model("plain").engine.tokenizer
     tool = {"type": "function", "name": "a", "parameters": {"const": {}, "type": "object"}}
     body = {
         "model": "plain",

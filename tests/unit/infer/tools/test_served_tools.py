@@ -96,11 +96,11 @@ def test_the_conversation_goes_on_after_a_call(ask, server):
     call = ask("one").choices[0].message
     talk = [*USER, call.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": "x", "content": "4 degrees"}]
     assert ask("plain", messages=talk).choices[0].message.content == "It is cold."
-    served = server.catalogue.model("plain")
+    served = server.catalogue.find_model("plain")
     from anabatic.infer.server.request_schema import ChatRequest
 
     asked = ChatRequest.model_validate({"messages": talk, "tools": [WEATHER]})
-    ids = server.catalogue.conversation(served, asked.messages, asked.tools)
+    ids = server.catalogue.encode_conversation(served, asked.messages, asked.tools)
     prompt = served.engine.tokenizer.decode(ids)
     assert '{"name": "weather", "arguments": {"town": "Oslo 你"}}' in prompt
     assert "<tool_response>\n4 degrees\n</tool_response>" in prompt and "of a town" in prompt
@@ -138,7 +138,7 @@ def test_half_characters_and_deep_nesting(server):
 
 
 def test_a_template_without_tools_is_told(server, monkeypatch):
-    served = server.catalogue.model("plain")
+    served = server.catalogue.find_model("plain")
     monkeypatch.setitem(vars(served), "shows_tools", False)
     answer = server.post(CHAT, {"model": "plain", "messages": USER, "tools": [ADD]})
     assert answer.status_code == 400 and "does not tell the model of tools" in answer.json()["error"]["message"]
@@ -171,7 +171,7 @@ def test_calls_are_bounded_and_those_that_were_whole_outlive_a_cut(server, strea
     """The only call that may come is always the same; the model, left to itself, repeats it."""
     tool = {"type": "function", "function": {"name": "a", "parameters": {"const": {}, "type": "object"}}}
     chosen = {"model": "plain", "messages": USER, "tools": [tool], "tool_choice": "required", "seed": 1}
-    repeats = {"logit_bias": {str(server.catalogue.model("plain").engine.tokenizer.convert_tokens_to_ids("]")): -100}}
+    repeats = {"logit_bias": {str(server.catalogue.find_model("plain").engine.tokenizer.convert_tokens_to_ids("]")): -100}}
 
     def asked(**more):
         body = {**chosen, **more, "stream": stream}
