@@ -67,8 +67,9 @@ def prepare(folder: Path, cases: list[str]) -> None:
     from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
     from anabatic.data.tokenizer import bpe_training, hf_folder
-    from anabatic.models.model_init import build_model, shape
+    from anabatic.models.model_init import build_model
     from anabatic.models.pretrained import save_model
+    from anabatic.plan.depth_dial import derive_model_sizes
 
     write_texts(folder)
     for name in sorted({case.split("/")[0] for case in cases}):
@@ -76,7 +77,7 @@ def prepare(folder: Path, cases: list[str]) -> None:
         data = Data(train=["stdlib:", "stdlib:docs"])
         bpe_training.train_tokenizer(TokenizerTrainJob(out=str(out), vocab_size=size.vocab_size, data=data))
         config = PretrainModel(depth=4, width=size.width, heads=size.heads)
-        plan = shape(config, size.vocab_size)
+        plan = derive_model_sizes(config, size.vocab_size)
         net = build_model(plan, config, size.vocab_size, size.seq_len, torch.device("cpu"), seed=0)
         save_model(net, out, hf_folder.load_tokenizer(out))
     for case in cases:

@@ -82,8 +82,9 @@ def prepare(folder: Path, checkout: str, vocab_sizes: list[int]) -> None:
     from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
     from anabatic.data.tokenizer import bpe_training, hf_folder
-    from anabatic.models.model_init import build_model, count_parameters, shape
+    from anabatic.models.model_init import build_model, count_parameters
     from anabatic.models.pretrained import save_model
+    from anabatic.plan.depth_dial import derive_model_sizes
 
     write_texts(folder)
     for vocab_size in vocab_sizes:
@@ -105,7 +106,9 @@ def prepare(folder: Path, checkout: str, vocab_sizes: list[int]) -> None:
                 intermediate=found["inner"],
                 tie_embeddings=False,
             )
-            net = build_model(shape(config, vocab_size), config, vocab_size, size.seq_len, torch.device("cpu"), seed=0)
+            net = build_model(
+                derive_model_sizes(config, vocab_size), config, vocab_size, size.seq_len, torch.device("cpu"), seed=0
+            )
             have, multiplying = count_parameters(net)
             print(f"  same {name}: {found}: {have / 1e6:.2f} M parameters, {multiplying / 1e6:.2f} M multiply")
             save_model(net, folder / f"{vocab_size}-{name}", hf_folder.load_tokenizer(first))

@@ -48,14 +48,15 @@ def prepare(folder: Path, given: Path | None) -> None:
     from anabatic.config.sections.common import Data
     from anabatic.config.tokenizer import TokenizerTrainJob
     from anabatic.data.tokenizer import bpe_training, hf_folder
-    from anabatic.models.model_init import build_model, shape
+    from anabatic.models.model_init import build_model
     from anabatic.models.pretrained import save_model
+    from anabatic.plan.depth_dial import derive_model_sizes
 
     words = folder / "tokenizer"
     bpe_training.train_tokenizer(TokenizerTrainJob(out=str(words), vocab_size=4096, data=Data(train=["stdlib:#60"])))
     known = hf_folder.load_tokenizer(words)
     config = PretrainModel(depth=4, width=256, head_dim=64)
-    model = build_model(shape(config, len(known)), config, len(known), 512, torch.device("cpu"), 0)
+    model = build_model(derive_model_sizes(config, len(known)), config, len(known), 512, torch.device("cpu"), 0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -34,7 +34,8 @@ from anabatic.device.device import select_device
 from anabatic.models import classifier, pretrained
 from anabatic.models.classifier import ClassifierDescription, ClassLoss, get_class_head
 from anabatic.models.fused import installer
-from anabatic.models.model_init import build_meta_qwen3, init_weights, shape
+from anabatic.models.model_init import build_meta_qwen3, init_weights
+from anabatic.plan.depth_dial import derive_model_sizes
 from anabatic.vessels.words.segment_reader import read_segments
 from anabatic.vessels.words.vocabulary import build_vocabulary
 from paired import Turns, alternate, table
@@ -63,7 +64,7 @@ def rows_of(data: str, side: str, count: int) -> tuple[list[list[int]], list[int
 
 def backbone(depth: int, entries: int, classes: int) -> Any:
     """Return the model with a head of `classes`."""
-    plan = shape(PretrainModel(depth=depth), entries)
+    plan = derive_model_sizes(PretrainModel(depth=depth), entries)
     model = build_meta_qwen3(plan, PretrainModel(depth=depth), entries, 1024)
     classifier.attach_class_head(model, ClassifierDescription(tuple(map(str, range(classes))), "char-v1-r10"))
     model.to_empty(device="cpu")

@@ -24,16 +24,16 @@ def test_the_processes_of_a_simulated_npu_and_what_torch_knows_of_its_own(sim: S
         """
         import json, os
         import torch
-        from anabatic.config.sections.common import Device as Settings
-        from anabatic.device.device import pick
-        from anabatic.device.torch_source import OwnDevice, known_as
-        from anabatic.monitor.sources.selection import Machine
-        device = pick(Settings())
-        held = torch.zeros(64 << 20, dtype=torch.uint8, device=device.torch)
-        seen, own = Machine().read(), OwnDevice(device).read().devices[0]
+        from anabatic.config.sections.common import DeviceSettings
+        from anabatic.device.device import select_device
+        from anabatic.device.torch_source import TorchDeviceSource, get_device_ids
+        from anabatic.monitor.sources.selection import MachineSource
+        device = select_device(DeviceSettings())
+        held = torch.zeros(64 << 20, dtype=torch.uint8, device=device.torch_device)
+        seen, own = MachineSource().read(), TorchDeviceSource(device).read().devices[0]
         mine = [each for each in seen.processes if each.pid == os.getpid()]
         print(json.dumps([len(mine), mine[0].user is not None, own.used_mb >= 64, own.util_kind]))
-        print(sorted(known_as(device, 8)))
+        print(sorted(get_device_ids(device, 8)))
         """,
         npus=2,
     )

@@ -26,12 +26,12 @@ completion = "    return min(abs(a - b) for a in numbers for b in numbers if a i
 test = "def check(candidate):\\n    assert candidate([1.0, 1.1], 0.5) and not candidate([1.0, 3.0], 0.5)\\n"
 """
 LOADED = """
-from anabatic.config.sections.common import Device
-from anabatic.data import tokenizer as folders
-from anabatic.device.device import pick
+from anabatic.config.sections.common import DeviceSettings
+from anabatic.data.tokenizer.hf_folder import load_tokenizer
+from anabatic.device.device import select_device
 from anabatic.models.pretrained import load_model
-_device = pick(Device())
-tokenizer, model = folders.load("models/base"), load_model("models/base", _device.torch, _device.dtype)
+_device = select_device(DeviceSettings())
+tokenizer, model = load_tokenizer("models/base"), load_model("models/base", _device.torch_device, _device.dtype)
 prompt_ids = tokenizer.encode("the wind moves")
 """
 BEFORE = {"concepts/sandbox": CHECKED, "guides/inference": LOADED}
@@ -40,7 +40,7 @@ AFTER: dict[str, Callable[[dict[str, Any], str], bool]] = {
     "concepts/sandbox": lambda made, _: made["passed"],
     "guides/chat": lambda made, _: made["model"].config.num_hidden_layers == 2,
     "guides/dpo": lambda made, _: made["reward"].isfinite().item(),
-    "guides/inference": lambda made, said: bool(made["request"].tokens),
+    "guides/inference": lambda made, said: bool(made["request"].ids),
     "guides/rewards": lambda made, _: (
         made["polite"]("Please, go on", {}) == 1.0
         and made["near"]("It is 4", {"answer": "4"}) == 1.0

@@ -33,9 +33,9 @@ found = TrajectoryClassifier("runs/vessel").predict("SPD_HIGH COG_NE Passenger_S
 print(found["class_name"], 0 < found["confidence"] <= 1)
 """
 KEPT = """import os
-from anabatic.launch import seats
+from anabatic.launch.local import placement
 
-print(sorted(seats.variables({"type": "npu", "bind": "off"}, 1, os.environ, False)))
+print(sorted(placement.place_workers({"type": "npu", "bind": "off"}, 1, os.environ, False)))
 """
 """Prints what the ranks get beside what is set."""
 

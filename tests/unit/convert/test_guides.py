@@ -76,7 +76,8 @@ def known(words: list[str]) -> bool:
 def text_of(name: str) -> str:
     """The source of a command that is no job: its options stand there."""
     source = ROOT / "src" / "anabatic" / "cli"
-    files = sorted(source.glob(f"{name.partition(' ')[0]}*.py"))
+    first = name.partition(" ")[0]
+    files = sorted([*source.glob(f"{first}*.py"), *source.glob(f"{first}/*.py")])
     launch = [ROOT / "src/anabatic/config/sections/launch.py"] if name.startswith("launch") else []
     text = "\n".join(file.read_text(encoding="utf-8") for file in [*files, *launch])
     return "".join(f" --{word.replace('_', '-')} " for word in re.findall(r"\w+", text))

@@ -15,8 +15,8 @@ from anabatic.core.paths import lock_folder, write_atomic
 HOLD = """
 import sys, time
 from pathlib import Path
-from anabatic.core.paths import alone, write_atomic
-with alone(Path(sys.argv[1]), "test"):
+from anabatic.core.paths import lock_folder, write_atomic
+with lock_folder(Path(sys.argv[1]), "test"):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -68,12 +68,12 @@ def test_what_can_be_saved_is_not_ended() -> None:
 
 PROGRAM = """
 import sys, time
-from anabatic.cli import errors
-from anabatic.core import child, log
-from anabatic.core.stop_signals import LISTENER
+from anabatic.cli import error_report
+from anabatic.core import log
+from anabatic.core.stop_signals import SIGNAL_LISTENER
 
 def work():
-    LISTENER.start()
+    SIGNAL_LISTENER.start_listening()
     print("starts", flush=True)
     if {how!r} == "starts":
         time.sleep(60)
@@ -83,7 +83,7 @@ def work():
         for _ in range(2):  # it waits for itself, in C, where no handler of Python's runs
             library.pthread_mutex_lock(mutex)
     told = []
-    with LISTENER.deferred(told.append):
+    with SIGNAL_LISTENER.defer_signals(told.append):
         print("trains", flush=True)
         while not told:
             time.sleep(0.01)
@@ -92,8 +92,8 @@ def work():
     print("finished", told, flush=True)
     return 143
 
-log.setup()
-sys.exit(errors.guard(work, False))
+log.setup_logging()
+sys.exit(error_report.run_with_error_report(work, False))
 """
 
 
@@ -152,17 +152,17 @@ def test_a_signal_does_not_interrupt_an_error_that_is_told() -> None:
     """A launcher ends the others by SIGTERM when one of them fails: they are often telling the same error then."""
     code = (
         "import os, signal, sys\n"
-        "from anabatic.cli import errors\n"
+        "from anabatic.cli import error_report\n"
         "from anabatic.core.errors import DataError\n"
-        "from anabatic.core.stop_signals import LISTENER\n"
-        "LISTENER.start(watches=False)\n"
+        "from anabatic.core.stop_signals import SIGNAL_LISTENER\n"
+        "SIGNAL_LISTENER.start_listening(watches=False)\n"
         "class Told(DataError):\n"
         "    def render(self):\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        return super().render()\n"
         "def fail():\n"
         "    raise Told('no corpus', 'give one')\n"
-        "sys.exit(errors.guard(fail, False))\n"
+        "sys.exit(error_report.run_with_error_report(fail, False))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (2, "error: no corpus\nhint: give one\n")

@@ -265,7 +265,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_encoding_does_not_import_transformers(trained: Path) -> None:
     code = (
-        "import sys; from anabatic.data.tokenizer.hf_folder import encode_fast; encode_fast(sys.argv[1]).encode('x');"
+        "import sys; from anabatic.data.tokenizer.hf_folder import load_fast_tokenizer; "
+        "load_fast_tokenizer(sys.argv[1]).encode('x');"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(trained)], check=False).returncode == 0

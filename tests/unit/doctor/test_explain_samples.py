@@ -78,11 +78,12 @@ def test_files_read_the_same_with_line_numbers(path: Path) -> None:
 
 _JUDGE_ALL = """
 import sys, yaml
-from anabatic.doctor import explain, explain_match, explain_scan, knowledge
-matcher = explain_match.Matcher(knowledge.load())
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import diagnosis, log_scan, matcher
+patterns = matcher.LogMatcher(knowledge_base.load_knowledge())
 for name, samples in yaml.safe_load(open(sys.argv[1], encoding="utf-8")).items():
     for sample in samples:
-        report = explain.judge(explain_scan.scan_text(sample, matcher))
+        report = diagnosis.rank_findings(log_scan.scan_text(sample, patterns))
         print(name, [(found.entry.id, found.code, found.role) for found in report.findings])
 """
 

@@ -14,8 +14,8 @@ from anabatic.launch.local import native_stderr, worker_reports
 WORKER = """
 import os, sys
 from pathlib import Path
-from anabatic.core import child
-child.keep_native_output(Path(sys.argv[1]) / child.NATIVE.format(2))
+from anabatic.core import relaunch
+relaunch.redirect_native_stderr(Path(sys.argv[1]) / relaunch.NATIVE_STDERR_FILE.format(2))
 sys.stderr.write("for the user\\n")
 os.write(2, b"terminate called: EI0002: The wait execution of the Notify register times out.\\n")
 os.abort()

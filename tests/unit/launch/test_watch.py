@@ -25,9 +25,9 @@ from anabatic.launch.node_rank import RankedAddress
 
 WORKER = """
 import os, time
-from anabatic.core.heartbeat import HEART
-HEART.open()
-HEART.beat(int(os.environ["STEP"]))
+from anabatic.core.heartbeat import HEARTBEAT
+HEARTBEAT.open()
+HEARTBEAT.record_beat(int(os.environ["STEP"]))
 def stands_here():
     time.sleep(600)
 stands_here()

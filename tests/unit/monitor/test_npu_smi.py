@@ -40,13 +40,13 @@ processes = st.builds(
     SmiProcess,
     pid=st.integers(1, 1 << 22),
     name=st.one_of(st.just(""), words),
-    mib=st.integers(0, 999_999),
+    used_mib=st.integers(0, 999_999),
 )
 readings = st.builds(
     SmiReading,
     npu=st.just(0),
     chip=st.just(0),
-    logic=st.just(0),
+    logic_id=st.just(0),
     name=words,
     health=st.sampled_from(HEALTH_NAMES),
     watt=st.one_of(st.none(), st.integers(0, 9999).map(lambda tenth: tenth / 10)),

@@ -102,7 +102,7 @@ machines = st.lists(
         SmiReading,
         npu=st.just(0),
         chip=st.just(0),
-        logic=st.just(0),
+        logic_id=st.just(0),
         name=st.just("910B3"),
         health=st.just("OK"),
         watt=st.integers(0, 9999).map(lambda tenth: tenth / 10),

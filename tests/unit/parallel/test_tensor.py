@@ -28,10 +28,11 @@ from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.dtensors import gather_full_tensor, to_local
 from anabatic.parallel.process_groups import RankGroup, World
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
+from anabatic.testing.model_configs import COMMON_CONFIG
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
-from unit.models.test_families import FAMILIES, SIZES
+from unit.models.test_families import FAMILIES
 
 Settings = dict[str, Any]
 BIASED: Settings = {"attention_bias": True, "mlp_bias": True, "head_dim": 8}
@@ -117,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(name: str, settings: Settings) -> Any:
-    return getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
+    return getattr(transformers, f"{name}Config")(**{**COMMON_CONFIG, **settings})
 
 
 @pytest.mark.parametrize("case", CASES)

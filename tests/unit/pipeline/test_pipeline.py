@@ -176,9 +176,9 @@ def start(bench: Bench) -> subprocess.Popen[str]:
     recipe = bench.root / "recipe.yaml"
     recipe.write_text(settings.dump_job(bench.job()))
     code = (
-        "import sys; from anabatic.config import load; from anabatic.core import log; "
-        "from anabatic.recipes import pipeline; log.setup(); "
-        f"sys.exit(pipeline.run(load.load('run', [{str(recipe)!r}]), "
+        "import sys; from anabatic.config.loading import settings; from anabatic.core import log; "
+        "from anabatic.recipes.pipeline import runner; log.setup_logging(); "
+        f"sys.exit(runner.run(settings.load_job('run', [{str(recipe)!r}]), "
         f"program=[sys.executable, {str(bench.root / 'program.py')!r}]))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)

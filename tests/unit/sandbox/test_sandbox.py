@@ -345,7 +345,7 @@ def test_bad_settings(box: Sandbox) -> None:
 def test_keeper_ends_with_its_owner() -> None:
     code = (
         "import os, sys\nfrom anabatic.sandbox.sandbox_runner import Sandbox\n"
-        "s = Sandbox()\nprint(s._idle.queue[0][0].process.pid, flush=True)\nos.kill(os.getpid(), 9)"
+        "s = Sandbox()\nprint(s._idle_zygotes.queue[0][0].process.pid, flush=True)\nos.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     pid = int(done.stdout)

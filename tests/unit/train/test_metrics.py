@@ -241,15 +241,15 @@ def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     code = """
 import sys
-from anabatic.config.sections.common import Log
+from anabatic.config.sections.common import LogSettings
 from anabatic.core.paths import RunFolder
-from anabatic.train.metrics.recorder import Metrics
+from anabatic.train.metrics.recorder import MetricsRecorder
 folder = RunFolder(sys.argv[1])
 for resumed, steps in ((0, (1, 2, 3)), (2, (3, 4))):
-    with Metrics(folder, Log(sinks=["tensorboard"]), {}, resumed_step=resumed) as metrics:
+    with MetricsRecorder(folder, LogSettings(sinks=["tensorboard"]), {}, resumed_step=resumed) as metrics:
         for step in steps:
-            metrics.train(step, {"loss": 1 / step})
-        metrics.sample(steps[-1], "p", "<b>q</b>")
+            metrics.log_train_step(step, {"loss": 1 / step})
+        metrics.log_sample(steps[-1], "p", "<b>q</b>")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator(str(folder.root / "tensorboard"))
 events.Reload()

@@ -25,8 +25,8 @@ from anabatic.core.stop_signals import STOP_SIGNALS
 _POLL_SECONDS = 1.0
 _LAUNCHER_SCRIPT = """
 import os, sys
-from anabatic.core import child
-child.die_with_parent()
+from anabatic.core import relaunch
+relaunch.tie_to_parent()
 os.execv(sys.executable, [sys.executable, "-m", "anabatic", *sys.argv[1:]])
 """
 """A launcher that does not outlive the actor: Ray ends actors whose driver was killed."""

@@ -171,7 +171,9 @@ def test_calls_are_bounded_and_those_that_were_whole_outlive_a_cut(server, strea
     """The only call that may come is always the same; the model, left to itself, repeats it."""
     tool = {"type": "function", "function": {"name": "a", "parameters": {"const": {}, "type": "object"}}}
     chosen = {"model": "plain", "messages": USER, "tools": [tool], "tool_choice": "required", "seed": 1}
-    repeats = {"logit_bias": {str(server.catalogue.find_model("plain").engine.tokenizer.convert_tokens_to_ids("]")): -100}}
+    repeats = {
+        "logit_bias": {str(server.catalogue.find_model("plain").engine.tokenizer.convert_tokens_to_ids("]")): -100}
+    }
 
     def asked(**more):
         body = {**chosen, **more, "stream": stream}
