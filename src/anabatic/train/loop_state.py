@@ -73,18 +73,18 @@ class LoopContext:
     """What the loop needs.
 
     Attributes:
-        tensors: returns all that a checkpoint holds: model, optimizer, step counters. Asked for at every save: FSDP2
-            gives uneven and offloaded parts new memory in the first forward pass.
-        describe: what a logged row also says, from the loader's state.
-        evaluate: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
-        keep_best: write best_model; every rank calls it after the best evaluation so far.
+        checkpoint_tensors: returns all that a checkpoint holds: model, optimizer, step counters. Asked for at every
+            save: FSDP2 gives uneven and offloaded parts new memory in the first forward pass.
+        describe_loader: what a logged row also says, from the loader's state.
+        evaluate_step: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
+        save_best_model: write best_model; every rank calls it after the best evaluation so far.
         peak_lr, peak_matrix_lr: of AdamW and of Muon, None without it.
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
-        begins: measure before the first step too.
-        watch: what the devices of this machine did meanwhile; None: not known.
-        about: command and strategy, for whoever looks at a checkpoint.
+        should_eval_at_start: measure before the first step too.
+        device_window: what the devices of this machine did meanwhile; None: not known.
+        manifest_fields: command and strategy, for whoever looks at a checkpoint.
         optim: what is done about bad steps.
-        rows: told what each step has read; None: nobody asks.
+        row_log: told what each step has read; None: nobody asks.
     """
 
     folder: RunFolder

@@ -159,7 +159,8 @@ class TrainableModel:
     """A model to be trained, without memory, with what belongs to it.
 
     Attributes:
-        named: its folder, perhaps an adapter's; base: the one with the weights; shares: adapters that go into them.
+        named_folder: its folder, perhaps an adapter's; base_folder: the one with the weights; merged_adapters: adapters
+        that go into them.
         lora: settings of the adapter that is trained; None: the model itself is.
     """
 

@@ -41,7 +41,7 @@ class SavedCheckpoint:
     """A checkpoint that is whole.
 
     Attributes:
-        seconds: from the beginning to the last sync; stall: of these the training has waited.
+        seconds: from the beginning to the last sync; stall_seconds: of these the training has waited.
     """
 
     step: int

@@ -43,9 +43,9 @@ class CheckpointContent:
 
     Attributes:
         tensors: name -> tensor, the same names on every rank.
-        random: states of this rank's random numbers.
-        host: JSON text of host numbers, the same on every rank.
-        about: keys of the manifest: how it was written.
+        rng_state: states of this rank's random numbers.
+        host_json: JSON text of host numbers, the same on every rank.
+        manifest_fields: keys of the manifest: how it was written.
     """
 
     tensors: Mapping[str, Tensor]
