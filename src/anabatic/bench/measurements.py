@@ -45,8 +45,8 @@ class BenchMetric:
     Attributes:
         unit: one of `UNIT_FORMATTERS`.
         values: of the repeats that count.
-        planned: what the plan says; None: nothing.
-        at: place on the result's axis.
+        planned_value: what the plan says; None: nothing.
+        axis_value: place on the result's axis.
     """
 
     name: str

@@ -41,8 +41,8 @@ class StepWindow:
     """Some steps in a row.
 
     Attributes:
-        seconds: of one step; tokens: of one step, over all ranks.
-        row: as logged: mfu, memory_bytes, data_wait and more.
+        seconds_per_step: of one step; tokens_per_step: of one step, over all ranks.
+        logged_row: as logged: mfu, memory_bytes, data_wait and more.
     """
 
     seconds_per_step: float
@@ -55,8 +55,9 @@ class TrainingMeasurement:
     """What a training said of itself.
 
     Attributes:
-        start_up: seconds from the start of its process to the end of its first step.
-        device: the event of its device: name, type, dtype, world_size; plan: sizes that it has settled on.
+        startup_seconds: seconds from the start of its process to the end of its first step.
+        device_event: the event of its device: name, type, dtype, world_size; resolved_sizes: sizes that it has settled
+        on.
     """
 
     windows: list[StepWindow]

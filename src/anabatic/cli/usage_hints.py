@@ -37,8 +37,8 @@ class CommandLine:
     Attributes:
         command: name of the command whose options these are.
         head: words up to it.
-        kept: what it understands.
-        foreign: options that it does not have.
+        known_words: what it understands.
+        foreign_options: options that it does not have.
     """
 
     command: str

@@ -31,7 +31,7 @@ class DetectedFile:
     Attributes:
         program: `anabatic`, a file of the tables, `accelerate`, or `transformers` for names that several have.
         commands: ours that it is for.
-        keys: what tells so.
+        evidence: what tells so.
     """
 
     program: str

@@ -27,11 +27,11 @@ class ForeignWord:
     """What one option or key of another program is here.
 
     Attributes:
-        typed: as it was written.
+        original_text: as it was written.
         programs: where it is called so.
-        keys: settings here.
+        settings: settings here.
         note: what is to be minded, or why there is nothing to set.
-        needless: it is so here anyway.
+        is_needless: it is so here anyway.
     """
 
     original_text: str

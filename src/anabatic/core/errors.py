@@ -64,7 +64,7 @@ class ChatTemplateError(DataError):
     """A chat template cannot write a conversation.
 
     Attributes:
-        why: what it said of it; nothing about this machine.
+        reason: what it said of it; nothing about this machine.
     """
 
     reason: str = ""

@@ -101,8 +101,8 @@ class JsonlFollower:
 
     Attributes:
         offset: bytes read so far.
-        behind: bytes that were there and wait for the next call.
-        unread: whole lines that are no objects.
+        bytes_behind: bytes that were there and wait for the next call.
+        num_unreadable: whole lines that are no objects.
     """
 
     def __init__(self, path: Path, *, tail: int | None = None, most: int = 1 << 20) -> None:

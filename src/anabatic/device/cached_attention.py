@@ -23,8 +23,8 @@ class CachedSpan(NamedTuple):
 
     Attributes:
         start: tokens of it that are in the cache already.
-        new: new ones, which this forward pass puts there.
-        runs: `(first block, blocks)` of consecutive blocks, in the order of the tokens.
+        num_new: new ones, which this forward pass puts there.
+        block_runs: `(first block, blocks)` of consecutive blocks, in the order of the tokens.
     """
 
     start: int

@@ -28,9 +28,9 @@ class PackedSegments:
     Attributes:
         cu_seqlens: host list of `n + 1` borders.
         groups: `(start, rows, length)` of each group in the spread order.
-        identity: the spread order is the packed order (all segments equally long), so nothing is moved.
-        attended: layers that have used the plan; a layer that has not may have mixed segments.
-        causal: a token sees itself and what comes before it in its segment; False: its whole segment.
+        is_identity: the spread order is the packed order (all segments equally long), so nothing is moved.
+        num_attended_layers: layers that have used the plan; a layer that has not may have mixed segments.
+        is_causal: a token sees itself and what comes before it in its segment; False: its whole segment.
     """
 
     def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:

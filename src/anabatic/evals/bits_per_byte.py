@@ -29,7 +29,7 @@ class BitsPerByte:
     favours gzip.
 
     Attributes:
-        model: bits per UTF-8 byte under the model.
+        model_bits: bits per UTF-8 byte under the model.
         gzip9: the same for `gzip -9`, header and checksum included.
         loss: nats per target token.
         num_bytes: UTF-8 bytes of the text.

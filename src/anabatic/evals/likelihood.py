@@ -25,8 +25,8 @@ class Likelihood(NamedTuple):
 
     Attributes:
         logprob: sum of their log-probabilities, in nats.
-        greedy: each is the likeliest token where it stands.
-        tokens: how many they are.
+        is_greedy: each is the likeliest token where it stands.
+        num_tokens: how many they are.
     """
 
     logprob: float

@@ -28,7 +28,7 @@ class PrefixTree:
     Attributes:
         ids, depths, ends: of each node: its token, its position, and where the nodes below it end.
         rows, targets: of each token that counts somewhere: the node before it, and the token itself.
-        asked: number of a text -> its places in `rows`.
+        target_rows: number of a text -> its places in `rows`.
     """
 
     ids: list[int] = field(default_factory=list)

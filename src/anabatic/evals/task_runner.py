@@ -54,7 +54,7 @@ class EvalOptions:
     """Settings that hold for all tasks.
 
     Attributes:
-        folder: of the user's data sets; None: those of the hub are fetched.
+        dataset_folder: of the user's data sets; None: those of the hub are fetched.
         shots, limit, max_new_tokens: None: as each task says.
         sandbox: where programs run that tell whether a reply is right.
     """
@@ -72,10 +72,11 @@ class TaskResult:
     """What came of a task.
 
     Attributes:
-        figures: metric -> figure with its interval.
+        estimates: metric -> figure with its interval.
         chance: what guessing scores.
-        cut: items that were longer than the context and were cut from the left; empty: replies without a word.
-        known: answers that were there already; seconds: the rest took.
+        num_truncated: items that were longer than the context and were cut from the left; num_empty: replies without a
+        word.
+        num_cached: answers that were there already; seconds: the rest took.
     """
 
     task: EvalTask

@@ -29,8 +29,8 @@ class BlockTable:
     """The blocks of one request in the order of its tokens.
 
     Attributes:
-        ids: blocks; runs: the same as `[first, count]` of consecutive ones.
-        ahead: `(first, end)` of the places kept free for it.
+        block_ids: blocks; runs: the same as `[first, count]` of consecutive ones.
+        reserved_range: `(first, end)` of the places kept free for it.
     """
 
     def __init__(self) -> None:

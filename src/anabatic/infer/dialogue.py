@@ -25,7 +25,7 @@ class Dialogue:
         sampling: how; with a seed, every answer has a seed of its own that follows from it.
         system: system message, or None.
         messages: the turns, without the system message.
-        dropped: messages that no longer fit, dropped for the latest answer.
+        num_dropped: messages that no longer fit, dropped for the latest answer.
         request: the latest answer's request.
     """
 

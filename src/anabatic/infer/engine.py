@@ -49,7 +49,7 @@ class EngineLoad:
         blocks: of the cache, `BLOCK_SIZE` tokens each.
         used: by running requests; idle: by none, kept because later requests may begin alike.
         prompt_tokens: of all prompts so far; shared_tokens: those of them that were in the cache already.
-        steps: forward passes so far; new_tokens: chosen so far; put_back: requests that had to make room for others.
+        steps: forward passes so far; new_tokens: chosen so far; preemptions: requests that had to make room for others.
     """
 
     running: int

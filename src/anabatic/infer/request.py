@@ -57,21 +57,21 @@ class Request:
         prompt: token ids.
         sampling: how its tokens are chosen.
         stop_ids: tokens that end it.
-        limit: tokens of the answer at most.
-        draws: uniform numbers, one for each token.
+        max_answer_tokens: tokens of the answer at most.
+        random: uniform numbers, one for each token.
         tokenizer: turns its tokens into text.
         adapter: name of the adapter it asks; None: the model itself.
-        place: of the adapter among those that are loaded; -1: none.
+        adapter_index: of the adapter among those that are loaded; -1: none.
         salt: what tells its blocks from those of equal tokens under another adapter.
-        form: what the answer has to look like.
+        constraint: what the answer has to look like.
         ids: tokens so far; logprobs, top_logprobs, chosen: theirs, as in `Completion`.
         finish_reason: empty until it is finished; `cancelled` when it was given up.
         stop_string: the text that ended it.
-        cached: tokens of the prompt that were in the cache already.
-        abandoned: nobody waits for it any more, and it will be cancelled; any thread may say so.
-        running: it has a place in the batch.
-        computed: tokens whose keys and values are in its blocks.
-        beyond: it is longer than the border of the model's frequencies, see `Schedule`.
+        cached_tokens: tokens of the prompt that were in the cache already.
+        is_abandoned: nobody waits for it any more, and it will be cancelled; any thread may say so.
+        is_running: it has a place in the batch.
+        computed_tokens: tokens whose keys and values are in its blocks.
+        is_beyond_border: it is longer than the border of the model's frequencies, see `Schedule`.
     """
 
     prompt: list[int]

@@ -40,15 +40,15 @@ class RequestScheduler:
     """First come, first served: running requests go on, waiting ones join while there is room.
 
     Attributes:
-        blocks: of the cache.
+        block_pool: of the cache.
         waiting: requests in the order of their arrival; those that had to make room stand first.
         running: in the order in which they began.
         max_batch: requests that run at once.
-        shared_tokens: of prompts, that were in the cache already; put_back: requests that had to make room.
-        most: tokens of prompts in a step of several requests; None: as many as in any. One that is read alone keeps
-            nobody waiting, and is read as fast as it can be.
-        border: tokens beyond which a request is turned by other frequencies: it is read anew then, and shares blocks
-            with those beyond alone; None: the model has one set of frequencies.
+        shared_tokens: of prompts, that were in the cache already; preemptions: requests that had to make room.
+        max_shared_prompt_tokens: tokens of prompts in a step of several requests; None: as many as in any. One that is
+            read alone keeps nobody waiting, and is read as fast as it can be.
+        rope_border: tokens beyond which a request is turned by other frequencies: it is read anew then, and shares
+            blocks with those beyond alone; None: the model has one set of frequencies.
     """
 
     def __init__(self, blocks: int, max_batch: int, step_tokens: int, border: int | None = None) -> None:

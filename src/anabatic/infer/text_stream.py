@@ -69,7 +69,7 @@ class StopStringFilter:
 
     Attributes:
         texts: those that end it.
-        found: the one that came first; nothing passes any more.
+        matched: the one that came first; nothing passes any more.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:

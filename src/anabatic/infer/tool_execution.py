@@ -30,7 +30,7 @@ class PythonTool:
         tokenizer: of the model.
 
     Attributes:
-        calls: so far.
+        num_calls: so far.
 
     Raises:
         DataError: the tokenizer has no tokens for calls.

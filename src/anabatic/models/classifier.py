@@ -44,7 +44,7 @@ class ClassifierDescription:
         classes: names; the position is the label.
         words: name of the word spec; its words are all that the model reads.
         pooling: mean: of all words' states; last: the last word's.
-        attention: both: every word sees the whole sequence; causal: what comes before it.
+        attention: both: every word sees the whole sequence; is_causal: what comes before it.
         dropout: of the pooled state, in training.
         features: names of the numbers beside the words.
         width: what is made of them.
@@ -175,11 +175,11 @@ class PackedSequences:
 
     Attributes:
         packed: the words.
-        last: int64 `[n]`, last token of each sequence.
-        owner: int64 `[T]`, the sequence of each token; `n`: the tail.
+        last_positions: int64 `[n]`, last token of each sequence.
+        sequence_of_token: int64 `[T]`, the sequence of each token; `n`: the tail.
         lengths: fp32 `[n]`.
         labels: int64 `[n]`, `IGNORE` without one.
-        numbers: int64 `[n]`, which sequence of its set each is.
+        sequence_ids: int64 `[n]`, which sequence of its set each is.
         features: fp32 `[n, F]`, or None.
         weights: fp32 `[n]`, how much each counts; None: all the same.
     """
@@ -249,7 +249,7 @@ class ClassLoss:
     """The summed loss of a batch of sequences, as a step calls it.
 
     Attributes:
-        sums: `[1]`, how many were right since whoever reads it set it to zero.
+        metric_sums: `[1]`, how many were right since whoever reads it set it to zero.
     """
 
     metric_names = ("accuracy",)

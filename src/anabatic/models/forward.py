@@ -145,8 +145,8 @@ class ModelRoot(nn.Module):
     There sharded weights are gathered (FSDP2), and there data parallelism learns which gradients to wait for.
 
     Attributes:
-        parts: ranks that share attention heads and MLPs (`tensor_parallel.py`).
-        partial: names of parameters that are whole on each of them, and whose gradients are parts.
+        tensor_ranks: ranks that share attention heads and MLPs (`tensor_parallel.py`).
+        partial_params: names of parameters that are whole on each of them, and whose gradients are parts.
     """
 
     def __init__(self, model: PreTrainedModel, parts: int = 1, partial: frozenset[str] = frozenset()) -> None:

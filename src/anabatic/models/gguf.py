@@ -29,9 +29,9 @@ class GgufHeader:
     """What a file says of itself.
 
     Attributes:
-        tensors: how many.
-        parameters: numbers in them.
-        end: bytes that the file must have at least.
+        num_tensors: how many.
+        num_parameters: numbers in them.
+        min_bytes: bytes that the file must have at least.
     """
 
     num_tensors: int

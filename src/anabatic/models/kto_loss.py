@@ -29,7 +29,7 @@ class PackedAnswers(PackedPairs):
 
     Attributes:
         desirable: bool `[A]`.
-        point: fp32 `[]`, the reference point `z`.
+        reference_point: fp32 `[]`, the reference point `z`.
     """
 
     desirable: Tensor | None = None

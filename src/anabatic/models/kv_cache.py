@@ -43,10 +43,10 @@ class CacheRow:
         tokens: they, one or more.
         start: tokens before them, which are in the cache.
         blocks: of the request, in order, with room for the new tokens.
-        runs: the same as `(first, count)` of consecutive blocks.
-        wanted: logits after the last one are asked for.
-        adapter: place of the request's adapter among those loaded; -1: none.
-        length: tokens of the request so far, of which these may be a piece; 0: up to the last of these.
+        block_runs: the same as `(first, count)` of consecutive blocks.
+        should_return_logits: logits after the last one are asked for.
+        adapter_slot: place of the request's adapter among those loaded; -1: none.
+        total_length: tokens of the request so far, of which these may be a piece; 0: up to the last of these.
     """
 
     tokens: Sequence[int]
@@ -63,8 +63,8 @@ class KVCache:
 
     Attributes:
         keys: `[layers, tokens, K, D]`; values: `[layers, tokens, K, E]`.
-        now: the plan of the running forward pass.
-        look: called at every layer; what it raises ends the pass.
+        forward_plan: the plan of the running forward pass.
+        layer_callback: called at every layer; what it raises ends the pass.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class ForwardPlan:
     further pieces of prompts, then single tokens.
 
     Attributes:
-        input_ids, position_ids: `[1, T]`; write: `[T]`, places in the cache.
-        last: `[n]`, the tokens after which logits are wanted, in the order of the given rows.
-        fresh: beginnings, which see nothing of the cache; None: there are none.
-        cached: the others.
-        attended: layers that have used the plan.
-        adapters: place of each row's adapter and the number of its tokens, in the order of the tokens.
-        lengths: tokens of each row's request, and the number of the new ones, in the order of the tokens.
+        input_ids, position_ids: `[1, T]`; write_slots: `[T]`, places in the cache.
+        logit_positions: `[n]`, the tokens after which logits are wanted, in the order of the given rows.
+        prefill_segments: beginnings, which see nothing of the cache; None: there are none.
+        cached_attention: the others.
+        num_attended_layers: layers that have used the plan.
+        adapter_spans: place of each row's adapter and the number of its tokens, in the order of the tokens.
+        length_plan: tokens of each row's request, and the number of the new ones, in the order of the tokens.
     """
 
     def __init__(self, rows: Sequence[CacheRow], cache: KVCache) -> None:

@@ -56,9 +56,10 @@ class PackedPairs:
 
     Attributes:
         packed: the tokens.
-        sides: int64 `[n]`, the answer that a target belongs to: `2 p` the better one of pair `p`, `2 p + 1` the other.
+        answer_ids: int64 `[n]`, the answer that a target belongs to: `2 p` the better one of pair `p`, `2 p + 1` the
+        other.
         lengths: fp32 `[P, 2]`, targets of each answer.
-        before: fp32 `[P, 2]`, log-probabilities of the answers under the reference.
+        reference_logprobs: fp32 `[P, 2]`, log-probabilities of the answers under the reference.
     """
 
     packed: PackedBatch
@@ -128,7 +129,7 @@ class PreferenceLoss:
     """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
 
     Attributes:
-        names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
+        metric_names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
         unit: what it is a mean of.
         reference: None where the loss needs none.
     """

@@ -52,7 +52,7 @@ class PackedConversations:
     """A batch of pairs on the device.
 
     Attributes:
-        last: int64 `[2 P]`, last token of every conversation, the better one of a pair first.
+        last_positions: int64 `[2 P]`, last token of every conversation, the better one of a pair first.
         lengths: fp32 `[P, 2]`, tokens of each.
     """
 
@@ -105,7 +105,7 @@ class RewardLoss:
     """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
 
     Attributes:
-        names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
+        metric_names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
         unit: what it is a mean of.
     """
 

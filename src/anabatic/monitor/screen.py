@@ -63,9 +63,9 @@ class DeviceColumn:
     """A column of the table of devices.
 
     Attributes:
-        least: the smallest width.
-        rank: columns of a higher rank go first when the screen is narrow.
-        most: the width it may grow to.
+        min_width: the smallest width.
+        drop_rank: columns of a higher rank go first when the screen is narrow.
+        max_width: the width it may grow to.
     """
 
     title: str

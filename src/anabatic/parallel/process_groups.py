@@ -29,7 +29,7 @@ class RankGroup:
     """Some processes of the job, this one among them.
 
     Attributes:
-        handle: torch's process group; None: all processes.
+        process_group: torch's process group; None: all processes.
     """
 
     rank: int = 0
@@ -45,7 +45,7 @@ class World(RankGroup):
     """This process among the processes of the job.
 
     Attributes:
-        tensor: those that work on the same data.
+        tensor_group: those that work on the same data.
         mesh: `data x tensor`; None without tensor parallelism.
     """
 

@@ -35,8 +35,8 @@ class ShardingPlan:
 
     Attributes:
         strategy: see the module.
-        offload: parameters, gradients and optimizer state lie in the host's memory.
-        why: for the log.
+        is_offloaded: parameters, gradients and optimizer state lie in the host's memory.
+        reason: for the log.
     """
 
     strategy: ShardingStrategy = "single"

@@ -64,7 +64,7 @@ class ShardedLinear(nn.Linear):
     """A linear layer of which this rank computes some outputs, or the share that some inputs have in all outputs.
 
     Attributes:
-        by_inputs: the ranks among which the inputs are divided, which then add their outputs up; None: outputs are.
+        input_group: the ranks among which the inputs are divided, which then add their outputs up; None: outputs are.
     """
 
     input_group: RankGroup | None = None

@@ -23,8 +23,8 @@ class ScalingRow:
 
     Attributes:
         speed_up: tokens a second against the fewest devices; efficiency: that over what the numbers promise.
-        waiting, updating: shares of a step in which devices wait for links, and update weights.
-        run: seconds of the whole run; 0: not known.
+        waiting_fraction, update_fraction: shares of a step in which devices wait for links, and update weights.
+        run_seconds: seconds of the whole run; 0: not known.
     """
 
     devices: int

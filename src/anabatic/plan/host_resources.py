@@ -26,9 +26,9 @@ class HostResources:
     """Bytes, and kilowatt-hours.
 
     Attributes:
-        host: of each machine's memory, by part.
-        checkpoint, model: one checkpoint; one saved model or adapter.
-        disk: by part; the tokenised data only where their size is known.
+        host_bytes: of each machine's memory, by part.
+        checkpoint_bytes, model_bytes: one checkpoint; one saved model or adapter.
+        disk_bytes: by part; the tokenised data only where their size is known.
         kwh: of the devices at the maker's largest power for the whole run; None: no power is published, or the run's
             length is not known.
     """

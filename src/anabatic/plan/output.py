@@ -21,12 +21,12 @@ class JobPlan:
     """A job on paper.
 
     Attributes:
-        source: where the shape is from.
+        shape_source: where the shape is from.
         choice: the job as it stands; fitting: all ways and micro-batches that fit.
         steps: of the run; 0: not known without the data.
-        assumed: what was not given.
-        around: what the run needs beside its devices.
-        said: what says which devices these are, where the user has not.
+        assumptions: what was not given.
+        host_resources: what the run needs beside its devices.
+        chip_source: what says which devices these are, where the user has not.
     """
 
     shape_source: str

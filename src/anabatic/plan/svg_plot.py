@@ -32,7 +32,7 @@ class PlotAxis:
     """What runs along a side.
 
     Attributes:
-        ticks: (value, as it is written); log: equal ratios are equally far apart.
+        ticks: (value, as it is written); is_log: equal ratios are equally far apart.
     """
 
     label: str

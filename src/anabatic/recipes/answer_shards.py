@@ -27,8 +27,8 @@ class AnswerShard:
     """The lines that one process writes.
 
     Attributes:
-        lines: rows that are answered or passed over.
-        finished: there is nothing left to do for this process.
+        num_rows: rows that are answered or passed over.
+        is_finished: there is nothing left to do for this process.
     """
 
     def __init__(self, out: Path, job: dict[str, Any], rank: int, ranks: int, resume: Literal["auto", "never"]) -> None:

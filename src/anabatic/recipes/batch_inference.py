@@ -48,8 +48,8 @@ class InferenceRow:
     """A row that is being answered, or was passed over.
 
     Attributes:
-        number: of the row among all rows, from 0.
-        problem: why it was passed over.
+        row_index: of the row among all rows, from 0.
+        skip_reason: why it was passed over.
     """
 
     row_index: int

@@ -121,7 +121,7 @@ class _EvalModel:
     """The model, loaded in this process, which has joined the others.
 
     Attributes:
-        store: of the answers of this very model: its files as they are, its adapters, its device and numbers.
+        answer_cache: of the answers of this very model: its files as they are, its adapters, its device and numbers.
     """
 
     def __init__(self, job: EvalJob, folder: Path) -> None:

@@ -19,12 +19,12 @@ class TokenLogProbs:
     """What a loss is made of.
 
     Attributes:
-        now: fp32 `[n]`, log-probabilities under the model, with gradient.
-        old: fp32 `[n]`, under the model that chose the tokens.
-        answers: int64 `[n]`, the answer that each token belongs to.
+        logprobs: fp32 `[n]`, log-probabilities under the model, with gradient.
+        old_logprobs: fp32 `[n]`, under the model that chose the tokens.
+        answer_index: int64 `[n]`, the answer that each token belongs to.
         advantages: fp32 `[S]`.
         lengths: fp32 `[S]`, tokens of each answer.
-        reference: fp32 `[n]`, under the reference model; None: there is none.
+        reference_logprobs: fp32 `[n]`, under the reference model; None: there is none.
     """
 
     logprobs: Tensor
@@ -111,10 +111,10 @@ class RlAlgorithm:
     """A row of the table.
 
     Attributes:
-        loss: `loss(tokens, clip, kl_coef)`.
-        per: what the sum of a step is divided by: tokens, answers, or answers x the longest answer there can be.
-        advantage: its name in `rl.advantages`.
-        clip: where the job says nothing.
+        loss_function: `loss(tokens, clip, kl_coef)`.
+        normalizer: what the sum of a step is divided by: tokens, answers, or answers x the longest answer there can be.
+        advantage_name: its name in `rl.advantages`.
+        default_clip: where the job says nothing.
     """
 
     loss_function: Callable[[TokenLogProbs, ClipRange, float], Tensor]

@@ -47,7 +47,7 @@ class RolloutBatches:
         micro_steps: micro-batches of a rank for an update.
         pad_id: a token that is never read.
         state: of the batch before.
-        stopping: whether somebody wishes to stop.
+        should_stop: whether somebody wishes to stop.
     """
 
     job: RlJob

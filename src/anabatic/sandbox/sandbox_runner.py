@@ -51,7 +51,7 @@ class Protections:
     """What keeps programs in.
 
     Attributes:
-        way: `namespaces`, `landlock`, or `limits`: processor time, memory, files, and nothing else.
+        mode: `namespaces`, `landlock`, or `limits`: processor time, memory, files, and nothing else.
         guards: `network`, `files`, `processes`, `calls` -> what guards it; what is missing is not guarded.
         reasons: better way -> why it cannot be had here.
     """

@@ -31,7 +31,7 @@ from anabatic.plan import model_shape, output, strategy_search
 from anabatic.plan.strategy_search import StrategyEstimate
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.train import plan_inputs
-from anabatic.train.loop_state import TrainProgress
+from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.sizing import StepSizes, find_divisor
 
 AUTO_FILE = "auto.json"

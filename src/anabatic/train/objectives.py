@@ -34,13 +34,13 @@ class Objective:
 
     Attributes:
         seq_len: longest piece that is not split.
-        loss: `loss(model, packed)` returns the summed loss of a batch, fp32.
+        loss_fn: `loss(model, packed)` returns the summed loss of a batch, fp32.
         validate: returns the metrics of held-out batches, `valid_loss` among them; every rank calls it.
-        lay: makes a batch of pieces.
-        pack: moves a batch to the device, as `loss_fn` takes it.
-        sums: what `loss_fn` adds up beside its result, on the device, one number for each of `metric_names`; None:
-        nothing.
-        logits: the model's head over the vocabulary is used.
+        collate: makes a batch of pieces.
+        pack_batch: moves a batch to the device, as `loss_fn` takes it.
+        metric_sums: what `loss_fn` adds up beside its result, on the device, one number for each of `metric_names`;
+        None: nothing.
+        has_lm_head: the model's head over the vocabulary is used.
     """
 
     seq_len: int

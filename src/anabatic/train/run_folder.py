@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from anabatic.device.device import Device, get_peak_flops
 from anabatic.parallel.dtensors import to_local
 from anabatic.parallel.process_groups import World, all_reduce_sum, barrier
 from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.guards import bad_steps
-from anabatic.train.loop_state import TrainProgress
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.report import page
@@ -150,7 +150,7 @@ def get_job_identity(job: LoopJob) -> dict[str, Any]:
 
 
 def _require_same_settings(found: storage.CheckpointInfo, now: dict[str, Any]) -> None:
-    before = found.host_state.get("identity", {})
+    before = found.state.identity
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if changed:
         told = [
@@ -177,7 +177,7 @@ def require_same_sizes(
     """
     for name, value in sizes.items() if found is not None else ():
         assert found is not None
-        before = found.host_state["sizes"][name]
+        before = found.state.sizes[name]
         if before != value and name not in free:
             raise ConfigError(
                 f"{found.path} was saved with {name} = {before:g}, here it came out as {value:g}",
@@ -220,7 +220,7 @@ def restore_checkpoint(
     if found is None:
         return TrainProgress()
     storage.load_checkpoint(found, tensors, device, world)
-    progress = TrainProgress(**found.host_state["progress"])
+    progress = replace(found.state.progress)
     log.info(f"continuing from {found.path}: step {progress.step}, {format_count(progress.tokens)} tokens")
     return progress
 
@@ -240,7 +240,7 @@ def open_metrics(
         asdict(job),
         max_steps=steps,
         resumed_step=found.step if found else 0,
-        evaluated_step=found.host_state["progress"]["evaluated"] if found else 0,
+        evaluated_step=found.state.progress.evaluated if found else 0,
     )
     metrics.log_event(
         "device",

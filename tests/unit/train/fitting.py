@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from anabatic.config.sections.common import Data, Evaluate, LogSettings, Optim, Save, Schedule
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
-from anabatic.config.sections.common import Evaluate, LogSettings, Optim, Save, Schedule
+from anabatic.config.sft import SftJob
 from anabatic.core.paths import RunFolder
 from anabatic.data.batching.loader import Loader
 from anabatic.data.shards.reader import ShardSet
@@ -25,10 +26,13 @@ from anabatic.testing.tiny_corpora import write_chat_shards
 from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import storage
-from anabatic.train.loop_state import LoopContext, TrainProgress
+from anabatic.train.checkpoint.run_state import RunState, TrainProgress
+from anabatic.train.context import TrainContext
+from anabatic.train.loop_state import LoopContext
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.row_log import open_row_log
+from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
 
 DEVICE = DeviceConfig(type="cpu", threads=1)
@@ -89,6 +93,15 @@ def fitting(
     )
     log = LogSettings(every=1, rows=True)
     save = Save(every=5, background="on" if world.size > 1 else "off")
+    job = SftJob(
+        model="model",
+        data=Data(train=["rows.jsonl"]),
+        schedule=Schedule(),
+        save=save,
+        optim=config,
+        eval=Evaluate(every=1),
+        log=log,
+    )
     metrics = (
         MetricsRecorder(folder, log, {}, resumed_step=progress.step)
         if world.is_main_process
@@ -102,25 +115,13 @@ def fitting(
     with loader, metrics, open_row_log(log, folder, world, progress.step) as rows:
         yield (
             LoopContext(
-                folder=folder,
-                metrics=metrics,
-                device=device,
-                world=world,
+                context=TrainContext(job, folder, device, world),
+                sizes=StepSizes(micro, 1, steps, 1e-3, 0.0),
                 train_step=step,
                 batches=loader,
-                total_steps=steps,
-                micro_steps=1,
-                schedule=Schedule(),
-                save=save,
-                optim=config,
-                eval=Evaluate(every=1),
-                log=log,
-                peak_lr=1e-3,
-                peak_matrix_lr=None,
+                metrics=metrics,
+                run_state=lambda progress: RunState(progress, about={"strategy": division.strategy}),
                 checkpoint_tensors=tensors,
-                identity={},
-                sizes={},
-                manifest_fields={"strategy": division.strategy},
                 evaluate_step=look,
                 describe_loader=lambda state: {},
                 save_best_model=lambda: None,

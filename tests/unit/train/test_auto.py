@@ -24,7 +24,7 @@ from anabatic.parallel.process_groups import World
 from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import auto_sizing, micro_batch_probe, plan_inputs
 from anabatic.train.auto_sizing import AutoState
-from anabatic.train.loop_state import TrainProgress
+from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.sizing import StepSizes
 from unit.train.test_step import batch_of, step_of
 

@@ -19,6 +19,7 @@ from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 
 DEVICE = select_device(DeviceConfig(type="cpu", threads=1))
@@ -31,7 +32,7 @@ def save(folder: RunFolder, step: int, value: float = 1.0) -> Path:
         "step.c": torch.tensor(value),
     }
     saver = CheckpointSaver(folder, Save(keep_last=9, background="off"), DEVICE, World())
-    saver.save(step, tensors, {"progress": {"step": step}})
+    saver.save(step, tensors, RunState(TrainProgress(step=step)))
     return saver.take_finished()[0].path
 
 
@@ -45,7 +46,7 @@ def test_what_was_saved_comes_back_with_the_random_numbers(tmp_path: Path) -> No
     expected = torch.rand(4)
     torch.rand(100)
     found = storage.find_newest_checkpoint(folder, World())
-    assert found is not None and found.step == 7 and found.host_state["progress"] == {"step": 7}
+    assert found is not None and found.step == 7 and found.state.progress == TrainProgress(step=7)
     tensors = empty()
     storage.load_checkpoint(found, tensors, DEVICE, World())
     assert torch.equal(tensors["model.a"], torch.full((3, 4), 2.5)) and tensors["step.c"] == 2.5

@@ -17,9 +17,10 @@ from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
 from anabatic.testing.fake_runs import write_jsonl
 from anabatic.train.checkpoint import manifest
+from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 
-HOST = {"about": {"command": "sft", "strategy": "zero3"}}
+STATE = RunState(TrainProgress(), about={"command": "sft", "strategy": "zero3"})
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     device = select_device(DeviceConfig(type="cpu", threads=1))
     with CheckpointSaver(folder, Save(keep_last=9, background="off"), device, World()) as saver:
         for step in (5, 10, 15):
-            saver.save(step, {"model.a": torch.ones(300)}, HOST)
+            saver.save(step, {"model.a": torch.ones(300)}, STATE)
     folder.config.write_text("eval:\n  metric: accuracy\n")
     rows = [
         {"step": step, "kind": "eval", "valid_loss": loss, "valid_accuracy": accuracy}

@@ -16,9 +16,14 @@ from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
 from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import SMALL_CHECKPOINT_BYTES, CheckpointSaver
 
 DEVICE = select_device(DeviceConfig(type="cpu", threads=1))
+
+
+def at_step(step: int) -> RunState:
+    return RunState(TrainProgress(step=step))
 
 
 def saver_of(folder: RunFolder, **settings: object) -> CheckpointSaver:
@@ -30,16 +35,16 @@ def read(folder: RunFolder, size: int = 5) -> tuple[int, torch.Tensor]:
     assert found is not None
     tensors = {"model.a": torch.zeros(size)}
     storage.load_checkpoint(found, tensors, DEVICE, World())
-    return found.host_state["step"], tensors["model.a"]
+    return found.state.progress.step, tensors["model.a"]
 
 
 def test_what_is_written_is_what_was_when_it_was_asked_for(tmp_path: Path) -> None:
-    folder, value, host = RunFolder(tmp_path), torch.zeros(5), {"step": 1}
+    folder, value, host = RunFolder(tmp_path), torch.zeros(5), at_step(1)
     expected = torch.get_rng_state()
     with saver_of(folder) as saver:
         saver.save(1, {"model.a": value}, host)
         value += 7.0  # the next step
-        host["step"] = 99
+        host.progress.step = 99
         torch.rand(10)
     assert saver.take_finished()[0].is_background and saver.take_finished() == []
     step, found = read(folder)
@@ -51,7 +56,7 @@ def test_the_next_one_waits_and_both_are_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with saver_of(folder, keep_last=1) as saver:
         for step in (1, 2, 3):
-            saver.save(step, {"model.a": torch.full((5,), float(step))}, {"step": step})
+            saver.save(step, {"model.a": torch.full((5,), float(step))}, at_step(step))
     assert [saved.step for saved in saver.take_finished()] == [1, 2, 3]
     assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [3]
     step, found = read(folder)
@@ -61,7 +66,7 @@ def test_the_next_one_waits_and_both_are_told(tmp_path: Path) -> None:
 def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path: Path) -> None:
     with saver_of(RunFolder(tmp_path), keep_last=1, keep_best=True) as saver:
         for step in (1, 2, 3):
-            saver.save(step, {"model.a": torch.zeros(5)}, {"step": step}, best=1)
+            saver.save(step, {"model.a": torch.zeros(5)}, at_step(step), best=1)
     assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [1, 3]
 
 
@@ -71,21 +76,21 @@ def test_a_thread_that_cannot_write_fails_the_training(
 ) -> None:
     folder = RunFolder(tmp_path)
     saver = saver_of(folder)
-    saver.save(1, {"model.a": torch.zeros(5)}, {"step": 1})
+    saver.save(1, {"model.a": torch.zeros(5)}, at_step(1))
     saver.wait()
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    saver.save(2, {"model.a": torch.ones(5)}, {"step": 2})
+    saver.save(2, {"model.a": torch.ones(5)}, at_step(2))
     thread = saver._thread
     assert thread is not None
     thread.join()
     calls = {
         "done": saver.take_finished,
         "wait": saver.wait,
-        "save": lambda: saver.save(3, {"model.a": torch.ones(5)}, {"step": 3}),
+        "save": lambda: saver.save(3, {"model.a": torch.ones(5)}, at_step(3)),
     }
     with pytest.raises(Failure, match="no space left while writing .*checkpoint-2"):
         calls[ask]()
@@ -95,7 +100,7 @@ def test_a_thread_that_cannot_write_fails_the_training(
 def test_a_training_that_fails_lets_the_thread_finish(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with pytest.raises(Failure, match="the training"), saver_of(folder) as saver:
-        saver.save(1, {"model.a": torch.zeros(5)}, {"step": 1})
+        saver.save(1, {"model.a": torch.zeros(5)}, at_step(1))
         raise Failure("the training")
     assert read(folder)[0] == 1
 
@@ -107,5 +112,5 @@ def test_auto_takes_the_background_for_what_is_large(tmp_path: Path, caplog: pyt
         (SMALL_CHECKPOINT_BYTES // 4, "in the background (auto: "),
     ):
         with CheckpointSaver(RunFolder(tmp_path), Save(), DEVICE, World()) as saver:
-            saver.save(number, {"model.a": torch.empty(number)}, {})
+            saver.save(number, {"model.a": torch.empty(number)}, at_step(number))
         assert f"checkpoints are written {said}64.0 MiB" in caplog.text

@@ -22,9 +22,9 @@ class RemoteOptions:
 
     Attributes:
         python: interpreter there; None: that of this machine.
-        folder: to work in; None: this one.
-        variables: names of further variables that they get.
-        check: the machines are compared first.
+        working_folder: to work in; None: this one.
+        environment_names: names of further variables that they get.
+        run_preflight: the machines are compared first.
         nproc: processes on each; None: not typed, the slots of the file hold.
     """
 

@@ -26,9 +26,9 @@ class Batch:
         cu_seqlens: host list of `n + 1` segment borders, from 0 to `T` (no device sync to read it).
         num_targets: labels that are learned, counted on the host; of preference pairs, the pairs.
         num_tokens: tokens that came from the data (T less the padded tail).
-        state: where the loader stands after this batch, JSON-serialisable.
+        loader_state: where the loader stands after this batch, JSON-serialisable.
         extra: what else the data say of each segment, by name; first axis: segments that are no padding.
-        rows: the pieces, in order.
+        segment_origins: the pieces, in order.
     """
 
     input_ids: torch.Tensor

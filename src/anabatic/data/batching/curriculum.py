@@ -25,7 +25,7 @@ class DifficultyLevels:
 
     Attributes:
         names: easiest first.
-        sets: the parts of every source, and the number of each one's level.
+        leveled_sets: the parts of every source, and the number of each one's level.
     """
 
     names: list[str]

@@ -17,9 +17,9 @@ class IdentityFact:
 
     Attributes:
         reply: what the assistant says.
-        key: the words that only this reply contains, in lower case.
+        key_phrase: the words that only this reply contains, in lower case.
         wordings: ways to ask, without the final mark.
-        mark: final punctuation of the wordings.
+        final_mark: final punctuation of the wordings.
     """
 
     reply: str

@@ -26,7 +26,7 @@ class TurnAffixes:
         start: before a question that is the first turn; it may hold a system message of the template's own.
         start_system: before a system message; None: the template refuses one.
         after_system, after_user, after_assistant: what follows such a turn; behind the last question the answer stands.
-        trims: blanks at the ends of some turns are cut away, which Ollama's templates cannot.
+        trims_whitespace: blanks at the ends of some turns are cut away, which Ollama's templates cannot.
     """
 
     start: str

@@ -34,8 +34,8 @@ class RenderedConversation:
         mask: uint8, 1 on what the assistant says, the token that closes its turn included; 0 on what the python tool
             answered within it.
         text: the text that was tokenised.
-        ends: for every token, the character behind it.
-        special: True for control tokens, which stand for no text.
+        token_ends: for every token, the character behind it.
+        special_tokens_mask: True for control tokens, which stand for no text.
     """
 
     ids: np.ndarray

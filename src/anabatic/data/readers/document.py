@@ -43,8 +43,8 @@ class Document:
         level: difficulty, where a column for it was asked for; empty: the row has none.
         rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
         label: whether a single answer is a good one, where the row says so.
-        form: what the row was taken for; without a name: it was not a row of a file.
-        at: file (with the path that was read) and row, for messages; empty: `id` says it.
+        row_format: what the row was taken for; without a name: it was not a row of a file.
+        source_location: file (with the path that was read) and row, for messages; empty: `id` says it.
     """
 
     text: str | None
@@ -71,9 +71,9 @@ class ColumnMapping:
     """Which column of a file holds what.
 
     Attributes:
-        text: the plain text.
-        names: (our name, the file's name) of columns that are called otherwise there.
-        level: the difficulty; empty: it is not read.
+        text_column: the plain text.
+        renamed_columns: (our name, the file's name) of columns that are called otherwise there.
+        level_column: the difficulty; empty: it is not read.
     """
 
     text_column: str = "text"
@@ -86,7 +86,7 @@ class RowIssue:
     """A row (or the rest of a file) that cannot be used. `message` names file, line and numbers.
 
     Attributes:
-        place: file and row, of a row without a column of any format.
+        location: file and row, of a row without a column of any format.
         columns: what such a row has.
     """
 

@@ -14,11 +14,12 @@ class LongRowCounter:
     """Counts the rows of one source that do not fit.
 
     Attributes:
-        what: the source, for messages.
-        limit: most tokens that a row may have.
-        share: most rows that may be passed over, as a share of all; one row is never too many.
+        source_name: the source, for messages.
+        max_tokens: most tokens that a row may have.
+        max_fraction: most rows that may be passed over, as a share of all; one row is never too many.
         option: how that share is set.
-        count: rows that were passed over; longest: tokens of the longest of them; first: its file and row.
+        count: rows that were passed over; longest_tokens: tokens of the longest of them; first_location: its file and
+        row.
     """
 
     source_name: str

@@ -14,8 +14,8 @@ class RandomCrop:
     """Chooses a run of points.
 
     Attributes:
-        starts: bool `[V]`, words that begin a point.
-        least: share of the points that is read at least.
+        point_start_mask: bool `[V]`, words that begin a point.
+        min_fraction: share of the points that is read at least.
         seed: of the draw.
     """
 

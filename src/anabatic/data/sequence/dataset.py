@@ -31,7 +31,7 @@ class SequenceSegment(TokenSegment):
         ids: `n` inputs (a `TokenSegment` of text has the token behind them, too).
         targets: `n` ids, `IGNORE_INDEX` where nothing is learned; None: only the class is.
         label: class, `IGNORE_INDEX` without one.
-        number: of the sequence in its set.
+        sequence_index: of the sequence in its set.
         features: numbers beside the words, fp32 `[F]`.
         weight: how much it counts, 1 on average.
     """

@@ -24,16 +24,16 @@ class WordMasking:
     """Hides words.
 
     Attributes:
-        groups: int64 `[V]`, the group of every id; -1: never hidden.
-        shares: of the hidden words, one for each group; they sum to 1.
-        ratio: share of the words that may be hidden, which are.
+        group_of_id: int64 `[V]`, the group of every id; -1: never hidden.
+        group_fractions: of the hidden words, one for each group; they sum to 1.
+        mask_ratio: share of the words that may be hidden, which are.
         mask_id: the mask word.
         seed: of the draw.
-        shift: a word is foretold where the one before it is read, as causal models are used to (LLM2Vec, arXiv
+        shift_targets: a word is foretold where the one before it is read, as causal models are used to (LLM2Vec, arXiv
             2404.05961, section 2); False: where it is read itself.
-        apart: every word is hidden by itself with probability `mask_ratio` times its group's share, as the
+        is_independent: every word is hidden by itself with probability `mask_ratio` times its group's share, as the
             "token_for_nj" scripts do, instead of `mask_ratio` of all words by the shares.
-        counts: words of each group that were hidden, and `None`: words that could be; for the log.
+        masked_counts: words of each group that were hidden, and `None`: words that could be; for the log.
     """
 
     group_of_id: np.ndarray

@@ -24,9 +24,9 @@ class WordEncoder:
     """A vocabulary of words, and what was met that is not in it.
 
     Attributes:
-        known: word -> id.
-        unknown: id of all other words.
-        words: how many were read; `unknown_words`: those that are not known, with their number.
+        vocab: word -> id.
+        unk_token_id: id of all other words.
+        num_words: how many were read; `unknown_words`: those that are not known, with their number.
     """
 
     vocab: dict[str, int]

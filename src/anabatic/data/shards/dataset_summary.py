@@ -18,7 +18,7 @@ class FormatCounter:
     """Counts the rows of each format while they are read.
 
     Attributes:
-        formats: name of a format -> `rows` and the `columns` that some of them had.
+        format_counts: name of a format -> `rows` and the `columns` that some of them had.
     """
 
     def __init__(self) -> None:

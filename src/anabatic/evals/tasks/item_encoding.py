@@ -23,7 +23,7 @@ class EncodedTexts:
 
     Attributes:
         texts: they.
-        cut: places of the items of which a text had to be cut from the left, to the model's context.
+        truncated_items: places of the items of which a text had to be cut from the left, to the model's context.
     """
 
     texts: list[ScoredText] = field(default_factory=list)

@@ -33,12 +33,12 @@ class EvalItem:
     """One question.
 
     Attributes:
-        number: of its row in the task, from 0.
-        place: file and row.
+        row_number: of its row in the task, from 0.
+        source_location: file and row.
         pairs: of choices one for each; else one.
         question: the prompt without what stands before it.
         labels: the choices as texts.
-        gold: number of the right choice; -1: there are none.
+        gold_index: number of the right choice; -1: there are none.
         answer: what is right of a reply in own words.
         group: value of `group_by`.
         row: the columns, for checks that need more than the answer.

@@ -26,7 +26,7 @@ class PlannedTask:
 
     Attributes:
         task: it.
-        beside: where its file lies; None: it came with us.
+        task_folder: where its file lies; None: it came with us.
         limit: items at most; None: all, or what the command says.
     """
 

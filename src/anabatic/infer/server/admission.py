@@ -24,7 +24,7 @@ class _EngineQueue:
     like a slow engine.
 
     Attributes:
-        inside: requests, waiting or running.
+        num_inside: requests, waiting or running.
     """
 
     def __init__(self, places: int, now: float) -> None:

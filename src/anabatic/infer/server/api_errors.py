@@ -29,7 +29,7 @@ class ApiError(Exception):
         status: of HTTP; 4xx: the request is wrong, 5xx: we are.
         param: the field that is wrong.
         code: a word for programs.
-        closes: nothing more may come over this connection.
+        closes_connection: nothing more may come over this connection.
         retry_after: seconds until it is worth asking again; None: by the status.
     """
 

@@ -24,7 +24,7 @@ class TextDelta:
     Attributes:
         index: which of the ticket's requests.
         text: certain text, possibly none.
-        tokens: of the answer so far.
+        num_tokens: of the answer so far.
         finish_reason: empty until the end.
     """
 
@@ -39,8 +39,8 @@ class RequestGroup:
     """Requests that came together, and where their pieces go.
 
     Attributes:
-        pieces: pieces as they come; an exception when nothing more will come.
-        first_token, last_token: when (`time.monotonic`); None before it.
+        deltas: pieces as they come; an exception when nothing more will come.
+        first_token_at, last_token_at: when (`time.monotonic`); None before it.
     """
 
     engine: Engine

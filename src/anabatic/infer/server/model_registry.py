@@ -123,7 +123,7 @@ class ModelRegistry:
         models: the first one answers where no name is given.
         classifiers: name -> classifier of trajectories, or reward model.
         sampling: what requests leave open.
-        cut: prompts that are too long lose their beginning instead of being refused.
+        truncate_prompts: prompts that are too long lose their beginning instead of being refused.
     """
 
     models: Sequence[ServedModel]

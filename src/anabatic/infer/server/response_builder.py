@@ -38,11 +38,11 @@ class CompletionBuilder:
     """How one request is answered: its identity, and whether it is a conversation.
 
     Attributes:
-        chat: a conversation; False: a text that goes on.
+        is_chat: a conversation; False: a text that goes on.
         model: name as asked.
-        echo: texts by which the answers begin.
-        logprobs: they are wanted.
-        reader: makes what finds the calls of tools in one answer; None: nothing looks for them.
+        echo_texts: texts by which the answers begin.
+        has_logprobs: they are wanted.
+        make_parser: makes what finds the calls of tools in one answer; None: nothing looks for them.
     """
 
     is_chat: bool

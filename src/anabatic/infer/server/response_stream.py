@@ -42,8 +42,8 @@ class ResponseStream:
 
     Attributes:
         n: answers to each prompt.
-        usage: a stream ends with the counts of tokens.
-        seconds: until it is given up.
+        include_usage: a stream ends with the counts of tokens.
+        timeout_seconds: until it is given up.
     """
 
     worker: EngineWorker

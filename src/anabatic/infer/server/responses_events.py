@@ -28,9 +28,9 @@ class ResponsesBuilder:
     """How one response is answered.
 
     Attributes:
-        asked: what was asked; parts of it are told again.
+        request: what was asked; parts of it are told again.
         model: name of the model that answers.
-        reader: makes what finds the calls of tools; None: nothing looks for them.
+        make_parser: makes what finds the calls of tools; None: nothing looks for them.
     """
 
     request: ResponsesRequest

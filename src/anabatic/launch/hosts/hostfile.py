@@ -38,7 +38,7 @@ class HostEntry:
         user: to log in as; empty: ssh's own choice.
         port: of its sshd; None: ssh's own choice.
         slots: processes that may run there; None: the file does not say.
-        line: of the file, from 1.
+        line_number: of the file, from 1.
     """
 
     name: str

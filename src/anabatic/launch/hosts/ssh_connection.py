@@ -81,7 +81,7 @@ class RemoteJob:
         folder: the folder in which they work.
         environment: what they are given.
         out: run folder, for what the machines print.
-        words: further options of the launcher.
+        launcher_options: further options of the launcher.
     """
 
     command: str
@@ -125,8 +125,8 @@ class RemoteMachine:
         number: its place, from 0.
         name: as messages call it.
         answer: what it says of itself; None before it has.
-        code: exit code of ssh; None while it runs.
-        said: the last lines of its standard error before it answered.
+        exit_code: exit code of ssh; None while it runs.
+        stderr_lines: the last lines of its standard error before it answered.
     """
 
     def __init__(self, number: int, host: HostEntry, name: str, python: str, events: EventQueue) -> None:

@@ -27,7 +27,7 @@ class DeviceLocality:
     """Where a device is.
 
     Attributes:
-        bus: its PCI address; empty: unknown.
+        pci_address: its PCI address; empty: unknown.
         cores: those that the driver names as near, as Linux writes them; empty: it does not say.
     """
 
@@ -41,7 +41,7 @@ class CoreAssignment:
 
     Attributes:
         cores: of each local rank.
-        nodes: NUMA node of each; -1: unknown, or several.
+        numa_nodes: NUMA node of each; -1: unknown, or several.
     """
 
     cores: tuple[tuple[int, ...], ...]

@@ -35,7 +35,7 @@ class DeviceSelection:
         devices: of each local rank; fewer where the user's own choice is not understood.
         indices: their numbers in a process that sees all.
         variables: what hides the others.
-        line: what was chosen and why; empty: nothing was to choose.
+        summary: what was chosen and why; empty: nothing was to choose.
     """
 
     kind: str

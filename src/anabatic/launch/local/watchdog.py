@@ -61,7 +61,7 @@ class HangWatchdog:
         now: a clock in seconds.
 
     Attributes:
-        limit: seconds that hold now.
+        limit_seconds: seconds that hold now.
     """
 
     def __init__(

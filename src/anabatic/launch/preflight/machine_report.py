@@ -28,7 +28,7 @@ class PreflightResult:
         machines: number -> facts of `machine_info.py`, with `address` and `interface`.
         clocks: number -> seconds ahead of machine 0, and the uncertainty.
         links: machine, machine, backend, bytes a second.
-        shared: machine by machine, whether it sees what machine 0 writes beside the run folder.
+        sees_run_folder: machine by machine, whether it sees what machine 0 writes beside the run folder.
     """
 
     machines: Mapping[int, Mapping[str, Any]]

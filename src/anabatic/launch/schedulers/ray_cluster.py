@@ -40,8 +40,8 @@ class RayJob:
         address: of the cluster; `auto`: RAY_ADDRESS, else the one on this machine.
         resource: Ray's name of the devices, `NPU` or `GPU`; empty: only cores are asked for.
         cpus: cores of each bundle.
-        apart: every bundle on a machine of its own.
-        seconds: to wait until the cluster has what is asked for.
+        spread_nodes: every bundle on a machine of its own.
+        timeout_seconds: to wait until the cluster has what is asked for.
         options: of `anabatic launch` on every machine.
         env: variables of the launchers; Ray hands over none of the driver's.
     """

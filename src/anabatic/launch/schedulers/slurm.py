@@ -29,8 +29,8 @@ class SlurmJob:
         gres: kind of the devices as the site names it, `npu` or `gpu`; empty: none is asked for.
         grace: seconds before the end of the time limit at which the job is told to save itself.
         options: further options of sbatch, `--partition=train` say, one a line.
-        restarts: how often processes that fail are started again within the job.
-        requeues: starts in a row without a new checkpoint after which it ends with an error; 0: any number.
+        max_restarts: how often processes that fail are started again within the job.
+        max_requeues: starts in a row without a new checkpoint after which it ends with an error; 0: any number.
         setup: lines of the shell before the command: modules, environments.
     """
 

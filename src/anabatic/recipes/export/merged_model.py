@@ -33,9 +33,9 @@ class MergedModel:
     """What a whole model is made of; no weight has been read yet.
 
     Attributes:
-        named: folder of the model or the adapter that was named.
-        base: folder with the weights.
-        shares: adapters that become part of the weights first.
+        named_folder: folder of the model or the adapter that was named.
+        base_folder: folder with the weights.
+        merged_adapters: adapters that become part of the weights first.
         config: of the base model.
     """
 

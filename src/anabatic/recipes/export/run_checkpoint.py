@@ -33,7 +33,7 @@ from anabatic.models.pretrained import resolve_model_folder, save_model
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.recipes.prechecks import output_folders
-from anabatic.recipes.training import pretrain, sft
+from anabatic.recipes.training import pretrain, trainable_model
 from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.run_folder import collect_weights
 
@@ -94,8 +94,8 @@ def _build_pretrained(job: PretrainJob, device: Device) -> tuple[PreTrainedModel
 def _build_finetuned(job: TuneJob, device: Device) -> tuple[PreTrainedModel, ModelWriter]:
     # What is trained is built in fp32; it takes the checkpoint's format once that is known.
     plain: Any = replace(job, optim=replace(job.optim, weights="fp32"))
-    start = sft.build_model(plain, device, World())
-    sft.load_weights(plain, start, ShardingPlan(), device, World())
+    start = trainable_model.build_model(plain, device, World())
+    trainable_model.load_weights(plain, start, ShardingPlan(), device, World())
     if start.lora is None:
         return start.model, lambda out: save_model(start.model, out, start.tokenizer)
     lora, more = start.lora, make_merged_record(start.merged_adapters)

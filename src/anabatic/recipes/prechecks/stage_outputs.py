@@ -24,9 +24,9 @@ class StageOutput:
 
     Attributes:
         stage, command: which, and what it runs.
-        positions, vocab: of its model, or of its tokenizer; None: not known.
+        max_positions, vocab_size: of its model, or of its tokenizer; None: not known.
         config: what its model's config.json will say of family and blocks, as far as that is known.
-        adapter: whether it is an adapter; None: not known.
+        is_adapter: whether it is an adapter; None: not known.
     """
 
     stage: str

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from anabatic.config.pretrain import PretrainJob
 from anabatic.core import log
 from anabatic.data.chat import loss_preview
-from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.models import tensor_parallel
 from anabatic.models.fused import installer
 from anabatic.models.materialize import materialize_model, resolve_weight_dtype
@@ -22,42 +22,46 @@ from anabatic.models.pretrained import (
     load_folder_weights,
     require_tokenizer_fits,
     resolve_model_folder,
+    save_model,
 )
+from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trainer import Trainer, build_training_data
-from anabatic.train import auto_sizing, plan_inputs
-from anabatic.train import sizing as planning
+from anabatic.recipes.training.trainer import TrainedModel, Trainer
+from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
+from anabatic.train import auto_sizing, plan_inputs, sizing
+from anabatic.train.objectives import make_next_token_objective
 
 
 def run(job: PretrainJob) -> int:
     """Train as the job says; return the exit code."""
-    with training_session(job) as (job, folder, device, world, found):
+    with training_session(job) as context:
+        job, device, world = context.job, context.device, context.world
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve_model_folder(str(job.model.path))
-        tokenizer = tokenizers.load_tokenizer(tokenizer_folder)
+        tokenizer = load_tokenizer(tokenizer_folder)
         if job.model.path is not None:
-            require_tokenizer_fits(load_config(job.model.path), tokenizer, tokenizer_folder, job.batch.resolved_seq_len)
-        # Before the text is read, which may take long: what is wrong with the settings is told here.
+            require_tokenizer_fits(load_config(job.model.path), tokenizer, tokenizer_folder, context.seq_len)
+        # Before the text is read, which may take long: what is wrong with the settings is reported here.
         plan, model = build_meta_model(job, len(tokenizer), resolve_weight_dtype(job.optim, device))
         tensor_parallel.require_divisible(model, world.tensor_group.size)
-        division = resolve_sharding(job.parallel, world, device)
-        data = build_training_data(job.data, tokenizer_folder, world, job.batch.resolved_seq_len)
+        sharding = resolve_sharding(job.parallel, world, device)
+        data = build_training_data(job.data, tokenizer_folder, world, context.seq_len)
         if world.is_main_process:
             loss_preview.log_conversations(data.token_sets, tokenizer, job.log.samples)
 
-        root = materialize_model(model, division, device, world)
+        root = materialize_model(model, sharding, device, world)
         if job.model.path is not None:
             load_folder_weights(model, resolve_model_folder(job.model.path))
         else:
             init_weights(model, job.seed)
         log.info(installer.apply_fused_setting(model, job.fused, device.type))
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
-        tokens, why = planning.compute_horizon_tokens(job.schedule, count_parameters(model)[1])
+        tokens, why = sizing.compute_horizon_tokens(job.schedule, count_parameters(model)[1])
         if job.schedule.epochs is not None:
             tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
         tuned_lr = None if job.model.path is None else 1e-4
-        sizes = planning.resolve_sizes(
+        sizes = sizing.resolve_sizes(
             plan,
             job,
             model,
@@ -70,9 +74,15 @@ def run(job: PretrainJob) -> int:
             world.data_group,
             settled=auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world)),
         )
-        log_plan(plan, model, world, division)
+        log_plan(plan, model, world, sharding)
 
-        code = Trainer(job, folder, device, world, root, division, tokenizer, data, plan, sizes, found).train_and_save()
+        def save_folder(folder: Path) -> None:
+            save_model(model, folder, tokenizer, world.is_main_process)
+            barrier(world)
+
+        trained = TrainedModel(root, sharding, tokenizer, save_folder)
+        objective = make_next_token_objective(root, device, world, context.seq_len)
+        code = Trainer(context, trained, objective, DatasetBatches(context, data), plan, sizes).train_and_save()
     return code
 
 

@@ -24,18 +24,19 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.tool_execution import PythonTool, open_python_tool
 from anabatic.models.forward import ModelRoot
 from anabatic.models.fused import installer
-from anabatic.models.model_init import DerivedSizes
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan import batch_divisibility
+from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.sft import (
+from anabatic.recipes.training.trainable_model import (
     TrainableModel,
     build_model,
     load_weights,
+    make_model_saver,
     quantize_frozen,
     require_weight_files,
 )
-from anabatic.recipes.training.trainer import Trainer, TrainingData
+from anabatic.recipes.training.trainer import TrainedModel, Trainer
 from anabatic.rl import unit_test_reward
 from anabatic.rl.heldout_rewards import HeldoutRewards
 from anabatic.rl.model_reward import ModelReward
@@ -45,7 +46,8 @@ from anabatic.rl.rollout import RolloutGenerator, TurnFunction
 from anabatic.rl.rollout_batches import RolloutBatches
 from anabatic.rl.rollout_loss import RolloutLoss
 from anabatic.sandbox.sandbox_runner import Sandbox
-from anabatic.train import sizing as planning
+from anabatic.train import sizing
+from anabatic.train.context import TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective
 from anabatic.train.sizing import StepSizes
@@ -63,16 +65,74 @@ class _Questions:
     heldout_prompts: list[list[int]]
 
 
+@dataclass(frozen=True)
+class RolloutSource:
+    """Batches of answers that the trained weights write themselves: a `BatchSource`."""
+
+    context: TrainContext[RlJob]
+    questions: _Questions
+    rewards: RewardSet
+    make_generator: Callable[..., RolloutGenerator]
+    micro_steps: int
+    pad_id: int
+    eot_id: int = 0
+
+    @property
+    def has_heldout(self) -> bool:
+        """Whether questions are held out."""
+        return bool(self.questions.heldout)
+
+    def open_stream(
+        self, objective: Objective, sizes: StepSizes, state: dict[str, Any], stopping: Callable[[], bool]
+    ) -> RolloutBatches:
+        """Return the batches of rollouts, from where `state` says."""
+        job = self.context.job
+        return RolloutBatches(
+            job,
+            self.questions.train,
+            self.questions.train_prompts,
+            self.rewards,
+            ALGORITHMS[job.algorithm],
+            functools.partial(self.make_generator, self.questions.train, stopping),
+            self.context.world,
+            self.micro_steps,
+            self.pad_id,
+            state,
+            stopping,
+        )
+
+    def describe_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a logged row says of the rewards."""
+        return dict(state["told"])
+
+    def make_evaluator(
+        self, objective: Objective, sizes: StepSizes, metrics: MetricsRecorder
+    ) -> Callable[[int], dict[str, Any]]:
+        """Return what measures the rewards of held-out questions after a step."""
+        asked = self.questions
+        if not asked.heldout:
+            return lambda step: {}
+        generator = functools.partial(self.make_generator, asked.heldout, lambda: False)
+        held = HeldoutRewards(
+            self.context.job, asked.heldout, asked.heldout_prompts, self.rewards, generator, self.context.world
+        )
+        return lambda step: _measure_heldout_rewards(held, step, metrics)
+
+    def log_summary(self, state: dict[str, Any]) -> None:
+        """Nothing is drawn by level."""
+
+
 def run(job: RlJob) -> int:
     """Train as the job says; return the exit code."""
-    with training_session(job) as (job, folder, device, world, found):
+    with training_session(job) as context:
+        job, device, world = context.job, context.device, context.world
         start = build_model(job, device, world)
-        division = resolve_sharding(job.parallel, world, device)
-        whole = not division.is_sharded and world.tensor_group.size == 1
+        sharding = resolve_sharding(job.parallel, world, device)
+        whole = not sharding.is_sharded and world.tensor_group.size == 1
         hint = "use parallel.strategy ddp, with adapters (--tuner lora) where memory is short"
-        require_setting(whole, f"{division.strategy} divides the weights, and answers are drawn from whole ones", hint)
-        quantize_frozen(job, start.model, start.named_folder, start.lora, start.merged_adapters, division)
-        require_weight_files(start.named_folder, start.base_folder)
+        require_setting(whole, f"{sharding.strategy} divides the weights, and answers are drawn from whole ones", hint)
+        quantize_frozen(job, start, sharding)
+        require_weight_files(start)
         micro_steps = batch_divisibility.count_micro_steps(job, world.data_group.size)
         asked = _read_questions(job, start)
         with (
@@ -80,56 +140,32 @@ def run(job: RlJob) -> int:
             _open_rewards(job, asked, device) as rewards,
         ):
             turn = rewards.get_turn_function() if job.turns > 1 else None
-            root = load_weights(job, start, division, device, world)
+            root = load_weights(job, start, sharding, device, world)
             log.info(installer.apply_fused_setting(start.model, job.fused, device.type))
             plan = DerivedSizes()
             sizes = _resolve_sizes(job, plan, start, len(asked.train), micro_steps)
-            log_plan(plan, start.model, world, division)
-            algorithm = ALGORITHMS[job.algorithm]
-            clip = ClipRange(job.clip_low or algorithm.default_clip.low, job.clip_high or algorithm.default_clip.high)
-            loss = RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature)
-            engines = _make_generator_factory(job, root, start.tokenizer, device, asked, turn, tool)
+            log_plan(plan, start.model, world, sharding)
+            make_generator = _make_generator_factory(job, root, start.tokenizer, device, asked, turn, tool)
             pad_id = start.tokenizer.pad_token_id or 0
-
-            def make_rollout_batches(state: dict[str, Any], stopping: Callable[[], bool]) -> RolloutBatches:
-                return RolloutBatches(
-                    job,
-                    asked.train,
-                    asked.train_prompts,
-                    rewards,
-                    algorithm,
-                    functools.partial(engines, asked.train, stopping),
-                    world,
-                    micro_steps,
-                    pad_id,
-                    state,
-                    stopping,
-                )
-
-            training = Trainer(
-                job, folder, device, world, root, division, start.tokenizer, TrainingData([], None), plan, sizes, found
-            )
-            training.is_chat, training.lora, training.base_folder, training.merged_adapters = (
-                True,
-                start.lora,
-                start.base_folder,
-                start.merged_adapters,
-            )
-            training.objective = Objective(
-                job.batch.resolved_seq_len,
-                loss,
-                lambda _: {},
-                pack_batch=loss.pack,
-                metric_sums=loss.sums,
-                metric_names=loss.names,
-            )
-            training.make_batches, training.describe_batches = make_rollout_batches, lambda state: dict(state["told"])
-            if asked.heldout:
-                stay = functools.partial(engines, asked.heldout, lambda: False)
-                held = HeldoutRewards(job, asked.heldout, asked.heldout_prompts, rewards, stay, world)
-                training.evaluate_heldout = functools.partial(_measure_heldout_rewards, held)
-            code = training.train_and_save()
+            source = RolloutSource(context, asked, rewards, make_generator, micro_steps, pad_id)
+            model = TrainedModel(root, sharding, start.tokenizer, make_model_saver(start, world), is_chat=True)
+            objective = _make_objective(job, root, device)
+            code = Trainer(context, model, objective, source, plan, sizes, generates=True).train_and_save()
     return code
+
+
+def _make_objective(job: RlJob, root: ModelRoot, device: Device) -> Objective:
+    algorithm = ALGORITHMS[job.algorithm]
+    clip = ClipRange(job.clip_low or algorithm.default_clip.low, job.clip_high or algorithm.default_clip.high)
+    loss = RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature)
+    return Objective(
+        job.batch.resolved_seq_len,
+        loss,
+        lambda _: {},
+        pack_batch=loss.pack,
+        metric_sums=loss.sums,
+        metric_names=loss.names,
+    )
 
 
 @contextmanager
@@ -219,7 +255,7 @@ def _resolve_sizes(
         plan.add_value("matrix_lr", job.optim.matrix_lr, 100 * lr, "100 x lr")
     steps = job.schedule.max_steps
     if steps is None:
-        rounds = planning.count_rounds(job.schedule.epochs or 1.0, questions, job.examples_per_step)
+        rounds = sizing.count_rounds(job.schedule.epochs or 1.0, questions, job.examples_per_step)
         plan.add_value(
             "steps", None, rounds * job.updates, f"{job.schedule.epochs or 1:g} epochs of {questions:,} questions"
         )

@@ -26,7 +26,7 @@ class SamplePrompts:
         texts: as the user wrote them.
         prompts: their tokens.
         seq_len: tokens of prompt and answer at most.
-        chat: the prompts are a user's turns; else beginnings of a text.
+        is_chat: the prompts are a user's turns; else beginnings of a text.
     """
 
     texts: list[str]

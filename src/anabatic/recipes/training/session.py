@@ -1,4 +1,4 @@
-"""How every training begins and ends: the processes, the run folder, the checkpoint to go on from."""
+"""How every training begins and ends: the processes, the run folder, the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from anabatic.config.sections.common import DEFAULT_SEQ_LEN
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.formatting import format_count
-from anabatic.core.paths import RunFolder
-from anabatic.device.device import Device, select_device
+from anabatic.device.device import select_device
 from anabatic.models import tensor_parallel
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
@@ -25,15 +24,16 @@ from anabatic.plan import batch_divisibility
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes import sequence_length
 from anabatic.train import auto_sizing
-from anabatic.train.checkpoint.storage import CheckpointInfo
+from anabatic.train.context import TrainContext
 from anabatic.train.run_folder import find_resume_checkpoint, open_run_folder
 
 Job = TypeVar("Job", bound=LoopJob)
 
 
 @contextmanager
-def training_session(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, CheckpointInfo | None]]:
-    """Yield the job with what a DeepSpeed file says of it, its folder, the device, the processes, and the checkpoint.
+def training_session(job: Job) -> Iterator[TrainContext[Job]]:
+    """Yield where the training runs: the job with what a DeepSpeed file says of it, its folder, the device, the
+    processes, and the checkpoint to resume from.
 
     Raises:
         ConfigError: the processes do not fit the job, or the run folder holds another one.
@@ -52,7 +52,7 @@ def training_session(job: Job) -> Iterator[tuple[Job, RunFolder, Device, World, 
             log.warn(lost)
         job = auto_sizing.apply_auto_strategy(job, device, world)
         with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
-            yield job, folder, device, world, find_resume_checkpoint(job, folder, world)
+            yield TrainContext(job, folder, device, world, find_resume_checkpoint(job, folder, world))
     parallel.leave_world(world)
 
 

@@ -1,448 +1,285 @@
-"""The part of a training recipe that does not depend on what is trained: data, loop, held-out loss, samples."""
+"""The part of a training recipe that does not depend on what is trained: resume, loop, evaluation, final model."""
 
 from __future__ import annotations
 
 import functools
 import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from anabatic.config.loading.command_table import command_name
-from anabatic.config.sections.common import Data
-from anabatic.config.sections.curriculum import Curriculum
 from anabatic.config.sections.train_jobs import LoopJob
-from anabatic.config.sections.tuner import Lora
 from anabatic.core import log, relaunch
-from anabatic.core.errors import ConfigError, DataError
-from anabatic.core.paths import RunFolder
-from anabatic.data.batching import curriculum
-from anabatic.data.batching.curriculum import DifficultyLevels
-from anabatic.data.batching.loader import Loader, ValidationBatches, WeightedSources
-from anabatic.data.batching.mixture import MixtureStage
-from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy
-from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.data.shards import dataset_cache, dataset_summary
-from anabatic.data.shards.reader import ShardSet
-from anabatic.data.shards.subset import ShardSubset
-from anabatic.device.device import Device, should_compile
+from anabatic.core.errors import ConfigError
+from anabatic.device.device import should_compile
 from anabatic.models.forward import ModelRoot
 from anabatic.models.fused import installer
 from anabatic.models.lora import adapter
-from anabatic.models.lora.merging import WeightedAdapter, make_merged_record
 from anabatic.models.model_init import count_parameters, flops_per_token
-from anabatic.models.pretrained import save_model
 from anabatic.models.quantized import iter_quantized_weights
-from anabatic.monitor.usage_window import UsageWindow
-from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training import sample_prompts
 from anabatic.train import auto_sizing, micro_batch_probe, plan_inputs, run_folder
-from anabatic.train.checkpoint.storage import CheckpointInfo
+from anabatic.train.checkpoint.run_state import RunState, TrainProgress
+from anabatic.train.context import TrainContext
 from anabatic.train.loop import fit
-from anabatic.train.loop_state import BatchStream, LoopContext, TrainProgress
+from anabatic.train.loop_state import BatchStream, LoopContext
 from anabatic.train.metrics.device_stats import watch_devices
 from anabatic.train.metrics.recorder import MetricsRecorder
-from anabatic.train.objectives import Objective, make_next_token_objective
+from anabatic.train.objectives import Objective
 from anabatic.train.optim.optimizer import HeadRates, Optimizer
 from anabatic.train.row_log import open_row_log
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
 
 
-@dataclass
-class TrainingData:
-    """Training sources with their weights, and the held-out sets; None when nothing is held out."""
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model where it is trained.
 
-    train: WeightedSources
-    valid: list[ShardSet] | list[SequenceDataset] | None
-    levels: DifficultyLevels | None = None
+    Attributes:
+        save: writes a folder of the model as it is now; every rank calls it.
+        is_chat: it answers in turns: samples are answers to a user.
+        head_rates: learning rates of a head of its own.
+    """
+
+    root: ModelRoot
+    sharding: ShardingPlan
+    tokenizer: Any
+    save: Callable[[Path], None]
+    is_chat: bool = False
+    head_rates: HeadRates = HeadRates()
 
     @property
-    def token_sets(self) -> list[ShardSet | ShardSubset]:
-        """The training sources that are text or conversations."""
-        return [part for part, _ in self.train if not isinstance(part, SequenceDataset)]
+    def network(self) -> PreTrainedModel:
+        """The model itself, without the wrapper that computes losses."""
+        return self.root.model
 
 
-def build_training_data(
-    data: Data,
-    tokenizer_folder: Path,
-    world: World,
-    seq_len: int,
-    learning: LossPolicy = DEFAULT_LOSS_POLICY,
-    lessons: Curriculum | None = None,
-) -> TrainingData:
-    """Tokenise the sources, or take them from the cache. Rank 0 builds, the others wait and open.
+class BatchSource(Protocol):
+    """Where micro-batches come from: rows that exist (`DatasetBatches`), or answers of the model itself (rollouts)."""
 
-    Raises:
-        ConfigError, DataError: a source, a row, or the tokenizer cannot be used.
-    """
-    if not world.is_main_process:
-        barrier(world)
-    options: dict[str, Any] = {"seq_len": seq_len, "learning": learning}
-    levels = None
-    if lessons is not None and lessons.use and lessons.by != "loss":  # that one needs the model: `tune`
-        levels = _split_by_level(lessons, data, tokenizer_folder, options)
-    if levels is None:
-        train: WeightedSources = dataset_cache.build_datasets(data.train, tokenizer_folder, data, "train", **options)
-    else:
-        train = [(part, None) for part, _ in levels.leveled_sets]
-    if learning.too_long == "delete":
-        sets = [part for part, _ in train if isinstance(part, ShardSet)]
-        dataset_summary.require_few_too_long(sets, seq_len, data.long_share, learning.too_long)
-    valid = None
-    if data.valid or data.valid_fraction > 0:
-        held_out = data.valid or data.train
-        valid = [part for part, _ in dataset_cache.build_datasets(held_out, tokenizer_folder, data, "valid", **options)]
-    if world.is_main_process:
-        barrier(world)
-    if valid is not None and not any(part.num_tokens for part in valid) and not data.valid:
-        rows = sum(part.counts["unlearned"] + part.counts["too_long"] for part in valid)
-        why = f"all {rows:,} rows held out are too long" if rows else "no row is held out"
-        log.warn(f"{why} at data.valid_fraction {data.valid_fraction:g}: the training has no held-out loss")
-        valid = None
-    if valid is not None and not any(part.num_tokens for part in valid):
-        raise DataError(
-            f"0 tokens of held-out data in {', '.join(part.name for part in valid)}",
-            "name sources in data.valid, raise data.valid_fraction, or train without by --data.valid-fraction 0",
-        )
-    return TrainingData(train, valid, levels)
+    @property
+    def has_heldout(self) -> bool:
+        """Whether anything is held out."""
+
+    @property
+    def eot_id(self) -> int:
+        """The token that begins a document."""
+
+    def open_stream(
+        self, objective: Objective, sizes: StepSizes, state: dict[str, Any], stopping: Callable[[], bool]
+    ) -> BatchStream:
+        """Return the micro-batches, from where a checkpoint's `state` left them; `stopping`: a signal has come."""
+
+    def describe_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a logged row says of the data."""
+
+    def make_evaluator(
+        self, objective: Objective, sizes: StepSizes, metrics: MetricsRecorder
+    ) -> Callable[[int], dict[str, Any]]:
+        """Return what measures held-out data after a step; `{}`: there is nothing to measure."""
+
+    def log_summary(self, state: dict[str, Any]) -> None:
+        """Log at the end what was drawn."""
 
 
-def _split_by_level(
-    lessons: Curriculum, data: Data, tokenizer_folder: Path, options: dict[str, Any]
-) -> DifficultyLevels | None:
-    """Part the sources by level; None when the rows have none."""
-    names = lessons.level_names()
-    if lessons.by == "length":
-        parts = [
-            part for part, _ in dataset_cache.build_datasets(data.train, tokenizer_folder, data, "train", **options)
-        ]
-        require_conversations(parts, lessons.by)
-        return curriculum.split_by_length(parts, names)
-    by_source = [curriculum.count_levels([spec], data, lessons.field) for spec in data.train]
-    if not curriculum.check_levels(sum(by_source, Counter()), lessons):
-        return None
-    sets = []
-    for spec, found in zip(data.train, by_source, strict=True):
-        for number, name in enumerate(names):
-            if found[name]:
-                level = (lessons.field, name)
-                sets.append(
-                    (dataset_cache.build_dataset(spec, tokenizer_folder, data, "train", level=level, **options), number)
-                )
-    return DifficultyLevels(names, [(part, number) for part, number in sets if part.num_docs])
-
-
-def require_conversations(parts: Sequence[ShardSet], by: str) -> None:
-    """Make sure that rows can be told apart.
-
-    Raises:
-        ConfigError: a source is text, whose documents flow into one another.
-    """
-    text = [part.name for part in parts if not part.is_chat]
-    if text:
-        raise ConfigError(f"a curriculum by {by} needs conversations, {text[0]} is plain text", "leave it out")
-
-
-@dataclass
+@dataclass(frozen=True)
 class Trainer:
-    """A model on its device with everything that training it needs; `train_and_save` trains it."""
+    """One training, put together: where it runs, the model, what it learns, its batches, its sizes.
 
-    job: LoopJob
-    folder: RunFolder
-    device: Device
-    world: World
-    root: ModelRoot
-    division: ShardingPlan
-    tokenizer: Any
-    corpus: TrainingData
+    Attributes:
+        generates: the batches are answers of the model: their size does not follow from tokens of rows, and held-out
+            data are measured before the first step too.
+    """
+
+    context: TrainContext[LoopJob]
+    model: TrainedModel
+    objective: Objective
+    batches: BatchSource
     plan: DerivedSizes
     sizes: StepSizes
-    resume_checkpoint: CheckpointInfo | None
-    lora: Lora | None = None
-    """Settings of the adapter that is trained; None: the model itself."""
-    base_folder: Path | None = None
-    """Model that the adapter is for."""
-    merged_adapters: Sequence[WeightedAdapter] = ()
-    """Adapters that became part of its weights."""
-    curriculum: Curriculum | None = None
-    is_chat: bool = False
-    """The model answers in turns: samples are answers to a user."""
-    objective: Objective | None = None
-    """What is learned; None: next-token prediction."""
-    rates: HeadRates = HeadRates()
-    """Learning rates of a head of its own."""
-    make_batches: Callable[[dict[str, Any], Callable[[], bool]], BatchStream] | None = None
-    """Makes the batches, from where a checkpoint left them and what tells of a wish to stop; None: a `Loader`."""
-    describe_batches: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """What a logged row says of such batches."""
-    evaluate_heldout: Callable[[int, MetricsRecorder], dict[str, Any]] | None = None
-    """Held-out metrics after a step, and once before the first; None: the held-out loss."""
-    model_writer: Callable[[Path], None] | None = None
-    """Writes a folder of the model as it is now, every rank calls it; None: a Hugging Face folder, or an adapter's."""
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model itself."""
-        return self.root.model
+    generates: bool = False
 
     def train_and_save(self) -> int:
         """Train to the end and write the models; return the exit code.
 
-        A run that SIGTERM or SIGUSR1 ended early has saved itself and returns `PREEMPTED`; Ctrl-C returns 130.
+        A run that SIGTERM or SIGUSR1 ended early has saved itself and returns `EXIT_PREEMPTED`; Ctrl-C returns 130.
 
         Raises:
-            Failure: memory ran out; with `auto_sizing`, `StartAgain`.
+            Failure: memory ran out; with `--auto`, `RestartRequested`.
         """
-        goal = self.objective or make_next_token_objective(
-            self.root, self.device, self.world, self.job.batch.resolved_seq_len
-        )
-        sizes = None if self.make_batches else self.sizes
-        with auto_sizing.handle_out_of_memory(self.job, self.device, self.world, goal.seq_len, sizes):
-            return self._train_and_save(goal)
+        context = self.context
+        sizes = None if self.generates else self.sizes
+        with auto_sizing.handle_out_of_memory(
+            context.job, context.device, context.world, self.objective.seq_len, sizes
+        ):
+            return self._train_and_save()
 
-    def _train_and_save(self, goal: Objective) -> int:
-        job = self.job
-        if job.eval.patience and self.corpus.valid is None and self.evaluate_heldout is None:
+    def _train_and_save(self) -> int:
+        context, model, found = self.context, self.model, self.context.resume_checkpoint
+        job, device, world = context.job, context.device, context.world
+        if job.eval.patience and not self.batches.has_heldout:
             raise ConfigError(
                 f"eval.patience is {job.eval.patience}, but nothing is held out", "name sources in data.valid"
             )
-        self._samples = sample_prompts.encode_sample_prompts(
-            job.eval.sample_prompts,
-            self.tokenizer,
-            self.corpus.train[0][0].eot if self.corpus.train else 0,
-            job.batch.resolved_seq_len,
-            self.is_chat,
+        samples = sample_prompts.encode_sample_prompts(
+            job.eval.sample_prompts, model.tokenizer, self.batches.eot_id, context.seq_len, model.is_chat
         )
         self._compile_model()
-        optimizer = Optimizer(
-            self.model,
-            job.optim,
-            self.sizes.lr,
-            self.sizes.matrix_lr,
-            self.device,
-            self.world,
-            self.division.get_state_device(self.device),
-            self.rates,
-        )
-        step = TrainStep(
-            wrap_ddp(self.root, self.division, self.device, self.world),
-            goal.loss_fn,
-            optimizer,
-            self.device,
-            self.world,
-            self.sizes.micro_batch_tokens,
-            goal.pack_batch,
-            goal.metric_sums,
-            goal.metric_names,
-            partial_params=self.root.partial_params,
-        )
-        self.model.train()
-        self._probe_micro_batch(goal, step)
-        tensors = functools.partial(run_folder.collect_tensors, self.model, optimizer, step)
-        free = ("batch.micro_batch_tokens",) if auto_sizing.load_state(job, self.world) and job.batch.packing else ()
-        run_folder.require_same_sizes(
-            self.resume_checkpoint, self.sizes.resume_constraints(self.world.data_group), free
-        )
+        step = self._make_step()
+        model.network.train()
+        sizes = self._probe_micro_batch(step)
+        tensors = functools.partial(run_folder.collect_tensors, model.network, step.optimizer, step)
+        free = ("batch.micro_batch_tokens",) if auto_sizing.load_state(job, world) and job.batch.packing else ()
+        run_folder.require_same_sizes(found, sizes.resume_constraints(world.data_group), free)
         # Of dropout and of rounding: equal on every rank, or copies of weights would part. A checkpoint brings its own.
         torch.manual_seed(job.seed)
-        before = adapter.get_initial_products(self.model)
-        progress = run_folder.restore_checkpoint(self.resume_checkpoint, tensors(), self.device, self.world)
-        adapter.restore_pissa_base(self.model, before)
-        if self.resume_checkpoint is not None:
-            saved = int(self.resume_checkpoint.host_state["sizes"]["batch.micro_batch_tokens"])
-            auto_sizing.rescale_loader_position(
-                progress, saved, self.sizes.micro_batch_tokens, self.world.data_group.size
-            )
-        optimizer.step_number = progress.step
-        loader = self._open_batches(goal, step, progress.loader)
+        before = adapter.get_initial_products(model.network)
+        progress = run_folder.restore_checkpoint(found, tensors(), device, world)
+        adapter.restore_pissa_base(model.network, before)
+        if found is not None:
+            saved = int(found.state.sizes["batch.micro_batch_tokens"])
+            auto_sizing.rescale_loader_position(progress, saved, sizes.micro_batch_tokens, world.data_group.size)
+        step.optimizer.step_number = progress.step
+        stream = self.batches.open_stream(
+            self.objective, sizes, progress.loader, lambda: step.stop_signal > 0 and world.size == 1
+        )
         with (
-            loader,
-            run_folder.open_metrics(
-                job, self.folder, self.device, self.world, self.sizes.steps, self.resume_checkpoint
-            ) as metrics,
-            watch_devices(job.log, self.device, self.world) as watch,
-            open_row_log(job.log, self.folder, self.world, progress.step) as rows,
+            stream,
+            run_folder.open_metrics(job, context.folder, device, world, sizes.steps, found) as metrics,
+            watch_devices(job.log, device, world) as watch,
+            open_row_log(job.log, context.folder, world, progress.step) as rows,
         ):
-            params, multiplying = count_parameters(self.model)
+            params, multiplying = count_parameters(model.network)
             metrics.log_event("model", params=params, multiplying=multiplying, plan=self.plan.values)
-            done = fit(
-                replace(self._make_loop_context(goal, step, loader, tensors, metrics, watch), row_log=rows), progress
-            )
-            if self.corpus.levels is not None and progress.loader:
-                log.info(curriculum.describe_drawn_samples(progress.loader, self.corpus.levels))
+            loop = self._make_loop_context(sizes, step, stream, tensors, metrics, samples)
+            done = fit(replace(loop, device_window=watch, row_log=rows), progress)
+            self.batches.log_summary(progress.loader)
             if done:
+                summary = self._build_summary(sizes, progress, params)
                 run_folder.finish_run(
-                    self.folder,
-                    self.model,
-                    self._save_model,
+                    context.folder,
+                    model.network,
+                    model.save,
                     metrics,
-                    {**self._build_summary(progress, params, metrics), **(watch.get_totals() if watch else {})},
-                    self.device.torch_device,
-                    self.world,
+                    {**summary, **(watch.get_totals() if watch else {})},
+                    device.torch_device,
+                    world,
                 )
         if done:
             return 0
         return 130 if step.stop_signal == signal.SIGINT else relaunch.EXIT_PREEMPTED
 
-    def _probe_micro_batch(self, goal: Objective, step: TrainStep) -> None:
-        """Settle the micro-batch by two steps, where the plan chose it and the run begins here."""
-        state = auto_sizing.load_state(self.job, self.world)
-        if state is None:
-            return
-        if self.resume_checkpoint is None:
-            setup = plan_inputs.build_model_setup(self.job, self.model, self.device, self.world.data_group)
-            loader = functools.partial(self._make_loader, goal, {})
-            self.sizes = micro_batch_probe.choose_micro_batch(
-                self.job, state, setup, self.sizes, step, loader, self.device, self.world
-            )
-            step.expected_tokens = float(self.sizes.micro_batch_tokens)
-            self.plan.values["micro_batch_tokens"] = self.sizes.micro_batch_tokens
-        auto_sizing.save_resolved_sizes(self.job, self.sizes, self.world)
-
-    def _open_batches(self, goal: Objective, step: TrainStep, state: dict[str, Any]) -> BatchStream:
-        if self.make_batches is not None:
-            return self.make_batches(state, lambda: step.stop_signal > 0 and self.world.size == 1)
-        return self._make_loader(goal, state, self.sizes.micro_batch_tokens)
-
-    def _make_loader(self, goal: Objective, state: dict[str, Any], tokens: int) -> Loader:
-        data = self.world.data_group
-        return Loader(
-            self.corpus.train,
-            seq_len=goal.seq_len,
-            lay=goal.collate,
-            micro_batch_tokens=tokens,
-            rank=data.rank,
-            world_size=data.size,
-            seed=self.job.seed,
-            state=state or None,
-            pin_memory=self.device.device_row.pin_memory,
-            stages=self._plan_curriculum(),
-            packing=self.job.batch.packing,
+    def _make_step(self) -> TrainStep:
+        context, model, goal = self.context, self.model, self.objective
+        device, world = context.device, context.world
+        optimizer = Optimizer(
+            model.network,
+            context.job.optim,
+            self.sizes.lr,
+            self.sizes.matrix_lr,
+            device,
+            world,
+            model.sharding.get_state_device(device),
+            model.head_rates,
+        )
+        return TrainStep(
+            wrap_ddp(model.root, model.sharding, device, world),
+            goal.loss_fn,
+            optimizer,
+            device,
+            world,
+            self.sizes.micro_batch_tokens,
+            goal.pack_batch,
+            goal.metric_sums,
+            goal.metric_names,
+            partial_params=model.root.partial_params,
         )
 
-    def _plan_curriculum(self) -> list[MixtureStage]:
-        levels, lessons = self.corpus.levels, self.curriculum
-        if levels is None or lessons is None:
-            return []
-        for line in curriculum.describe_curriculum(lessons, levels):
-            log.info(line)
-        per_step = self.sizes.micro_steps * self.world.data_group.size
-        return curriculum.plan_stages(lessons, levels, self.sizes.steps * per_step, per_step)
-
-    def _describe_data(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a logged row says of the data: the share of padding, samples of each level so far, and the stage."""
-        real, placed = state["tokens"]
-        has_rows = any(part.is_chat for part, _ in self.corpus.train)  # text leaves no room
-        padding = {"padding": 1.0 - real / placed} if has_rows else {}
-        if self.corpus.levels is None:
-            return padding
-        return {
-            **padding,
-            "stage": state["stage"][0] + 1,
-            "samples": curriculum.count_drawn_by_level(state, self.corpus.levels),
-        }
-
-    def _save_model(self, folder: Path) -> None:
-        if self.model_writer is not None:
-            self.model_writer(folder)
-        elif self.lora is None:
-            save_model(self.model, folder, self.tokenizer, self.world.is_main_process)
-        else:
-            assert self.base_folder is not None
-            adapter.save_adapter(
-                self.model,
-                folder,
-                self.tokenizer,
-                self.lora,
-                self.base_folder,
-                self.world.is_main_process,
-                make_merged_record(self.merged_adapters),
+    def _probe_micro_batch(self, step: TrainStep) -> StepSizes:
+        """Return the sizes; the micro-batch by two steps, where the plan chose it and the run begins here."""
+        context, sizes = self.context, self.sizes
+        state = auto_sizing.load_state(context.job, context.world)
+        if state is None:
+            return sizes
+        if context.resume_checkpoint is None:
+            setup = plan_inputs.build_model_setup(
+                context.job, self.model.network, context.device, context.world.data_group
             )
-        barrier(self.world)
+
+            def open_stream(tokens: int) -> BatchStream:
+                tried = replace(sizes, micro_batch_tokens=tokens)
+                return self.batches.open_stream(self.objective, tried, {}, lambda: False)
+
+            sizes = micro_batch_probe.choose_micro_batch(
+                context.job, state, setup, sizes, step, open_stream, context.device, context.world
+            )
+            step.expected_tokens = float(sizes.micro_batch_tokens)
+            self.plan.values["micro_batch_tokens"] = sizes.micro_batch_tokens
+        auto_sizing.save_resolved_sizes(context.job, sizes, context.world)
+        return sizes
 
     def _compile_model(self) -> None:
-        compiled, why = should_compile(self.job.device, self.device.device_row, self.sizes.steps)
-        if self.world.tensor_group.size > 1:
+        context, network = self.context, self.model.network
+        compiled, why = should_compile(context.job.device, context.device.device_row, self.sizes.steps)
+        if context.world.tensor_group.size > 1:
             compiled, why = False, "layers that add up among processes are not compiled"
-        if not self.job.batch.packing:
+        if not context.job.batch.packing:
             compiled, why = False, "padded batches have another shape each"
-        if any(iter_quantized_weights(self.model)):
+        if any(iter_quantized_weights(network)):
             compiled, why = False, "packed weights take turns in the same memory"
         log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
         if compiled:
-            log.info(f"compiled {installer.compile_blocks(self.model)} modules at first use")
+            log.info(f"compiled {installer.compile_blocks(network)} modules at first use")
 
     def _make_loop_context(
         self,
-        goal: Objective,
+        sizes: StepSizes,
         step: TrainStep,
-        loader: BatchStream,
+        stream: BatchStream,
         tensors: Callable[[], dict[str, Any]],
         metrics: MetricsRecorder,
-        watch: UsageWindow | None,
+        samples: sample_prompts.SamplePrompts | None,
     ) -> LoopContext:
-        job = self.job
-        self._valid = None
-        if self.corpus.valid is not None:
-            data = self.world.data_group
-            self._valid = ValidationBatches(
-                self.corpus.valid,
-                micro_batch_tokens=self.sizes.micro_batch_tokens,
-                max_tokens=job.eval.tokens,
-                rank=data.rank,
-                world_size=data.size,
-                seq_len=goal.seq_len,
-                lay=goal.collate,
-            )
-        self._metrics, self._objective = metrics, goal
-        sizes, context = self.sizes, job.batch.resolved_seq_len / 2
+        context, model = self.context, self.model
+        evaluate = self.batches.make_evaluator(self.objective, sizes, metrics)
+        together = model.sharding.is_sharded or context.world.tensor_group.size > 1
+        shows = context.world.data_group.rank == 0 or model.sharding.is_sharded
+
+        def evaluate_step(number: int) -> dict[str, Any]:
+            row = evaluate(number)
+            if samples is not None and shows:
+                samples.log_samples(model.root, together, number, metrics)
+            return row
+
+        identity = run_folder.get_job_identity(context.job)
+        about = {"command": command_name(context.job), "strategy": model.sharding.strategy}
+        constraints = sizes.resume_constraints(context.world.data_group)
         return LoopContext(
-            folder=self.folder,
-            metrics=metrics,
-            device=self.device,
-            world=self.world,
+            context=context,
+            sizes=sizes,
             train_step=step,
-            batches=loader,
-            total_steps=sizes.steps,
-            micro_steps=sizes.micro_steps,
-            schedule=job.schedule,
-            save=job.save,
-            optim=job.optim,
-            eval=job.eval,
-            log=job.log,
-            peak_lr=sizes.lr,
+            batches=stream,
+            metrics=metrics,
+            run_state=lambda progress: RunState(progress, identity, constraints, context.world.size, about),
             checkpoint_tensors=tensors,
-            peak_matrix_lr=sizes.matrix_lr if job.optim.name == "muon" else None,
-            describe_loader=self.describe_batches or self._describe_data,
-            identity=run_folder.get_job_identity(job),
-            sizes=sizes.resume_constraints(self.world.data_group),
-            manifest_fields={"command": command_name(job), "strategy": self.division.strategy},
-            evaluate_step=self._evaluate_and_sample,
-            save_best_model=lambda: self._save_model(self.folder.best_model),
-            flops_per_token=flops_per_token(self.model, context, goal.has_lm_head),
-            peak_flops=run_folder.log_peak_flops(self.device),
-            device_window=watch,
-            should_eval_at_start=self.evaluate_heldout is not None,
+            evaluate_step=evaluate_step,
+            describe_loader=self.batches.describe_state,
+            save_best_model=lambda: model.save(context.folder.best_model),
+            flops_per_token=flops_per_token(model.network, context.seq_len / 2, self.objective.has_lm_head),
+            peak_flops=run_folder.log_peak_flops(context.device),
+            should_eval_at_start=self.generates and self.batches.has_heldout,
         )
 
-    def _evaluate_and_sample(self, step: int) -> dict[str, Any]:
-        row = {} if self._valid is None else self._objective.validate(self._valid)
-        if self.evaluate_heldout is not None:
-            row = self.evaluate_heldout(step, self._metrics)
-        together = self.division.is_sharded or self.world.tensor_group.size > 1
-        if self._samples is not None and (self.world.data_group.rank == 0 or self.division.is_sharded):
-            self._samples.log_samples(self.root, together, step, self._metrics)
-        return row
-
-    def _build_summary(self, progress: TrainProgress, params: int, metrics: MetricsRecorder) -> dict[str, Any]:
+    def _build_summary(self, sizes: StepSizes, progress: TrainProgress, params: int) -> dict[str, Any]:
+        device = self.context.device
         return {
             "steps": progress.step,
             "tokens": progress.tokens,
@@ -452,11 +289,11 @@ class Trainer:
             **{key: progress.best.get(key) for key in ("valid_loss", "valid_perplexity", "valid_accuracy")},
             **{key: value for key, value in progress.best.items() if key.startswith("valid_")},
             "best_step": progress.best.get("step"),
-            "stopped_early": progress.step < self.sizes.steps,
+            "stopped_early": progress.step < sizes.steps,
             "params": params,
             "skipped": progress.skipped,
-            "device": self.device.name,
-            "dtype": str(self.device.dtype).removeprefix("torch."),
-            "world_size": self.world.size,
-            "peak_memory_bytes": self.device.get_peak_memory(),
+            "device": device.name,
+            "dtype": str(device.dtype).removeprefix("torch."),
+            "world_size": self.context.world.size,
+            "peak_memory_bytes": device.get_peak_memory(),
         }

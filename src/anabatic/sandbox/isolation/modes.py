@@ -14,11 +14,11 @@ class IsolationState:
     """How this keeper shuts programs in.
 
     Attributes:
-        name: one of `ISOLATION_MODES`.
-        own: namespaces: what `namespaces.fork_into_namespace` needs.
-        filtered: system calls are filtered.
-        processes: what has to be added to `Limits.processes` for RLIMIT_NPROC; None: a program may start none.
-        readable: landlock: files and folders.
+        mode: one of `ISOLATION_MODES`.
+        namespace_fd: namespaces: what `namespaces.fork_into_namespace` needs.
+        has_seccomp: system calls are filtered.
+        extra_processes: what has to be added to `Limits.processes` for RLIMIT_NPROC; None: a program may start none.
+        readable_paths: landlock: files and folders.
         guards: what is guarded -> by what.
     """
 

@@ -28,6 +28,7 @@ from anabatic.device.device import Device, get_free_host_memory
 from anabatic.parallel.dtensors import shard_like, to_local
 from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum, create_side_group
 from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint.run_state import RunState
 from anabatic.train.metrics.device_stats import count_local_processes
 
 SMALL_CHECKPOINT_BYTES = 64 << 20
@@ -41,7 +42,7 @@ class SavedCheckpoint:
     """A checkpoint that is whole.
 
     Attributes:
-        seconds: from the beginning to the last sync; stall: of these the training has waited.
+        seconds: from the beginning to the last sync; stall_seconds: of these the training has waited.
     """
 
     step: int
@@ -70,12 +71,12 @@ class CheckpointSaver:
         self._finished: list[SavedCheckpoint] = []
         self._error: BaseException | None = None
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], host: dict[str, Any], best: int | None = None) -> None:
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: RunState, best: int | None = None) -> None:
         """Begin to write `checkpoint-<step>`, after the one under way; `take_finished` tells when it is whole.
 
         Args:
             tensors: name -> tensor, the same names on every rank.
-            host: JSON-serialisable numbers, the same on every rank.
+            state: the same on every rank.
             best: step of the best evaluation, whose checkpoint is kept with `save.keep_best`.
 
         Raises:
@@ -88,8 +89,8 @@ class CheckpointSaver:
         storage.ignore_dcp_warnings()
         background = self._decide_background(tensors)
         held = self._copy_to_host(tensors) if background else tensors
-        about = {"saved": time.time(), "world_size": self._world.size, **host.get("about", {})}
-        content = storage.CheckpointContent(held, self._device.get_rng_state(), json.dumps(host), about)
+        about = {"saved": time.time(), "world_size": self._world.size, **state.about}
+        content = storage.CheckpointContent(held, self._device.get_rng_state(), json.dumps(state.to_json()), about)
         also = {best} if best is not None and self._config.keep_best else set()
         work = (step, content, also, start, time.perf_counter() - start if background else None)
         self.step = step

@@ -26,6 +26,7 @@ from anabatic.core.paths import RunFolder, find_os_error, make_write_error
 from anabatic.device.device import Device
 from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text
 from anabatic.train.checkpoint import manifest
+from anabatic.train.checkpoint.run_state import RunState
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class CheckpointInfo:
 
     path: Path
     step: int
-    host_state: dict[str, Any]
+    state: RunState
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class CheckpointContent:
 
     Attributes:
         tensors: name -> tensor, the same names on every rank.
-        random: states of this rank's random numbers.
-        host: JSON text of host numbers, the same on every rank.
-        about: keys of the manifest: how it was written.
+        rng_state: states of this rank's random numbers.
+        host_json: JSON text of host numbers, the same on every rank.
+        manifest_fields: keys of the manifest: how it was written.
     """
 
     tensors: Mapping[str, Tensor]
@@ -130,7 +131,7 @@ def find_newest_checkpoint(folder: RunFolder, world: World, before: int | None =
         path = folder.checkpoint_path(step)
         problems = all_gather_text(manifest.find_first_fault(path, world.rank, world.size), world)
         if not any(problems):
-            return CheckpointInfo(path, step, manifest.read_host_state(path))
+            return CheckpointInfo(path, step, RunState.from_json(manifest.read_host_state(path), path))
         log.warn(f"{path} is not used: {next(filter(None, problems))}")
     return None
 

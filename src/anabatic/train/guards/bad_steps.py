@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 from anabatic.core import log
@@ -17,49 +18,50 @@ from anabatic.core.errors import CheckpointError, DataError, Failure
 from anabatic.core.json_lines import JsonlWriter
 from anabatic.parallel.process_groups import all_gather_text
 from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 from anabatic.train.guards.spike_detector import BadStep, find_data_positions
-from anabatic.train.loop_state import LoopContext, TrainProgress
+from anabatic.train.loop_state import LoopContext
 
 BAD_STEPS_FILE = "bad_steps.jsonl"
 _MAX_LOGGED = 3
 """Bad steps of one look that are named on the terminal."""
 
 
-def handle_bad_steps(job: LoopContext, progress: TrainProgress, saver: CheckpointSaver) -> bool:
+def handle_bad_steps(loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver) -> bool:
     """Act on the bad steps since the last look; return True when the training went back. All ranks call it.
 
     Raises:
         DataError: there is one, and `optimizer.on_bad_step` is stop.
         Failure: it is rewind, and there were too many, or there is nothing to go back to.
     """
-    found = job.train_step.spike_detector.take_bad_steps()
+    found = loop.train_step.spike_detector.take_bad_steps()
     if not found:
         return False
-    _record_bad_steps(job, found)
-    if job.optim.on_bad_step == "stop":
+    _record_bad_steps(loop, found)
+    if loop.job.optim.on_bad_step == "stop":
         raise DataError(
             f"step {found[0].step}: {_describe_step(found[0])}, and optim.on_bad_step is stop",
-            f"its rows are in {job.folder.root / BAD_STEPS_FILE}; --optim.on-bad-step skip goes on without it",
+            f"its rows are in {loop.folder.root / BAD_STEPS_FILE}; --optim.on-bad-step skip goes on without it",
         )
-    if job.optim.on_bad_step == "rewind":
-        _rewind_to_checkpoint(job, progress, saver, found)
+    if loop.job.optim.on_bad_step == "rewind":
+        _rewind_to_checkpoint(loop, progress, saver, found)
         return True
     return False
 
 
-def skip_dropped_data(job: LoopContext, progress: TrainProgress) -> None:
+def skip_dropped_data(loop: LoopContext, progress: TrainProgress) -> None:
     """Drop the data of steps that a rewind has found bad."""
     while progress.loader.get("micro_batch", 0) in progress.dropped:
         rows = []
-        for _ in range(job.micro_steps):
-            batch = next(job.batches)
+        for _ in range(loop.sizes.micro_steps):
+            batch = next(loop.batches)
             if batch is None:  # a wish to stop: the step itself will see it too
                 return
             rows += batch.segment_origins
             progress.loader = batch.loader_state
-        if job.row_log is not None:
-            job.row_log.write(progress.step + 1, rows, dropped=True)
+        if loop.row_log is not None:
+            loop.row_log.write(progress.step + 1, rows, dropped=True)
 
 
 def _describe_step(step: BadStep) -> str:
@@ -67,19 +69,19 @@ def _describe_step(step: BadStep) -> str:
     return f"a spike ({numbers})" if step.reason == "spike" else f"loss or gradient is not finite ({numbers})"
 
 
-def _record_bad_steps(job: LoopContext, found: list[BadStep]) -> None:
+def _record_bad_steps(loop: LoopContext, found: list[BadStep]) -> None:
     """Write the steps with the rows of every rank into `bad_steps.jsonl`."""
-    named = [_local_record(job, step) for step in found] if job.world.tensor_group.rank == 0 else []
-    ranks = [json.loads(text) for text in all_gather_text(json.dumps(named), job.world)]
+    named = [_local_record(loop, step) for step in found] if loop.world.tensor_group.rank == 0 else []
+    ranks = [json.loads(text) for text in all_gather_text(json.dumps(named), loop.world)]
     for step in found[:_MAX_LOGGED]:
         log.warn(f"step {step.step}: {_describe_step(step)}; the update is not made, its rows are in {BAD_STEPS_FILE}")
     if len(found) > _MAX_LOGGED:
         log.warn(f"and {len(found) - _MAX_LOGGED} more bad steps up to step {found[-1].step}")
     for step in found:
-        job.metrics.log_event("bad_step", step=step.step, reason=step.reason, action=job.optim.on_bad_step)
-    if not job.world.is_main_process:
+        loop.metrics.log_event("bad_step", step=step.step, reason=step.reason, action=loop.job.optim.on_bad_step)
+    if not loop.world.is_main_process:
         return
-    writer = JsonlWriter(job.folder.root / BAD_STEPS_FILE)
+    writer = JsonlWriter(loop.folder.root / BAD_STEPS_FILE)
     for number, step in enumerate(found):
         writer.write(
             {
@@ -88,53 +90,53 @@ def _record_bad_steps(job: LoopContext, found: list[BadStep]) -> None:
                 "reason": step.reason,
                 "loss": step.loss,
                 "grad_norm": step.grad_norm,
-                "action": job.optim.on_bad_step,
+                "action": loop.job.optim.on_bad_step,
                 "ranks": [steps[number] for steps in ranks if steps],
             }
         )
     writer.close()
 
 
-def _local_record(job: LoopContext, step: BadStep) -> dict[str, Any]:
-    names = job.batches.source_names
+def _local_record(loop: LoopContext, step: BadStep) -> dict[str, Any]:
+    names = loop.batches.source_names
     rows = [
         {"source": names[source], "row": row, "pass": turn, "start": start, "tokens": tokens}
         for source, row, turn, start, tokens in step.rows
     ]
-    return {"rank": job.world.rank, "finite": step.is_local_finite, "rows": rows}
+    return {"rank": loop.world.rank, "finite": step.is_local_finite, "rows": rows}
 
 
 def _rewind_to_checkpoint(
-    job: LoopContext, progress: TrainProgress, saver: CheckpointSaver, found: list[BadStep]
+    loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver, found: list[BadStep]
 ) -> None:
     first = found[0]
-    if progress.rewinds >= job.optim.max_rewinds:
+    if progress.rewinds >= loop.job.optim.max_rewinds:
         raise Failure(
             f"step {first.step}: {_describe_step(first)}, after {progress.rewinds} rewinds (optim.max_rewinds)",
-            f"look at the rows in {job.folder.root / BAD_STEPS_FILE}, and at the machine; or lower optim.lr",
+            f"look at the rows in {loop.folder.root / BAD_STEPS_FILE}, and at the machine; or lower optim.lr",
         )
     saver.wait()
     # When the first step after a checkpoint is bad once more, with other data, the checkpoint itself is in doubt.
     doubtful = progress.rewound_to == first.step - 1
-    source = storage.find_newest_checkpoint(job.folder, job.world, first.step - 1 if doubtful else first.step)
+    source = storage.find_newest_checkpoint(loop.folder, loop.world, first.step - 1 if doubtful else first.step)
     if source is None:
         raise CheckpointError(
             f"step {first.step}: {_describe_step(first)}, and there is no earlier checkpoint to go back to",
             "save more often with --save.every, or go on without it by --optim.on-bad-step skip",
         )
-    storage.load_checkpoint(source, job.checkpoint_tensors(), job.device, job.world)
+    storage.load_checkpoint(source, loop.checkpoint_tensors(), loop.device, loop.world)
     # Steps that are all bad to the last are the weights' fault, not their data's: one is passed over, to get on.
     healed = len(found) <= progress.step - first.step
-    bad = find_data_positions(found if healed else found[:1], job.micro_steps * job.world.data_group.size)
-    restored = TrainProgress(**source.host_state["progress"])
+    bad = find_data_positions(found if healed else found[:1], loop.sizes.micro_steps * loop.world.data_group.size)
+    restored = replace(source.state.progress)
     restored.dropped = sorted({*progress.dropped, *bad})
     restored.rewinds, restored.rewound_to = progress.rewinds + 1, source.step
     vars(progress).update(vars(restored))
-    job.train_step.optimizer.step_number = progress.step
-    job.batches.load_state_dict(progress.loader)
-    job.metrics.rewind_to(progress.step, progress.evaluated)
-    if job.row_log is not None:
-        job.row_log.rewind_to(progress.step)
+    loop.train_step.optimizer.step_number = progress.step
+    loop.batches.load_state_dict(progress.loader)
+    loop.metrics.rewind_to(progress.step, progress.evaluated)
+    if loop.row_log is not None:
+        loop.row_log.rewind_to(progress.step)
     saver.step = progress.step
-    job.metrics.log_event("rewind", step=progress.step, bad_step=first.step)
+    loop.metrics.log_event("rewind", step=progress.step, bad_step=first.step)
     log.warn(f"back to {source.path}, passing over the data of step {first.step} (rewind {progress.rewinds})")

@@ -31,9 +31,9 @@ class BadStep:
         step: its number.
         reason: not finite, or spike.
         loss: mean over all ranks' targets, in nats; grad_norm: of that mean. Both before the update was refused.
-        here: this rank's own loss was finite.
+        is_local_finite: this rank's own loss was finite.
         rows: what this rank has read.
-        loader: state of the data after the step.
+        loader_state: state of the data after the step.
     """
 
     step: int

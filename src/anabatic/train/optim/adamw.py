@@ -29,9 +29,9 @@ class ParameterBucket:
 
     Attributes:
         params: name -> parameter; this rank's part of it has elements.
-        first, second: flat moments.
-        lost: flat; what rounding took from bf16 weights (Kahan), else None.
-        body: they belong to a model that has a head of its own, which may learn faster.
+        exp_avg, exp_avg_sq: flat moments.
+        compensation: flat; what rounding took from bf16 weights (Kahan), else None.
+        is_body: they belong to a model that has a head of its own, which may learn faster.
     """
 
     params: dict[str, Tensor]

@@ -70,9 +70,9 @@ class HeadRates:
     """Learning rates of a model with a head of its own.
 
     Attributes:
-        head: prefix of the names of its parameters; AdamW updates them at the full rate. Empty: there is none.
-        body: share of the rates that the other parameters learn at.
-        frozen: steps, from the first on, in which those do not move; their moments are gathered meanwhile.
+        head_prefix: prefix of the names of its parameters; AdamW updates them at the full rate. Empty: there is none.
+        body_scale: share of the rates that the other parameters learn at.
+        frozen_steps: steps, from the first on, in which those do not move; their moments are gathered meanwhile.
     """
 
     head_prefix: str = ""

@@ -20,7 +20,8 @@ from anabatic.models.materialize import materialize_model, resolve_weight_dtype
 from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trainer import Trainer, TrainingData
+from anabatic.recipes.training.trainer import TrainedModel, Trainer
+from anabatic.recipes.training.training_data import DatasetBatches, TrainingData
 from anabatic.train import objectives
 from anabatic.vessels.io import vessel_splits
 from anabatic.vessels.model import initialization
@@ -31,13 +32,14 @@ from anabatic.vessels.words.vocabulary import WordSpec
 
 def run(job: ClassifyPretrainJob) -> int:
     """Train as the job says; return the exit code."""
-    with training_session(job) as (job, folder, device, world, found):
+    with training_session(job) as context:
+        job, device, world = context.job, context.device, context.world
         base = vessel_splits.read_base_model_info(job.model.path)
         vessels = vessel_splits.read_vessel_segments(job, base)
         tokenizer, known = encoding.build_word_tokenizer(base, vessels.spec)
         words = WordEncoder.from_tokenizer(tokenizer)
         draws = [make_target_sampler(job, words, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
-        options: dict[str, Any] = {"seq_len": job.batch.resolved_seq_len}
+        options: dict[str, Any] = {"seq_len": context.seq_len}
         train = encoding.encode_segments("training vessels", vessels.train, words, draw=draws[0], **options)
         valid = encoding.encode_segments("held-out vessels", vessels.valid, words, draw=draws[1], **options)
         log_mask_rates(draws[0], train)
@@ -45,31 +47,18 @@ def run(job: ClassifyPretrainJob) -> int:
         plan, model = initialization.build_meta_model(
             job, base, len(tokenizer), resolve_weight_dtype(job.optim, device)
         )
-        division = resolve_sharding(job.parallel, world, device)
-        root = materialize_model(model, division, device, world)
+        sharding = resolve_sharding(job.parallel, world, device)
+        root = materialize_model(model, sharding, device, world)
         initialization.init_or_load_weights(model, job, base, known, len(tokenizer))
         log.info(installer.apply_fused_setting(model, job.fused, device.type))
         sizes, per_pass = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
-        log_plan(plan, model, world, division)
+        log_plan(plan, model, world, sharding)
 
-        training = Trainer(
-            replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)),
-            folder,
-            device,
-            world,
-            root,
-            division,
-            tokenizer,
-            TrainingData([(train, None)], [valid] if vessels.valid else None),
-            plan,
-            sizes,
-            found,
-        )
         causal = job.objective != "masked"
-        training.objective = objectives.make_word_objective(root, device, world, job.batch.resolved_seq_len, causal)
+        objective = objectives.make_word_objective(root, device, world, context.seq_len, causal)
         beside = vessel_splits.word_model_files(vessels, "causal" if causal else "both")
 
-        def write_model(path: Path) -> None:
+        def save_folder(path: Path) -> None:
             pretrained.save_model(
                 model,
                 path,
@@ -79,8 +68,10 @@ def run(job: ClassifyPretrainJob) -> int:
             )
             barrier(world)
 
-        training.model_writer = write_model
-        code = training.train_and_save()
+        context = replace(context, job=replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)))
+        data = TrainingData([(train, None)], [valid] if vessels.valid else None)
+        trained = TrainedModel(root, sharding, tokenizer, save_folder)
+        code = Trainer(context, trained, objective, DatasetBatches(context, data), plan, sizes).train_and_save()
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from anabatic.models.materialize import materialize_model, resolve_weight_dtype
 from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trainer import Trainer, TrainingData
+from anabatic.recipes.training.trainer import TrainedModel, Trainer
+from anabatic.recipes.training.training_data import DatasetBatches, TrainingData
 from anabatic.train import objectives
 from anabatic.train.optim.optimizer import HeadRates
 from anabatic.vessels.io import vessel_splits
@@ -30,7 +32,8 @@ from anabatic.vessels.words import encoding
 
 def run(job: ClassifyTrainJob) -> int:
     """Train as the job says; return the exit code."""
-    with training_session(job) as (job, folder, device, world, found):
+    with training_session(job) as context:
+        job, device, world = context.job, context.device, context.world
         base = vessel_splits.read_base_model_info(job.model.path)
         vessels = vessel_splits.keep_labelled_segments(vessel_splits.read_vessel_segments(job, base))
         description = describe_classifier(job, vessels)
@@ -55,8 +58,8 @@ def run(job: ClassifyTrainJob) -> int:
             job, base, len(tokenizer), resolve_weight_dtype(job.optim, device)
         )
         classifier.attach_class_head(model, description)
-        division = resolve_sharding(job.parallel, world, device)
-        root = materialize_model(model, division, device, world)
+        sharding = resolve_sharding(job.parallel, world, device)
+        root = materialize_model(model, sharding, device, world)
         initialization.init_or_load_weights(model, job, base, known, len(tokenizer))
         if base.description == description and base.folder is not None:
             classifier.load_head_weights(model, base.folder)
@@ -65,25 +68,12 @@ def run(job: ClassifyTrainJob) -> int:
         classifier.add_residual_dropout(model, job.head.block_dropout)
         log.info(installer.apply_fused_setting(model, job.fused, device.type))
         sizes, per_pass = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
-        log_plan(plan, model, world, division)
+        log_plan(plan, model, world, sharding)
 
         trees = tree_ensemble.fit_trees(job, train, vessels.train, description)
         mixed = tree_ensemble.make_probability_mixer(trees, valid, vessels.valid, description)
         loss = ClassLoss(description, device, compute_class_weights(job, train, description), job.head.label_smoothing)
-        training = Trainer(
-            replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)),
-            folder,
-            device,
-            world,
-            root,
-            division,
-            tokenizer,
-            TrainingData([(train, None)], [valid] if vessels.valid else None),
-            plan,
-            sizes,
-            found,
-        )
-        training.objective = objectives.make_class_objective(
+        objective = objectives.make_class_objective(
             root,
             device,
             world,
@@ -92,20 +82,20 @@ def run(job: ClassifyTrainJob) -> int:
             valid.num_docs,
             lambda probabilities: compute_scores(mixed(probabilities), valid.class_labels, ships, vessels.classes),
         )
-        training.rates = HeadRates(
-            classifier.HEAD_PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass)
-        )
+        rates = HeadRates(classifier.HEAD_PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
         beside: dict[str, str | bytes] = {
             **vessel_splits.word_model_files(vessels, description.attention),
             **trees.file_contents,
         }
 
-        def write_model(path: Any) -> None:
+        def save_folder(path: Path) -> None:
             classifier.save_classifier(model, path, tokenizer, description, beside, world.is_main_process)
             barrier(world)
 
-        training.model_writer = write_model
-        code = training.train_and_save()
+        context = replace(context, job=replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)))
+        data = TrainingData([(train, None)], [valid] if vessels.valid else None)
+        trained = TrainedModel(root, sharding, tokenizer, save_folder, head_rates=rates)
+        code = Trainer(context, trained, objective, DatasetBatches(context, data), plan, sizes).train_and_save()
     return code
 
 

@@ -15,7 +15,7 @@ class BadRowPolicy:
     """The policy and what it met.
 
     Attributes:
-        skip: count instead of stopping.
+        should_skip: count instead of stopping.
         counts: everything that was left out or changed, by what it was.
         examples: of skipped rows, the first few messages.
     """

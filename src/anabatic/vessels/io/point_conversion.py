@@ -55,12 +55,12 @@ class ValueExtent:
     """What a file's values were, for warnings about whole files.
 
     Attributes:
-        rows: with a position.
-        lat_out: rows with a latitude over 90 that is not 91.
-        lon_small: of those, rows with a longitude within 90.
-        line: of the first of these.
-        cogs: rows with a course.
-        cog_max: the largest course.
+        num_rows: with a position.
+        num_lat_out: rows with a latitude over 90 that is not 91.
+        num_swapped: of those, rows with a longitude within 90.
+        first_line: of the first of these.
+        num_courses: rows with a course.
+        max_course: the largest course.
     """
 
     num_rows: int = 0

@@ -29,8 +29,8 @@ class DrawnVessel:
         truth: class name; empty: not known.
         predicted: class name; empty: not predicted.
         confidence: of the prediction, 0 to 1; None: not predicted.
-        segments: how many segments the prediction is made of.
-        trained: the model that predicts was trained on this vessel.
+        num_segments: how many segments the prediction is made of.
+        was_trained_on: the model that predicts was trained on this vessel.
     """
 
     vessel: str

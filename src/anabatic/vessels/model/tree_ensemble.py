@@ -24,8 +24,8 @@ class TreeEnsemble:
     """What stands beside the network.
 
     Attributes:
-        segments: on the numbers of each segment; None: there are none.
-        vessels: on the numbers of a vessel's day; None: there are none.
+        segment_forest: on the numbers of each segment; None: there are none.
+        vessel_forest: on the numbers of a vessel's day; None: there are none.
     """
 
     segment_forest: Forest | None = None

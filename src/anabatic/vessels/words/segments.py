@@ -61,7 +61,7 @@ class SegmentSet:
         rows: the segments in the order of the files.
         classes: names; the position is the label.
         spec: the words that all rows are made of.
-        bad: what was left out, changed or skipped: `bad_rows.counts`.
+        bad_rows: what was left out, changed or skipped: `bad_rows.counts`.
     """
 
     rows: list[Segment]
