@@ -222,7 +222,7 @@ def table(found: list[Struck], equal: dict[str, bool]) -> str:
             f"| {kind.what} | {len(own)} | {sum(one.recovered for one in own)} | {sum(bool(one.said) for one in own)} "
             f"| {again} | {max(again - kind.intervals * INTERVAL, 0)} "
             f"| {statistics.median(seconds):.1f} s, {max(seconds):.1f} s | "
-            f"{'yes' if equal[kind.format_location] else 'NO'} |"
+            f"{'yes' if equal[kind.where] else 'NO'} |"
         )
     return "\n".join(lines)
 
@@ -258,7 +258,7 @@ def main() -> None:
     try:
         plan = Plan(folder.resolve(), asked.hang_seconds, asked.patience, *prepare(folder.resolve()))
         jobs = {
-            where: [name for name in kinds if KINDS[name].format_location == where] for where in ("machines", "npus")
+            where: [name for name in kinds if KINDS[name].where == where] for where in ("machines", "npus")
         }
         jobs = {where: own for where, own in jobs.items() if own}
         found, equal = compare(plan, jobs, asked.seed, asked.at_once)

@@ -24,7 +24,7 @@ def test_an_adapter_is_killed_continued_and_merged(home: Home, base: Path, tmp_p
     home.anabatic(*home.sft(whole, base, more=LORA))
     losses = list(command.losses(whole).values())
     assert len(losses) == SHORT and losses[-1] < losses[0]
-    command.forward_interrupt(home.start(*home.sft(killed, base, more=LORA)), killed, 7, signal.SIGKILL, -9)
+    command.interrupt(home.start(*home.sft(killed, base, more=LORA)), killed, 7, signal.SIGKILL, -9)
     home.anabatic(*home.sft(killed, base, more=LORA))
     assert command.losses(killed) == command.losses(whole)
     one, two = (load_file(folder / "final_model" / "adapter_model.safetensors") for folder in (whole, killed))
@@ -72,7 +72,7 @@ def test_a_curriculum_by_loss_is_killed_and_goes_on(home: Home, base: Path, tmp_
     recipe.write_text(f"curriculum: {stages}\n")
     more: Options = {"data.train": data, "config": recipe, "data.valid-fraction": 0}
     one, two, killed = (tmp_path / name for name in ("one", "two", "killed"))
-    command.forward_interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
+    command.interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
     home.together(home.sft(one, base, more=more), home.sft(two, base, 2, more=more), home.sft(killed, base, more=more))
     assert command.losses(one) == command.losses(killed)
     assert np.allclose(np.load(one / "difficulty.npy"), np.load(two / "difficulty.npy"), rtol=1e-5)

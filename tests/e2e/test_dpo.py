@@ -89,7 +89,7 @@ def test_killed_and_continued(home: Home, base: Path, pairs: Path, tmp_path: Pat
     undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
     home.anabatic(*home.dpo(undisturbed, base, pairs, more=more))
     process = home.start(*home.dpo(killed, base, pairs, more=more))
-    command.forward_interrupt(process, killed, 6, signal.SIGKILL, -9)
+    command.interrupt(process, killed, 6, signal.SIGKILL, -9)
     home.anabatic(*home.dpo(killed, base, pairs, more=more))
     keys = ("step", "loss", "grad_norm", *MEANS)
     one, two = ([{key: row[key] for key in keys} for row in rows(folder, "train")] for folder in (undisturbed, killed))

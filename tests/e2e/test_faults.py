@@ -21,7 +21,7 @@ def test_a_killed_rank_and_a_flipped_bit(home: Home, tmp_path: Path, monkeypatch
     found, equal = faults.compare(plan, {"machines": ["rank", "flip"]}, seed=0, workers=1)
     assert equal == {"machines": True} and [one.kind for one in found] == ["rank", "flip"]
     assert all(one.recovered and one.said for one in found), found
-    assert found[0].regenerate_answer <= faults.INTERVAL and found[1].regenerate_answer <= 2 * faults.INTERVAL
+    assert found[0].again <= faults.INTERVAL and found[1].again <= 2 * faults.INTERVAL
     killed, flipped = faults.table(found, equal).splitlines()[2:]
     assert killed.startswith("| kill -9 of a rank | 1 | 1 | 1 |") and killed.endswith("| yes |")
     assert flipped.endswith("| yes |")

@@ -26,7 +26,7 @@ def test_padded_training_is_killed_and_continued(home: Home, base: Path, tmp_pat
     assert re.search(r"^data .*rows\.json \(train\): 29\d rows as alpaca \(instruction, input, output\); ", said, re.M)
     shown = said[said.index("a conversation of") :]
     assert re.search(r"^\[\[\d+ .*<\|im_end\|>\]\]", shown, re.M)
-    command.forward_interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
+    command.interrupt(home.start(*home.sft(killed, base, more=more)), killed, 7, signal.SIGKILL, -9)
     again = home.anabatic(*home.sft(killed, base, more=more)).err
     assert "rows as alpaca (instruction, input, output); " in again and "(from the cache)" in again
     assert len(command.losses(whole)) == SHORT and command.losses(killed) == command.losses(whole)

@@ -28,7 +28,7 @@ def killed(home: Home) -> Path:
     """A run folder left by `kill -9` at some step that is not the first nor the last checkpoint."""
     out = home.root / "killed"
     process = home.start(*home.pretrain(out, more=ROWS))
-    command.forward_interrupt(process, out, command.draw("killed").randint(11, STEPS - 12), signal.SIGKILL, -9)
+    command.interrupt(process, out, command.draw("killed").randint(11, STEPS - 12), signal.SIGKILL, -9)
     assert not (out / "final_model").exists() and command.checkpoints(out)
     return out
 
@@ -85,7 +85,7 @@ def test_from_one_process_to_two_and_back(home: Home, base: Path, killed: Path, 
     at = command.checkpoints(out)[-1]
     step = command.draw("two and back").randint(at + 1, STEPS - 6)
     two = home.start(*home.pretrain(out, 2, more=ROWS))
-    stopped = command.forward_interrupt(two, out, step, signal.SIGTERM, 143)
+    stopped = command.interrupt(two, out, step, signal.SIGTERM, 143)
     assert f"checkpoint-{at}: step {at}" in stopped.err and "saved; the same command continues" in stopped.err
     home.anabatic(*home.pretrain(out, more=ROWS))
     assert read(out) == read(base)  # the same pieces in every step: none twice, none lost
@@ -100,7 +100,7 @@ def test_signals_and_kills_between_two_rows(home: Home, sparse: Path, tmp_path: 
     done = 0
     for step, (number, code) in zip(at, ENDS, strict=True):
         process = home.start(*home.pretrain(out, more=MISALIGNED))
-        err = command.forward_interrupt(process, out, max(step, done + 1), number, code).err
+        err = command.interrupt(process, out, max(step, done + 1), number, code).err
         assert command.checkpoints(out)[-1] > done or number == signal.SIGKILL
         done = command.checkpoints(out)[-1]
         if number != signal.SIGKILL:
@@ -114,6 +114,6 @@ def test_signals_and_kills_between_two_rows(home: Home, sparse: Path, tmp_path: 
 def test_two_processes_are_killed_and_go_on(home: Home, base2: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     step = command.draw("two killed").randint(6, STEPS - 6)
-    command.forward_interrupt(home.start(*home.pretrain(out, 2)), out, step, signal.SIGKILL, -9)
+    command.interrupt(home.start(*home.pretrain(out, 2)), out, step, signal.SIGKILL, -9)
     home.anabatic(*home.pretrain(out, 2))
     same(out, base2)

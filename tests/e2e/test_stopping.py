@@ -32,7 +32,7 @@ def test_it_stops_once_and_for_all(home: Home, base: Path, tmp_path: Path) -> No
         assert summary["valid_perplexity"] == math.exp(summary["valid_loss"]) and 0 < summary["valid_accuracy"] < 1
         assert summary["best_step"] in (4, 8, 12)
 
-    command.forward_interrupt(home.start(*home.sft(killed, base, more=SETTINGS)), killed, 7, signal.SIGKILL, -9)
+    command.interrupt(home.start(*home.sft(killed, base, more=SETTINGS)), killed, 7, signal.SIGKILL, -9)
     home.anabatic(*home.sft(killed, base, more=SETTINGS))
     assert command.losses(killed) == command.losses(one)
     assert command.evaluations(killed) == command.evaluations(one)

@@ -55,7 +55,7 @@ def test_pretraining_divided_is_killed_and_goes_on_otherwise(home: Home, tmp_pat
     one, two = tmp_path / "one", tmp_path / "two"
     odd: Options = {"model.intermediate": 191, "schedule.max-steps": 20, "eval.sample-prompts": "The"}
     words = home.pretrain(two, 2, more={**odd, "parallel.strategy": "zero3"})
-    command.forward_interrupt(home.start(*words), two, 7, signal.SIGKILL, -9)
+    command.interrupt(home.start(*words), two, 7, signal.SIGKILL, -9)
     going = home.pretrain(two, 2, more={**odd, "parallel.strategy": "zero2"})
     home.together(home.pretrain(one, more=odd), going)
     close(command.losses(one), command.losses(two))
@@ -65,14 +65,14 @@ def test_pretraining_divided_is_killed_and_goes_on_otherwise(home: Home, tmp_pat
 def test_an_offloaded_run_is_killed_and_goes_on(home: Home, base: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more: Options = {"optim.lr": 0.003, "parallel.strategy": "zero3", "parallel.offload": "cpu"}
-    command.forward_interrupt(home.start(*home.sft(killed, base, 2, more=more)), killed, 7, signal.SIGKILL, -9)
+    command.interrupt(home.start(*home.sft(killed, base, 2, more=more)), killed, 7, signal.SIGKILL, -9)
     home.together(*(home.sft(folder, base, 2, more=more) for folder in (whole, killed)))
     assert command.losses(whole) == command.losses(killed)
 
 
 def test_a_run_of_two_divided_processes_goes_on_in_one(home: Home, base: Path, tmp_path: Path) -> None:
     out, single = tmp_path / "run", tmp_path / "single"
-    command.forward_interrupt(home.start(*home.sft(out, base, 2, more=CASES["full"])), out, 7, signal.SIGTERM, 143)
+    command.interrupt(home.start(*home.sft(out, base, 2, more=CASES["full"])), out, 7, signal.SIGTERM, 143)
     home.together(*(home.sft(folder, base, more={"optim.lr": 0.003}) for folder in (out, single)))
     assert len(command.losses(out)) == SHORT
     close(command.losses(single), command.losses(out))

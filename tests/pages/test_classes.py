@@ -25,7 +25,7 @@ def known(block: blocks.Block) -> bool:
             visit.title(block.page) in test_python.AFTER or tree.name(block.page) in test_python.ELSEWHERE
         ),
         "yaml": lambda: test_files.place(block) in test_files.YAML,
-        "json": lambda: test_files.place(block) in test_files.JSON_FILE,
+        "json": lambda: test_files.place(block) in test_files.JSON,
         "text": lambda: test_shown.row(block) is not None,
         "dockerfile": lambda: (
             set(re.findall(r"^(?:#|[A-Z]+)", block.text, re.M)) <= {"#", "ARG", "FROM", "COPY", "RUN"}
@@ -42,10 +42,10 @@ def test_block_has_a_class(block: blocks.Block) -> None:
 
 def test_tables_name_no_block_that_is_gone() -> None:
     there = {(block.language, *test_files.place(block)) for block in ALL}
-    listed = [("yaml", *key) for key in test_files.YAML] + [("json", *key) for key in test_files.JSON_FILE]
+    listed = [("yaml", *key) for key in test_files.YAML] + [("json", *key) for key in test_files.JSON]
     assert not set(listed) - there
     pages = {visit.title(block.page) for block in ALL if block.language == "python"}
-    assert set(test_python.AFTER) | set(test_python.STEP_NOT_TRAINING) <= pages
+    assert set(test_python.AFTER) | set(test_python.BEFORE) <= pages
     texts = [one.text for page in blocks.ENGLISH for one in visit.lines(page)]
     assert not [row.pattern for row in HOW if row not in map(how, texts)]
     assert not [shown for shown in test_shown.ROWS if not any(test_shown.row(block) is shown for block in ALL)]

@@ -138,7 +138,7 @@ def overlay(stage: str) -> str:
     """Return the small settings of a stage as a tree."""
     tree: dict[str, object] = {}
     options = {
-        **small.COMMON_CONFIG[COMMANDS[stage]],
+        **small.SIZES[COMMANDS[stage]],
         **({} if stage == "tokenizer" else {"device.nproc": small.DEVICES}),
     }
     if stage == "mid":
