@@ -28,7 +28,8 @@ def _build_style() -> str:
     """Return the style sheet; all of it holds within `.plot`, so that a page can hold several plots."""
     light, dark = ("".join(f"--c{n}:{pair[side]};" for n, pair in enumerate(_COLOURS)) for side in (0, 1))
     each = "".join(
-        f".plot .c{n}{{stroke:var(--c{n})}}.plot .full.c{n},.plot .band.c{n},.plot .faint.c{n}{{fill:var(--c{n})}}\n"
+        f".plot .c{n}{{stroke:var(--c{n})}}"
+        f".plot .full.c{n},.plot .band.c{n},.plot .faint.c{n},.plot .cell.c{n}{{fill:var(--c{n})}}\n"
         for n in range(NUM_COLOURS)
     )
     return f"""
@@ -41,6 +42,7 @@ def _build_style() -> str:
 {each}.plot .line{{fill:none;stroke-width:2}}.plot .thin{{fill:none;stroke-width:1.3;stroke-dasharray:5 4}}
 .plot .dash{{stroke-dasharray:5 4;stroke:var(--soft);stroke-width:1.3;fill:none}}
 .plot .band{{stroke:none;fill-opacity:.15}}.plot .faint{{stroke:none;fill-opacity:.45}}
+.plot .cell{{stroke:var(--paper)}}.plot text.inverse{{fill:var(--paper)}}
 .plot .halo{{paint-order:stroke;stroke:var(--paper);stroke-width:4px}}
 .plot .ink{{stroke:var(--ink)}}.plot .hollow{{fill:var(--paper);stroke-width:1.6}}
 """
@@ -106,6 +108,16 @@ class PlotPanel:
         around = [*((x, high) for x, _, high in edges), *((x, low) for x, low, _ in reversed(edges))]
         path = "L".join("{:.1f} {:.1f}".format(*self.to_pixel(x, y)) for x, y in around)
         self.elements.append(f'<path class="band {style}" d="M{path}z"/>')
+
+    def draw_cell(
+        self, corner: tuple[float, float], other: tuple[float, float], style: str, shade: float = 1.0
+    ) -> None:
+        """Fill the rectangle between two pairs of values; `shade` 0 to 1 is how dark it is."""
+        (x0, y0), (x1, y1) = self.to_pixel(*corner), self.to_pixel(*other)
+        place = f'x="{min(x0, x1):.1f}" y="{min(y0, y1):.1f}" width="{abs(x1 - x0):.1f}" height="{abs(y1 - y0):.1f}"'
+        if shade < 1:
+            self.elements.append(f'<rect {place} style="fill:var(--paper)"/>')
+        self.elements.append(f'<rect class="cell {style}" {place} fill-opacity="{shade:.3f}"/>')
 
     def draw_mark(self, x: float, y: float, shape: str, style: str, told: str) -> None:
         """Draw a circle, square, triangle, diamond, cross, line or bar; `told` appears under the pointer."""
