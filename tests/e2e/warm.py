@@ -33,8 +33,12 @@ from typing import Any, NoReturn
 
 PRELOAD = (
     "anabatic.cli.app",
-    *(f"anabatic.recipes.{name}" for name in ("tokenizer", "pretrain", "sft", "dpo", "chat", "evaluate", "merge")),
-    *(f"anabatic.recipes.{name}" for name in ("checkpoint_export", "classify_train", "classify_predict", "samples")),
+    "anabatic.recipes.tokenizer_commands",
+    *(f"anabatic.recipes.training.{name}" for name in ("pretrain", "sft", "dpo", "sample_prompts")),
+    *(f"anabatic.recipes.export.{name}" for name in ("merge", "run_checkpoint")),
+    "anabatic.recipes.chat.session",
+    "anabatic.recipes.evaluate",
+    *(f"anabatic.vessels.commands.{name}" for name in ("train_classifier", "predict_classes")),
     "anabatic.train.report.page",
     "torch.distributed.checkpoint",
     "torch.distributed.run",

@@ -163,7 +163,7 @@ def cast_adapters(model: PreTrainedModel) -> None:
     """Make the low-precision copies of grouped adapters that the next forward pass takes."""
     bank = model.__dict__.get("adapter_bank")
     if bank is not None:
-        bank.cast()
+        bank.cast_adapters()
 
 
 def compute_summed_loss(model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int) -> Tensor:

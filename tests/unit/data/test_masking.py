@@ -43,7 +43,7 @@ def test_a_quota_takes_what_is_there(there: list[int], wanted: float) -> None:
 
 @pytest.mark.parametrize("shift", [True, False])
 def test_targets_are_the_hidden_words(shift: bool) -> None:
-    hide = masking(shift=shift)
+    hide = masking(shift_targets=shift)
     for number in range(40):
         ids = text(200, number)
         read, targets = hide(ids, number, 0)
@@ -79,7 +79,7 @@ def test_every_pass_hides_others_and_the_same_pass_the_same() -> None:
 
 
 def test_the_scripts_hide_each_word_by_itself() -> None:
-    hide = masking(shift=False, apart=True)
+    hide = masking(shift_targets=False, is_independent=True)
     for number in range(300):
         hide(text(400, number), number, 0)
     words = np.bincount(GROUPS[GROUPS >= 0]) / len(GROUPS) * 300 * 400

@@ -47,7 +47,7 @@ def test_every_sequence_comes_once_a_pass_with_what_belongs_to_it() -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_pass_is_known_for_any_number_of_processes_and_after_a_restart(world: int) -> None:
-    made = SequenceDataset("x", IDS, LABELS, target_sampler=turns)
+    made = SequenceDataset("x", IDS, LABELS, draw=turns)
     options = {
         "seq_len": 64,
         "micro_batch_tokens": 128,

@@ -20,9 +20,10 @@ _ODD = {
 }
 _READ = """
 import json, sys
-from anabatic.doctor import explain, knowledge
+from anabatic.doctor import knowledge_base
+from anabatic.doctor.explain import diagnosis
 for text in json.load(sys.stdin):
-    explain.explain_text(text, knowledge.load())
+    diagnosis.explain_text(text, knowledge_base.load_knowledge())
 """
 _PATIENCE = 300
 """Seconds that none of them comes near: before they were bounded, most took longer than a day."""

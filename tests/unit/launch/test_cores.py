@@ -134,11 +134,11 @@ def test_lists_that_are_none() -> None:
 SHOW = """
 import os, threading
 from anabatic.core import affinity
-affinity.take()
+affinity.bind_to_cores()
 def show(word): print(word, sorted(os.sched_getaffinity(0)))
 show("own")
 thread = threading.Thread(target=show, args=("thread",)); thread.start(); thread.join()
-with affinity.everywhere():
+with affinity.use_all_cores():
     show("all")
 show("own")
 """

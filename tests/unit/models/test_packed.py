@@ -109,7 +109,7 @@ def test_gradients_are_those_of_the_weight_that_is_read() -> None:
             plain = copy.deepcopy(layer)
             model = nn.ModuleList([layer])
             store(model, layer, kind)
-            plain.weight.data = layer.packed.dequantize_weight(torch.float32).clone()  # type: ignore[union-attr]
+            plain.weight.data = layer.quantized.dequantize_weight(torch.float32).clone()  # type: ignore[union-attr]
             x = torch.randn(2, 9, 70)
             results = []
             for each in (layer, plain):
@@ -131,7 +131,7 @@ def store(model: nn.Module, layer: nn.Linear, kind: QuantizationKind) -> None:
 
 def test_nothing_of_the_weights_size_is_saved() -> None:
     layer = QuantizedLinear(nn.Linear(64, 48), "nf4", ScratchMemory())
-    layer.packed.take(torch.randn(48, 64))  # type: ignore[union-attr]
+    layer.quantized.quantize_weight(torch.randn(48, 64))  # type: ignore[union-attr]
     saved: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.shape), lambda tensor: tensor):
         layer(torch.randn(10, 64, requires_grad=True))

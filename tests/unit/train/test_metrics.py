@@ -61,10 +61,10 @@ class Recorder:
 
     last: Recorder
 
-    def numbers(self, step: int, values: dict[str, float]) -> None:
+    def log_numbers(self, step: int, values: dict[str, float]) -> None:
         self.seen.append((step, values))
 
-    def text(self, step: int, name: str, text: str) -> None:
+    def log_text(self, step: int, name: str, text: str) -> None:
         self.seen.append((step, name, text))
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Recorder:
 class Broken(Recorder):
     """A tracker whose server has gone."""
 
-    def numbers(self, step: int, values: dict[str, float]) -> None:
+    def log_numbers(self, step: int, values: dict[str, float]) -> None:
         raise TimeoutError("server gone\nfor good")
 
 

@@ -103,7 +103,7 @@ _COMMAND_ROWS = (
     Command(
         "tokenizer train",
         "anabatic.config.tokenizer:TokenizerTrainJob",
-        "anabatic.recipes.tokenizer_commands:run_train",
+        "anabatic.recipes.tokenizer_commands:run_tokenizer_train",
         "Train a byte-level BPE tokenizer.",
         output_files=("tokenizer.json", "tokenizer_config.json"),
         option_aliases=_DATA_ALIASES,
@@ -111,7 +111,7 @@ _COMMAND_ROWS = (
     Command(
         "tokenizer eval",
         "anabatic.config.tokenizer:TokenizerEvalJob",
-        "anabatic.recipes.tokenizer_commands:run_eval",
+        "anabatic.recipes.tokenizer_commands:run_tokenizer_eval",
         "Compare how well tokenizers compress.",
         option_aliases=_DATA_ALIASES,
     ),
