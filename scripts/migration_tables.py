@@ -14,7 +14,7 @@ from anabatic.convert import peer_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- tables: ([\w. ]+) -->\n).*?(<!-- end -->)", re.S)
-HEADS = {"en": ("There", "Here", "Mind"), "zh": ("那边", "这里", "注意")}
+HEADS = {"en": ("Original", "anabatic", "Notes"), "zh": ("原写法", "anabatic", "说明")}
 COMMAS = {"en": ", ", "zh": "、"}
 HYPHENS = ("nanochat.options",)
 """Tables whose names are options as they are typed."""
