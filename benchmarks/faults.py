@@ -257,9 +257,7 @@ def main() -> None:
     start = time.monotonic()
     try:
         plan = Plan(folder.resolve(), asked.hang_seconds, asked.patience, *prepare(folder.resolve()))
-        jobs = {
-            where: [name for name in kinds if KINDS[name].where == where] for where in ("machines", "npus")
-        }
+        jobs = {where: [name for name in kinds if KINDS[name].where == where] for where in ("machines", "npus")}
         jobs = {where: own for where, own in jobs.items() if own}
         found, equal = compare(plan, jobs, asked.seed, asked.at_once)
     finally:

@@ -1,10 +1,11 @@
-"""Write docs/*/reference/config.md and cli.md from the settings and the command table, in both languages, and the
-tables of docs/*/guides/migration.md.
+"""Write docs/*/reference/config.md, cli.md and settings-that-matter.md from the settings and the command table, in both
+languages, and the tables of docs/*/guides/migration.md.
 
 usage: python scripts/gen_reference.py [--check]     --check only says whether the pages are current
 
 The Chinese texts of the settings stand in reference_zh.yaml, keyed by class and field; a setting without one
-keeps its English text, and the script says which.
+keeps its English text, and the script says which. What is said of the common settings stands in
+settings_that_matter.yaml, in both languages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from docstring_parser import parse
 
 import migration_tables
 from anabatic.cli import run
-from anabatic.config.loading import command_table, recipe_template, settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, recipe_template, settings, validation, yaml_reader
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by scripts/gen_reference.py (make reference); do not edit. -->"
@@ -188,12 +189,48 @@ def run_chapter(language: English) -> list[str]:
     return [*lines, ""]
 
 
+def settings_that_matter_page(code: str) -> str:
+    """Return the page of the common settings: a chapter for each command, a table for each task.
+
+    Raises:
+        SystemExit: a setting has no text, or a text has no setting.
+    """
+    source = yaml.safe_load((ROOT / "scripts" / "settings_that_matter.yaml").read_text(encoding="utf-8"))
+    page, texts, unused = source["page"][code], source["texts"], set(source["texts"])
+    lines = [f"# {page['title']}", "", NOTE, "", page["intro"], ""]
+    for command in common_settings.list_common_commands():
+        defaults = settings.default_tree(command_table.get_command(command).import_job_class())
+        lines += [f"## anabatic {command}", ""]
+        for task, keys in common_settings.get_common_settings(command).items():
+            lines += [f"**{task if code == 'en' else source['tasks'][task]}**", ""]
+            lines += ["| " + " | ".join(page["columns"]) + " |", "|---|---|---|"]
+            for key in keys:
+                text = next((name for name in (f"{command}: {key}", key) if name in texts), None)
+                if text is None:
+                    sys.exit(f"error: scripts/settings_that_matter.yaml has no text for {command}: {key}")
+                unused.discard(text)
+                lines.append(f"| `{key}` | {format_default(defaults, key)} | {texts[text][code]} |")
+            lines.append("")
+    if unused:
+        sys.exit(f"error: scripts/settings_that_matter.yaml has texts without a setting: {', '.join(sorted(unused))}")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def format_default(tree: dict[str, Any], key: str) -> str:
+    """Return the default value of a dotted key as it stands in a table; nothing where none is set."""
+    value: Any = tree
+    for name in key.split("."):
+        value = value[name]
+    return "" if value in ("", None, [], {}) else f"`{yaml_reader.dump_scalar(value)}`"
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page that is generated, wholly or in part; complain about Chinese texts of what is gone."""
     for language in (English(), Chinese()):
         folder = ROOT / "docs" / language.code / "reference"
         yield folder / "config.md", config_page(language)
         yield folder / "cli.md", cli_page(language)
+        yield folder / "settings-that-matter.md", settings_that_matter_page(language.code)
         if isinstance(language, Chinese):
             for key in dict.fromkeys(language.missing):
                 print(f"scripts/reference_zh.yaml has no text for {key}")

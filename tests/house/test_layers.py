@@ -19,7 +19,6 @@ ON_DEMAND = {
     "wandb",
     "swanlab",
     "tensorboard",
-    "matplotlib",
     "sklearn",
     "accelerate",
     "ray",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from anabatic.cli.launch.option_parsing import resolve_training_job
-from anabatic.config.loading import command_table, recipe_template, settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, recipe_template, settings, validation, yaml_reader
 from anabatic.recipes import plan_command
 from anabatic.recipes.pipeline import stage_plan
 from house import tree
@@ -107,9 +108,27 @@ def test_template_is_its_own_recipe(name: str) -> None:
     assert validation.check_section(tree_read, cls, validation.SettingNamer()) == settings.default_tree(cls)
 
 
+@pytest.mark.parametrize("name", common_settings.list_common_commands())
+def test_short_template_holds_the_common_settings(name: str) -> None:
+    """`config show` prints a recipe whose values are the defaults, without `--all` too."""
+    cls = command_table.get_command(name).import_job_class()
+    text = recipe_template.render_common_template(name)
+    values = validation.check_section(yaml_reader.parse_yaml(text, "template").tree, cls, validation.SettingNamer())
+    assert settings.merge_trees(settings.default_tree(cls), values) == settings.default_tree(cls)
+    tasks = common_settings.get_common_settings(name)
+    found = set()
+    for key, _ in validation.iter_settings(cls):
+        first, _, inside = key.partition(".")
+        if first in values and (not inside or inside in values[first]):
+            found.add(key)
+    assert found == {key for keys in tasks.values() for key in keys}
+    assert [line.strip("# =") for line in text.splitlines() if line.startswith("# ====")] == list(tasks)
+
+
 @pytest.mark.parametrize("name", command_table.COMMANDS)
-def test_every_setting_is_explained(name: str) -> None:
-    text = recipe_template.render_template(name)
+@pytest.mark.parametrize("render", [recipe_template.render_template, recipe_template.render_common_template])
+def test_every_setting_is_explained(name: str, render: Callable[[str], str]) -> None:
+    text = render(name)
     lines = text.splitlines()
     bare = [lines[i] for i in range(1, len(lines)) if ":" in lines[i] and not lines[i].lstrip().startswith(("#", "- "))]
     bare = [line for line in bare if not lines[lines.index(line) - 1].lstrip().startswith("#")]

@@ -23,10 +23,10 @@ from anabatic.bench.measurements import BenchMetric, BenchResult
 from anabatic.config.bench import BenchIoJob
 from anabatic.config.sections.common import Data
 from anabatic.core.paths import RunFolder, require_space
+from anabatic.core.progress import ProgressBar
 from anabatic.data.batching.loader import Loader
 from anabatic.data.shards import dataset_cache
 from anabatic.device.device import Device, select_device
-from anabatic.evals.progress_bar import ProgressBar
 from anabatic.models.pretrained import load_model, save_model
 from anabatic.parallel.process_groups import World
 from anabatic.train.checkpoint import storage

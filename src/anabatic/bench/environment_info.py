@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from anabatic import __version__
+from anabatic.core import cpu_info
 from anabatic.doctor.target_machine import SIMULATION_VARIABLE
 from anabatic.launch import rendezvous
 
@@ -24,11 +24,12 @@ def collect_environment(load: float, device: str = "", count: int = 1) -> dict[s
         device: name of the devices that were measured; empty: the processor.
         count: of them.
     """
+    processor = cpu_info.get_cpu_name(cpu_info.read_cpuinfo(), platform.machine())
     return {
-        "device": device or processor_name(),
+        "device": device or processor,
         "devices": count,
         "simulated": SIMULATION_VARIABLE in os.environ,
-        "processor": processor_name(),
+        "processor": processor,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "load_before": round(load, 2),
@@ -44,13 +45,3 @@ def caveat_notes(machine: dict[str, Any]) -> list[str]:
     if machine["load_before"] > 0.5 * machine["cores"]:
         told.append(f"the machine was busy before: a load of {machine['load_before']:g} on {machine['cores']} cores")
     return told
-
-
-def processor_name() -> str:
-    """Return the processor's name, as Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

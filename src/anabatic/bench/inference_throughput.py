@@ -13,8 +13,8 @@ from anabatic.bench import environment_info, result_files
 from anabatic.bench.measurements import BenchMetric, BenchResult
 from anabatic.config.bench import BenchInferJob
 from anabatic.core.errors import ConfigError
+from anabatic.core.progress import ProgressBar
 from anabatic.device.device import Device, select_device
-from anabatic.evals.progress_bar import ProgressBar
 from anabatic.infer.cache_sizing import make_engine
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import GREEDY

@@ -1,8 +1,7 @@
-"""What `anabatic bench` leaves behind: a table in the terminal, `bench.json`, `bench.md`, `bench.png`."""
+"""What `anabatic bench` leaves behind: a table in the terminal, `bench.json`, `bench.md`, `bench.svg`."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anabatic import __version__
+from anabatic.bench import result_plot
 from anabatic.bench.measurements import BenchResult
 from anabatic.config.bench import BenchJob
 from anabatic.core import log
@@ -18,19 +18,16 @@ from anabatic.core.formatting import format_size
 from anabatic.core.json_lines import replace_nonfinite
 from anabatic.core.paths import RunFolder, write_atomic
 
-JSON_FILE, MARKDOWN_FILE, PLOT_FILE = "bench.json", "bench.md", "bench.png"
-_PLOT_HINT = "pip install 'anabatic[trajectory]', or --plot off"
+JSON_FILE, MARKDOWN_FILE, PLOT_FILE = "bench.json", "bench.md", "bench.svg"
 
 
 def prepare_output(job: BenchJob) -> float:
     """Make sure that figures can be written, before minutes are spent on them; return the machine's load.
 
     Raises:
-        ConfigError: the folder holds figures, or a plot is asked for that cannot be drawn.
+        ConfigError: the folder holds figures.
         Failure: the folder cannot be written.
     """
-    if job.plot == "on" and not _can_plot():
-        raise ConfigError("plot is on, and matplotlib is not installed", _PLOT_HINT)
     folder = Path(job.out).expanduser()
     if (folder / JSON_FILE).exists() and not job.overwrite:
         raise ConfigError(
@@ -49,22 +46,14 @@ def write_results(job: BenchJob, result: BenchResult) -> None:
     folder = Path(job.out).expanduser()
     write_atomic(folder / MARKDOWN_FILE, format_markdown(result))
     names = [MARKDOWN_FILE]
-    if job.plot == "on" or (job.plot == "auto" and _can_plot()):
-        from anabatic.bench import result_plot
-
-        write_atomic(folder / PLOT_FILE, result_plot.render_png(result))
+    if job.plot != "off":
+        write_atomic(folder / PLOT_FILE, result_plot.render_svg(result))
         names.append(PLOT_FILE)
-    elif job.plot == "auto":
-        log.info(f"no {PLOT_FILE}: matplotlib is not installed ({_PLOT_HINT})")
     write_atomic(
         folder / JSON_FILE, json.dumps(replace_nonfinite(result.to_dict()), indent=2, ensure_ascii=False) + "\n"
     )
     sys.stdout.write(format_text(result))
     log.info(f"wrote {', '.join([JSON_FILE, *names])} into {folder}")
-
-
-def _can_plot() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def format_text(result: BenchResult) -> str:

@@ -1,14 +1,13 @@
-"""The picture of a measurement, as PNG: curves along an axis, else the repeats of each figure, the median marked.
+"""The picture of a measurement, as SVG: curves along an axis, else the repeats of each figure, the median marked.
 
 A diamond, or a dashed line, is what was planned; not beside simulated devices, which are as slow as the processor.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterator
-from typing import Any
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 
 from anabatic.bench.measurements import (
     AXIS_FORMATTERS,
@@ -17,65 +16,53 @@ from anabatic.bench.measurements import (
     BenchMetric,
     BenchResult,
 )
+from anabatic.core import svg_plot
 from anabatic.core.axis_ticks import compute_ticks
 
-_TEXT_COLOR, _GRID_COLOR, _POINT_COLOR, _PLAN_COLOR = "#1f2328", "#d0d7de", "#2f6fb2", "#d9822b"
+_CURVES_WIDTH, _CURVES_HEIGHT = 560.0, 400.0
+_POINTS_WIDTH, _ROW_HEIGHT = 900.0, 34.0
+_LETTER_PIXELS, _TITLE_LETTER_PIXELS = 7.0, 8.5
+"""Width of a letter, about; words of a plot are 12 to 14 pixels high."""
+_LINE_PIXELS = 20.0
+_MAX_AXIS_LABELS = 9
+
+_LegendRow = tuple[str, str, str]
+_POINTS_LEGEND: list[_LegendRow] = [
+    ("circle", "faint c0", "one repeat"),
+    ("bar", "line ink", "median"),
+    ("diamond", "full c1", "planned"),
+]
 
 
-def render_png(result: BenchResult) -> bytes:
+def render_svg(result: BenchResult) -> str:
     """Draw a result."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no window, no display
-    import matplotlib.pyplot as plt
-
-    panels = list(_group_into_panels(result))
-    draw = _draw_curves if result.axis else _draw_points
-    high = [len(panel) + 1.0 for panel in panels]
-    size = (5.2 * len(panels), 3.8) if result.axis else (7.5, 0.7 + 0.45 * sum(high))
-    heights = None if result.axis else high
-    across = (1, len(panels)) if result.axis else (len(panels), 1)
-    figure, axes = plt.subplots(*across, figsize=size, height_ratios=heights, squeeze=False, layout="constrained")
-    for place, panel in zip(axes.flat, panels, strict=True):
-        draw(place, panel, result.axis, not result.machine["simulated"])
-        place.spines[["top", "right"]].set_visible(False)
-        place.grid(color=_GRID_COLOR, linewidth=0.6)
-        place.set_axisbelow(True)
-    figure.suptitle(result.title, fontsize=10, color=_TEXT_COLOR, wrap=True)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    plt.close(figure)
-    return buffer.getvalue()
-
-
-def _draw_curves(axes: Any, panel: list[BenchMetric], axis: str, plans: bool) -> None:
-    unit = panel[0].unit
-    for name in dict.fromkeys(one.name for one in panel):
-        line = sorted((one for one in panel if one.name == name), key=lambda one: one.axis_value or 0.0)
-        at = [one.axis_value or 0.0 for one in line]
-        (drawn,) = axes.plot(at, [one.median for one in line], "o-", label=name, markersize=4)
-        axes.fill_between(
-            at,
-            [min(one.values) for one in line],
-            [max(one.values) for one in line],
-            alpha=0.15,
-            color=drawn.get_color(),
-        )
-        if plans and all(one.planned_value is not None for one in line):
-            planned = [one.planned_value for one in line]
-            axes.plot(at, planned, "--", color=drawn.get_color(), linewidth=1, label=f"{name}, planned")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(at, [AXIS_FORMATTERS[axis](place) for place in at])
-    axes.minorticks_off()
-    axes.set_xlabel(axis)
-    if axis == "devices" and unit == "x":
-        axes.plot(
-            at, [place / at[0] for place in at], ":", color=_TEXT_COLOR, linewidth=1, label="as many times as devices"
-        )
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    axes.yaxis.set_major_formatter(lambda value, _: UNIT_FORMATTERS[unit](value))
-    axes.set_ylabel("" if unit in SELF_DESCRIBING_UNITS else unit)
-    axes.legend(fontsize=8, frameon=False)
+    groups = list(_group_into_panels(result))
+    is_planned = not result.machine["simulated"]
+    width = _CURVES_WIDTH * len(groups) if result.axis else _POINTS_WIDTH
+    title = textwrap.wrap(result.title, int((width - 40) / _TITLE_LETTER_PIXELS))
+    top = _LINE_PIXELS * (len(title) + 0.5)
+    parts = [svg_plot.render_text(20, _LINE_PIXELS * (n + 1), line, "title") for n, line in enumerate(title)]
+    if result.axis:
+        drawn = [
+            _draw_curves(group, result.axis, is_planned, place * _CURVES_WIDTH, top)
+            for place, group in enumerate(groups)
+        ]
+        height = top + _CURVES_HEIGHT
+        for panel, legend in drawn:
+            parts += [panel.render_panel(), svg_plot.render_legend(legend, panel.left + svg_plot.LEFT, height + 14)]
+        height += _LINE_PIXELS * max(len(legend) for _, legend in drawn)
+    else:
+        height = top
+        label_width = 20 + _LETTER_PIXELS * max(len(_row_label(one)) for group in groups for one in group)
+        for group in groups:
+            panel = _draw_points(group, is_planned, height, min(label_width, _POINTS_WIDTH / 2))
+            parts.append(panel.render_panel())
+            height += panel.height - svg_plot.TOP  # none has a title
+        has_plan = is_planned and any(one.planned_value is not None for group in groups for one in group)
+        legend = _POINTS_LEGEND if has_plan else _POINTS_LEGEND[:-1]
+        parts.append(svg_plot.render_legend(legend, 20, height + 2 * _LINE_PIXELS))
+        height += _LINE_PIXELS * (len(legend) + 2)
+    return svg_plot.render_document(parts, width + svg_plot.RIGHT, height, result.title)
 
 
 def _group_into_panels(result: BenchResult) -> Iterator[list[BenchMetric]]:
@@ -84,7 +71,8 @@ def _group_into_panels(result: BenchResult) -> Iterator[list[BenchMetric]]:
     One value has no range, and stands in the table alone.
     """
     if result.axis:
-        for unit in dict.fromkeys(one.unit for one in result.metrics if one.unit != "tokens"):
+        units = dict.fromkeys(one.unit for one in result.metrics)
+        for unit in [one for one in units if one != "tokens"] or units:
             yield [one for one in result.metrics if one.unit == unit]
         return
     shown = [one for one in result.metrics if len(one.values) > 1] or list(result.metrics)
@@ -92,32 +80,88 @@ def _group_into_panels(result: BenchResult) -> Iterator[list[BenchMetric]]:
         yield [one for one in shown if _panel_key(one) == key]
 
 
-def _byte_ticks(high: float) -> list[float]:
-    """Return round numbers of KiB, MiB or GiB up to so many bytes."""
-    unit = 1024.0 ** int(math.log(max(high, 1.0), 1024))
-    return [unit * number for number in compute_ticks(0.0, high / unit, 5)]
-
-
 def _panel_key(one: BenchMetric) -> tuple[str, str]:
     return one.name.partition(",")[0], one.unit
 
 
-def _draw_points(axes: Any, panel: list[BenchMetric], _: str, plans: bool) -> None:
-    unit = panel[0].unit
-    for place, one in enumerate(reversed(panel)):
-        axes.plot(
-            one.values, [place] * len(one.values), "o", color=_POINT_COLOR, alpha=0.45, markersize=6, clip_on=False
-        )
-        axes.plot([one.median], [place], "|", color=_TEXT_COLOR, markersize=14, markeredgewidth=2, clip_on=False)
-        if plans and one.planned_value is not None:
-            axes.plot([one.planned_value], [place], "D", color=_PLAN_COLOR, markersize=5, clip_on=False)
-    shown = "" if unit in SELF_DESCRIBING_UNITS else f", {unit}"
-    axes.set_yticks(range(len(panel)), [f"{one.name}{shown}" for one in reversed(panel)])
-    axes.set_ylim(-0.6, len(panel) - 0.4)
-    axes.set_xlim(left=0)
-    if unit == "B":
-        axes.set_xticks(_byte_ticks(axes.get_xlim()[1]))
-    else:
-        axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(lambda value, _: UNIT_FORMATTERS[unit](value) if value else "0")
-    axes.tick_params(labelsize=8)
+def _row_label(one: BenchMetric) -> str:
+    return one.name if one.unit in SELF_DESCRIBING_UNITS else f"{one.name}, {one.unit}"
+
+
+def _make_value_axis(label: str, unit: str, most: float, about: int, has_grid: bool = False) -> svg_plot.PlotAxis:
+    """Return an axis from 0 to a little above `most`; bytes have round numbers of KiB, MiB or GiB."""
+    high = 1.08 * (most or 1.0)
+    scale = 1024.0 ** int(math.log(max(high, 1.0), 1024)) if unit == "B" else 1.0
+    numbers = [scale * number for number in compute_ticks(0.0, high / scale, about)]
+    ticks = [(number, UNIT_FORMATTERS[unit](number) if number else "0") for number in numbers]
+    return svg_plot.PlotAxis(label, 0.0, high, ticks, has_grid=has_grid)
+
+
+def _make_place_axis(name: str, places: Sequence[float]) -> svg_plot.PlotAxis:
+    """Return the axis that figures were measured along; one place alone stands in its middle."""
+    low, high = (places[0], places[-1]) if len(places) > 1 else (places[0] / 2, places[0] * 2)
+    shown = places[:: 1 + (len(places) - 1) // _MAX_AXIS_LABELS]
+    return svg_plot.PlotAxis(name, low, high, [(place, AXIS_FORMATTERS[name](place)) for place in shown], is_log=True)
+
+
+def _draw_curves(
+    group: list[BenchMetric], axis: str, is_planned: bool, left: float, top: float
+) -> tuple[svg_plot.PlotPanel, list[_LegendRow]]:
+    """Return the panel of the figures of one unit, and what its lines mean."""
+    unit = group[0].unit
+    write: Callable[[float], str] = UNIT_FORMATTERS[unit]
+    places = sorted({one.axis_value or 0.0 for one in group})
+    ideal = [(place, place / places[0]) for place in places] if axis == "devices" and unit == "x" else []
+    planned_values = [one.planned_value for one in group if is_planned and one.planned_value is not None]
+    most = max([*(value for one in group for value in one.values), *planned_values, *(value for _, value in ideal)])
+    panel = svg_plot.PlotPanel(
+        _make_place_axis(axis, places),
+        _make_value_axis("" if unit in SELF_DESCRIBING_UNITS else unit, unit, most, 6),
+        left=left,
+        top=top,
+        width=_CURVES_WIDTH,
+        height=_CURVES_HEIGHT,
+    )
+    legend: list[_LegendRow] = []
+    for number, name in enumerate(dict.fromkeys(one.name for one in group)):
+        colour = f"c{number % svg_plot.NUM_COLOURS}"
+        curve = sorted((one for one in group if one.name == name), key=lambda one: one.axis_value or 0.0)
+        panel.draw_band([(one.axis_value or 0.0, min(one.values), max(one.values)) for one in curve], colour)
+        legend.append(("circle", f"full {colour}", name))
+        planned = [(one.axis_value or 0.0, one.planned_value) for one in curve if one.planned_value is not None]
+        if is_planned and len(planned) == len(curve):
+            panel.draw_line(planned, f"thin {colour}")
+            legend.append(("line", f"thin {colour}", f"{name}, planned"))
+        panel.draw_line([(one.axis_value or 0.0, one.median) for one in curve], f"line {colour}")
+        for one in curve:
+            told = f"{name}, {AXIS_FORMATTERS[axis](one.axis_value or 0.0)}: {write(one.median)}"
+            panel.draw_mark(one.axis_value or 0.0, one.median, "circle", f"full {colour}", told)
+    if ideal:
+        panel.draw_line(ideal, "dash")
+        legend.append(("line", "dash", "as many times as devices"))
+    return panel, legend
+
+
+def _draw_points(group: list[BenchMetric], is_planned: bool, top: float, label_width: float) -> svg_plot.PlotPanel:
+    """Return the panel of figures that share a scale: a row for each, with its repeats as dots."""
+    unit = group[0].unit
+    planned = [one.planned_value for one in group if is_planned and one.planned_value is not None]
+    rows = [(float(place), one) for place, one in enumerate(reversed(group))]
+    names = svg_plot.PlotAxis("", -0.6, len(group) - 0.4, [(place, _row_label(one)) for place, one in rows])
+    panel = svg_plot.PlotPanel(
+        _make_value_axis("", unit, max([*(value for one in group for value in one.values), *planned]), 6, True),
+        names,
+        top=top,
+        width=_POINTS_WIDTH,
+        height=svg_plot.TOP + svg_plot.BOTTOM + _ROW_HEIGHT * len(group),
+        label_width=label_width,
+    )
+    for place, one in rows:
+        for value in one.values:
+            panel.draw_mark(value, place, "circle", "faint c0", one.format_value(value))
+        panel.draw_mark(one.median, place, "bar", "line ink", f"median: {one.format_value(one.median)}")
+        if is_planned and one.planned_value is not None:
+            panel.draw_mark(
+                one.planned_value, place, "diamond", "full c1", f"planned: {one.format_value(one.planned_value)}"
+            )
+    return panel

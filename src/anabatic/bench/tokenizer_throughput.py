@@ -15,10 +15,10 @@ from anabatic.bench.measurements import BenchMetric, BenchResult
 from anabatic.config.bench import BenchTokenizeJob
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count, format_size
+from anabatic.core.progress import ProgressBar
 from anabatic.data.readers import sources
 from anabatic.data.shards import dataset_cache
 from anabatic.data.tokenizer import hf_folder
-from anabatic.evals.progress_bar import ProgressBar
 
 _WORDS_PER_DOCUMENT = 500
 """Of a made-up document."""

@@ -23,30 +23,23 @@ MACHINE_GROUP = Group("Machine", sort_key=3)
 RECIPES_GROUP = Group("Recipes", sort_key=4)
 OPTIONS_GROUP = Group("Options", sort_key=5)
 
-_LAZY_COMMANDS = (
-    ("run", "anabatic.cli.run:run", TRAIN_GROUP),
-    ("pretrain", "anabatic.cli.pretrain:pretrain", TRAIN_GROUP),
-    ("sft", "anabatic.cli.sft:sft", TRAIN_GROUP),
-    ("dpo", "anabatic.cli.dpo:dpo", TRAIN_GROUP),
-    ("rl", "anabatic.cli.rl:rl", TRAIN_GROUP),
-    ("reward", "anabatic.cli.reward:reward", TRAIN_GROUP),
-    ("merge", "anabatic.cli.merge:merge", USE_GROUP),
-    ("export", "anabatic.cli.export:export", USE_GROUP),
-    ("eval", "anabatic.cli.evaluate:evaluate", USE_GROUP),
-    ("infer", "anabatic.cli.infer:infer", USE_GROUP),
-    ("chat", "anabatic.cli.chat:chat", USE_GROUP),
-    ("serve", "anabatic.cli.serve:serve", USE_GROUP),
-)
+_JOB_COMMANDS = {
+    TRAIN_GROUP: ("pretrain", "sft", "dpo", "rl", "reward"),
+    USE_GROUP: ("merge", "export", "eval", "infer", "chat", "serve"),
+}
+"""Rows of `command_table` at the top of the help, by its groups."""
 
-_CLASSIFY_COMMANDS = (
-    ("words", "words"),
-    ("pretrain", "pretrain"),
-    ("train", "train"),
-    ("predict", "predict"),
-    ("eval", "evaluate"),
-    ("map", "draw"),
-)
-"""Verb, and its name in `cli/classify.py`."""
+_JOB_GROUPS = {
+    "tokenizer": "Train or compare tokenizers.",
+    "classify": "Classify vessel trajectories.",
+}
+"""First word of two, and its help: all rows of `command_table` that begin with it stand below it."""
+
+_JOB_MODULE = "anabatic.cli.job_command"
+"""Asked for an attribute called like a command, it makes the function behind it."""
+
+_ALL_SETTINGS = "--all"
+"""Beside `--help`: the settings that are seldom changed, too."""
 
 _CONVERT_PROGRAMS = (
     ("swift", "Print the recipe for a command of ms-swift."),
@@ -62,8 +55,12 @@ _BENCH_HELP = "Measure training, answers, tokens, collectives, files, or another
 _ENV_HELP = "Print the variables that this machine needs, for eval."
 
 
-def build_app() -> App:
-    """Return the application. A command's module is imported when the command is named."""
+def build_app(show_all: bool = False) -> App:
+    """Return the application. A command's module is imported when the command is named.
+
+    Args:
+        show_all: the help of a command lists all of its settings, not the common ones alone.
+    """
     app = App(
         name="anabatic",
         help="Train language models on Ascend NPUs, NVIDIA GPUs and CPUs.",
@@ -75,15 +72,8 @@ def build_app() -> App:
         # It would end the process without a message; `error_report.run_with_error_report` reports one.
         suppress_keyboard_interrupt=False,
     )
-    for name, path, group in _LAZY_COMMANDS:
-        app.command(path, name=name, help=command_table.get_command(name).help, group=group)
-    tokenizer = App(name="tokenizer", help="Train or compare tokenizers.", group=TRAIN_GROUP)
-    for verb, path in (
-        ("train", "anabatic.cli.tokenizer:train"),
-        ("eval", "anabatic.cli.tokenizer:evaluate"),
-    ):
-        tokenizer.command(path, name=verb, help=command_table.get_command(f"tokenizer {verb}").help)
-    app.command(tokenizer)
+    app.command("anabatic.cli.run:run", name="run", help=command_table.get_command("run").help, group=TRAIN_GROUP)
+    _add_job_commands(app, show_all)
     app.command("anabatic.cli.doctor:doctor", name="doctor", help=_DOCTOR_HELP, group=MACHINE_GROUP)
     app.command("anabatic.cli.env:env", name="env", help=_ENV_HELP, group=MACHINE_GROUP)
     app.command(
@@ -99,12 +89,6 @@ def build_app() -> App:
         "anabatic.cli.plan:plan", name="plan", help="Say what memory and time a training needs.", group=TRAIN_GROUP
     )
     app.command("anabatic.cli.bench:app", name="bench", help=_BENCH_HELP, group=MACHINE_GROUP)
-    classify = App(name="classify", help="Classify vessel trajectories.", group=TRAIN_GROUP)
-    for verb, name in _CLASSIFY_COMMANDS:
-        classify.command(
-            f"anabatic.cli.classify:{name}", name=verb, help=command_table.get_command(f"classify {verb}").help
-        )
-    app.command(classify)
     app.command("anabatic.cli.checkpoint:app", name="checkpoint", help=_CHECKPOINT_HELP, group=USE_GROUP)
     app.command("anabatic.cli.sim:app", name="sim", help="Run any command on simulated NPUs.", group=MACHINE_GROUP)
     app.command(
@@ -114,7 +98,7 @@ def build_app() -> App:
         group=MACHINE_GROUP,
     )
     config = App(name="config", help="Show, check or convert recipes.", group=RECIPES_GROUP)
-    config.command("anabatic.cli.config:show", name="show", help="Print a recipe with every setting explained.")
+    config.command("anabatic.cli.config:show", name="show", help="Print a recipe with its settings explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
     for name, about in _CONVERT_PROGRAMS:
         function = f"anabatic.cli.convert:from_{name}"
@@ -123,6 +107,21 @@ def build_app() -> App:
     for flag in ("--help", "--version"):
         app[flag].group = OPTIONS_GROUP
     return app
+
+
+def _add_job_commands(app: App, show_all: bool) -> None:
+    """Add the commands whose options are the settings of their job."""
+    suffix = f" {_ALL_SETTINGS}" if show_all else ""
+    for group, names in _JOB_COMMANDS.items():
+        for name in names:
+            help_line = command_table.get_command(name).help
+            app.command(f"{_JOB_MODULE}:{name}{suffix}", name=name, help=help_line, group=group)
+    for first, about in _JOB_GROUPS.items():
+        below = App(name=first, help=about, group=TRAIN_GROUP)
+        for name, row in command_table.COMMANDS.items():
+            if name.startswith(f"{first} "):
+                below.command(f"{_JOB_MODULE}:{name}{suffix}", name=name.partition(" ")[2], help=row.help)
+        app.command(below)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -165,8 +164,9 @@ def _reopen_closed_streams() -> None:
 def _run_command(tokens: list[str], is_worker: bool) -> int:
     if is_worker:
         SIGNAL_LISTENER.start_listening()
-    app = build_app()
-    app.help_epilogue = help_examples.make_epilogue(tokens)
+    tokens, show_all = _take_all_settings(tokens)
+    app = build_app(show_all)
+    app.help_epilogue = help_examples.make_epilogue(tokens, show_all)
     try:
         if tokens[:1] == ["sim"] and "--" not in tokens:
             _require_command_separator(app, tokens)
@@ -179,6 +179,15 @@ def _run_command(tokens: list[str], is_worker: bool) -> int:
         raise usage_hints.explain_misread_settings(error, tokens) from error
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
+
+
+def _take_all_settings(tokens: list[str]) -> tuple[list[str], bool]:
+    """Return the line without the `--all` that stands beside `--help`, and whether there was one."""
+    border = tokens.index("--") if "--" in tokens else len(tokens)
+    own = tokens[:border]
+    if _ALL_SETTINGS not in own or help_examples.HELP_FLAGS.isdisjoint(own):
+        return tokens, False
+    return [*(word for word in own if word != _ALL_SETTINGS), *tokens[border:]], True
 
 
 def _require_command_separator(app: App, tokens: list[str]) -> None:

@@ -48,7 +48,7 @@ def verify(path: Path, /, *, json_: _JsonSwitch = False) -> int:
     json_
         Print JSON.
     """
-    from anabatic.cli.read_progress import show_read_progress
+    from anabatic.core.progress import show_read_progress
     from anabatic.train.checkpoint import listing
 
     with show_read_progress() as advance:

@@ -12,17 +12,20 @@ from anabatic.convert.file_detection import OWN_PROGRAM, accepts_settings, detec
 from anabatic.core.errors import ConfigError
 
 
-def show(*words: str) -> None:
-    """Print a recipe of COMMAND with every setting, its default and its meaning.
+def show(*words: str, all_: Annotated[bool, Parameter(name="--all", negative=(), show_default=False)] = False) -> None:
+    """Print a recipe of COMMAND: its common settings, their defaults and meanings.
 
     Parameters
     ----------
     words
         The command, for example `pretrain` or `tokenizer train`.
+    all_
+        Print every setting.
     """
     if not words:
         raise ConfigError("which command?", f"one of: {', '.join(command_table.COMMANDS)}")
-    sys.stdout.write(recipe_template.render_template(" ".join(words)))
+    render = recipe_template.render_template if all_ else recipe_template.render_common_template
+    sys.stdout.write(render(" ".join(words)))
 
 
 def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = None) -> None:

@@ -139,6 +139,7 @@ _BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off")
 def translate_usage_error(error: CycloptsError, tokens: Sequence[str]) -> ConfigError:
     """Return the CLI library's error in our words; `tokens` are the words of the whole line."""
     from anabatic.cli import foreign_commands, usage_hints  # they read the tables of other programs: for mistakes alone
+    from anabatic.config.loading import common_settings
 
     if isinstance(error, UnknownCommandError):
         found = foreign_commands.explain_unknown_command(error, tokens)
@@ -146,8 +147,10 @@ def translate_usage_error(error: CycloptsError, tokens: Sequence[str]) -> Config
         found = usage_hints.explain_usage_error(error, tokens)
     if found is not None:
         return found
-    words = " ".join(("anabatic", *(error.command_chain or ())))
-    hint = f"see `{words} --help`"
+    name = " ".join(error.command_chain or ())
+    words = f"anabatic {name}".strip()
+    shown = common_settings.format_help_command(name) if name in command_table.COMMANDS else f"{words} --help"
+    hint = f"see `{shown}`"
     if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in _BOOLEAN_WORDS:
         hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
     if words in _COMMANDS_WITH_SEPARATOR:

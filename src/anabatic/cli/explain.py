@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from anabatic.cli.read_progress import show_read_progress
+from anabatic.core.progress import show_read_progress
 
 EXIT_NO_MATCH = 1
 """Exit code when no entry matches."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from anabatic.config.loading import command_table
+
+HELP_FLAGS = frozenset({"--help", "-h"})
 GENERAL_EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
 COMMAND_EXAMPLES = {
@@ -60,13 +63,24 @@ COMMAND_EXAMPLES = {
 """Command -> what may stand behind it."""
 
 
-def make_epilogue(tokens: Sequence[str]) -> str:
-    """Return what ends the help of the command that is typed."""
+def make_epilogue(tokens: Sequence[str], show_all: bool = False) -> str:
+    """Return what ends the help of the command that is typed.
+
+    Args:
+        tokens: the line.
+        show_all: its settings are all in the help; otherwise the last line says how many are not.
+    """
     words = list(takewhile(lambda token: not token.startswith("-"), tokens))
     name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in COMMAND_EXAMPLES), "")
     if not name:
         return GENERAL_EPILOGUE
-    return (
+    epilogue = (
         f"For example: `anabatic {f'{name} {COMMAND_EXAMPLES[name]}'.strip()}`\n\nAdd `--debug` for the "
         f"traceback of an error."
     )
+    if show_all or name not in command_table.COMMANDS or HELP_FLAGS.isdisjoint(tokens):
+        return epilogue
+    from anabatic.config.loading import common_settings  # the general help has none
+
+    number = common_settings.count_further_settings(name)
+    return f"{epilogue}\n\n{number} more settings: `anabatic {name} --help --all`" if number else epilogue

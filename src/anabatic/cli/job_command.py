@@ -10,13 +10,13 @@ import dataclasses
 import inspect
 import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from anabatic.config.loading import command_table, recipe_template, validation
+from anabatic.config.loading import command_table, common_settings, recipe_template, validation
 from anabatic.config.loading import settings as settings_module
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.config.sections.train_jobs import WithAuto
@@ -31,8 +31,24 @@ DRY_RUN = "dry_run"
 """Name of the one option of commands that train which is no setting."""
 
 
-def make_job_command(name: str) -> Callable[..., int]:
-    """Return the function behind `anabatic NAME`, with one option for each setting of the job."""
+def __getattr__(name: str) -> Callable[..., int]:
+    """Return the function behind `anabatic NAME`: the CLI library asks for it when the command is typed.
+
+    `NAME --all` is the same function, with all of its settings in the help.
+    """
+    command = name.removesuffix(" --all")
+    if command not in command_table.COMMANDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return make_job_command(command, show_all=command != name)
+
+
+def make_job_command(name: str, show_all: bool = False) -> Callable[..., int]:
+    """Return the function behind `anabatic NAME`, with one option for each setting of the job.
+
+    Args:
+        name: of the table of commands.
+        show_all: its help shows every setting; otherwise those that are common, where the command has a list of them.
+    """
     row = command_table.get_command(name)
     cls = row.import_job_class()
 
@@ -54,7 +70,9 @@ def make_job_command(name: str) -> Callable[..., int]:
     parameters = [
         *_make_words_parameter(cls, row.positional_setting),
         *common,
-        *_make_job_parameters(cls, row.option_aliases),
+        *_group_by_task(
+            _make_job_parameters(cls, row.option_aliases), {} if show_all else common_settings.get_common_settings(name)
+        ),
     ]
     set_signature(command, parameters)
     command.__doc__ = recipe_template.class_doc(cls)
@@ -226,6 +244,27 @@ def _make_job_parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.P
                 section, values, f"{name}.", Group(name, help=about, sort_key=order), short
             )
             order += 1
+
+
+def _group_by_task(
+    parameters: Iterator[inspect.Parameter], tasks: Mapping[str, Sequence[str]]
+) -> Iterator[inspect.Parameter]:
+    """Put the common settings first, in a group for each task, and hide the others; without tasks change nothing."""
+    if not tasks:
+        yield from parameters
+        return
+    others = {one.name: one for one in parameters}
+    for order, (task, keys) in enumerate(tasks.items(), 2):
+        group = Group(task, sort_key=order)
+        for key in keys:
+            yield _replace_option(others.pop(key.replace(".", "__")), group=group)
+    for one in others.values():
+        yield _replace_option(one, show=False)
+
+
+def _replace_option(parameter: inspect.Parameter, **changes: Any) -> inspect.Parameter:
+    hint, option, *_ = typing.get_args(parameter.annotation)
+    return make_keyword_parameter(parameter.name, hint, Parameter.combine(option, Parameter(**changes)))
 
 
 def _make_section_parameters(

@@ -11,7 +11,7 @@ from typing import Any
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
-from anabatic.config.loading import command_table, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, validation, yaml_reader
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN
 from anabatic.convert import file_detection
 from anabatic.convert import foreign_options as foreign_options_module
@@ -72,7 +72,7 @@ def explain_unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> 
     if name not in command_table.COMMANDS or name == "run":
         return None
     line = parse_line(tokens, name, known)
-    return explain_foreign_options(line, word, known, f"see `anabatic {name} --help`")
+    return explain_foreign_options(line, word, known, f"see `{common_settings.format_help_command(name)}`")
 
 
 def explain_unused_words(error: UnusedCliTokensError, tokens: Sequence[str]) -> ConfigError | None:
@@ -88,7 +88,9 @@ def explain_unused_words(error: UnusedCliTokensError, tokens: Sequence[str]) -> 
         return None
     known = options_of(name)
     line = parse_line(tokens, name, known)
-    return explain_foreign_options(line, words[0].partition("=")[0], known, f"see `anabatic {name} --help`")
+    return explain_foreign_options(
+        line, words[0].partition("=")[0], known, f"see `{common_settings.format_help_command(name)}`"
+    )
 
 
 def explain_misplaced_file(file: str, name: str) -> ConfigError:

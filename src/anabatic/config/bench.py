@@ -17,7 +17,7 @@ def _require_positive(job: object, *names: str) -> None:
 
 @dataclass(kw_only=True)
 class BenchJob:
-    """How often is measured, and where the figures go: `bench.json`, `bench.md` and `bench.png` in a folder."""
+    """How often is measured, and where the figures go: `bench.json`, `bench.md` and `bench.svg` in a folder."""
 
     out: str = "runs/bench"
     """Folder to write."""
@@ -28,7 +28,7 @@ class BenchJob:
     warm_up: int = 1
     """Measurements before them that are not counted."""
     plot: Literal["auto", "on", "off"] = "auto"
-    """bench.png; auto: where matplotlib is installed."""
+    """Whether bench.svg is drawn; auto: yes."""
 
     def __post_init__(self) -> None:
         require_setting(bool(self.out.strip()), "out is empty", "give --out FOLDER")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.core import cpu_info
 from anabatic.core.errors import ConfigError, DeviceError
 from anabatic.device.table import DEVICES, Chip, DeviceRow, find_chip
 
@@ -218,7 +219,7 @@ def _set_allocator(row: DeviceRow) -> None:
 
 def _activate_device(kind: str, index: int) -> str:
     if kind == "cpu":
-        return _read_cpu_name()
+        return cpu_info.get_cpu_name(cpu_info.read_cpuinfo(), "CPU")
     if kind == "mps":
         return "Apple GPU"
     module = _get_torch_module(kind)
@@ -263,17 +264,6 @@ def _keep_freed_memory() -> None:
         libc.mallopt(-3, 1 << 30)
         libc.mallopt(-1, (1 << 31) - 1)
         libc.mallopt(-2, 64 << 20)
-
-
-def _read_cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        return "CPU"
-    return "CPU"
 
 
 def _get_torch_module(kind: str) -> Any:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
 from anabatic.doctor.findings.catalog import REPORT_GROUPS
 from anabatic.doctor.findings.check_result import CheckResult, LocalizedText, Status
 from anabatic.doctor.language import Language
@@ -31,20 +33,15 @@ def strip_control_characters(text: str) -> str:
     return "".join(" " if unicodedata.category(one) in ("Cc", "Cf", "Cs") else one for one in text)
 
 
-def measure_display_width(text: str) -> int:
-    """Return the columns that a text takes: two for a wide character, none for a combining one."""
-    return sum(0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF") for one in text)
-
-
 def wrap_text(text: str, width: int) -> list[str]:
     """Return lines of at most `width` columns, broken at blanks, between Chinese characters, or within a long word."""
     lines, line = [], ""
     for word in _split_wrap_units(text):
-        if line and measure_display_width(line) + measure_display_width(word.rstrip()) > width:
+        if line and cell_len(line) + cell_len(word.rstrip()) > width:
             lines.append(line.rstrip())
             line = ""
         for piece in _split_long_word(word, width):
-            if line and measure_display_width(line) + measure_display_width(piece.rstrip()) > width:
+            if line and cell_len(line) + cell_len(piece.rstrip()) > width:
                 lines.append(line.rstrip())
                 line = ""
             line += piece
@@ -66,7 +63,7 @@ def _split_wrap_units(text: str) -> list[str]:
 def _split_long_word(word: str, width: int) -> list[str]:
     pieces, piece = [], ""
     for one in word:
-        if piece and measure_display_width(piece + one.rstrip()) > width:
+        if piece and cell_len(piece + one.rstrip()) > width:
             pieces.append(piece)
             piece = ""
         piece += one
@@ -79,9 +76,7 @@ def render_report(lines: Sequence[CheckResult], language: Language, width: int, 
     wide = max(_MIN_WIDTH, width)
     narrow = wide < 60
     places = {check: name for _, names in REPORT_GROUPS for check, name in names.items()}
-    label = max(
-        (measure_display_width(getattr(places[line.finding_type.check_name], language)) for line in lines), default=0
-    )
+    label = max((cell_len(getattr(places[line.finding_type.check_name], language)) for line in lines), default=0)
     for title, names in REPORT_GROUPS:
         group = [line for line in lines if line.finding_type.check_name in names]
         if not group:
@@ -104,7 +99,7 @@ def _render_result(line: CheckResult, name: str, label: int, language: Language,
     if label:
         start += label + 2
         body = wrap_text(found, width - start)
-        head += name + " " * (label - measure_display_width(name) + 2)
+        head += name + " " * (label - cell_len(name) + 2)
     else:
         body = wrap_text(f"{name}: {found}", width - start)
     rows = [head + body[0], *(" " * start + one for one in body[1:])]

@@ -16,10 +16,10 @@ import torch
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import write_atomic
+from anabatic.core.progress import ProgressBar
 from anabatic.data.batching.packing import collate_packed, pack_best_fit
 from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
-from anabatic.evals.progress_bar import ProgressBar
 from anabatic.models.forward import ModelRoot, pack_batch, score_targets
 from anabatic.parallel.process_groups import World, all_reduce_sum, barrier
 from anabatic.parallel.sharding import reshard_weights

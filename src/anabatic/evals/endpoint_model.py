@@ -21,9 +21,9 @@ import numpy as np
 from anabatic.config.chat import Sampling
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.progress import ProgressBar
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.prefix_trees import ScoredText
-from anabatic.evals.progress_bar import ProgressBar
 
 TIMEOUT_SECONDS = 600.0
 """Seconds until an answer."""

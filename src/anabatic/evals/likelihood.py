@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from anabatic.core.progress import ProgressBar
 from anabatic.device.device import Device
 from anabatic.device.segments import PackedSegments, PackedTrees
 from anabatic.device.transfer import send_to_device
 from anabatic.evals.prefix_trees import PrefixTree, ScoredText, batch_trees, build_trees
-from anabatic.evals.progress_bar import ProgressBar
 from anabatic.models import rope_scaling
 from anabatic.models.forward import PackedBatch, score_targets
 from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup

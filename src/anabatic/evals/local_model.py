@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 from anabatic.config.chat import Sampling
 from anabatic.core.errors import Failure
+from anabatic.core.progress import ProgressBar
 from anabatic.device.device import Device
 from anabatic.evals.likelihood import Likelihood, compute_likelihoods
 from anabatic.evals.prefix_trees import ScoredText
-from anabatic.evals.progress_bar import ProgressBar
 from anabatic.infer.engine import Engine
 from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from anabatic.config.chat import Sampling
 from anabatic.infer.block_pool import BLOCK_SIZE, BlockTable, hash_block
-from anabatic.infer.sampling import Sampling
 from anabatic.infer.text_stream import StopStringFilter, TextStream
 
 TopLogprobs = list[tuple[int, float]]

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from anabatic.config.chat import Sampling
 from anabatic.device.transfer import send_to_device
-
-if TYPE_CHECKING:
-    from anabatic.infer.request import Request, TopLogprobs
+from anabatic.infer.request import Request, TopLogprobs
 
 __all__ = ["GREEDY", "Sampling", "choose_tokens", "log_probability", "apply_penalties", "sample_tokens", "make_random"]
 

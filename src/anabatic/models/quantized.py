@@ -107,7 +107,7 @@ class _QuantizedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        return grad @ ctx.packed.read(grad.dtype), None, None
+        return grad @ ctx.packed.dequantize_weight(grad.dtype), None, None
 
 
 class QuantizedLinear(nn.Linear):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anabatic.core import svg_plot
 from anabatic.core.axis_ticks import compute_ticks
-from anabatic.plan import strategy_search, svg_plot
+from anabatic.plan import strategy_search
 from anabatic.plan.device_scaling import ScalingRow
 from anabatic.plan.output import JobPlan, format_gib, format_strategy
 from anabatic.plan.strategy_search import StrategyEstimate

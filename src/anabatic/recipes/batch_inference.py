@@ -16,13 +16,13 @@ from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count, format_duration, to_valid_utf8
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.core.paths import resolve_output_file
+from anabatic.core.progress import ProgressBar
 from anabatic.data.chat import custom_templates
 from anabatic.data.readers.document import RowIssue
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.prompts import PromptRow, read_prompts
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
-from anabatic.evals.progress_bar import ProgressBar
 from anabatic.infer.cache_sizing import make_engine
 from anabatic.infer.dialogue import encode_continuation
 from anabatic.infer.engine import Engine, PromptTooLong, Request

@@ -16,14 +16,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
-
-if TYPE_CHECKING:
-    from anabatic.sim import shared_memory
-    from anabatic.sim.shared_memory import SimSegment
 
 MAX_FAULTS = 32
 """Rows of the segment."""
@@ -58,12 +53,6 @@ class InjectedFault:
         """Return kind, device, after, value and factor as the segment holds them."""
         value = HEALTH_STATES.index(self.value) if self.kind == "health" else 0
         return FAULT_KINDS[self.kind], self.device, self.strike_at, value, self.slowdown_factor
-
-    def apply_initial_health(self, segment: SimSegment, npus: int) -> None:
-        """Set what is true from the start: a device's health."""
-        if self.kind == "health":
-            for index in range(npus) if self.device < 0 else [self.device]:
-                segment.device[index].health = HEALTH_STATES.index(self.value)
 
     def __str__(self) -> str:
         device = f"@{self.device}" if self.device >= 0 else ""
@@ -121,14 +110,3 @@ def parse_faults(texts: tuple[str, ...], npus: int) -> tuple[InjectedFault, ...]
     if len(texts) > MAX_FAULTS:
         raise ConfigError(f"{len(texts)} faults, at most {MAX_FAULTS}", "leave some out")
     return tuple(parse_fault(text, npus) for text in texts)
-
-
-def describe_fault(row: shared_memory.SimFault) -> str:
-    """Return a fault of a living machine and how far it is."""
-    kind = next(name for name, number in FAULT_KINDS.items() if number == row.kind)
-    where = kind + (f"@{row.device}" if row.device >= 0 else "")
-    if kind == "slow":
-        return f"{where}={row.factor:g}"
-    if kind == "health":
-        return f"{where}={HEALTH_STATES[row.value]}"
-    return f"{where}, {row.after} events away" if row.after > 0 else f"{where}, struck {row.struck} times"

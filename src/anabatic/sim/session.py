@@ -16,7 +16,7 @@ from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import make_write_error, write_atomic
-from anabatic.sim import environment, fault_injection, machine_spec, native_build, shared_memory, supervisor
+from anabatic.sim import environment, machine_spec, native_build, shared_memory, supervisor
 from anabatic.sim.machine_spec import OTHER_FILE_HINT, SimMachine
 
 PROCESS_BYTES = 256 << 20
@@ -152,7 +152,7 @@ def _describe_machine(name: str, found: shared_memory.SimSegment) -> list[str]:
         if user.pid > 0:
             who = user.name.decode(errors="replace")
             lines.append(f"  pid {user.pid} {who}: {format_size(sum(user.hbm))}")
-    return lines + [f"  fault {fault_injection.describe_fault(row)}" for row in found.fault if row.kind]
+    return lines + [f"  fault {shared_memory.describe_fault(row)}" for row in found.fault if row.kind]
 
 
 def clean_simulations(builds: bool) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from anabatic.core.errors import Failure
 from anabatic.plan import cost_model
+from anabatic.sim.fault_injection import FAULT_KINDS, HEALTH_STATES, MAX_FAULTS
 from anabatic.sim.machine_spec import SimMachine
 
 MAGIC = 0x314D4953414E41
 VERSION = 2
 MAX_DEVICES = 64
 MAX_PROCESSES = 256
-MAX_FAULTS = 32
 SHM_PREFIX = "anabatic-sim-"
 """Every shared object of a machine starts with this and the pid of its `anabatic sim`."""
 _SHM = Path("/dev/shm")
@@ -188,7 +188,9 @@ def _fill_segment(segment: SimSegment, machine: SimMachine) -> None:
         segment.device[index].hbm_total = machine.hbm_bytes
     for index, fault in enumerate(machine.faults):
         segment.fault[index] = SimFault(*fault.to_struct_values())
-        fault.apply_initial_health(segment, machine.npus)
+        if fault.kind == "health":  # true from the start
+            for place in range(machine.npus) if fault.device < 0 else [fault.device]:
+                segment.device[place].health = HEALTH_STATES.index(fault.value)
     segment.magic = MAGIC  # last: whoever sees it sees the rest
 
 
@@ -219,3 +221,14 @@ def remove_segment(name: str) -> None:
     """Remove the shared memory of a machine and of its collectives."""
     for path in [_SHM / name, *_SHM.glob(f"{name}-*")]:
         path.unlink(missing_ok=True)
+
+
+def describe_fault(row: SimFault) -> str:
+    """Return a fault of a living machine and how far it is."""
+    kind = next(name for name, number in FAULT_KINDS.items() if number == row.kind)
+    where = kind + (f"@{row.device}" if row.device >= 0 else "")
+    if kind == "slow":
+        return f"{where}={row.factor:g}"
+    if kind == "health":
+        return f"{where}={HEALTH_STATES[row.value]}"
+    return f"{where}, {row.after} events away" if row.after > 0 else f"{where}, struck {row.struck} times"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from anabatic import __version__
 from anabatic.cli import app, error_report, help_examples, job_command
-from anabatic.config.loading import command_table, validation
+from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading.validation import UntypedText
 from anabatic.core.errors import DataError
 
@@ -134,16 +135,60 @@ def test_help_of_groups(words: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("name", ["pretrain", "sft", "eval", "chat", "tokenizer train", "tokenizer eval"])
-def test_help_of_a_job_has_its_sections(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*name.split(), "--help") == 0
+@pytest.mark.parametrize("asked", ["--help --all", "--all -h"])
+def test_full_help_of_a_job_has_its_sections(name: str, asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*name.split(), *asked.split()) == 0
     out = capsys.readouterr().out
     for section in ["Job", *{"pretrain": ["model", "optim"], "chat": ["sampling"]}.get(name, ["data"])]:
         assert f" {section} ─" in out
     assert "--config" in out and "-c" in out
+    assert "more settings" not in out
+
+
+@pytest.mark.parametrize("name", common_settings.list_common_commands())
+def test_help_lists_the_common_settings_by_task(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*name.split(), "--help") == 0
+    out = capsys.readouterr().out
+    tasks = common_settings.get_common_settings(name)
+    shown = {validation.OptionNamer().format_key(key) for keys in tasks.values() for key in keys}
+    for task in tasks:
+        assert f" {task} ─" in out
+    assert shown <= set(re.findall(r"--[a-z][\w.-]*", out))
+    number = common_settings.count_further_settings(name)
+    assert out.splitlines()[-1] == f"{number} more settings: anabatic {name} --help --all"
+
+
+def test_help_of_few_settings_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("chat", "--help") == 0
+    assert "more settings" not in capsys.readouterr().out
+
+
+def test_all_behind_the_separator_belongs_to_the_other_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("plan", "--help", "--", "sft", "--all") == 0
+    assert "Usage: anabatic plan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("sft --lora.dropuot 3", 'Did you mean "--lora.dropout"?', "see `anabatic sft --help --all`"),
+        ("sft --dropout 3", "Did you mean --lora.dropout?", "anabatic sft --lora.dropout 3"),
+        ("sft --nonsense", "unknown option", "see `anabatic sft --help --all`"),
+        ("sft --lora.dropout", "needs a value", "see `anabatic sft --help --all`"),
+        ("merge --nonsense", "unknown option", "see `anabatic merge --help`"),
+    ],
+)
+def test_errors_lead_to_settings_that_the_help_leaves_out(
+    words: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words.split()) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert f"hint: {hint}" in err.splitlines()
 
 
 def test_config_show_and_check(tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("config", "show", "tokenizer", "train") == 0
+    assert call("config", "show", "tokenizer", "train", "--all") == 0
     template = tmp_path / "t.yaml"
     template.write_text(capsys.readouterr().out.replace("train: []", "train: ['stdlib:']"))
     assert call("config", "check", str(template), recipe) == 0

@@ -9,7 +9,7 @@ import pytest
 from anabatic.cli import app
 from anabatic.config.sections.launch import MAX_SECONDS, LaunchSettings
 from anabatic.core.errors import ConfigError
-from anabatic.launch.hosts import hostfile, ssh_connection
+from anabatic.launch.hosts import hostfile, remote_machine, ssh_connection
 
 
 def run(*words: str) -> int:
@@ -77,14 +77,14 @@ def test_machines_of_a_file_know_their_places_for_the_check() -> None:
     host = hostfile.HostEntry("b")
     plain = [
         word
-        for word in ssh_connection.list_launcher_arguments(ssh_connection.RemoteJob(**here), host, 1)
+        for word in ssh_connection.list_launcher_arguments(remote_machine.RemoteJob(**here), host, 1)
         if word is not None
     ]
     assert plain[3:5] == ["--nnodes", "1:2"] and "--node-rank" not in plain
     checked = [
         word
         for word in ssh_connection.list_launcher_arguments(
-            ssh_connection.RemoteJob(**here, launcher_options=("--check",)), host, 1
+            remote_machine.RemoteJob(**here, launcher_options=("--check",)), host, 1
         )
         if word is not None
     ]

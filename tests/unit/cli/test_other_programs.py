@@ -41,7 +41,7 @@ LINES = [
      "anabatic sft --device.nproc 8"),
     ("eval m --model_args pretrained=x --num_fewshot 5", "(of lm-evaluation-harness): --shots here",
      "anabatic eval m --shots 5"),
-    ("eval m --nonsense 1 --rubbish 2", 'unknown option "--nonsense"; "--rubbish"', "see `anabatic eval --help`"),
+    ("eval m --nonsense 1 --rubbish 2", 'unknown option "--nonsense"; "--rubbish"', "see `anabatic eval --help --all`"),
     ("serve m --gpu-memory-utilization 0.9 --max-num-seqs 32", "(of vLLM): --batching.batch here",
      "anabatic serve m --batching.batch 32"),
     ("rl --model m actor_rollout_ref.rollout.n=5 +trainer.total_training_steps=9", "(of verl): --num-samples here",

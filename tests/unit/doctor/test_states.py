@@ -6,6 +6,7 @@ import string
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from anabatic.doctor import check_report
 from anabatic.doctor.check_runner import get_exit_code, run_checks
@@ -65,7 +66,7 @@ def test_report_of_a_broken_machine(tmp_path: Path) -> None:
     for width in (40, 80, 120):
         for language in ("en", "zh"):
             shown = check_report.render_report(found, language, width, colour=False).splitlines()
-            assert max(map(check_report.measure_display_width, shown)) <= width
+            assert max(map(cell_len, shown)) <= width
     assert "\x1b" not in check_report.render_report(found, "en", 80, colour=False)
     assert "\x1b[31mFAIL" in check_report.render_report(found, "en", 80, colour=True)
 

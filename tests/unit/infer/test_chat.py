@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.models.pretrained import save_model
-from anabatic.recipes.chat import session
+from anabatic.recipes.chat import conversation, session
 from anabatic.testing.random_models import build_random_model
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
@@ -105,7 +105,7 @@ def test_several_processes_are_refused(talk):
 
 def test_the_oldest_turns_are_dropped_and_that_is_said(model, tokenizer, caplog):
     one = dialogue(model, tokenizer, max_len=100, system="sys")
-    recipe = session.ChatSession(one, None)
+    recipe = conversation.ChatSession(one, None)
     with caplog.at_level(logging.INFO, logger="anabatic"):
         for number in range(8):
             recipe.write_answer(f"question {number}")
@@ -130,7 +130,7 @@ def test_an_answer_left_early_is_remembered_as_far_as_it_was_said(model, tokeniz
 
 def test_ctrl_c_stops_the_answer_not_the_chat(model, tokenizer, monkeypatch, caplog):
     one = dialogue(model, tokenizer, sampling=Sampling(temperature=1.0, max_new_tokens=60, seed=3))
-    recipe = session.ChatSession(one, None)
+    recipe = conversation.ChatSession(one, None)
     step, calls = one.engine.step, iter(range(100))
 
     def interrupted():

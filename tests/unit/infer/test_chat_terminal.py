@@ -24,7 +24,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.models.pretrained import save_model
-from anabatic.recipes.chat import line_input, session, slash_commands
+from anabatic.recipes.chat import conversation, line_input, session, slash_commands
 from unit.infer.scripted import says
 
 SHORT = Sampling(temperature=0.0, max_new_tokens=4)
@@ -147,7 +147,7 @@ def test_a_history_that_is_not_ours_is_not_used(tmp_path, monkeypatch):
 
 @pytest.fixture
 def talk(talker, tokenizer):
-    return session.ChatSession(Dialogue(Engine(talker, tokenizer, max_batch=1, max_len=256), SHORT), None)
+    return conversation.ChatSession(Dialogue(Engine(talker, tokenizer, max_batch=1, max_len=256), SHORT), None)
 
 
 def test_another_answer_takes_the_place_of_the_last(talk, capsys):
@@ -228,6 +228,6 @@ def test_what_was_saved_is_loaded(talk, tmp_path):
 
 
 def test_lines_that_only_look_like_commands(talk, monkeypatch, capsys):
-    talk.handle_lines(messages_of("// a comment\n /system x\n/\n/quit\nnever\n", monkeypatch))
+    session.handle_lines(talk, messages_of("// a comment\n /system x\n/\n/quit\nnever\n", monkeypatch))
     said = [message["content"] for message in talk.dialogue.messages if message["role"] == "user"]
     assert said == ["// a comment", " /system x", "/"]

@@ -18,7 +18,7 @@ import pytest
 from anabatic import __version__
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.launch.hosts import hostfile, multi_host
-from anabatic.launch.hosts.ssh_connection import RemoteJob
+from anabatic.launch.hosts.remote_machine import RemoteJob
 
 SSH = """#!/bin/sh
 for word; do host=$last; last=$word; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -106,8 +107,9 @@ def test_eval_writes_the_score_of_segments_and_vessels(tmp_path, capsys):
         table = list(csv.reader(file))
     assert table[0] == ["true \\ predicted", *CLASSES]
     assert [list(map(int, line[1:])) for line in table[1:]] == [[1, 1, 0], [0, 1, 1], [1, 0, 0]]
-    for name in ("confusion_segment.png", "confusion_vessel.png", "reliability.png"):
-        assert (tmp_path / "eval" / name).read_bytes().startswith(b"\x89PNG")
+    for name in ("confusion_segment.svg", "confusion_vessel.svg", "reliability.svg"):
+        words = {each.text for each in ElementTree.parse(tmp_path / "eval" / name).iter() if each.text}
+        assert words >= ({"share right", "confidence"} if name == "reliability.svg" else {"true", *CLASSES})
     printed = capsys.readouterr().out
     assert "majority class" in printed and "Cargo" in printed and "95 %" in printed
 

@@ -65,7 +65,7 @@ def run_on_hosts(command: str, job: Any, machines: list[HostEntry], launch: Laun
         ConfigError: an option is wrong, or a machine cannot take part for a reason that its owner can mend.
         Failure: a machine cannot be reached, or was lost.
     """
-    from anabatic.launch.hosts import multi_host, ssh_connection
+    from anabatic.launch.hosts import multi_host, remote_machine, ssh_connection
 
     if launch.max_nodes > len(machines):
         raise ConfigError(
@@ -73,7 +73,7 @@ def run_on_hosts(command: str, job: Any, machines: list[HostEntry], launch: Laun
             "leave --nnodes out to use all of them",
         )
     out = settings.job_to_dict(job).get("out") if command else None
-    order = ssh_connection.RemoteJob(
+    order = remote_machine.RemoteJob(
         command=command,
         recipe=settings.dump_job(job) if command else "",
         launch=launch,

@@ -1,4 +1,4 @@
-"""`anabatic config show`: a recipe with every setting, its default and its meaning."""
+"""`anabatic config show`: a recipe with the settings of a command, their defaults and meanings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import functools
 import sys
 import textwrap
 import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.loading import command_table, settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, settings, validation, yaml_reader
 
 COMMENT_WIDTH = 100
 
@@ -65,22 +66,57 @@ def render_template(command: str) -> str:
     Raises:
         ConfigError: there is no such command.
     """
-    row = command_table.get_command(command)
-    cls = row.import_job_class()
-    lines = [f"# anabatic {command} -c FILE", "#", *_render_comment(class_doc(cls), ""), ""]
-    lines += _render_fields(cls, settings.default_tree(cls), "")
+    cls = command_table.get_command(command).import_job_class()
+    lines = _render_head(command, cls) + _render_fields(cls, settings.default_tree(cls), "")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _render_fields(cls: type, values: dict[str, Any], indent: str) -> list[str]:
+def render_common_template(command: str) -> str:
+    """Return `render_template` with the common settings alone, by task; all where the command has no list of them.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    cls = command_table.get_command(command).import_job_class()
+    tasks = common_settings.get_common_settings(command)
+    if not tasks:
+        return render_template(command)
+    lines = _render_head(command, cls)
+    for task, keys in tasks.items():
+        fields = _render_fields(cls, settings.default_tree(cls), "", _nest_keys(keys))
+        lines += [f"# ==== {task} ====", *([""] if fields[0] else []), *fields, ""]
+    number = common_settings.count_further_settings(command)
+    lines.append(f"# {number} more settings: anabatic config show {command} --all")
+    return "\n".join(lines) + "\n"
+
+
+def _render_head(command: str, cls: type) -> list[str]:
+    return [f"# anabatic {command} -c FILE", "#", *_render_comment(class_doc(cls), ""), ""]
+
+
+def _nest_keys(keys: Sequence[str]) -> dict[str, list[str]]:
+    """`out, data.train, data.valid` -> `{"out": [], "data": ["train", "valid"]}`, sections behind the others."""
+    nested: dict[str, list[str]] = {}
+    for key in sorted(keys, key=lambda key: "." in key):
+        first, _, rest = key.partition(".")
+        nested.setdefault(first, []).extend([rest] if rest else [])
+    return nested
+
+
+def _render_fields(
+    cls: type, values: dict[str, Any], indent: str, chosen: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Return the lines of the settings of `cls`, or of those `chosen`: name -> names inside, where it is a section."""
     lines: list[str] = []
     docs = field_docs(cls)
-    for name, hint in validation.field_types(cls).items():
-        value = values[name]
+    hints = validation.field_types(cls)
+    for name in hints if chosen is None else chosen:
+        hint, value = hints[name], values[name]
         if dataclasses.is_dataclass(hint):
             section = typing.cast(type, hint)
+            inside = None if chosen is None else _nest_keys(chosen[name])
             lines += ["", *_render_comment(class_doc(section), indent), f"{indent}{name}:"]
-            lines += _render_fields(section, value, indent + "  ")
+            lines += _render_fields(section, value, indent + "  ", inside)
             continue
         lines += _render_comment(_describe_setting(docs.get(name, ""), hint), indent)
         lines += _render_entry_example(hint, indent)

@@ -129,11 +129,15 @@ class SkippedRows:
             self.examples.append(problem.message)
 
 
+def hash_id(row_id: str) -> bytes:
+    """Return the BLAKE2b hash (64 bits) of the id of a row or a document: what is held out depends on it alone."""
+    return hashlib.blake2b(row_id.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+
+
 def is_held_out(doc_id: str, fraction: float) -> bool:
     """Whether a document belongs to the held-out share; depends on nothing but its id.
 
     The id's BLAKE2b hash (64 bits) is compared with `fraction` of the hash's range, so that a larger fraction
     holds out a superset and adding files moves no other document.
     """
-    digest = hashlib.blake2b(doc_id.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < fraction * 2.0**64
+    return int.from_bytes(hash_id(doc_id), "big") < fraction * 2.0**64

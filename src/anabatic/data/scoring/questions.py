@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers import prompts, source_spec
-from anabatic.data.readers.document import Message, RowIssue
+from anabatic.data.readers.document import Message, RowIssue, hash_id
 
 _FILE_KINDS = ("file", "folder", "glob")
 
@@ -121,4 +120,4 @@ def _choose_held_out_ids(rows: list[Question], fraction: float) -> set[str]:
 
 def _hash_row_id(name: str) -> bytes:
     # The folder may have another name elsewhere: the same rows are held out all the same.
-    return hashlib.blake2b(Path(name).name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return hash_id(Path(name).name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Literal
 
-from anabatic.data.readers.document import Document, is_held_out
+from anabatic.data.readers.document import Document, hash_id, is_held_out
 from anabatic.data.shards.writer import DocumentCounts
 
 EXACT_SPLIT_BELOW = 200
@@ -68,11 +67,7 @@ def select_split(
 def _ids_with_smallest_hashes(ids: list[str], fraction: float) -> set[str]:
     """Return the ids with the smallest hashes; none when there is just one."""
     wanted = 0 if len(ids) < 2 else max(1, round(len(ids) * fraction))
-    return set(sorted(ids, key=_hash_id)[:wanted])
-
-
-def _hash_id(doc_id: str) -> bytes:
-    return hashlib.blake2b(doc_id.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return set(sorted(ids, key=hash_id)[:wanted])
 
 
 def _split_long_text(document: Document, fraction: float, split: Split) -> Document:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from anabatic.core.errors import DataError
+from anabatic.core.progress import ProgressMeter
 from anabatic.data.batching.prefetch import PrefetchIterator
 from anabatic.data.readers.document import Document
-from anabatic.data.shards.progress_meter import ProgressMeter
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION
 
 SHARD_BYTES = 256 * 2**20

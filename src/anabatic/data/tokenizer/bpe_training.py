@@ -16,10 +16,10 @@ from anabatic.config.tokenizer import TokenizerTrainJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration
+from anabatic.core.progress import ProgressMeter
 from anabatic.data.readers.document import Document
 from anabatic.data.readers.sources import DataSource, parse_sources, read_documents, source_kind
 from anabatic.data.shards import holdout
-from anabatic.data.shards.progress_meter import ProgressMeter
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.tokenizer import hf_folder as folder
 from anabatic.data.tokenizer.cjk_pretokenizer import CjkPretokenizer

@@ -13,8 +13,9 @@ from anabatic.doctor.findings.catalog import make_result
 from anabatic.doctor.findings.check_result import CheckResult
 from anabatic.doctor.target_machine import TargetMachine
 from anabatic.monitor.npu_smi import output_parser
-from anabatic.monitor.npu_smi.framed_tables import InfoDevice, InfoTable
+from anabatic.monitor.npu_smi.framed_tables import InfoTable
 from anabatic.monitor.npu_smi.key_values import KeyValueOutput
+from anabatic.monitor.snapshot import DeviceReading
 
 _HEALTH_OK, _HEALTH_WARNING = "OK", "Warning"
 """Health as npu-smi prints it; everything else is worse (Alarm, Critical, UNKNOWN)."""
@@ -105,7 +106,7 @@ def check_ecc(machine: TargetMachine) -> Iterator[CheckResult]:
 _DOUBLE_BIT_COUNT = re.compile(r"^(DDR|HBM) Double Bit Error Count$")
 
 
-def _format_npu_names(devices: list[InfoDevice]) -> str:
+def _format_npu_names(devices: list[DeviceReading]) -> str:
     """`NPU 0-3`; of a single die also which."""
     die = f" die {devices[0].chip_id}" if len(devices) == 1 and devices[0].chip_id else ""
     return f"NPU {format_spans([device.npu_id for device in devices])}{die}"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from anabatic.doctor.explain import next_steps
 from anabatic.doctor.explain.log_files import LogFile, read_blocks
 from anabatic.doctor.explain.matcher import EntryMatch, LogMatcher
 from anabatic.doctor.knowledge_base import KnowledgeEntry
@@ -38,6 +37,11 @@ _WARNING_LINE = re.compile(
     rb"(?:\[W(?:\d{4} |\]| )|W\d{4} |\[?WARN(?:ING)?[\]: ]|20\d\d-\d\d-\d\d[ T][\d:.,]+ (?:- )?WARN)"
 )
 """How glog, plogs and Python's logging begin a warning."""
+_FRAME_LINE = re.compile(rb'^[^"\n]*?  File "[^"\n]+", line \d+, in \S', re.MULTILINE)
+_EXCEPTION_LINE = re.compile(
+    rb"(?:(?:[^\n\]( ][^\n\]]{0,119})?\] *|\([^)\n]{0,80}\) *)*[A-Za-z_][\w.]*(?::|\s*$)"  # fits in one way at most
+)
+_FRAME_PREFIX = re.compile(rb'^([^"\n]*?)  File "')
 _TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?)")
 
 
@@ -168,7 +172,7 @@ class _LogFileScanner:
 
     def finish_file(self, matcher: LogMatcher) -> None:
         """Tell of a traceback that has no last line, where nothing else in the file says what happened."""
-        at = next_steps.find_cut_traceback(self.tail)
+        at = _find_cut_traceback(self.tail)
         entry = matcher.knowledge.by_code.get(CUT_TRACEBACK_CODE)
         own = (sight for sight in self.kept.values() if sight.file == self.log.name)
         if at < 0 or entry is None or any(sight.role in ("cause", "consequence") for sight in own):
@@ -254,3 +258,17 @@ def _parse_time(found: re.Match[bytes] | None, year: int) -> datetime | None:
         return datetime(year, month, day, hour, minute, second, micro)
     except ValueError:  # 2026-13-45 is no time
         return None
+
+
+def _find_cut_traceback(tail: bytes) -> int:
+    """Return where the last frame of a traceback begins that does not come to its last line, or -1."""
+    frames = list(_FRAME_LINE.finditer(tail))
+    if not frames:
+        return -1
+    frame = frames[-1]
+    prefix = _FRAME_PREFIX.match(frame[0])
+    before = len(prefix[1]) if prefix else 0
+    for line in tail[frame.start() :].split(b"\n")[1:]:
+        if line[before : before + 1].strip():
+            return -1 if _EXCEPTION_LINE.match(line, before) or _EXCEPTION_LINE.match(line) else frame.start()
+    return frame.start()

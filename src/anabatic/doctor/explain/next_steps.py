@@ -1,15 +1,10 @@
-"""What to collect next where a log does not name its cause, and tracebacks that stop before their last line."""
+"""What to collect next where a log does not name its cause."""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
-
 from anabatic.doctor import knowledge_base
-
-if TYPE_CHECKING:
-    from anabatic.doctor.explain.diagnosis import LogReport
-    from anabatic.doctor.language import Language
+from anabatic.doctor.explain.diagnosis import LogReport
+from anabatic.doctor.language import Language
 
 SYMPTOMS = ("slow", "slow-start", "hang", "memory-grows", "wrong-numbers", "killed")
 """Troubles without an error message: words that `anabatic explain` takes like a code."""
@@ -39,11 +34,6 @@ _COLLECT_STEPS: dict[str, tuple[str, str]] = {
         f"完全没有报错：`anabatic explain 词`，词可为 {'、'.join(SYMPTOMS)}",
     ),
 }
-_FRAME_LINE = re.compile(rb'^[^"\n]*?  File "[^"\n]+", line \d+, in \S', re.MULTILINE)
-_EXCEPTION_LINE = re.compile(
-    rb"(?:(?:[^\n\]( ][^\n\]]{0,119})?\] *|\([^)\n]{0,80}\) *)*[A-Za-z_][\w.]*(?::|\s*$)"  # fits in one way at most
-)
-_FRAME_PREFIX = re.compile(rb'^([^"\n]*?)  File "')
 
 
 def suggest_next_steps(report: LogReport, language: Language) -> list[str]:
@@ -64,17 +54,3 @@ def _choose_steps(report: LogReport) -> tuple[str, ...]:
     if first.role == "wrapper" or first.entry.confidence == "low":
         return "plog", "blocking", "versions"
     return ()
-
-
-def find_cut_traceback(tail: bytes) -> int:
-    """Return where the last frame of a traceback begins that does not come to its last line, or -1."""
-    frames = list(_FRAME_LINE.finditer(tail))
-    if not frames:
-        return -1
-    frame = frames[-1]
-    prefix = _FRAME_PREFIX.match(frame[0])
-    before = len(prefix[1]) if prefix else 0
-    for line in tail[frame.start() :].split(b"\n")[1:]:
-        if line[before : before + 1].strip():
-            return -1 if _EXCEPTION_LINE.match(line, before) or _EXCEPTION_LINE.match(line) else frame.start()
-    return frame.start()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from anabatic.core.formatting import format_size
 from anabatic.doctor import knowledge_base
-from anabatic.doctor.check_report import measure_display_width, wrap_text
+from anabatic.doctor.check_report import wrap_text
 from anabatic.doctor.explain import next_steps
 from anabatic.doctor.explain.diagnosis import LogFinding, LogReport
 from anabatic.doctor.explain.log_scan import Sighting
@@ -153,10 +154,10 @@ def _render_finding(finding: LogFinding, head: Text, language: Language, width: 
                 named = len(named_by) if row.startswith(named_by.rstrip()) else 0
                 parts.append(Text.assemble((row[:named], "dim"), (row[named:], style)))
         return Group(*parts, Text())
-    label = max(measure_display_width(name) for name, _, _ in rows) + 2
+    label = max(cell_len(name) for name, _, _ in rows) + 2
     for name, text, style in rows:
         for place, line in enumerate(wrap_text(text, width - label - 2)):
-            before = name + " " * (label - measure_display_width(name)) if not place else " " * label
+            before = name + " " * (label - cell_len(name)) if not place else " " * label
             parts.append(Text.assemble("  ", (before, "dim"), (line, style)))
     return Group(*parts, Text())
 

@@ -17,7 +17,7 @@ from anabatic.core.paths import make_write_error
 from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
 from anabatic.launch.hosts import ssh_connection
 from anabatic.launch.hosts.hostfile import HostEntry
-from anabatic.launch.hosts.ssh_connection import EventQueue, RemoteJob, RemoteMachine
+from anabatic.launch.hosts.remote_machine import EventQueue, RemoteJob, RemoteMachine
 
 _GRACE_SECONDS = 15.0
 """Seconds for the others to end by themselves when one machine has failed; they know best what they saw."""

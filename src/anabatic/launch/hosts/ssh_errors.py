@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anabatic import __version__
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
+from anabatic.launch.hosts.remote_machine import ANSWER_SECONDS, SSH_FAILED_CODE, RemoteJob, RemoteMachine
 
-if TYPE_CHECKING:
-    from anabatic.launch.hosts.ssh_connection import RemoteJob, RemoteMachine
-
-ANSWER_SECONDS = 60.0
-"""For a machine to answer."""
-SSH_FAILED_CODE = 255
-"""Exit code of ssh when it has failed itself (ssh(1))."""
 _SSH_ERRORS = (
     ("Permission denied", "it refuses your key", "ssh-copy-id {login}, and start the agent that holds the key"),
     ("Host key verification failed", "its host key is not known here or has changed",

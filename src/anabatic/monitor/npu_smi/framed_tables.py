@@ -7,44 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from anabatic.monitor.snapshot import DeviceProcess, DeviceReading
+
 TableLayout = Literal["ddr", "hbm", "950"]
-
-
-@dataclass
-class InfoDevice:
-    """A row pair of `npu-smi info`: one chip, or one die of a two-die card."""
-
-    npu_id: int
-    chip_id: int | None = None
-    phy_id: int | None = None
-    logic_id: int | None = None
-    name: str | None = None
-    health: str | None = None
-    power_w: float | None = None
-    temp_c: int | None = None
-    hugepages_used: int | None = None
-    hugepages_total: int | None = None
-    bus_id: str | None = None
-    util_pct: int | None = None
-    util_kind: Literal["aicore", "npu"] | None = None
-    mem_used_mb: int | None = None
-    mem_total_mb: int | None = None
-    hbm_used_mb: int | None = None
-    hbm_total_mb: int | None = None
-    second_id_ambiguous: int | None = None
-    """Number behind the chip id in a table without a header: a logic id or a physical one."""
-
-
-@dataclass
-class InfoProcess:
-    """A process on a chip; at most eight of one chip are printed (MAX_CHIP_PROCESS_NUM)."""
-
-    npu_id: int
-    chip_id: int | None
-    pid: int
-    name: str | None
-    mem_mb: int | None
-    container_pid: int | None = None
 
 
 @dataclass
@@ -56,14 +21,18 @@ class InfoTable:
     tool_version: str | None = None
     driver_version: str | None = None
     layout: TableLayout | None = None
-    devices: list[InfoDevice] = field(default_factory=list)
-    processes: list[InfoProcess] = field(default_factory=list)
+    devices: list[DeviceReading] = field(default_factory=list)
+    """One for each row pair: a chip, or a die of a two-die card."""
+    processes: list[DeviceProcess] = field(default_factory=list)
+    """At most eight of one chip are printed (MAX_CHIP_PROCESS_NUM)."""
     no_process_npus: list[int] = field(default_factory=list)
     process_table: bool = False
     process_mem_unit: str | None = None
     warnings: list[str] = field(default_factory=list)
     unparsed_lines: list[str] = field(default_factory=list)
     container_column: bool = False
+    ambiguous_ids: dict[int, int] = field(default_factory=dict)
+    """Place in `devices` -> number behind the chip id in a table without a header: a logic id or a physical one."""
     error: str | None = None
 
 
@@ -123,7 +92,7 @@ class _InfoTableReader:
     def __init__(self) -> None:
         self.table = InfoTable()
         self.second_id_name: str | None = None
-        self.pending_device: InfoDevice | None = None
+        self.pending_device: DeviceReading | None = None
 
     def read_line(self, line: str) -> None:
         text = line.strip()
@@ -172,7 +141,7 @@ class _InfoTableReader:
         if memory is not None and self.table.process_mem_unit == "B" and memory >= _MEBI:
             memory //= _MEBI
         chip = parse_int(_get_word(ids, 1))
-        self.table.processes.append(InfoProcess(npu, chip, pid, row[2] or None, memory, parse_int(_get_word(row, 4))))
+        self.table.processes.append(DeviceProcess(npu, chip, pid, row[2] or None, memory, parse_int(_get_word(row, 4))))
         return True
 
     def _read_first_row(self, row: list[str]) -> bool:
@@ -183,7 +152,7 @@ class _InfoTableReader:
         if self.pending_device is not None or npu is None or not identity[1] or not rest or _BUS_ID.fullmatch(rest[0]):
             return False
         singles, pairs = _split_values(_get_word(rest, 1) or "")
-        device = InfoDevice(npu, name=identity[1], health=rest[0] or None)
+        device = DeviceReading(npu, name=identity[1], health=rest[0] or None)
         device.power_w, device.temp_c = parse_float(_get_word(singles, 0)), parse_int(_get_word(singles, 1))
         device.hugepages_used, device.hugepages_total = _parse_used_total(_get_word(pairs, 0))
         if self.table.layout is not None:
@@ -204,8 +173,8 @@ class _InfoTableReader:
             device.phy_id = second
         elif self.second_id_name == "Device":
             device.logic_id = second
-        else:
-            device.second_id_ambiguous = second
+        elif second is not None:
+            self.table.ambiguous_ids[len(self.table.devices) - 1] = second
         device.bus_id = None if rest[0] in ("", "NA", "-") else rest[0]
         singles, pairs = _split_values(_get_word(rest, 1) or "")
         device.util_pct = parse_int(_get_word(singles, 0))

@@ -32,6 +32,16 @@ _OUTPUT_READERS: tuple[Callable[[list[str]], ParsedOutput | None], ...] = (
 )
 
 
+_DEVICE_COLUMNS = (
+    *("npu_id", "chip_id", "phy_id", "logic_id", "name", "health", "power_w", "temp_c"),
+    *("hugepages_used", "hugepages_total", "bus_id", "util_pct", "util_kind"),
+    *("mem_used_mb", "mem_total_mb", "hbm_used_mb", "hbm_total_mb"),
+)
+"""What `npu-smi info` prints of a device: fields of `DeviceReading`."""
+_PROCESS_COLUMNS = ("npu_id", "chip_id", "pid", "name", "mem_mb")
+"""And of a process: fields of `DeviceProcess`."""
+
+
 def parse_output(text: str) -> ParsedOutput:
     """Return the values of any output of `npu-smi info ...`; text of no known form is an `ErrorOutput`."""
     lines = line_prefix.strip_line_prefixes(text)
@@ -57,15 +67,14 @@ def output_to_dict(parsed: ParsedOutput) -> dict[str, Any]:
         if not row[key]:
             del row[key]
     if isinstance(parsed, InfoTable):
-        row["devices"] = [_drop_value(each, "second_id_ambiguous", None) for each in row["devices"]]
-        if not row.pop("container_column"):
-            row["processes"] = [_drop_value(each, "container_pid", None) for each in row["processes"]]
+        ambiguous_ids, has_container_pid = row.pop("ambiguous_ids"), row.pop("container_column")
+        columns = [*_PROCESS_COLUMNS, "container_pid"] if has_container_pid else _PROCESS_COLUMNS
+        row["devices"] = [{name: each[name] for name in _DEVICE_COLUMNS} for each in row["devices"]]
+        row["processes"] = [{name: each[name] for name in columns} for each in row["processes"]]
+        for place, number in ambiguous_ids.items():
+            row["devices"][place]["second_id_ambiguous"] = number
     if isinstance(parsed, KeyValueOutput):
         row["blocks"] = [
             {key: value for key, value in each.items() if value or key == "values"} for each in row["blocks"]
         ]
     return row
-
-
-def _drop_value(row: dict[str, Any], key: str, value: object) -> dict[str, Any]:
-    return {name: item for name, item in row.items() if name != key or item is not value}

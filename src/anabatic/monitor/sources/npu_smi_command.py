@@ -11,12 +11,11 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import asdict, fields
 from pathlib import Path
 
 from anabatic.monitor.npu_smi import output_parser
 from anabatic.monitor.npu_smi.unframed_tables import ChipMapping
-from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
+from anabatic.monitor.snapshot import Snapshot
 
 TIMEOUT_SECONDS = 10.0
 """As gpustat's Ascend reader allows; one call takes 0.3 to 3 seconds on a full machine."""
@@ -108,21 +107,11 @@ def _kill_running_children() -> None:
             os.killpg(child.pid, signal.SIGKILL)
 
 
-_SHARED_FIELDS = {one.name for one in fields(DeviceReading)}
-
-
 def parse_snapshot(text: str) -> Snapshot:
     """Return the devices and processes of `npu-smi info`; text without devices is an error."""
     table = output_parser.parse_info_table(text)
     found = Snapshot("npu-smi", driver_version=table.driver_version, notes=list(table.warnings))
-    found.devices = [
-        DeviceReading(**{name: value for name, value in asdict(row).items() if name in _SHARED_FIELDS})
-        for row in table.devices
-    ]
-    found.processes = [
-        DeviceProcess(row.npu_id, row.chip_id, row.pid, row.name, row.mem_mb, row.container_pid)
-        for row in table.processes
-    ]
+    found.devices, found.processes = table.devices, table.processes
     if table.unparsed_lines and found.devices:
         found.notes.append(
             f"npu-smi: lines that are not understood ({len(table.unparsed_lines)}), the first: "

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from anabatic.config.chat import ChatJob
 from anabatic.config.sections.common import require_setting
@@ -20,7 +18,7 @@ from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
-from anabatic.infer.tool_execution import format_for_display, open_python_tool
+from anabatic.infer.tool_execution import open_python_tool
 from anabatic.models import classifier
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import (
@@ -32,6 +30,7 @@ from anabatic.models.pretrained import (
     resolve_model_folder,
 )
 from anabatic.recipes.chat import line_input, slash_commands
+from anabatic.recipes.chat.conversation import ChatSession
 
 MAX_CONTEXT_TOKENS = 8192
 """Tokens of a conversation at most, whatever the model allows: the cache is allocated at once."""
@@ -77,96 +76,32 @@ def run(job: ChatJob) -> None:
 def _run_conversation(chat: ChatSession, job: ChatJob) -> None:
     if not job.prompt:
         log.info("/help lists the commands")
-        chat.handle_lines(line_input.read_messages(job.history, list(slash_commands.SLASH_COMMANDS)))
+        handle_lines(chat, line_input.read_messages(job.history, list(slash_commands.SLASH_COMMANDS)))
     for line in map(to_valid_utf8, job.prompt):
         log.info(f"> {line}")
         chat.write_answer(line)
 
 
-class ChatSession:
-    """Reads lines, obeys commands, writes answers."""
-
-    def __init__(self, dialogue: Dialogue, journal: JsonlWriter | None) -> None:
-        self.dialogue = dialogue
-        self.journal = journal
-        self.over = False
-
-    def handle_lines(self, lines: Iterator[str]) -> None:
-        """Handle messages until they end or `/exit`. A mistake, or a file that cannot be written, is told and the talk
-        goes on."""
-        for line in lines:
-            if not line.strip():
-                continue
-            is_command = re.match("/[A-Za-z]", line) is not None
-            try:
-                slash_commands.run_slash_command(self, line) if is_command else self.write_answer(line)
-            except AnabaticError as error:
-                if not (is_command or isinstance(error, UserError)):
-                    raise
-                sys.stdout.flush()
-                log.info(error.render())
-            except KeyboardInterrupt:  # behind an answer that was already stopped
-                if not sys.stdin.isatty():
-                    raise
-                log.info(line_input.EXIT_HINT)
-            if self.over:
-                return
-
-    def write_answer(self, text: str) -> None:
-        """Write the answer to `text` while it is made, then its length and speed to stderr.
-
-        Raises:
-            DataError: the text is too long.
-        """
-        self._write_stream(self.dialogue.answer_message(text))
-        self.append_message("user", text)
-        self.append_message("assistant", self.dialogue.messages[-1]["content"])
-
-    def regenerate_answer(self) -> None:
-        """Write another answer to the last message.
-
-        Raises:
-            DataError: there is no message.
-        """
-        self._write_stream(self.dialogue.regenerate_answer())
-        self.append_message("assistant", self.dialogue.messages[-1]["content"], regenerated=True)
-
-    def _write_stream(self, pieces: Generator[str, None, None]) -> None:
-        began, stopped = time.perf_counter(), False
+def handle_lines(chat: ChatSession, lines: Iterator[str]) -> None:
+    """Handle messages until they end or `/exit`. A mistake, or a file that cannot be written, is told and the talk
+    goes on."""
+    for line in lines:
+        if not line.strip():
+            continue
+        is_command = re.match("/[A-Za-z]", line) is not None
         try:
-            for piece in pieces:
-                sys.stdout.write(format_for_display(piece))
-                sys.stdout.flush()
-        except KeyboardInterrupt:
-            stopped = True
-        finally:
-            pieces.close()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        self._log_generation_stats(time.perf_counter() - began, stopped)
-
-    def close(self) -> None:
-        """Close the journal."""
-        if self.journal is not None:
-            self.journal.close()
-
-    def _log_generation_stats(self, seconds: float, stopped: bool) -> None:
-        request = self.dialogue.request
-        if request is None:
+            slash_commands.run_slash_command(chat, line) if is_command else chat.write_answer(line)
+        except AnabaticError as error:
+            if not (is_command or isinstance(error, UserError)):
+                raise
+            sys.stdout.flush()
+            log.info(error.render())
+        except KeyboardInterrupt:  # behind an answer that was already stopped
+            if not sys.stdin.isatty():
+                raise
+            log.info(line_input.EXIT_HINT)
+        if chat.over:
             return
-        if self.dialogue.num_dropped:
-            log.info(
-                f"(the {self.dialogue.num_dropped} oldest messages were dropped: "
-                f"{self.dialogue.engine.max_len} tokens of context are full)"
-            )
-        ends = {"length": f", cut at {len(request.ids)} tokens", "cancelled": ", stopped"}
-        end = ", stopped" if stopped else ends.get(request.finish_reason, "")
-        log.info(f"({len(request.ids)} tokens, {len(request.ids) / max(seconds, 1e-9):.1f} tok/s{end})")
-
-    def append_message(self, role: str, content: str, **more: Any) -> None:
-        """Append a message to the journal, where there is one."""
-        if self.journal is not None:
-            self.journal.write({"role": role, "content": content, **more})
 
 
 def _open_transcript(out: str | None, system: str | None) -> JsonlWriter | None:

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anabatic.config.chat import Sampling
 from anabatic.config.loading import validation
@@ -17,9 +17,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean, format_size
 from anabatic.core.paths import write_atomic
 from anabatic.data.chat import rendering as conversations
-
-if TYPE_CHECKING:
-    from anabatic.recipes.chat.session import ChatSession
+from anabatic.recipes.chat.conversation import ChatSession
 
 MAX_CONVERSATION_BYTES = 16 << 20
 """Bytes of a conversation that is loaded."""

@@ -37,7 +37,7 @@ def run(job: ClassifyEvalJob) -> None:
     """Score, print the tables to stdout and write eval.json, confusion matrices and pictures.
 
     Raises:
-        ConfigError: matplotlib or scikit-learn is needed and missing.
+        ConfigError: scikit-learn is needed and missing.
         DataError: the predictions, the data or the model cannot be used, or vessels were seen in training.
         Failure: a file cannot be written.
     """
@@ -183,9 +183,9 @@ def _write_results(
     if job.figures:
         for level, scores in (("segment", main.segments), ("vessel", main.vessels)):
             title = f"{scores.rows:,} {level}s: accuracy {scores.accuracy:.3f}, macro-F1 {scores.macro_f1:.3f}"
-            write_atomic(out / f"confusion_{level}.png", plots.draw_confusion(scores, title))
+            write_atomic(out / f"confusion_{level}.svg", plots.draw_confusion(scores, title))
         levels = [("segments", *main.segment_calibration), ("vessels", *main.vessel_calibration)]
-        write_atomic(out / "reliability.png", plots.draw_reliability(levels, f"How sure, and how often right: {name}"))
+        write_atomic(out / "reliability.svg", plots.draw_reliability(levels, f"How sure, and how often right: {name}"))
     for level, scores in (("segment", main.segments), ("vessel", main.vessels)):
         names = [one.name for one in scores.classes]
         table = [["true \\ predicted", *names]]

@@ -14,7 +14,7 @@ from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import resolve_output_file, write_atomic
-from anabatic.evals.progress_bar import ProgressBar
+from anabatic.core.progress import ProgressBar
 from anabatic.vessels.io import split_file as splits
 from anabatic.vessels.io import vessel_splits
 from anabatic.vessels.io.split_file import VesselSplit

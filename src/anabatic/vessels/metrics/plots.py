@@ -1,88 +1,94 @@
-"""Pictures of a score: confusion matrix and reliability diagram, as PNG."""
+"""Pictures of a score: confusion matrix and reliability diagram, as SVG."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any
 
-from anabatic.core.errors import ConfigError
+from anabatic.core import svg_plot
+from anabatic.core.axis_ticks import compute_ticks
 from anabatic.vessels.metrics.classification import CalibrationBin, ClassificationScores
 
-INK, GRID, BAR, GAP = "#1f2328", "#d0d7de", "#2f6fb2", "#d9822b"
+_BLUE, _ORANGE = "c5", "c1"
+_LETTER_PIXELS = 7.5
+_CELL_HEIGHT, _MIN_CELL_WIDTH = 40.0, 64.0
+_INVERSE_ABOVE = 0.55
+"""Share of a true class from which a cell is so dark that its number is written in the colour of the paper."""
+_PANEL_WIDTH, _UPPER_HEIGHT, _LOWER_HEIGHT = 480.0, 380.0, 180.0
 
 
-def draw_confusion(scores: ClassificationScores, title: str) -> bytes:
+def draw_confusion(scores: ClassificationScores, title: str) -> str:
     """Draw the confusion matrix: shares of each true class as shades, counts as numbers."""
-    plt = _import_pyplot()
     names = [one.name.replace("_", " ") for one in scores.classes]
-    matrix = scores.confusion
-    shares = matrix / matrix.sum(1, keepdims=True).clip(1)
-    side = max(4.5, 0.62 * len(names) + 2.2)
-    figure, axes = plt.subplots(figsize=(side + 0.8, side), layout="constrained")
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for row in range(len(names)):
-        for column in range(len(names)):
-            if matrix[row, column]:
-                colour = "white" if shares[row, column] > 0.55 else INK
-                axes.text(column, row, f"{matrix[row, column]:,}", ha="center", va="center", color=colour, fontsize=9)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
-    axes.set_title(title, fontsize=11)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
-    return _save_png(plt, figure)
-
-
-def draw_reliability(levels: Sequence[tuple[str, float, list[CalibrationBin]]], title: str) -> bytes:
-    """Draw one reliability diagram for each `(name, expected calibration error, bins)`."""
-    plt = _import_pyplot()
-    figure, grid = plt.subplots(
-        2,
-        len(levels),
-        figsize=(4.3 * len(levels), 4.9),
-        squeeze=False,
-        sharex=True,
-        height_ratios=(3, 1),
-        layout="constrained",
+    count, longest = len(names), _LETTER_PIXELS * max(map(len, names))
+    shares = scores.confusion / scores.confusion.sum(1, keepdims=True).clip(1)
+    label_width = 50 + longest
+    panel = svg_plot.PlotPanel(
+        svg_plot.PlotAxis("predicted; the darker, the more of the true class", -0.5, count - 0.5, _name_ticks(names)),
+        svg_plot.PlotAxis("true", -0.5, count - 0.5, _name_ticks(names[::-1])),
+        title,
+        width=max(
+            label_width + svg_plot.RIGHT + count * max(longest + 10, _MIN_CELL_WIDTH),
+            label_width + svg_plot.RIGHT + 1.2 * _LETTER_PIXELS * len(title),
+        ),
+        height=svg_plot.TOP + svg_plot.BOTTOM + _CELL_HEIGHT * count,
+        label_width=label_width,
     )
-    for column, (name, error, bins) in enumerate(levels):
-        axes, below = grid[0][column], grid[1][column]
-        centres = [(one.low + one.high) / 2 for one in bins]
-        width = (bins[0].high - bins[0].low) * 0.9
-        axes.bar(centres, [one.accuracy for one in bins], width=width, color=BAR, label="accuracy")
-        axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--", label="perfectly calibrated")
-        known = [(one.confidence, one.accuracy) for one in bins if one.rows]
-        axes.plot(*zip(*known, strict=True), "o", color=GAP, label="mean of bin", clip_on=False, zorder=3)
-        axes.set_title(f"{name}: expected calibration error {error:.3f}", fontsize=10)
-        below.bar(centres, [one.rows for one in bins], width=width, color=GRID)
-        below.yaxis.get_major_locator().set_params(integer=True)
-        below.set_xlabel("confidence")
-        below.set_ylabel(name)
-        for one in (axes, below):
-            one.set_xlim(0, 1)
-            one.spines[["top", "right"]].set_visible(False)
-        axes.set_ylim(0, 1)
-    grid[0][0].set_ylabel("share right")
-    grid[0][0].legend(loc="upper left", fontsize=8, frameon=False)
-    figure.suptitle(title, fontsize=11)
-    return _save_png(plt, figure)
+    for row in range(count):
+        up = count - 1 - row
+        for column in range(count):
+            share, number = float(shares[row, column]), int(scores.confusion[row, column])
+            panel.draw_cell((column - 0.5, up - 0.5), (column + 0.5, up + 0.5), _BLUE, min(share, 0.999))
+            if number:
+                style = "inverse" if share > _INVERSE_ABOVE else ""
+                panel.draw_text(column, up, f"{number:,}", style, "middle", (0, 4))
+    return svg_plot.render_document([panel.render_panel()], panel.width, panel.height, title)
 
 
-def _import_pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib", "pip install 'anabatic[trajectory]', or --no-figures") from error
-    matplotlib.use("Agg")  # no window, no display
-    import matplotlib.pyplot as plt
-
-    return plt
+def _name_ticks(names: Sequence[str]) -> list[tuple[float, str]]:
+    return [(float(place), name) for place, name in enumerate(names)]
 
 
-def _save_png(plt: Any, figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    plt.close(figure)
-    return buffer.getvalue()
+def draw_reliability(levels: Sequence[tuple[str, float, list[CalibrationBin]]], title: str) -> str:
+    """Draw one reliability diagram for each `(name, expected calibration error, bins)`."""
+    parts = [svg_plot.render_text(20, 20, title, "title")]
+    bottom = _UPPER_HEIGHT + _LOWER_HEIGHT
+    for place, (name, error, bins) in enumerate(levels):
+        left = place * _PANEL_WIDTH
+        upper = svg_plot.PlotPanel(
+            svg_plot.PlotAxis("", 0.0, 1.0, _number_ticks(1.0)),
+            svg_plot.PlotAxis("" if place else "share right", 0.0, 1.0, _number_ticks(1.0)),
+            f"{name}: expected calibration error {error:.3f}",
+            left=left,
+            top=svg_plot.TOP,
+            width=_PANEL_WIDTH,
+            height=_UPPER_HEIGHT,
+        )
+        most = 1.05 * max(1, *(one.rows for one in bins))
+        lower = svg_plot.PlotPanel(
+            svg_plot.PlotAxis("confidence", 0.0, 1.0, _number_ticks(1.0)),
+            svg_plot.PlotAxis(name, 0.0, most, [(at, f"{at:,.0f}") for at in compute_ticks(0.0, most, 3, whole=True)]),
+            left=left,
+            top=_UPPER_HEIGHT,
+            width=_PANEL_WIDTH,
+            height=_LOWER_HEIGHT,
+        )
+        for one in bins:
+            upper.draw_cell((one.low, 0.0), (one.high, one.accuracy), _BLUE)
+            lower.draw_cell((one.low, 0.0), (one.high, one.rows), _BLUE, 0.4)
+        upper.draw_line([(0.0, 0.0), (1.0, 1.0)], "dash")
+        for one in bins:
+            if one.rows:
+                told = f"{one.rows:,} {name}: confidence {one.confidence:.3f}, right {one.accuracy:.3f}"
+                upper.draw_mark(one.confidence, one.accuracy, "circle", f"full {_ORANGE}", told)
+        parts += [upper.render_panel(), lower.render_panel()]
+    legend = [
+        ("square", f"full {_BLUE}", "accuracy"),
+        ("circle", f"full {_ORANGE}", "mean of the bin"),
+        ("line", "dash", "perfectly calibrated"),
+    ]
+    parts.append(svg_plot.render_legend(legend, svg_plot.LEFT, bottom + 30))
+    return svg_plot.render_document(parts, _PANEL_WIDTH * len(levels), bottom + 100, title)
+
+
+def _number_ticks(most: float) -> list[tuple[float, str]]:
+    return [(value, f"{value:.1f}") for value in compute_ticks(0.0, most, 5)]
