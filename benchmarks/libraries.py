@@ -39,7 +39,7 @@ PROGRAMS = {
     "jsonschema": "import jsonschema",
     "shell_parser (ours)": "import anabatic.convert.shell_parser",
     "bashlex": "import bashlex",
-    "plan.svg_plot (ours)": "import anabatic.plan.svg_plot",
+    "core.svg_plot (ours)": "import anabatic.core.svg_plot",
     "matplotlib.pyplot": "import matplotlib.pyplot",
     "monitor.screen (ours)": "import anabatic.monitor.screen",
     "rich.live, rich.table": "import rich.live, rich.table",
@@ -72,13 +72,19 @@ def outcome(work: Callable[[], object]) -> str:
 
 
 def imports(libraries: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": libraries, "MPLCONFIGDIR": tempfile.gettempdir()}
+    environment = {**os.environ, "MPLCONFIGDIR": tempfile.gettempdir()}
+    head = f"import sys; sys.path.append({libraries!r}); "
     spent: dict[str, list[float]] = {"nothing": [], **{name: [] for name in PROGRAMS}}
     for turn in range(11):
-        for name in spent:
+        for name in list(spent):
             before = os.times()
-            subprocess.run([sys.executable, "-c", PROGRAMS.get(name, "pass")], env=environment, check=True)
+            command = [sys.executable, "-c", head + PROGRAMS.get(name, "pass")]
+            run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             after = os.times()
+            if run.returncode:
+                print(f"{name:30} {run.stderr.splitlines()[-1]}")
+                del spent[name]
+                continue
             used = after.children_user + after.children_system - before.children_user - before.children_system
             if turn:  # the first fills the page cache
                 spent[name].append(used)
