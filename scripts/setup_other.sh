@@ -49,6 +49,6 @@ if [[ "$kind" == wheel ]]; then
   install --force-reinstall --no-deps "$folder"/dist/*.whl
   install "$folder"/dist/*.whl
 else
-  install --no-build-isolation -e ".[trajectory,serve,nmea,constrain,dev]"
+  install --no-build-isolation -e ".[vessels,serve,nmea,constrain,dev]"
 fi
 printf 'setup: %s is ready: torch %s\n' "$folder" "$torch" >&2

@@ -75,10 +75,9 @@ WORKS = (
 HINTS = {
     "serve MODEL": "serve",
     f"pretrain --tokenizer TOKENIZER {SMALL} --out tracked --log.sinks wandb {SHORT}": "track",
-    f"classify words {TRACKS} --tracks.format cell": "trajectory",
+    f"classify words {TRACKS} --tracks.format cell": "vessels",
     "classify words ais.nmea -o words": "nmea",
-    "classify map ais.csv -o map.html --tiles osm": "trajectory",
-    "bench tokenize --data text.jsonl --tokenizer TOKENIZER -o bench --plot on": "trajectory",
+    "classify map ais.csv -o map.html --tiles osm": "vessels",
     "launch ray --nproc 1 -- sft --model MODEL --data task:spelling#40": "ray",
     f"infer prompts.jsonl -m MODEL -o formed.jsonl --sampling.regex [a-z]+ {ANSWERS}": "constrain",
 }

@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     debug = bool(os.environ.get("ANABATIC_DEBUG"))
     tokens = [token for token in tokens[:border] if token != "--debug"] + tokens[border:]
     # Read by libgomp when torch is loaded: threads that spin for long lose 10x when a core is busy elsewhere, and
-    # gain nothing on an idle machine (measured, docs/dev/LOG.md).
+    # gain nothing on an idle machine (measured, docs/dev).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     log.setup_logging(debug)
     code = error_report.run_with_error_report(lambda: _run_command(tokens, reports is not None), debug)

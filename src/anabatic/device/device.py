@@ -257,7 +257,7 @@ def _default_threads() -> int:
 def _keep_freed_memory() -> None:
     """Let the C library keep freed blocks: fresh pages for every large tensor cost up to a third of a CPU step.
 
-    Source: mallopt(3); M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1, M_TOP_PAD -2. Measured in docs/dev/LOG.md.
+    Source: mallopt(3); M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1, M_TOP_PAD -2. Measured in docs/dev.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):

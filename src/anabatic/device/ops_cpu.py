@@ -43,7 +43,7 @@ class _RmsNormFunction(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm with its gradient written out; 1.7x to 2x the speed of the composed form on a CPU (docs/dev/LOG.md)."""
+    """RMSNorm with its gradient written out; 1.7x to 2x the speed of the composed form on a CPU (docs/dev)."""
     if not torch.is_grad_enabled():  # a generated token is too small for autograd's bookkeeping
         if x.numel() <= _SMALL_ELEMENTS and x.dtype == weight.dtype == torch.float32:
             return torch.rms_norm(x, weight.shape, weight, eps)

@@ -88,7 +88,7 @@ DEVICES: dict[str, DeviceRow] = {
             pin_memory=False,
             chunk_bytes=128 << 20,
         ),
-        # Half formats were slower than fp32 on every CPU measured (docs/dev/LOG.md); eight MiB of logits stay in
+        # Half formats were slower than fp32 on every CPU measured (docs/dev); eight MiB of logits stay in
         # the cache.
         DeviceRow(
             type="cpu",

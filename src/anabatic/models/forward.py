@@ -27,7 +27,7 @@ NO_MASK = {"full_attention": None, "sliding_attention": None}
 """Tells transformers that masks are taken care of; it builds none."""
 _MIN_LOGIT_ROWS = 256
 """Rows of logits made at once, even where they are more bytes than asked for: every chunk reads the whole head three
-times and writes its gradient once, which with fewer rows takes longer than multiplying (docs/dev/LOG.md)."""
+times and writes its gradient once, which with fewer rows takes longer than multiplying (docs/dev)."""
 
 
 @dataclass

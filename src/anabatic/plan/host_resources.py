@@ -11,7 +11,7 @@ from anabatic.plan.training_setup import TrainingSetup
 
 PROCESS_BYTES = 0.5 * 2**30
 """Bytes of a process with torch, transformers and our program, before it has a model: the resident set of
-`anabatic sft` on a CPU (docs/dev/LOG.md); drivers take more, which was not measured."""
+`anabatic sft` on a CPU (docs/dev); drivers take more, which was not measured."""
 DISK_BYTES_PER_SECOND = 1e9
 """Bytes a second that a checkpoint is written at: an assumption; local disks may be faster, networks slower."""
 MAX_GATHERED_BYTES = 4.0 * 2**30

@@ -22,7 +22,7 @@ COMMUNICATOR_BYTES = 2.0 * 200 * 2**20
 """Bytes that each communicator of an NPU takes: twice HCCL_BUFFSIZE, whose default is 200 MB (HCCL documentation)."""
 _MAX_DEVICE_TOKENS = 1 << 18
 _MAX_CPU_TOKENS = 4096
-"""On a processor: larger micro-batches leave its caches and were slower (docs/dev/LOG.md)."""
+"""On a processor: larger micro-batches leave its caches and were slower (docs/dev)."""
 HEADROOM = {"npu": 0.9, "cpu": 0.9, "reference": 0.7}
 """Share of the room that a micro-batch nobody asked for may fill, by the operators' implementation: the plan's counts
 were compared with allocators for the first two; the plain ones keep more."""

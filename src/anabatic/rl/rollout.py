@@ -22,7 +22,7 @@ _PROGRESS_SECONDS = 10.0
 """Seconds of a round after which it says how far it is."""
 _SHARED_PROMPT_TOKENS = 96
 """Tokens of a prompt from which on a processor shares it among the answers. A shorter one is read again for each: its
-answer then lies in one piece of the cache, which is read without copying (docs/dev/LOG.md)."""
+answer then lies in one piece of the cache, which is read without copying (docs/dev)."""
 
 TurnFunction = Callable[[Question, list[Message]], "str | None"]
 """What is said to a conversation so far, None: it is over; raises `RewardCallError` where it cannot tell."""

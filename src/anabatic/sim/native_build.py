@@ -187,7 +187,7 @@ def _compiler_version(compiler: str) -> str:
 def _build_key(torch: TorchInstallation, wheel: TorchNpuWheel, compiler: str) -> str:
     what = (torch.version, str(torch.folder), wheel.version, _compiler_version(compiler), sys.executable)
     digest = hashlib.sha256("\0".join(what).encode())
-    for name in ("build.py", "stubs.py"):
+    for name in ("native_build.py", "symbol_stubs.py"):
         digest.update((CSRC.parent / name).read_bytes())
     for path in sorted(CSRC.rglob("*.*")):
         digest.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())

@@ -45,7 +45,7 @@ def test_kinds_are_told_apart() -> None:
         "ASCEND_RT_VISIBLE_DEVICES=0": "variable",
         "lora.r": "setting",
         "out": "setting",
-        "pip install 'anabatic[trajectory]'": "extra",
+        "pip install 'anabatic[vessels]'": "extra",
         "TrajectoryClassifier": "python",
         "swift sft": "",
         "./train.sh": "",

@@ -22,7 +22,7 @@ PAGES = [f"{language}/guides/{name}.md" for language in ("en", "zh") for name in
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.M | re.S)
 RUN_FOLDER = {"metrics.jsonl", "rank-0.log", "report.html", "best_model", "final_model"}
 FORMS = re.compile(
-    r"pip install 'anabatic\[trajectory\]'|"
+    r"pip install 'anabatic\[vessels\]'|"
     r"(PATH|路径)(@(SHARE|比例)|#N)|model:(FOLDER|目录)|TrajectoryClassifier|[A-Z][A-Z0-9_]+(=0)?"
 )
 """What else may stand on the right: ways to write a value, a class of ours, a variable."""

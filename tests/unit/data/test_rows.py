@@ -36,7 +36,7 @@ def test_stopped_anywhere_and_gone_on_elsewhere(tmp_path: Path, kind: str) -> No
     lengths = [draw.randrange(2, 40) for _ in range(90)]
     if kind == "text":
         data: Any = write_text_shards(tmp_path / "set", [[1] * n for n in lengths])
-        inputs = [data.locate_entry(number).length for number in range(data.num_docs)]
+        inputs = [data.locate_entry(number).num_inputs for number in range(data.num_docs)]
     else:
         data = write_chat_shards(tmp_path / "set", [([1] * n, [1] * n) for n in lengths])
         inputs = [min(n - 1, 16) for n in lengths]

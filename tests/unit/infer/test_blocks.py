@@ -75,23 +75,23 @@ def test_no_block_is_lost_or_given_twice(story):
             blocks.release_table(table)
         elif what == "forget":
             blocks.free_idle_blocks()
-        elif what == "begin" and not table.ids:
+        elif what == "begin" and not table.block_ids:
             names = [bytes([number, at]) for at in range(3)]  # requests with an equal number begin alike
             found = blocks.find_cached_prefix(names)
             assert [content[block] for block in found] == names[: len(found)]
             if blocks.has_room_for(found, 3 - len(found)):
                 blocks.share_blocks(table, found)
                 assert blocks.grow_table(table, 3, 4)
-                for block, name in zip(table.ids, names, strict=True):
+                for block, name in zip(table.block_ids, names, strict=True):
                     assert content.get(block) == name or block not in found
                     content[block] = name
                     blocks.register_hash(block, name)
         elif what == "grow":
-            before, room = list(table.ids), blocks.num_available
+            before, room = list(table.block_ids), blocks.num_available
             given_more = blocks.grow_table(table, len(before) + number, len(before) + number + 2)
             assert given_more == (number <= room)
-            assert table.ids[: len(before)] == before
-            for block in table.ids[len(before) :]:
+            assert table.block_ids[: len(before)] == before
+            for block in table.block_ids[len(before) :]:
                 content[block] = b"own"
         used = {block for table in tables for block in table.block_ids}
         assert blocks.num_available == 12 - len(used)

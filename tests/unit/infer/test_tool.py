@@ -82,7 +82,7 @@ def test_what_was_given_is_read(tokenizer, sandbox):
     given = [one(tokenizer, text) for text in (OUTPUT_START, "4", "2", OUTPUT_END)]
 
     class Third(PythonTool):
-        def code(self, ids):
+        def extract_code(self, ids):
             return "6 * 7" if len(ids) == 3 else None
 
     prompts = [[5, 9, 30 + number] for number in range(6)]

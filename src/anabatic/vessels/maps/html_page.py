@@ -81,7 +81,7 @@ def render_folium_page(vessels: Sequence[DrawnVessel], title: str, left_out: int
     try:
         import folium
     except ImportError as error:
-        raise Failure("folium is not installed", "pip install 'anabatic[trajectory]', or --tiles none") from error
+        raise Failure("folium is not installed", "pip install 'anabatic[vessels]', or --tiles none") from error
     shapes: Any = folium
     page, palette = folium.Map(tiles="OpenStreetMap", control_scale=True, prefer_canvas=True), assign_colours(vessels)
     layers: dict[str, Any] = {}

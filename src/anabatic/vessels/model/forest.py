@@ -1,7 +1,7 @@
 """Boosted trees on the numbers of a sequence, beside the network: fitted by scikit-learn, kept and asked without it.
 
 Trees split single numbers at thresholds and so see what a smooth network misses (Grinsztajn et al., arXiv 2207.08815);
-the mean of both is better than the network alone (docs/dev/LOG.md). A saved forest is plain arrays in a safetensors
+the mean of both is better than the network alone (docs/dev). A saved forest is plain arrays in a safetensors
 file.
 """
 
@@ -28,7 +28,7 @@ ROWS_PER_CHUNK = 512
 class GrowthSettings:
     """How trees grow: small, few numbers a split, slowly, because there are many segments but few vessels.
 
-    Chosen by 5-fold cross-validation over vessels (docs/dev/LOG.md).
+    Chosen by 5-fold cross-validation over vessels (docs/dev).
     """
 
     learning_rate: float
@@ -167,7 +167,7 @@ def fit_forest(
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier
     except ImportError as error:
-        raise ConfigError("trees need scikit-learn", "pip install 'anabatic[trajectory]', or head.trees 0") from error
+        raise ConfigError("trees need scikit-learn", "pip install 'anabatic[vessels]', or head.trees 0") from error
     there = np.unique(labels)
     if len(there) < 2:
         raise DataError(f"{len(labels)} rows of {len(there)} class train the trees", "give rows of several classes")

@@ -73,7 +73,7 @@ def decode_track(text: str, spec: WordSpec, vessel: str = "") -> Track:
     try:
         from h3.api.basic_int import cell_to_latlng, is_valid_cell
     except ImportError as error:
-        raise Failure("h3 is not installed", "pip install 'anabatic[trajectory]'") from error
+        raise Failure("h3 is not installed", "pip install 'anabatic[vessels]'") from error
     rows: list[tuple[float, ...]] = []
     for point in _iter_points(text):
         cell = _build_cell(point, spec)

@@ -53,7 +53,7 @@ def find_cells(track: Track, resolution: int) -> list[int]:
     try:
         from h3.api.basic_int import latlng_to_cell
     except ImportError as error:
-        raise Failure("h3 is not installed", "pip install 'anabatic[trajectory]'") from error
+        raise Failure("h3 is not installed", "pip install 'anabatic[vessels]'") from error
     points = zip(track.lat.tolist(), track.lon.tolist(), strict=True)
     return [latlng_to_cell(lat, lon, resolution) for lat, lon in points]
 
