@@ -297,9 +297,8 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str | None) 
 def _leave(code: int) -> NoReturn:
     """End without Python's own end, which is that of the frames below as well.
 
-    It also aborts the process if a thread of backward passes on a device is late (docs/dev/measurements.md, "Abort at the
-    end of a program after a backward pass"): that thread drops its pass after its caller went on, and with it objects
-    of Python's.
+    It also aborts the process if a thread of backward passes on a device is late: that thread drops its pass after its
+    caller went on, and with it objects of Python's (docs/dev/measurements.md, "Abort at the end of a program").
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
