@@ -100,7 +100,7 @@ def answer(text: str) -> None:
     from anabatic.recipes import answer_shards
 
     source = Path(answer_shards.__file__).parent
-    written = (source / "infer.py").read_text("utf-8") + Path(answer_shards.__file__).read_text("utf-8")
+    written = (source / "batch_inference.py").read_text("utf-8") + Path(answer_shards.__file__).read_text("utf-8")
     assert all(f'"{key}"' in written for key in json.loads(text))
 
 
