@@ -105,7 +105,7 @@ def test_attention_is_causal_and_isolated(kind: str, window: int | None, value_s
 @pytest.mark.parametrize("window", [None, 1, 50])
 def test_attention_both_ways_is_isolated(kind: str, window: int | None) -> None:
     inputs = [torch.randn(512, heads, 64) for heads in (8, 2, 2)]
-    both_ways = PackedSegments([0, 128, 129, 238, 400, 512], torch.device("cpu"), is_causal=False)
+    both_ways = PackedSegments([0, 128, 129, 238, 400, 512], torch.device("cpu"), causal=False)
     check_same("attention", kind, inputs, both_ways, AttentionOptions(0.125, window))
 
 
