@@ -1,4 +1,4 @@
-"""A run that was killed or interrupted goes on as if nothing had happened, to the last bit."""
+"""A run that was killed or interrupted continues as if nothing had happened, to the last bit."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_the_time_limit(cluster: slurm.Slurm, home: Home, tmp_path: Path) -> Non
 
 @pytest.mark.timeout(1500)
 def test_a_limit_that_is_shorter_than_the_start(cluster: slurm.Slurm, home: Home, tmp_path: Path) -> None:
-    """It is told to leave before it could save anything, time after time, and comes to an end."""
+    """It is asked to leave before it could save anything, time after time, and comes to an end."""
     out = tmp_path / "run"
     job = submit(cluster, home, out, "--max-requeues", "2")
     for count in range(2):

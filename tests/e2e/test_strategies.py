@@ -1,4 +1,4 @@
-"""Two processes under every strategy train as one process does; a run goes on under another strategy."""
+"""Two processes under every strategy train as one process does; a run continues under another strategy."""
 
 from __future__ import annotations
 

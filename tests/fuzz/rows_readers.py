@@ -111,7 +111,7 @@ def _packed() -> list[Good]:
 
 
 def documents(path: Path) -> None:
-    """Read a file as a training does, both where bad rows stop and where they are passed over."""
+    """Read a file as a training does, both where bad rows stop and where they are skipped."""
     for policy in ("skip", "fail"):
         data = Data(train=[str(path)], on_bad_row=policy)
         for document in sources.read_documents(sources.parse_source(str(path)), data):

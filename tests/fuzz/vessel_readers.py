@@ -73,7 +73,7 @@ def _tables() -> Sequence[Good]:
 
 
 def tracks(path: Path) -> None:
-    """Read a file as the vessel commands do, both where bad rows stop and where they are passed over."""
+    """Read a file as the vessel commands do, both where bad rows stop and where they are skipped."""
     for policy in ("fail", "skip"):
         with open_tracks([path], TrackSettings(on_bad_row=policy), BadRowPolicy(policy == "skip")) as found:
             for track in found:
@@ -88,8 +88,8 @@ def _skipping(path: Path) -> None:
 def _whole_sentences(path: Path) -> None:
     """The damage is under a checksum that is right, as a receiver that cuts messages sends it."""
     lines = path.read_text(encoding="latin-1").splitlines()
-    mended = [f"{one[:11]}{checksum(one[11:])}" if one[11:12] == "!" else one for one in lines]
-    path.write_text("\n".join(mended), encoding="latin-1")
+    fixed = [f"{one[:11]}{checksum(one[11:])}" if one[11:12] == "!" else one for one in lines]
+    path.write_text("\n".join(fixed), encoding="latin-1")
     _skipping(path)
 
 
@@ -122,7 +122,7 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 def segments(path: Path) -> None:
-    """Read rows of words, both where bad rows stop and where they are passed over."""
+    """Read rows of words, both where bad rows stop and where they are skipped."""
     for policy in ("skip", "fail"):
         word_rows.read_word_rows([path], TrackSettings(on_bad_row=policy), None, BadRowPolicy(policy == "skip"))
 

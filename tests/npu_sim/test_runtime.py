@@ -150,7 +150,7 @@ def test_streams_events_and_pinned_memory(sim: Sim) -> None:
         print(x.is_pinned(), torch.ones(2).is_pinned(), y.sum().item())
         print(19 < start.elapsed_time(end) < whole + 1, event.query())
         """,
-        ANABATIC_SIM_CLOCK="host",  # by default events read the time on paper, in which sleeping takes none
+        ANABATIC_SIM_CLOCK="host",  # by default events read the estimated time, in which sleeping takes none
     )
     assert printed == "True False 20.0\nTrue True"
 

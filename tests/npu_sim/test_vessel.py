@@ -8,7 +8,7 @@ from pathlib import Path
 from anabatic.core import json_lines
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import train_tiny_tokenizer, write_tiny_text
+from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 from npu_sim.conftest import Sim
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "vessel-8npu.yaml"
@@ -35,24 +35,10 @@ def write_rows(path: Path) -> None:
 
 
 def test_the_guides_job(sim: Sim) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     root = sim.folder
     tokenizer = train_tiny_tokenizer(root, write_tiny_text(root))
-    config = Qwen2Config(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    save_model(Qwen2ForCausalLM(config), root / "model", tokenizers.load_tokenizer(tokenizer))
+    model = build_tiny_qwen2(max_position_embeddings=512, tie_word_embeddings=True)
+    save_model(model, root / "model", tokenizers.load_tokenizer(tokenizer))
     write_rows(root / "rows.jsonl")
     words = ["anabatic", "classify", "train", "-c", str(RECIPE), "--model.path", "model", "--data", "rows.jsonl"]
     words += ["--out", "run", "--device.nproc", "2", "--batch.micro-batch-tokens", "1024", "--schedule.max-steps", "6"]

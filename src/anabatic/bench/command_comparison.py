@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from anabatic.bench import environment_info, result_files
 from anabatic.bench.measurements import BenchMetric, BenchResult
+from anabatic.bench.training_probe import start_command
 from anabatic.config.bench import BenchCompare
 from anabatic.core import log, relaunch
 from anabatic.core.errors import ConfigError, Failure
@@ -67,7 +67,9 @@ def run(asked: BenchCompare, peer: Sequence[str]) -> int:
         seconds = ", ".join(f"{name} {turns[name][-1].wall:.2f} s" for name in sides) if counts else "warm-up"
         log.info(f"round {number + 1} of {asked.warm_up + asked.repeats}: {seconds}")
     where = environment_info.collect_environment(load)
-    title = f"anabatic {shlex.join(sides[OURS][len(relaunch.PROGRAM_COMMAND) :])} beside {shlex.join(sides[PEER])}"
+    title = (
+        f"anabatic {shlex.join(sides[OURS][len(relaunch.PROGRAM_COMMAND) :])} compared with {shlex.join(sides[PEER])}"
+    )
     result = BenchResult(
         "compare",
         title,
@@ -137,15 +139,7 @@ def run_command(
     with open(said, "wb") as output:
         begun = time.perf_counter()
         try:
-            process = subprocess.Popen(
-                typed,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=relaunch.build_child_environment(),
-                start_new_session=True,
-                preexec_fn=relaunch.tie_to_parent,
-            )
+            process = start_command(typed, output)
         except OSError as error:
             raise ConfigError(f"{name} cannot be started: {error.strerror}", f"try it alone: {typed[0]}") from error
         late = threading.Event()

@@ -1,6 +1,6 @@
 """A real training as a child, measured by the rows that it logs, and ended when it has been measured.
 
-The child is the command itself under its own settings; what differs is told in `adapt_job`. A logged row stands for the
+The child is the command itself under its own settings; `adapt_job` says what differs. A logged row stands for the
 steps since the one before: between rows the host does not wait for the device, so a row a measurement is exact.
 """
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -134,15 +134,13 @@ def _iter_windows(rows: list[dict[str, Any]], steps: int) -> Iterator[StepWindow
         yield StepWindow(tokens / row["tokens_per_s"], tokens, row)
 
 
-@contextmanager
-def _start_process(words: list[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program; when the block is left, it and all that it has started are gone."""
+def start_command(words: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own that ends with this process.
 
-    def exit_on_signal(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, exit_on_signal)
-    process = subprocess.Popen(
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -151,6 +149,17 @@ def _start_process(words: list[str], output: Any) -> Iterator[subprocess.Popen[b
         start_new_session=True,
         preexec_fn=relaunch.tie_to_parent,
     )
+
+
+@contextmanager
+def _start_process(words: list[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program; when the block is left, it and all that it has started are gone."""
+
+    def exit_on_signal(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, exit_on_signal)
+    process = start_command(words, output)
     try:
         yield process
     finally:

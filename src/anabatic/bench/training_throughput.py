@@ -105,7 +105,8 @@ def _resolve_tokenizer(name: str, job: Any) -> str:
 
 
 def plan_measured_job(name: str, job: Any, found: TrainingMeasurement) -> tuple[output.JobPlan | None, list[str]]:
-    """Return the same job on paper, with the sizes that the training settled on; None, and why, where there is none."""
+    """Return the plan of the same job, with the sizes that the training settled on; None, and why, where there is
+    none."""
     chip = table.find_chip(found.device_event.get("name", ""))
     if name not in _PLANNED_COMMANDS or chip is None:
         return None, []

@@ -1,4 +1,4 @@
-"""`anabatic config from-...`: recipes from what other programs are told."""
+"""`anabatic config from-...`: recipes from commands, scripts and files of other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`anabatic plan`: a training on paper."""
+"""`anabatic plan`: estimated memory and time of a training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan(
     sweep
         All strategies, recomputations and micro-batches that fit, the fastest first.
     scale
-        On 1, 2, 4 and more devices, up to so many: speed-up and efficiency on paper.
+        On 1, 2, 4 and more devices, up to so many: estimated speed-up and efficiency.
     plot
         SVG file for a picture of it: memory and speed of all that fits, or the scaling.
     json

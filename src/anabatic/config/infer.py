@@ -41,7 +41,7 @@ def _default_sampling() -> Sampling:
 class InferJob:
     """Answer the rows of files: conversations, questions or texts in, answers out, in the same order.
 
-    A job that was stopped goes on where it was when the same command is given again.
+    A job that was stopped resumes where it was when the same command is given again.
     """
 
     model: str = ""
@@ -69,7 +69,7 @@ class InferJob:
     on_bad_row: Literal["fail", "skip"] = "fail"
     """A broken row stops the job, or is left out, counted and reported."""
     long_share: float = 0.05
-    """Prompts without room for an answer are passed over, counted and reported; more than this share of them (and more
+    """Prompts without room for an answer are skipped, counted and reported; more than this share of them (and more
     than one) stop the job."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on where an earlier run of the same job was stopped; never: start over."""

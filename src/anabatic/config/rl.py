@@ -22,7 +22,7 @@ class HeldoutEvaluate(Evaluate):
     rows: int = 200
     """Held-out questions; all where there are fewer."""
     samples: int = 1
-    """Answers to each: 1 is greedy; more are drawn as in training, and pass@k is told for k = 1, 2, 4, ..."""
+    """Answers to each: 1 is greedy; more are drawn as in training, and pass@k is reported for k = 1, 2, 4, ..."""
     show: int = 4
     """Held-out questions kept for the report, with what the model answered and its reward."""
 

@@ -16,7 +16,7 @@ def _default_schedule() -> Schedule:
 
 @dataclass(kw_only=True)
 class SftJob(TuneJob, WithAuto):
-    """Fine-tune on conversations; only the assistant's tokens are learned."""
+    """Fine-tune on conversations; only the assistant's tokens are targets."""
 
     out: str = "runs/sft"
     """Run folder."""
@@ -25,7 +25,7 @@ class SftJob(TuneJob, WithAuto):
     last_turn_only: bool = False
     """Learn the assistant's last turn alone."""
     truncation_strategy: Literal["right", "left", "delete", "split"] = "right"
-    """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is parted."""
+    """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is split."""
     curriculum: Curriculum = field(default_factory=Curriculum)
     schedule: Schedule = field(default_factory=_default_schedule)
 

@@ -1,1 +1,2 @@
-"""Recipes from what other programs are told: their commands, scripts and files become settings of ours."""
+"""Recipes from commands, scripts and files of other programs: their commands, scripts and files become settings of
+ours."""

@@ -1,4 +1,4 @@
-"""Which commands of a script belong to a program that is known, and what they are told."""
+"""Which commands of a script belong to a program that is known, and their arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _VALUELESS_OPTIONS = frozenset(
 
 @dataclass(frozen=True)
 class PeerOption:
-    """One thing that a program is told."""
+    """One argument of a program."""
 
     name: str
     """As tables have it: without hyphens in front, `_` inside."""
@@ -150,7 +150,7 @@ def _parse_command(simple: shell_parser.SimpleCommand, peer: str) -> PeerCommand
 
 
 def _has_training_options(call: PeerCommand) -> bool:
-    """True for a script that no launcher starts, if it is told something that only trainings are."""
+    """True for a script that no launcher starts, if it has an argument that only trainings have."""
     rows = (row for file in ("transformers", "deepspeed") for row in peer_tables.load_tables(file).all_rows())
     known = {name for row in rows if row.ours for name in row.theirs}
     return any(option.name in known for option in call.options)

@@ -31,10 +31,10 @@ class ConvertedRecipe:
 
 
 def convert_command(peer: str, words: Sequence[str], command: str | None = None) -> ConvertedRecipe:
-    """Return our recipe for what another program is told.
+    """Return our recipe for another program's command or file.
 
     Args:
-        peer: `swift`, `llamafactory`, `deepspeed_json` or `nanochat`.
+        peer: `swift`, `llamafactory`, `deepspeed` or `nanochat`.
         words: a file, or `-` for standard input; a command as one text; or a command word by word.
         command: ours, where the words leave it open.
 
@@ -206,7 +206,7 @@ def command_for_call(call: PeerCommand) -> str:
 
 
 def _resolve_command(call: PeerCommand, command: str) -> str:
-    """Answers to no file are a conversation; an export that only merges is one all the same."""
+    """Answers to no file are a conversation; an export that only merges is one too."""
     names = {option.name for option in call.options if str(option.value).lower() != "false"}
     files = {"val_dataset", "dataset", "load_dataset_config", "load_data_args", "inputs"}
     return "chat" if command == "infer" and not names & files else command

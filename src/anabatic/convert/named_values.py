@@ -115,7 +115,7 @@ def _read_dataset_info(made: RecipeDraft, folder: Path) -> dict[str, str]:
     try:
         content: Any = json_reader.read_json_file(file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as JSON: {error}", "mend it, or take it away") from error
+        raise ConfigError(f"{file} cannot be read as JSON: {error}", "fix it, or take it away") from error
     found = {}
     for name, entry in content.items() if isinstance(content, dict) else ():
         if isinstance(entry, dict) and isinstance(entry.get("file_name"), str):

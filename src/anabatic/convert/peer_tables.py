@@ -34,7 +34,7 @@ class MappingRow:
     values: dict[Any, Any] = field(default_factory=dict)
     """Value there -> here; null: nothing to set."""
     near: dict[str, Any] = field(default_factory=dict)
-    """Value there -> the nearest one here, which is told."""
+    """Value there -> the nearest one here, which a note names."""
     fact: str = ""
     """Under which name a gathered value is kept."""
     skip: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a command is told, row by row of the tables, as settings of ours and as notes."""
+"""Arguments of a command, row by row of the tables, as settings of ours and as notes."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ class _PeerNamer(validation.SettingNamer):
 
 
 def convert_to_type(value: Any, hint: Any, shown: str) -> Any:
-    """Return a value, text or typed, as the type of a setting; lists are parted at commas.
+    """Return a value, text or typed, as the type of a setting; lists are split at commas.
 
     Raises:
         ConfigError: it is of another type.

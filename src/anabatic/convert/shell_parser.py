@@ -48,7 +48,7 @@ class _OpenCommand:
         self.current = None
 
     def is_assignment(self) -> bool:
-        """True inside the value of an assignment, which is never parted at blanks."""
+        """True inside the value of an assignment, which is never split at blanks."""
         before = self.words[1:] if self.words[:1] and self.words[0] in _DECLARATIONS else self.words
         plain = all(_ASSIGNMENT.match(word) for word in before)
         return plain and self.current is not None and _ASSIGNMENT.match(self.current) is not None

@@ -1,15 +1,15 @@
 """The errors a user sees.
 
 AnabaticError
-|-- UserError          exit code 2: the user can mend it (a file, a key, a value)
+|-- UserError          exit code 2: the user can fix it (a file, a key, a value)
 |   |-- ConfigError    a recipe, an overlay or a flag
 |   |-- DataError      a corpus, a conversation file, a tokenizer, a model folder
-|   |   |-- TemplateRefuses    a chat template cannot write a conversation
-|   |-- Several        more than one of these
+|   |   |-- ChatTemplateError    a chat template cannot write a conversation
+|   |-- MultipleErrors    more than one of these
 |-- Failure            exit code 1: the machine or the job failed
     |-- DeviceError    an accelerator is missing or broken
     |-- CheckpointError    a checkpoint cannot be written or read
-    |-- StartAgain       exit code 4: the same command goes on in another way
+    |-- RestartRequested    exit code 4: the same command continues in another way
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AnabaticError(Exception):
 
 
 class UserError(AnabaticError):
-    """The user can mend this."""
+    """The user can fix this."""
 
     exit_code = 2
 

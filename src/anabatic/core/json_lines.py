@@ -81,7 +81,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file; a line torn by a crash is passed over, and so is what is no file."""
+    """Yield the objects of a JSON-lines file; a line torn by a crash is skipped, and so is what is no file."""
     if not path.is_file():
         return
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -92,7 +92,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class JsonlFollower:
-    """Reads what is appended to a JSON-lines file, call by call; a file that was written anew is read anew.
+    """Reads what is appended to a JSON-lines file, call by call; a file that was written anew is read again.
 
     Args:
         path: of the file; it need not exist yet.

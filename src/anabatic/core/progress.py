@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -21,7 +22,7 @@ LOG_INTERVAL_SECONDS = 5.0
 _Line = TypeVar("_Line", bound="_LiveLine")
 
 
-class _LiveLine:
+class _LiveLine(ABC):
     """One line on the terminal while the work lasts; without a terminal, log lines in its place."""
 
     def __init__(self, description: str, total: int | None = None) -> None:
@@ -35,9 +36,9 @@ class _LiveLine:
         """Seconds since the work began."""
         return time.monotonic() - self._started
 
+    @abstractmethod
     def make_columns(self) -> tuple[ProgressColumn, ...]:
         """Return what the line shows."""
-        raise NotImplementedError
 
     def __enter__(self: _Line) -> _Line:
         if sys.stderr.isatty() and log.get_rank() == 0:
@@ -129,6 +130,6 @@ class _ByteCounter(_LiveLine):
 
 @contextmanager
 def show_read_progress() -> Iterator[Callable[[int], None]]:
-    """Show what the yielded function is told: bytes."""
+    """Show how many bytes are read: the yielded function counts them."""
     with _ByteCounter() as counter:
         yield counter.add_bytes

@@ -36,7 +36,7 @@ Kubernetes never starts a pod again that ends with 0; Kubeflow's `restartPolicy:
 another try (kubeflow.org, "PyTorchJob"), Slurm what its `RequeueExit` lists (slurm.conf(5)).
 """
 EXIT_USER_ERROR = 2
-"""Exit code for what the user has to mend."""
+"""Exit code for what the user has to fix."""
 EXIT_RESTART = 4
 """Exit code of a worker that wants to be started again, having written down what it will do in another way: that is no
 failure, and costs no restart."""

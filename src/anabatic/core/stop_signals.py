@@ -97,7 +97,7 @@ class SignalListener:
 
     @contextmanager
     def defer_signals(self, tell: Callable[[int], None]) -> Iterator[None]:
-        """What came and comes is told once, and ends nothing; a process that listens keeps it so afterwards.
+        """What came and comes is reported once, and ends nothing; a process that listens keeps it so afterwards.
 
         Only the second Ctrl-C still raises KeyboardInterrupt.
         """

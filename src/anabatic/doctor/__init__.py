@@ -1,1 +1,1 @@
-"""Look at a machine: what is there, whether it fits together, what to type to mend it. No torch."""
+"""Look at a machine: what is there, whether it fits together, what to type to fix it. No torch."""

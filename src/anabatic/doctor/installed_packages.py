@@ -50,7 +50,7 @@ def read_package_versions(files: RootFiles, folder: str) -> dict[str, str]:
 
 
 def collect_root_facts(files: RootFiles, env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts `read_package_versions` and `python` of a root: of the active environment, else of the first
+    """Return the facts `packages` and `python` of a root: of the active environment, else of the first
     with torch."""
     active = [env[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if env.get(name, "").startswith("/")]
     patterns = [*(f"{folder}/lib/python3*/site-packages" for folder in active), *_SITE_PACKAGES_PATTERNS]

@@ -60,7 +60,7 @@ _PROSE_WORDS = (
     "is|are|for|of|was|not|and|or|required|to|in|file|has|have|cannot|does|must|may|should|will|expired|incorrect|"
     "invalid|authentication|prompt|from|with|on|by|at|as|if|changed|the|a|an"
 )
-"""What follows the word password where none is told."""
+"""What follows the word password where there is none."""
 _TOKEN_PREFIXES = (
     "(?:hf|api_org|sk|pk|rk|gh[oprsu]|glpat|gldt|glrt|github_pat|xox[a-z]|xapp|dckr_pat|npm|pypi|wandb_v1|JDC|r8|nvapi|gsk|"
     "tvly|SG|dop_v1|doo_v1|shp(?:at|ss|ca|pa)|sq0[a-z]{3}|lin_api|ntn|atlasv1|hv[sb]|rubygems|glsa|PMAK|sntrys|figd|"

@@ -160,7 +160,7 @@ def parse_environ(text: str) -> dict[str, str]:
 
 
 def open_root(root: str | os.PathLike[str]) -> TargetMachine:
-    """Return the machine whose files lie below `root`: a mounted container or an unpacked bundle."""
+    """Return the machine whose files are below `root`: a mounted container or an unpacked bundle."""
     files = RootFiles(os.fspath(root))
     stored = files.read_text(f"{BUNDLE_FOLDER}/environ")
     environ = stored if stored is not None else files.read_text("/proc/1/environ")

@@ -18,7 +18,7 @@ class Estimate(NamedTuple):
     """A figure and its interval of 95 %.
 
     Attributes:
-        method: `wilson_interval`, `bootstrap_interval` or `normal`.
+        method: `wilson`, `bootstrap` or `normal`.
     """
 
     value: float

@@ -1,6 +1,6 @@
 """One model in several processes: the first of them asks, each answers its share, and all answers reach the first.
 
-The others know nothing of tasks. They are told what is asked and how, so that rows are read, replies are judged and
+The others know nothing of tasks. They receive what is asked and how, so that rows are read, replies are judged and
 files are written in one place.
 """
 

@@ -47,7 +47,7 @@ class RequestScheduler:
         shared_tokens: of prompts, that were in the cache already; preemptions: requests that had to make room.
         max_shared_prompt_tokens: tokens of prompts in a step of several requests; None: as many as in any. One that is
             read alone keeps nobody waiting, and is read as fast as it can be.
-        rope_border: tokens beyond which a request is turned by other frequencies: it is read anew then, and shares
+        rope_border: tokens beyond which a request is turned by other frequencies: it is read again then, and shares
             blocks with those beyond alone; None: the model has one set of frequencies.
     """
 

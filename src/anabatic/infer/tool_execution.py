@@ -95,7 +95,7 @@ def open_python_tool(wanted: bool, settings: Settings, tokenizer: Any) -> Iterat
     """Yield the tool of a model, None where it is not wanted or the tokenizer has no tokens for calls.
 
     Raises:
-        Failure: programs cannot be shut in on this machine.
+        Failure: programs cannot be isolated on this machine.
     """
     if not wanted or get_python_tool_ids(tokenizer) is None:
         yield None
@@ -106,7 +106,7 @@ def open_python_tool(wanted: bool, settings: Settings, tokenizer: Any) -> Iterat
 
 
 def format_for_display(piece: str) -> str:
-    """Return a piece of an answer as people read it: `12 * 3` → 36. A token is never parted over two pieces."""
+    """Return a piece of an answer as people read it: `12 * 3` → 36. A token is never split over two pieces."""
     for token, sign in _DISPLAY_SIGNS.items():
         piece = piece.replace(token, sign)
     return piece

@@ -12,7 +12,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.launch import rendezvous_probe
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables by which the collective libraries are told which network interface the other machines are on."""
+"""Variables that tell the collective libraries which network interface the other machines are on."""
 
 
 def build_agent_command(launch: LaunchSettings, restarts: int) -> list[str]:

@@ -181,7 +181,7 @@ class PackedSequences:
         labels: int64 `[n]`, `IGNORE` without one.
         sequence_ids: int64 `[n]`, which sequence of its set each is.
         features: fp32 `[n, F]`, or None.
-        weights: fp32 `[n]`, how much each counts; None: all the same.
+        weights: fp32 `[n]`, how much each counts; None: all count equally.
     """
 
     packed: PackedBatch

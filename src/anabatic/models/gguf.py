@@ -110,7 +110,7 @@ def _read_string(file: BinaryIO) -> bytes:
 
 
 def _read_value(file: BinaryIO, kind: int) -> int | bytes | None:
-    """Read a value; arrays are passed over."""
+    """Read a value; arrays are skipped."""
     if kind == _STRING:
         return _read_string(file)
     if kind == _ARRAY:

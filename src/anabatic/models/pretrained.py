@@ -254,7 +254,7 @@ def load_folder_weights(model: PreTrainedModel, folder: Path, new: range = range
     """Read the weights of a folder into a model that has memory, each rank its part; adapters stay as they are.
 
     Args:
-        new: entries of the vocabulary that the folder's tokenizer lacks: their rows are drawn anew, with `seed`.
+        new: entries of the vocabulary that the folder's tokenizer lacks: their rows are drawn again, with `seed`.
 
     Raises:
         DataError: a file is missing or torn, or the weights are another model's.

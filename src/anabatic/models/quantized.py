@@ -3,7 +3,7 @@
 `int8`: each row of a weight has a scale, its largest value / 127 (arXiv 2208.07339, section 2). `nf4`: each block of 64
 values has a scale, its largest value, and each value is the nearest of 16 levels that halve a normal distribution
 evenly (QLoRA, appendix E); two values share a byte, the first the upper half, as bitsandbytes lays them. Scales are
-fp32: 8 bits and a little, or 4.5 bits a weight. What is packed is read anew for every product: one layer is wide at a
+fp32: 8 bits and a little, or 4.5 bits a weight. What is packed is read again for every product: one layer is wide at a
 time.
 """
 

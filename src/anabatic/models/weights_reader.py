@@ -147,7 +147,7 @@ def load_into_model(
     Args:
         model: has memory already; sharded or not.
         wanted: names as in `named_parameters()` and `named_buffers()`, tied ones once.
-        new: name of an embedding -> its rows that are drawn anew, with `seed`; the folder may lack the last of them.
+        new: name of an embedding -> its rows that are drawn again, with `seed`; the folder may lack the last of them.
 
     Raises:
         DataError: a tensor is missing, has another shape, or cannot be read.

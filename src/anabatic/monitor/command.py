@@ -132,7 +132,7 @@ def _wait_first_reading(sampler: DeviceSampler) -> bool:
 
 
 def _is_continuous(options: MonitorOptions) -> bool:
-    """True when the command goes on after the first reading: only a terminal, or who asks for it, wants that."""
+    """True when the command continues after the first reading: only a terminal, or who asks for it, wants that."""
     if options.once:
         return False
     asked = options.interval is not None or options.prom is not None or options.log is not None

@@ -53,7 +53,7 @@ def format_csv(shown: Snapshot, heading: bool) -> str:
 
 
 def read_recording(path: Path) -> Iterator[Frame]:
-    """Yield the frames of a log; lines that are no reading are passed over.
+    """Yield the frames of a log; lines that are no reading are skipped.
 
     Raises:
         ConfigError: there is no such file.

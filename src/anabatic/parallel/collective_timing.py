@@ -12,7 +12,7 @@ import torch.distributed as dist
 def time_slowest_rank(
     call: Callable[[], object], times: int, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> float:
-    """Return the seconds of `count_calls` calls on the slowest process of a group; all of them call this.
+    """Return the seconds of `times` calls on the slowest process of a group; all of them call this.
 
     Args:
         device: where the tensors are: it is waited for.

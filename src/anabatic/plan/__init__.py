@@ -1,1 +1,1 @@
-"""The job on paper: memory and time of a training from the model's shape, before anything is loaded."""
+"""Estimates: memory and time of a training from the model's shape, before anything is loaded."""

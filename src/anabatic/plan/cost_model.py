@@ -1,4 +1,4 @@
-"""Time on paper: what operators and collectives would take on the chip; the simulated NPU counts by the same formulas
+"""Estimated time: what operators and collectives would take on the chip; the simulated NPU counts by the same formulas
 (sim/csrc/runtime/paper.cpp).
 
 An operator takes its launch on the device plus the longer of its arithmetic and its memory traffic (a roofline). A

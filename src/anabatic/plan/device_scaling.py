@@ -1,4 +1,4 @@
-"""A job on paper on more and more devices: the same way of dividing it, inside one machine and then between machines.
+"""Estimates for more and more devices: the same way of dividing it, inside one machine and then between machines.
 
 Links and latencies are those of `cost_model.py`, as for everything else: HCCS or NVLink inside a machine, 25 GB/s a
 device between them. What grows with the number of devices is only what the links carry; the stragglers, congested

@@ -67,7 +67,7 @@ def estimate_host_resources(
     copies = job.save.keep_last + job.save.keep_best + 1  # a new one is whole before an old one goes
     disk = {f"checkpoints, {copies} at most": copies * checkpoint, "best and final model": 2 * model}
     if tokens is not None:
-        chats = 0 if not hasattr(job, "tuner") else 1  # which tokens are learned
+        chats = 0 if not hasattr(job, "tuner") else 1  # which tokens are targets
         disk["tokenised data"] = tokens * (chats + (2.0 if setup.shape.vocab <= _MAX_TWO_BYTE_VOCAB else 4.0))
     kwh = chip.watts * setup.world_size * seconds / 3.6e6 if chip.watts and seconds else None
     return HostResources(host, checkpoint, model, disk, kwh)

@@ -18,7 +18,7 @@ _BAR_WIDTH = 30
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A job on paper.
+    """A plan as text.
 
     Attributes:
         shape_source: where the shape is from.

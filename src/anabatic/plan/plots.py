@@ -40,7 +40,7 @@ def draw_frontier(plan: JobPlan) -> str:
             "memory of a device, GiB", max(room, *(one.needed_bytes / 2**30 for one in [*shown, plan.choice])), 8
         ),
         _make_linear_axis(f"{word}, all devices", speed / unit, 6),
-        f"{plan.npus * plan.nodes} x {plan.chip.name}: what fits, and how fast it is on paper",
+        f"{plan.npus * plan.nodes} x {plan.chip.name}: what fits, and how fast it is by the estimate",
         width=640,
         height=460,
     )

@@ -1,4 +1,4 @@
-"""Time of an optimizer step on paper, by the cost model that the simulated NPU counts with (`cost_model.py`).
+"""Estimated time of an optimizer step, by the cost model that the simulated NPU counts with (`cost_model.py`).
 
 Every operator of a block is listed with its arithmetic and its memory traffic. A device is busy for the sum; the host
 needs its time for every launch; gradients and gathered weights travel while blocks compute, and only what does not fit

@@ -91,7 +91,7 @@ def compile_freeze_patterns(freeze: Freeze) -> Iterable[re.Pattern[str]]:
         try:
             yield re.compile(expression)
         except re.error as error:
-            raise ConfigError(f'freeze.train: "{expression}" is no regular expression: {error}', "mend it") from error
+            raise ConfigError(f'freeze.train: "{expression}" is no regular expression: {error}', "fix it") from error
 
 
 def require_adapter_tuner(named: Path | str, tuner: str) -> None:

@@ -32,7 +32,7 @@ class TrainingSetup:
     Attributes:
         ranks: processes that divide the data; tensor: processes that share heads and MLPs.
         micro_tokens: of a forward pass of one rank; micro_steps: forward passes of a step.
-        seq_len: longest segment; targets: share of the tokens that are learned.
+        seq_len: longest segment; targets: share of the tokens that are targets.
         half: matrix products run in two bytes.
         fused_adamw: one kernel updates all parameters without copies.
         chunk_bytes: logits made at once.
@@ -138,7 +138,7 @@ class TrainingSetup:
 
 
 def _resolve_tuner(job: Any) -> tuple[TunerName, int]:
-    """What is trained, and the rank of adapters: `auto` goes on with an adapter where the model is one."""
+    """What is trained, and the rank of adapters: `auto` continues with an adapter where the model is one."""
     if not hasattr(job, "tuner"):
         return "full", 0
     file = find_model_folder(Path(job.model).expanduser()) / ADAPTER_CONFIG_FILE

@@ -1,6 +1,6 @@
 """The files of `anabatic infer`: each process writes its part line by line, and one puts them together at the end.
 
-A part begins with what the job is, so that no other job goes on with it. It survives whatever ends the process: what
+A part begins with what the job is, so that no other job continues with it. It survives whatever ends the process: what
 was answered is not asked again.
 """
 
@@ -130,7 +130,7 @@ def merge_shards(out: Path, ranks: int, beat: Callable[[], None]) -> tuple[int, 
     """Wait for all parts, write them in the order of their rows, and remove them.
 
     Returns:
-        The number of answers, and what was wrong with the rows that were passed over.
+        The number of answers, and what was wrong with the rows that were skipped.
     """
     parts = [_finished_shard_path(out, rank, ranks) for rank in range(ranks)]
     while not all(part.is_file() for part in parts):

@@ -1,4 +1,4 @@
-"""`anabatic infer`: rows in, answers out, in the same order; a stopped job goes on where it was."""
+"""`anabatic infer`: rows in, answers out, in the same order; a stopped job resumes where it was."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _MAX_PENDING_ROWS = 512
 
 @dataclass
 class InferenceRow:
-    """A row that is being answered, or was passed over.
+    """A row that is being answered, or was skipped.
 
     Attributes:
         row_index: of the row among all rows, from 0.
-        skip_reason: why it was passed over.
+        skip_reason: why it was skipped.
     """
 
     row_index: int
@@ -93,12 +93,12 @@ def run(job: InferJob) -> int:
         written, skipped = merge_shards(out, ranks, HEARTBEAT.record_beat)
         log.info(f"wrote {written:,} answers to {out}")
         if skipped:
-            log.warn(f"{len(skipped):,} rows were passed over; first: {skipped[0]}")
+            log.warn(f"{len(skipped):,} rows were skipped; first: {skipped[0]}")
     return 0
 
 
 def _resume_identity(job: InferJob) -> dict[str, Any]:
-    """What makes an answer what it is: a begun job goes on with the same of it alone."""
+    """What makes an answer what it is: a begun job continues with the same of it alone."""
     kept = ("model", "ckpt_dir", "adapter", "inputs", "system", "raw", "quantize", "columns", "sampling", "on_bad_row")
     tree = settings.job_to_dict(job)
     more = {} if job.chat_template is None else {"chat_template": custom_templates.read_template(job.chat_template)}
@@ -124,7 +124,7 @@ def _load_engine(job: InferJob, ranks: int) -> Engine:
 
 
 def _count_rows(job: InferJob) -> int:
-    """Count the rows before the model is asked: what is wrong with them is told early."""
+    """Count the rows before the model is asked: what is wrong with them is reported early."""
     total = 0
     for row in read_prompts(job.inputs, job.columns):
         if isinstance(row, RowIssue) and job.on_bad_row == "fail":

@@ -1,4 +1,4 @@
-"""`anabatic eval`: bits per byte beside gzip, tasks beside chance."""
+"""`anabatic eval`: bits per byte compared with gzip, tasks compared with chance."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _write_results(
         result["settings"] = {"seed": job.seed, "shots": job.shots, "limit": job.limit}
         sys.stdout.write(result_tables.format_table(asked, sums, job.show))
     if out is None:
-        log.info("eval.json is not written: this model lies in no run folder (give one with --out DIR)")
+        log.info("eval.json is not written: this model is in no run folder (give one with --out DIR)")
         return
     if asked:
         rows = [{"task": one.task.name, **record} for one in asked for record in one.records]
@@ -228,7 +228,7 @@ def _format_bits_per_byte(bits: BitsPerByte) -> str:
 
 
 def _output_folder(job: EvalJob, folder: Path) -> Path | None:
-    """Return the folder for eval.json: the one given, else the run folder that the model lies in, unless adapters of
+    """Return the folder for eval.json: the one given, else the run folder of the model, unless adapters of
     other runs make another model of it."""
     if job.out or job.adapter:
         return Path(job.out) if job.out else None

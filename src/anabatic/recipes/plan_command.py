@@ -1,4 +1,4 @@
-"""`anabatic plan`: a training on paper, before it is queued. No torch, no weights."""
+"""`anabatic plan`: estimated memory and time of a training, before it is queued. No torch, no weights."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def print_scaling(
         log.warn(f"the job fits on no number of {place.chip.name} up to {most:,}, in whatever way it is divided")
         return 1
     if plot is not None:
-        title = f"{place.chip.name}, on paper: {device_scaling.describe_scaling(rows)}"
+        title = f"{place.chip.name}, estimated: {device_scaling.describe_scaling(rows)}"
         write_atomic(Path(plot), plots.draw_scaling(rows, title), _PLOT_PATH_HINT)
     if as_json:
         sys.stdout.write(json.dumps(device_scaling.scaling_to_dict(rows, place.chip)) + "\n")

@@ -33,7 +33,7 @@ class HeldoutRewards:
     def measure_rewards(self) -> tuple[dict[str, Any], list[Rollout]]:
         """Return the metrics, and the answers; the same on every rank.
 
-        Rewards that fail are told and count 0: a few questions are too few to end a run for.
+        Rewards that fail are reported and count 0: a few questions are too few to end a run for.
         """
         made = self.make_generator().generate_rollouts(self._make_requests())
         assert made is not None  # nobody stops an evaluation

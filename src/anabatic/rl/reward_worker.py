@@ -53,7 +53,7 @@ class RewardWorker:
         try:
             names = self._start_process()
         except RewardCallError as fault:
-            raise ConfigError(f"{self._path} cannot be loaded: {fault}", "mend the file") from fault
+            raise ConfigError(f"{self._path} cannot be loaded: {fault}", "fix the file") from fault
         if function not in names:
             near = did_you_mean(function, names)
             raise ConfigError(f"{self._path} has no function {function}.{near}", "write one: def name(text, row)")
@@ -62,7 +62,7 @@ class RewardWorker:
         """Return what the function returns: a number, a text or None.
 
         Raises:
-            Fault: it raised, took too long, or its process ended.
+            RewardCallError: it raised, took too long, or its process ended.
         """
         if self._process is None:
             self._start_process()

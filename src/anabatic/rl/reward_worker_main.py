@@ -18,7 +18,7 @@ from anabatic.core import relaunch
 _MAX_TEXT_CHARS = 1 << 20
 """Letters of a text that a function may return."""
 _MAX_ERROR_CHARS = 500
-"""Letters of an error that are told: each answer keeps its own."""
+"""Characters of an error that are kept with an answer."""
 
 
 def main(file: str) -> None:

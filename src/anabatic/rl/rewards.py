@@ -78,7 +78,7 @@ def score_with_file(rollout: Rollout, question: Question, file: RewardWorker, fu
 
 
 def describe_rollout(rollout: Rollout, question: Question) -> dict[str, Any]:
-    """Return what a user's function is told: the row of the file, and above it what we know."""
+    """Return what a user's function gets: the row of the file, and above it what we know."""
     told = {
         "question": question.last_turn_text,
         "messages": [*question.messages, *rollout.turns],
@@ -173,9 +173,7 @@ class RewardSet:
             ConfigError: no reward comes from a file, or the file has no such function.
         """
         if not self._files:
-            raise ConfigError(
-                "turns is more than 1, and nobody says what comes between", "give FILE.py with `get_turn_function`"
-            )
+            raise ConfigError("turns is more than 1, and nobody says what comes between", "give FILE.py with `turn`")
         file = next(iter(self._files.values()))
         file.require_function(_TURN_FUNCTION)
 
@@ -224,7 +222,7 @@ class RewardSet:
         return True
 
     def require_working_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Make sure that no reward has failed for every answer, nor `get_turn_function` for every one that was not cut
+        """Make sure that no reward has failed for every answer, nor `turn` for every one that was not cut
         off.
 
         Raises:
@@ -233,12 +231,12 @@ class RewardSet:
         ended = [rollout for rollout in rollouts if not rollout.truncated]
         spoken = [rollout.faults[_TURN_FUNCTION] for rollout in ended if _TURN_FUNCTION in rollout.faults]
         if len(spoken) == len(ended) > len(rollouts) // 2:
-            raise Failure(f"{_TURN_FUNCTION} failed for all {len(spoken)} answers: {spoken[0]}", "mend the function")
+            raise Failure(f"{_TURN_FUNCTION} failed for all {len(spoken)} answers: {spoken[0]}", "fix the function")
         for reward in self.rewards:
             faults = [rollout.faults[reward.name] for rollout in rollouts if reward.name in rollout.faults]
             if len(faults) == len(rollouts) > 0:
                 raise Failure(
-                    f"the reward {reward.name} failed for all {len(faults)} answers: {faults[0]}", "mend the reward"
+                    f"the reward {reward.name} failed for all {len(faults)} answers: {faults[0]}", "fix the reward"
                 )
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class RolloutBatches:
         return self._queue.popleft()
 
     def _run_round(self, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
-        """Answer and judge; return all answers of all ranks, and what is told of them."""
+        """Answer and judge; return all answers of all ranks, and their metrics."""
         start = time.perf_counter()
         mine = self.make_generator().generate_rollouts(self._make_requests(number))
         if mine is None:

@@ -26,9 +26,9 @@ def start_program(
     """Run the program of a message in this process, which was just forked; never return.
 
     Args:
-        way: how it is shut in.
+        way: how it is isolated.
         limits: what it may use.
-        message: `source`, `files`; `part`, where it is judged: `program_process` or `tests` (with `helpers`).
+        message: `source`, `files`; `part`, where it is judged: `program` or `tests` (with `helpers`).
         handles: stdin, stdout, stderr, the report; where it is judged, those to and from its other part.
         nonce: what the report says when the last line was reached.
         folder: its own, where the way gives it none.
@@ -50,7 +50,7 @@ def start_program(
                 os.chroot(folder)
         _drop_privileges(way, limits, folder)
         program_process.write_files(message["files"])
-    except BaseException as error:  # nothing may return from here into the keeper's own loop
+    except BaseException as error:  # nothing may return from here into the zygote's own loop
         os.write(_REPORT_FD, nonce + program_process.START_FAILED + (str(error) or type(error).__name__).encode())
         os._exit(1)
     part = message.get("part")

@@ -1,4 +1,4 @@
-"""Messages between `box` and its keepers: JSON behind its length."""
+"""Messages between the sandbox runner and its zygotes: JSON behind its length."""
 
 from __future__ import annotations
 

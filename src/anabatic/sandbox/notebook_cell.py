@@ -27,7 +27,7 @@ if value is not None:
 def run_cells(sandbox: Sandbox, codes: Sequence[str]) -> list[str]:
     """Return what each piece of code prints, and the value of its last line where that is an expression.
 
-    An error is told in its last line, as Python says it: `ZeroDivisionError: division by zero`.
+    An error is its last line, as Python says it: `ZeroDivisionError: division by zero`.
 
     Raises:
         Failure: as `Sandbox.run`.

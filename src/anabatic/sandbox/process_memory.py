@@ -27,7 +27,7 @@ def list_descendants(pid: int) -> Iterator[int]:
 
 
 def measure_used_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of processes that no file stands behind: what each holds, and all that they share, once.
+    """Return the memory of processes that no file backs: what each holds, and all that they share, once.
 
     What is shared counts with the size of its mapping: after madvise(MADV_DONTNEED) the pages are still there, and
     resident in no process.

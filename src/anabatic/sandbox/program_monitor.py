@@ -1,4 +1,4 @@
-"""A program under way, as its keeper sees it."""
+"""A program under way, as its zygote sees it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _CPU_GRACE_SECONDS = 2
 
 
 def apply_limits(limits: ResourceLimits, processes: int | None) -> None:
-    """Obey the limits from now on (setrlimit(2)); `processes` counts those of the keeper too, None: another guard."""
+    """Obey the limits from now on (setrlimit(2)); `processes` counts those of the zygote too, None: another guard."""
     memory, file = limits.memory_mib * MIB, limits.file_mib * MIB
     rows = [
         (resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + _CPU_GRACE_SECONDS),
@@ -83,7 +83,7 @@ def run_program(
 
 
 def _let_children_be_terminated() -> None:
-    """Give SIGTERM its meaning back in what the program forks: the keeper passes over it, `Pool.terminate` needs it.
+    """Give SIGTERM its meaning back in what the program forks: the zygote skips it, `Pool.terminate` needs it.
 
     Blocked meanwhile: one that came between the fork and the change would be lost, and the parent would wait forever.
     """

@@ -1,6 +1,6 @@
 """Run programs that nobody has read: `Sandbox().run(source)`.
 
-A keeper, a process of its own, holds a warm interpreter and forks it for every program. Programs have no network, no
+A zygote, a process of its own, holds a warm interpreter and forks it for every program. Programs have no network, no
 files but a folder of their own that is gone afterwards and, read-only, Python's standard library; they end with
 everything that they have started. `probe_protections` says what this kernel can do for it.
 """
@@ -101,7 +101,7 @@ class _Zygote:
         self._own_processes = {*process_memory.list_descendants(self.process.pid)}
 
     def send_message(self, message: dict[str, Any], handles: Sequence[int] = ()) -> None:
-        """Send a message, and handles behind it; that the keeper is gone shows when its answer is read."""
+        """Send a message, and handles behind it; that the zygote is gone shows when its answer is read."""
         with contextlib.suppress(OSError):
             send_message(self.channel, message)
             if handles:
@@ -128,7 +128,7 @@ class Sandbox:
         allow_weaker: run programs even where one of `REQUIRED_GUARDS` is not guarded.
         readable: files and folders that programs may read, beside the standard library.
         workers: programs at once.
-        ways: how programs may be shut in; the first that works is taken.
+        ways: how programs may be isolated; the first that works is taken.
 
     Raises:
         Failure: a needed protection cannot be had here.
@@ -176,7 +176,7 @@ class Sandbox:
 
         Raises:
             DataError: a file's name leads out of the folder.
-            Failure: the sandbox itself is broken: a process cannot be started, the keeper was killed.
+            Failure: the sandbox itself is broken: a process cannot be started, the zygote was killed.
         """
         files = dict(files or {})
         for name in files:
@@ -226,15 +226,15 @@ class Sandbox:
         """End the processes; the one of a program under way in another thread ends with it."""
         self._is_closed = True
         while not self._idle_zygotes.empty():
-            for keeper in self._idle_zygotes.get():
-                if keeper is not None:
-                    keeper.close()
+            for zygote in self._idle_zygotes.get():
+                if zygote is not None:
+                    zygote.close()
 
     def _run_parts(self, parts: list[dict[str, Any]]) -> list[ProgramOutcome]:
         """Run the parts of one program at the same time."""
         answers = self._exchange_messages(parts)
         if None in answers:
-            answers = self._exchange_messages(parts)  # once more: the kernel ends a keeper that has no memory
+            answers = self._exchange_messages(parts)  # once more: the kernel ends a zygote that has no memory
         for answer in answers:
             if answer is None or "failed" in answer:
                 why = "its process was killed twice" if answer is None else answer["failed"]
@@ -244,32 +244,32 @@ class Sandbox:
     def _exchange_messages(self, parts: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
         if self._is_closed:
             raise RuntimeError("the sandbox is closed")
-        keepers = self._idle_zygotes.get()
+        zygotes = self._idle_zygotes.get()
         done = False
         try:
             for place in range(len(parts)):
-                keepers[place] = self._ensure_alive(keepers[place])
+                zygotes[place] = self._ensure_alive(zygotes[place])
             answers = _follow_zygotes(
-                [keeper for keeper in keepers[: len(parts)] if keeper], parts, self._counts_memory
+                [zygote for zygote in zygotes[: len(parts)] if zygote], parts, self._counts_memory
             )
             done = None not in answers
         finally:  # also at Ctrl-C: its answer would be taken for the next one's
             if not done or self._is_closed:
-                for keeper in keepers:
-                    if keeper is not None:
-                        keeper.close()
-                keepers = [None, None]
-            self._idle_zygotes.put(keepers)
+                for zygote in zygotes:
+                    if zygote is not None:
+                        zygote.close()
+                zygotes = [None, None]
+            self._idle_zygotes.put(zygotes)
         return answers
 
-    def _ensure_alive(self, keeper: _Zygote | None) -> _Zygote:
-        if keeper is not None and keeper.owner_pid == os.getpid():
-            return keeper
-        keeper = _Zygote(self.protections.mode, self._readable)
-        if not keeper.greeting or "refused" in keeper.greeting:
-            keeper.close()
+    def _ensure_alive(self, zygote: _Zygote | None) -> _Zygote:
+        if zygote is not None and zygote.owner_pid == os.getpid():
+            return zygote
+        zygote = _Zygote(self.protections.mode, self._readable)
+        if not zygote.greeting or "refused" in zygote.greeting:
+            zygote.close()
             raise Failure("the sandbox's process does not start", _RESOURCES_HINT)
-        return keeper
+        return zygote
 
 
 def merge_outcomes(program: ProgramOutcome, tests: ProgramOutcome) -> ProgramOutcome:
@@ -286,17 +286,17 @@ def merge_outcomes(program: ProgramOutcome, tests: ProgramOutcome) -> ProgramOut
 
 
 def _follow_zygotes(
-    keepers: Sequence[_Zygote], parts: Sequence[dict[str, Any]], counted: bool
+    zygotes: Sequence[_Zygote], parts: Sequence[dict[str, Any]], counted: bool
 ) -> list[dict[str, Any] | None]:
-    """Let keepers run a program, or a program and its tests, and return their answers; None: that one is gone."""
+    """Let zygotes run a program, or a program and its tests, and return their answers; None: that one is gone."""
     pipes = [os.pipe() for _ in parts[1:] for _ in range(2)]
     wires = [[pipes[0][0], pipes[1][1]], [pipes[1][0], pipes[0][1]]] if pipes else [[]]
-    for keeper, part, own in zip(keepers, parts, wires, strict=True):
-        keeper.send_message(part, own)
+    for zygote, part, own in zip(zygotes, parts, wires, strict=True):
+        zygote.send_message(part, own)
     for handle in (handle for pipe in pipes for handle in pipe):
         os.close(handle)
     answers: list[dict[str, Any] | None] = [None] * len(parts)
-    waiting = {keeper.channel.fileno(): place for place, keeper in enumerate(keepers)}
+    waiting = {zygote.channel.fileno(): place for place, zygote in enumerate(zygotes)}
     watched = select.poll()
     for handle in waiting:
         watched.register(handle, select.POLLIN)
@@ -306,7 +306,7 @@ def _follow_zygotes(
         for handle, _ in events:
             watched.unregister(handle)
             place = waiting.pop(handle)
-            answers[place] = receive_message(keepers[place].channel)
+            answers[place] = receive_message(zygotes[place].channel)
             answer = answers[place]
             if answer is None or (place and (answer["finished"] or answer["status"] != "ok")):
                 patience = 0.0
@@ -314,41 +314,41 @@ def _follow_zygotes(
                 patience = time.monotonic() + _GRACE_SECONDS
         if waiting and patience < time.monotonic():  # the tests have ended: nobody asks the program any more
             for place in waiting.values():
-                keepers[place].send_message({END_KEY: "ok"})
+                zygotes[place].send_message({END_KEY: "ok"})
             patience = inf
         for place in () if events else waiting.values():
-            if keepers[place].measure_memory() > parts[place]["limits"]["memory_mib"] * MIB:
-                keepers[place].send_message({END_KEY: "memory"})
+            if zygotes[place].measure_memory() > parts[place]["limits"]["memory_mib"] * MIB:
+                zygotes[place].send_message({END_KEY: "memory"})
     return answers
 
 
 def probe_protections() -> Protections:
     """Return what this kernel offers this user, found out by trying."""
-    keeper, found = _start_best_mode((), ISOLATION_MODES)
-    keeper.close()
+    zygote, found = _start_best_mode((), ISOLATION_MODES)
+    zygote.close()
     return found
 
 
 def unprotected_error(found: Protections) -> Failure:
-    """Return the error for a machine where programs cannot be shut in."""
+    """Return the error for a machine where programs cannot be isolated."""
     reasons = "; ".join(f"{way}: {why}" for way, why in found.reasons.items())
     return Failure(
-        f"programs of a model would not be shut in: no protection of {', '.join(found.missing_guards)} ({reasons})",
+        f"programs of a model would not be isolated: no protection of {', '.join(found.missing_guards)} ({reasons})",
         "allow user namespaces (sysctl user.max_user_namespaces; docker run --security-opt seccomp=unconfined) or use "
-        "Linux 5.13 or later with Landlock; sandbox.allow_weaker: true runs them all the same",
+        "Linux 5.13 or later with Landlock; sandbox.allow_weaker: true runs them anyway",
     )
 
 
 def _start_best_mode(readable: Sequence[str], ways: Sequence[str]) -> tuple[_Zygote, Protections]:
     reasons: dict[str, str] = {}
     for way in ways:
-        keeper = _Zygote(way, readable)
-        told = keeper.greeting
+        zygote = _Zygote(way, readable)
+        told = zygote.greeting
         if told and "guards" in told:
             guards = dict(told["guards"])
             if way == NAMESPACES and process_memory.can_list_children():
                 guards["memory"] = f"counted every {_POLL_SECONDS * 1000:g} ms"
-            return keeper, Protections(way, guards, reasons)
-        keeper.close()
+            return zygote, Protections(way, guards, reasons)
+        zygote.close()
         reasons[way] = told["refused"] if told else "its process ended"
     raise Failure(f"the sandbox's process does not start: {reasons}", _RESOURCES_HINT)

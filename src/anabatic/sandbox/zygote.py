@@ -1,4 +1,4 @@
-"""The process that keeps an interpreter warm, and forks one that is shut in for every program.
+"""The process that keeps an interpreter warm, and forks one that is isolated for every program.
 
 It is started by `sandbox_runner.Sandbox` with one end of a pair of sockets; messages are JSON behind their length. It
 knows nothing but what it is sent, and ends with the one who started it.

@@ -33,10 +33,10 @@ def _format_summary(report: dict[str, Any]) -> list[str]:
 
 def _format_prediction(paper: dict[str, Any] | None) -> list[str]:
     if paper is None:
-        return ["  time on paper    no step was seen: see `step` in the guide to `anabatic sim`"]
+        return ["  estimated time  no step was seen: see `step` in the guide to `anabatic sim`"]
     scaling = paper["scaling"]
     lines = [
-        f"  time on paper    {paper['step_ms']:.3f} ms a step, bound by the {paper['bound']}: "
+        f"  estimated time  {paper['step_ms']:.3f} ms a step, bound by the {paper['bound']}: "
         f"operators {paper['device_ms']:.3f} ms, "
         f"collectives {paper['collective_ms']:.3f} ms, MFU {100 * paper['mfu']:.1f} %"
     ]
@@ -59,7 +59,7 @@ def render_table(report: dict[str, Any]) -> str:
         return f"  {row['per_step']:>{width}.1f} a step" if seen else ""
 
     operators = [
-        f"{row['name']:<44} {row['calls']:>9}{format_frequency(row)}  {row['paper_ms']:>10.3f} ms on paper"
+        f"{row['name']:<44} {row['calls']:>9}{format_frequency(row)}  {row['paper_ms']:>10.3f} ms estimated"
         for row in report["operators"]
     ]
     lines += _format_list("operators", operators)

@@ -43,7 +43,7 @@ def run_simulation(
         raise UserError("this already runs inside a simulation", "one `anabatic sim` is enough for the whole command")
     wanted = machine_spec.build_machine(npus, chip, hbm, tuple(fault), report, trace)
     _require_memory(npus)
-    # A place that cannot be written is told before an hour of work; if we are killed, the files say so.
+    # A place that cannot be written is reported before an hour of work; if we are killed, the files say so.
     for path in filter(None, (report, trace)):
         write_atomic(
             path, json.dumps({"state": "running", "command": list(command), "pid": os.getpid()}) + "\n", OTHER_FILE_HINT

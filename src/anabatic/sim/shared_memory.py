@@ -70,7 +70,7 @@ class SimProcess(ctypes.Structure):
 
 
 class SimRates(ctypes.Structure):
-    """Constants of the time on paper (`cost_model.ChipRates`)."""
+    """Constants of the estimated time (`cost_model.ChipRates`)."""
 
     _fields_ = [
         *(

@@ -129,11 +129,11 @@ def apply_auto_strategy(job: Any, device: Device, world: World) -> Any:
         choice = _propose_strategy(job, state, device, world)
         state = replace(state, way=_get_strategy(choice.setup))
         log.info(
-            f"auto: {output.format_strategy(choice.setup)} is the fastest on paper that fits, "
+            f"auto: {output.format_strategy(choice.setup)} is the fastest by the estimate that fits, "
             f"{output.format_gib(choice.needed_bytes)} GiB"
         )
         if not choice.can_fit:
-            log.warn(f"auto: on paper {output.format_gib(choice.available_bytes)} GiB are there: it may not fit")
+            log.warn(f"auto: by the estimate {output.format_gib(choice.available_bytes)} GiB are there: it may not fit")
         if world.is_main_process:
             _save_state(job, state)
         barrier(world)
@@ -228,7 +228,7 @@ def handle_out_of_memory(
         sizes: of the training; None: it has not begun, memory does not suffice for the model.
 
     Raises:
-        StartAgain: what the next start will do is written down.
+        RestartRequested: what the next start will do is written down.
         Failure: there is no less.
     """
     try:
@@ -272,7 +272,7 @@ def _plan_retry(
     _save_state(job, state)
     if (reports := relaunch.get_reports_folder()) is not None:
         (reports / relaunch.RESTART_FILE).write_text(told, encoding="utf-8")
-    return RestartRequested(told, f"{path} holds what comes next: the same command goes on")
+    return RestartRequested(told, f"{path} holds what comes next: the same command continues")
 
 
 def _shrink_micro_batch(sizes: StepSizes, world: World, least: int) -> int | None:

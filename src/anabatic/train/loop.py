@@ -104,7 +104,7 @@ def _save_and_stop(loop: LoopContext, progress: TrainProgress, saver: Checkpoint
     saver.wait()
     _log_saved_checkpoints(loop, saver)
     told = f"after step {progress.step}: saved; the same command continues"
-    log.info(f"stopped {told if progress.step else 'in the first step: the same command begins anew'}")
+    log.info(f"stopped {told if progress.step else 'in the first step: the same command starts again'}")
     loop.metrics.log_event("stop", step=progress.step)
     return False
 

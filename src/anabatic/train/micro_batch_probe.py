@@ -52,7 +52,7 @@ def choose_micro_batch(
         batches: makes the data of a micro-batch's size, to be closed.
 
     Raises:
-        StartAgain: memory ran out.
+        RestartRequested: memory ran out.
     """
     tries: list[MicroBatchTrial] = []
     wanted: StepSizes | None = sizes
@@ -118,7 +118,7 @@ def _log_trial(one: MicroBatchTrial, setup: TrainingSetup | None, device: Device
     paper_says = ""
     if setup is not None and device.type not in ("cpu", "mps"):
         planned = estimate_peak_memory(_with_micro_batch(setup, one.sizes.micro_batch_tokens, one.sizes)).total
-        paper_says = f", on paper {planned / 2**30:.3g}"
+        paper_says = f"; estimated {planned / 2**30:.3g}"
     log.info(
         f"auto: two steps with {one.sizes.format_sizes(world.data_group)}: {one.tokens_per_s:,.0f} tokens/s,"
         f" peak {one.peak_bytes / 2**30:.3g} of {device.get_total_memory() / 2**30:.3g} GiB{paper_says}"

@@ -54,7 +54,7 @@ class Objective:
 
 
 def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq_len: int) -> Objective:
-    """Foretell every learned token from those before it."""
+    """Predict every target token from those before it."""
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
     return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world.data_group))
 
@@ -95,7 +95,7 @@ def make_reward_objective(
 
 
 def make_word_objective(root: ModelRoot, device: Device, world: World, seq_len: int, causal: bool) -> Objective:
-    """Foretell the words of sequences that were drawn as targets, from both sides or from what comes before them."""
+    """Predict the words of sequences that were drawn as targets, from both sides or from what comes before them."""
     way = functools.partial(pack_batch, causal=causal)
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
     return Objective(

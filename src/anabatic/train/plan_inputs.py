@@ -51,7 +51,7 @@ def build_job_setup(job: Any, found: DecoderShape, device: Device, world: RankGr
 
 
 def build_model_setup(job: Any, model: PreTrainedModel, device: Device, world: RankGroup) -> TrainingSetup | None:
-    """Return the same for a model that is there; None, said aloud, where its blocks are of another kind."""
+    """Return the same for a model that is there; None, with a log line, where its blocks are of another kind."""
     try:
         found = decoder_shape.read_shape(model.config.to_dict(), "the model's configuration")
     except DataError as error:

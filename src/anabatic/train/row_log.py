@@ -2,7 +2,7 @@
 
 A line is `{"step", "rows": [[source, row, pass, start, tokens], ...]}`: number of the source as in data.train, of the
 document or conversation in it, of the pass over the source, first token and tokens. `"dropped": true` marks rows that
-were passed over by `optim.on_bad_step: rewind` before that step. Ranks that share their data with a neighbour
+were skipped by `optim.on_bad_step: rewind` before that step. Ranks that share their data with a neighbour
 (parallel.tensor) write none.
 """
 
@@ -43,7 +43,7 @@ class RowLog:
         self._writer = None if world.tensor_group.rank else JsonlWriter(self._path)
 
     def write(self, step: int, rows: Iterable[SegmentOrigin], dropped: bool = False) -> None:
-        """Record what a step has read, or what was passed over before it."""
+        """Record what a step has read, or what was skipped before it."""
         if self._writer is not None:
             mark = {"dropped": True} if dropped else {}
             self._writer.write({"step": step, "rows": [list(row) for row in rows], **mark})

@@ -259,7 +259,7 @@ def open_metrics(
 
 
 def log_peak_flops(device: Device) -> float:
-    """The peak that MFU is measured against, said aloud."""
+    """The peak that MFU is measured against, logged."""
     flops, source = get_peak_flops(device)
     if flops:
         log.info(f"MFU is measured against {flops / 1e12:.2f} TFLOP/s ({source})")

@@ -75,7 +75,7 @@ class TrainStep:
         micro_batch_tokens: the nominal size that keeps summed losses small before the true count is known.
         pack: moves a batch to the device, as the model takes it.
         sums: what the model's forward pass adds up beside the loss, on the device, one number for each of
-        `metric_names`.
+        `names`.
         partial_params: parameters whose gradients are parts (`forward.Root`).
     """
 

@@ -1,4 +1,4 @@
-"""Held-out loss: nats per target, perplexity, bits per byte, and the share of tokens foretold, over all ranks."""
+"""Held-out loss: nats per target, perplexity, bits per byte, and the share of tokens predicted, over all ranks."""
 
 from __future__ import annotations
 

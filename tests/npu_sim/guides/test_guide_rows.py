@@ -148,7 +148,7 @@ def key(stories: Stories, row: Row, text: str) -> None:
 
 
 def again(stories: Stories, row: Row, text: str) -> None:
-    """The same training goes on where it was: it has come to its end."""
+    """The same training resumes where it was: it has come to its end."""
     story = stories.of(row.chapter)
     line = next(line for line in story.done if "train " in line)
     done = story.run(line)

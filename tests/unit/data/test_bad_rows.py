@@ -1,4 +1,4 @@
-"""Bad input of every kind is an error with file, row and what to do, or is passed over and counted."""
+"""Bad input of every kind is an error with file, row and what to do, or is skipped and counted."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def chat_tokenizer(tmp_path_factory):
 
 
 def spoken(rendered, tok):
-    """The text of each run of learned tokens."""
+    """The text of each run of target tokens."""
     runs, run = [], []
     for token, learned in [*zip(rendered.ids.tolist(), rendered.mask.tolist(), strict=True), (0, 0)]:
         if learned:

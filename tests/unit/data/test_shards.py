@@ -280,7 +280,7 @@ def test_a_few_short_rows_leave_something_held_out(number):
         list(select_split(lambda: documents, 0.02, split, DocumentCounts())) for split in ("train", "valid")
     )
     assert len(train) == max(1, number - 1)
-    assert number == 1 or len(valid) == 1  # one short row alone cannot be parted
+    assert number == 1 or len(valid) == 1  # one short row alone cannot be split
 
 
 @pytest.mark.parametrize("number", [3, 30, 250])

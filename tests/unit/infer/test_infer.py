@@ -100,7 +100,7 @@ def test_bad_rows_fail_before_the_model_is_asked_or_are_passed_over(folder, whol
     assert run(job(folder, rows, out, on_bad_row="skip")) == 0
     assert [row["response"] for row in answers(out)] == [*whole[:3], *whole[4:]]
     long = rows_file(tmp_path, [*ROWS[:3], {"query": "z" * 900}], "long.jsonl")
-    assert run(job(folder, long, tmp_path / "l.jsonl")) == 0  # one is passed over, whatever the share
+    assert run(job(folder, long, tmp_path / "l.jsonl")) == 0  # one is skipped, whatever the share
     assert [row["response"] for row in answers(tmp_path / "l.jsonl")] == whole[:3]
     many = rows_file(tmp_path, [*ROWS[:3], *[{"query": "z" * 900}] * 2], "many.jsonl")
     with pytest.raises(DataError, match=r"prompts: 2 of 5 rows .40.00%. are longer than") as caught:

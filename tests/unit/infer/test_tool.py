@@ -25,7 +25,7 @@ def sandbox():
     try:
         made = Sandbox(ResourceLimits(seconds=5, memory_mib=256), workers=2)
     except Failure as error:
-        pytest.skip(f"programs cannot be shut in here: {error}")
+        pytest.skip(f"programs cannot be isolated here: {error}")
     with made:
         yield made
 

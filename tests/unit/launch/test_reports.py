@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from anabatic.launch.local.worker_reports import WorkerReport
 
 LOCKED = "error: another training run works in runs/a\nhint: wait for it, or choose --out DIR"
@@ -21,3 +23,11 @@ def test_what_nobody_expected_stays_as_it_is() -> None:
     assert told.format_messages() == [f"[rank 1] {CLOSED}", f"[rank 0] {LOCKED}"]
     assert told.summarize_failure().startswith("[rank 1] unexpected RuntimeError")
     assert WorkerReport([0], {CLOSED: [0]}).format_messages() == [CLOSED]
+
+
+def test_a_rank_that_was_killed_is_no_stop_though_the_agent_has_told_the_others_to_leave() -> None:
+    starting = WorkerReport([0, 1], codes={0: 143}, failed={1: -signal.SIGKILL})
+    assert starting.stop_exit_code() == 0
+    assert WorkerReport([0, 1], codes={0: 143}, failed={1: -signal.SIGTERM}).stop_exit_code() == 143
+    assert WorkerReport([0, 1], {CLOSED: [1]}, {0: 143, 1: 1}, {1: 1}).stop_exit_code() == 143
+    assert WorkerReport([0, 1], {LOCKED: [1]}, {0: 143, 1: 2}, {1: 2}).stop_exit_code() == 0

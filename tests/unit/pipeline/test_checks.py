@@ -154,7 +154,7 @@ GOOD: list[dict[str, Any]] = [
     stage("sft", model="${sft}/final_model", data={"train": "chat:stdlib"}),
     stage("dpo", model="${sft}", data={"train": "pairs.jsonl"}),
     stage("rl", model="${sft}", data={"train": "sums.jsonl"}),
-    stage("rl", model="${sft}", data={"train": "one.jsonl"}),  # a single row is passed over, whatever the share
+    stage("rl", model="${sft}", data={"train": "one.jsonl"}),  # a single row is skipped, whatever the share
     stage("rl", model="${sft}", data={"train": "long.jsonl", "long_share": 0.5}),
     stage("rl", model="${sft}", data={"train": "asks.jsonl"}, rewards=["length"]),
     stage("infer", model="${sft}", inputs=["sums.jsonl"], out="a.jsonl"),

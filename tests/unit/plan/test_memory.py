@@ -1,4 +1,4 @@
-"""Memory and time on paper: sums add up, and what saves memory saves it."""
+"""Memory and estimated time: sums add up, and what saves memory saves it."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_parts_are_not_negative_and_saving_saves(setup: TrainingSetup) -> None:
 def test_the_theory_of_dividing() -> None:
     """arXiv 1910.02054, figure 1: 16 bytes a parameter in mixed precision, divided by the ranks under stage 3."""
     one = estimate_peak_memory(replace(BASE, strategy="ddp", ranks=64)).parts
-    parted = estimate_peak_memory(replace(BASE, strategy="zero3", ranks=64)).parts
+    split = estimate_peak_memory(replace(BASE, strategy="zero3", ranks=64)).parts
     held = ("trained weights", "optimizer")
     assert sum(one[name] for name in held) == 12 * SHAPE.params
-    assert sum(parted[name] for name in held) == pytest.approx(12 * SHAPE.params / 64)
+    assert sum(split[name] for name in held) == pytest.approx(12 * SHAPE.params / 64)
 
 
 def test_what_is_proposed_fits_and_comes_in_order() -> None:

@@ -92,7 +92,7 @@ def box() -> Iterator[Sandbox]:
     try:
         made = Sandbox(ResourceLimits(seconds=1, memory_mib=256))
     except Failure as error:
-        pytest.skip(f"programs cannot be shut in here: {error}")
+        pytest.skip(f"programs cannot be isolated here: {error}")
     with made:
         yield made
 

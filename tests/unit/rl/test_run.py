@@ -1,4 +1,4 @@
-"""Whole runs on a random model: it learns what is rewarded, stops anywhere and goes on as if nothing had been."""
+"""Whole runs on a random model: it learns what is rewarded, stops anywhere and continues as if nothing had been."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def steps_with(folder: Path, row: int, name: str = "rows-rank-0.jsonl") -> list[tuple[int, bool]]:
-    """Step and whether it was passed over, of each time a row was read."""
+    """Step and whether it was skipped, of each time a row was read."""
     return [
         (line["step"], line.get("dropped", False))
         for line in lines(folder / name)
@@ -61,7 +61,7 @@ def test_stop_ends_the_run_and_says_where_to_look(tmp_path: Path) -> None:
 
 
 def test_rewind_passes_over_the_rows_and_every_other_is_read_once(tmp_path: Path) -> None:
-    """The bad row's step is passed over once, and its number goes to the data behind it."""
+    """The bad row's step is skipped once, and its number goes to the data behind it."""
     run = tmp_path / "run"
     data = conversations(tmp_path / "data", bad=(33,))
     with fitting(run, data, steps=28, on_bad_step="rewind") as (job, progress):
@@ -90,7 +90,7 @@ def poisoned(at: int, again: int = 1) -> Callable[[int, Any], None]:
 
 
 def test_destroyed_weights_are_mended_by_going_back(tmp_path: Path) -> None:
-    """No refused update would; one step's data are passed over to get on."""
+    """No refused update would; one step's data are skipped to get on."""
     data = conversations(tmp_path / "data")
     with fitting(tmp_path / "run", data, on_bad_step="rewind", evaluate=poisoned(12)) as (job, progress):
         assert fit(job, progress)

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while the training goes on: what was at the time, whole, one after the other."""
+"""Checkpoints that are written while the training continues: what was at the time, whole, one after the other."""
 
 from __future__ import annotations
 

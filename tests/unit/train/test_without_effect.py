@@ -27,7 +27,7 @@ from anabatic.train import sizing as planning
     [
         ("full", {"lora": Lora(r=4)}, "tuner is full: the settings of lora are not used"),
         ("lora", {"freeze": Freeze(last_layers=1)}, "tuner is lora: the settings of freeze are not used"),
-        ("auto", {"lora": Lora(r=2)}, "; the settings of lora are not used: it goes on as it is"),
+        ("auto", {"lora": Lora(r=2)}, "; the settings of lora are not used: it continues as it is"),
     ],
 )
 def test_sections_of_another_tuner(

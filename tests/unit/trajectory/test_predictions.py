@@ -165,7 +165,7 @@ def test_a_region_that_is_none_is_refused(box):
 
 def test_an_empty_region_and_rows_without_places_are_errors(tmp_path):
     rows = predictions.read_predictions([write(tmp_path / "p.jsonl", ROWS)])
-    with pytest.raises(DataError, match="no row lies in region x"):
+    with pytest.raises(DataError, match="no row is in region x"):
         evaluate_classifier.split_predictions(
             rows, None, ClassifyEvalJob(predictions=["p"], regions={"x": "-80,-70,0,5"})
         )

@@ -67,7 +67,7 @@ def run(
     nproc
         Processes on this machine, one per device; default: NPROC_PER_NODE, else the command's device.nproc.
     nnodes
-        Machines: 2, or 1:4 for a job that goes on with those that are left; default: NNODES or a scheduler's, else 1.
+        Machines: 2, or 1:4 for a job that continues with those that are left; default: NNODES or a scheduler's, else 1.
     node_rank
         Place of this machine, from 0; default: NODE_RANK or a scheduler's, else in the order of their addresses.
     master_addr
@@ -171,7 +171,7 @@ def slurm(
     gres
         Kind of the devices as the site names it, gpu for one; an empty text asks for none; default: npu.
     grace
-        Seconds before the end of the time limit at which the job is told to save itself.
+        Seconds before the end of the time limit at which the job is asked to save itself.
     max_restarts
         How often processes that fail are started again within the job.
     max_requeues
@@ -185,7 +185,9 @@ def slurm(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch slurm --nnodes 2 -- sft -c recipe.yaml")
-    _, job = resolve_training_job(list(command))  # what is wrong with it is told here, not after a night in the queue
+    _, job = resolve_training_job(
+        list(command)
+    )  # what is wrong with it is reported here, not after a night in the queue
     from anabatic.launch.schedulers import slurm as scripts
 
     settings = settings_module.job_to_dict(job)["device"]["nproc"]

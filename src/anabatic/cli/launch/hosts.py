@@ -62,7 +62,7 @@ def run_on_hosts(command: str, job: Any, machines: list[HostEntry], launch: Laun
         command: name of the command; empty: the machines are only checked.
 
     Raises:
-        ConfigError: an option is wrong, or a machine cannot take part for a reason that its owner can mend.
+        ConfigError: an option is wrong, or a machine cannot take part for a reason that its owner can fix.
         Failure: a machine cannot be reached, or was lost.
     """
     from anabatic.launch.hosts import multi_host, remote_machine, ssh_connection

@@ -247,7 +247,7 @@ _COMMAND_ROWS = (
         "eval",
         "anabatic.config.evaluate:EvalJob",
         "anabatic.recipes.evaluate:run",
-        "Measure a model: bits per byte, tasks beside chance.",
+        "Measure a model: bits per byte, tasks compared with chance.",
         output_files=("eval.json",),
         option_aliases=_TRAIN_ALIASES,
         positional_setting="model",

@@ -93,7 +93,7 @@ def read_config(source: str) -> dict[str, Any]:
     try:
         content = json_reader.read_json_file(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}", "mend the file") from error
+        raise ConfigError(f"{path} cannot be read as JSON: {error}", "fix the file") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {type(content).__name__}, not an object", "give DeepSpeed's configuration")
     return content

@@ -88,7 +88,7 @@ def read_yaml(path: str | FilePath) -> YamlSource:
 
 
 def parse_yaml(text: str, origin: str) -> YamlSource:
-    """Read a recipe from `read_text`; `origin` names it in messages. An empty text is an empty recipe.
+    """Read a recipe from `text`; `origin` names it in messages. An empty text is an empty recipe.
 
     Raises:
         ConfigError: as for `read_yaml`.

@@ -64,7 +64,7 @@ class Data:
     on_bad_row: Literal["fail", "skip"] = "fail"
     """A broken row stops the job, or is skipped, counted and reported."""
     long_share: float = 0.05
-    """Rows that are too long and cannot be cut are passed over, counted and reported; more than this share of them (and
+    """Rows that are too long and cannot be cut are skipped, counted and reported; more than this share of them (and
     more than one) stop the job."""
     cache: str | None = None
     """Folder of tokenised shards; default: ANABATIC_CACHE, else ~/.cache/anabatic."""
@@ -229,7 +229,7 @@ class Save:
     keep_best: bool = False
     """Keep the checkpoint of the best evaluation by eval.metric too; one is saved where that step has none."""
     background: Literal["auto", "on", "off"] = "auto"
-    """Copy to the host's memory, then write while the training goes on; auto: from 64 MiB on, where memory allows."""
+    """Copy to the host's memory, then write while the training continues; auto: from 64 MiB on, where memory allows."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: continue from the newest valid checkpoint of the run folder; never: start over; must: fail without one."""
 
@@ -250,7 +250,7 @@ class Evaluate:
     """Prompts answered after each evaluation and kept for the report: questions of a user where a chat model is
     trained, beginnings of a text in `pretrain`."""
     metric: Literal["loss", "accuracy"] = "loss"
-    """What makes a model the best: the lowest held-out loss, or the most targets (in `dpo`: pairs) foretold."""
+    """What makes a model the best: the lowest held-out loss, or the most targets (in `dpo`: pairs) predicted."""
     patience: int = 0
     """Early stopping: evaluations without an improvement after which the run ends, as finished; 0: never."""
     min_delta: float = 0.0

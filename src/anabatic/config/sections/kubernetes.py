@@ -66,7 +66,7 @@ class Kubernetes:
     master_port: int = 29500
     """Port on which the pods meet."""
     grace: int = 600
-    """Seconds that a pod gets to save when it is told to leave; Kubernetes gives 30 unless told."""
+    """Seconds that a pod gets to save when it is asked to leave; Kubernetes gives 30 unless told."""
     attempts: int = 10
     """How often the cluster starts the job again, after a pre-emption too."""
     max_restarts: int = 3
@@ -86,7 +86,7 @@ class Kubernetes:
             and all(part.isdecimal() and len(part) < 5 for part in parts)
             and 1 <= self.min_pods <= self.max_pods,
             f"--nnodes is {self.nnodes}",
-            "use 2, or 1:4 for a job that goes on with fewer",
+            "use 2, or 1:4 for a job that continues with fewer",
         )
         LaunchSettings(nproc=1 if self.nproc is None else self.nproc, max_restarts=self.max_restarts)
         for name, example in _PAIRS.items():

@@ -45,7 +45,7 @@ class LaunchSettings:
         require_setting(
             1 <= self.min_nodes <= self.max_nodes,
             f"{self.min_nodes} to {self.max_nodes} machines",
-            "--nnodes takes 2, or 1:4 for a job that goes on with fewer",
+            "--nnodes takes 2, or 1:4 for a job that continues with fewer",
         )
         require_setting(
             self.max_nodes <= MAX_NODES, f"--nnodes is {self.max_nodes}", f"use at most {MAX_NODES} machines"

@@ -29,7 +29,7 @@ class LoopJob:
     seed: int = 0
     """Seed of the data order."""
     fused: Literal["auto", "off"] = "auto"
-    """Fused operators where a module is proved to compute the same; off: transformers' own, packed all the same."""
+    """Fused operators where a module is proved to compute the same; off: transformers' own, packed anyway."""
     parallel: Parallel = field(default_factory=Parallel)
     batch: BatchSettings = field(default_factory=BatchSettings)
     optim: Optim = field(default_factory=Optim)

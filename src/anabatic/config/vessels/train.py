@@ -99,7 +99,7 @@ class WordEvaluate(VesselEvaluate):
     """Held-out vessels during training, early stopping."""
 
     metric: Literal["loss", "accuracy"] = "loss"
-    """What makes a model the best: the lowest held-out loss, or the most words foretold."""
+    """What makes a model the best: the lowest held-out loss, or the most words predicted."""
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Levels of difficulty: the sources parted by level, and the stages as positions in the stream."""
+"""Levels of difficulty: the sources split by level, and the stages as positions in the stream."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_levels(found: Counter[str], settings: Curriculum) -> bool:
         guess = next((text for name in unknown if (text := did_you_mean(name, names))), "")
         raise ConfigError(
             f"rows of levels that no stage of the curriculum names: {told}.{guess}",
-            f"levels are {', '.join(names)}: name these too in curriculum.stages (0 leaves them out), or mend the rows",
+            f"levels are {', '.join(names)}: name these too in curriculum.stages (0 leaves them out), or fix the rows",
         )
     empty = [name for name in names if not found[name] and any(stage.mix.get(name) for stage in settings.stages)]
     if empty:

@@ -18,7 +18,7 @@ class TokenSegment:
 
     Attributes:
         ids: `n + 1` token ids: `n` inputs and the token that follows the last one.
-        loss_mask: `n + 1` values, 1 where the token is learned; `None`: all are.
+        loss_mask: `n + 1` values, 1 where the token is a target; `None`: all are.
     """
 
     ids: np.ndarray

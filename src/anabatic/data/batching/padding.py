@@ -177,7 +177,7 @@ class PaddedMicroBatchStream(MicroBatchStream):
         return {**super().state_dict(), "cursors": cursors, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state: the window is drawn again, and what was taken of it is passed over."""
+        """Continue from a state: the window is drawn again, and what was taken of it is skipped."""
         super().load_state_dict(state)
         self._rows_drawn = list(state["samples"])
         self._ready_batches = []

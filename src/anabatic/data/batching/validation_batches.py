@@ -28,7 +28,7 @@ class ValidationBatches:
     Attributes:
         num_bytes: UTF-8 bytes of the targets of all ranks together; bits per byte = nats / ln 2 /
             `num_bytes`. The bytes of a conversation that is cut here (shards built without `seq_len`) are
-            scaled by its learned tokens.
+            scaled by its target tokens.
         num_tokens: inputs of all ranks together.
         entries: what was chosen of the tokenised sets, all ranks together, conversations cut to `seq_len`.
         num_batches: batches per rank, the same for every rank; a rank that has fewer gets batches without

@@ -197,7 +197,7 @@ def _format_signature(name: str, node: _Definition, bound: bool) -> str:
 def summarize_docstring(docstring: str | None) -> str:
     """Return the first sentence of a docstring on one line, and the second where the first is very short.
 
-    A first paragraph that only repeats the signature is passed over. Empty where there is no prose of at most
+    A first paragraph that only repeats the signature is skipped. Empty where there is no prose of at most
     `LONGEST_ANSWER` characters to quote.
     """
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring or ""))[:2]:

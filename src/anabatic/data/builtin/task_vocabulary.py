@@ -44,7 +44,7 @@ SOURCE_MODULES = (
     "typing.py",
     "zipfile.py",
 )
-"""Sources whose words are taught; those missing in an interpreter are passed over."""
+"""Sources whose words are taught; those missing in an interpreter are skipped."""
 
 VOWELS = "aeiou"
 CONSONANTS = "bdklmnprst"

@@ -1,4 +1,4 @@
-"""The shapes of conversation rows in circulation, told apart by their columns alone.
+"""The shapes of conversation rows in circulation, distinguished by their columns alone.
 
 Row formats, first match wins: preference pairs (`chosen` and `rejected`, or `rejected_response` or `rejected_messages`
 beside the better answer), messages (OpenAI), ShareGPT (`conversations` of `from`/`value`), alpaca (`instruction`,
@@ -80,7 +80,7 @@ def extract_prompt(row: RawColumns) -> Conversation | None:
     """Return the turns of a row that an answer follows (a conversation may end with one); None: nothing is asked.
 
     Raises:
-        BadRow: the row is not well formed.
+        BadRowError: the row is not well formed.
     """
     turns = _parse_prompt_turns(row)
     if not turns:
@@ -237,8 +237,8 @@ def parse_turns(value: Any, column: str) -> list[Message]:
     """Return the checked turns of a list in either spelling: role/content or from/value.
 
     Raises:
-        BadRow: no list (nor text that spells one in JSON, as tables do), an empty one, an unknown role, content that
-            is not text.
+        BadRowError: no list (nor text that spells one in JSON, as tables do), an empty one, an unknown role, content
+            that is not text.
     """
     value = _parse_json_list(value)
     if not isinstance(value, list) or not value:

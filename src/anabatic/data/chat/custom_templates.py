@@ -176,7 +176,7 @@ def limit_resources() -> Iterator[None]:
     """Bound the processor time and the memory of what runs inside; in the main thread alone, where signals arrive.
 
     Raises:
-        TooLong: the time is over.
+        RenderTimeoutError: the time is over.
         MemoryError: the memory is.
     """
     if threading.current_thread() is not threading.main_thread():

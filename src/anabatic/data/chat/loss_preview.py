@@ -96,7 +96,7 @@ def _mark_targets(parts: Sequence[MaskedSpan], colour: bool) -> str:
     if not colour:
         return "".join(f"[[{_escape_text(text)}]]" if learned else _escape_text(text) for text, learned in parts)
     return "".join(
-        # The colour begins anew on every line: whoever prefixes or cuts lines keeps it.
+        # The colour starts again on every line: whoever prefixes or cuts lines keeps it.
         "\n".join(f"{_GREEN if learned else _DIM}{line}{_RESET}" for line in _escape_text(text).split("\n"))
         for text, learned in parts
     )

@@ -31,7 +31,7 @@ def max_pair_inputs(seq_len: int) -> int:
 
 
 class PreferencePairEncoder(ChatEncoder):
-    """Pairs through a tokenizer's chat template. Learned is what the assistant says where the two have parted.
+    """Pairs through a tokenizer's chat template. Learned is what the assistant says where the two differ.
 
     With `learning.labels` an entry may be one answer: all of it is marked as the second conversation if it is bad.
     """
@@ -100,7 +100,7 @@ def split_pair_messages(document: Document, labels: bool = False) -> tuple[list[
         raise DataError(f"{document.location}: one answer, where a pair has two", f"{_PAIR_HINT}; {SKIP_HINT}")
     if chosen == rejected:
         raise DataError(
-            f"{document.location}: both answers are the same: nothing to prefer", f"mend the row, {SKIP_HINT}"
+            f"{document.location}: both answers are the same: nothing to prefer", f"fix the row, {SKIP_HINT}"
         )
     same = 0
     for one, other in zip(chosen, rejected, strict=False):

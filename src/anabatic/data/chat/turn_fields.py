@@ -24,7 +24,7 @@ def check_turn(turn: Mapping[str, Any], index: int) -> None:
     """Make sure that the fields of a turn are what a chat template expects of them.
 
     Raises:
-        BadRow: a text is something else, a call has no name, or its arguments are neither an object nor JSON text.
+        BadRowError: a text is something else, a call has no name, or its arguments are neither an object nor JSON text.
     """
     for key in TEXT_FIELDS:
         if not isinstance(turn.get(key, ""), str):
@@ -63,7 +63,7 @@ def check_tools(tools: Any) -> None:
     """Make sure that these are descriptions of functions, bare or as OpenAI wraps them.
 
     Raises:
-        BadRow: they are no list of objects, or one has no name.
+        BadRowError: they are no list of objects, or one has no name.
     """
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRowError('"tools" is not a list of function descriptions')
@@ -89,7 +89,7 @@ def check_json_values(value: Any, where: str, depth: int = 0) -> None:
     """Make sure that no text at any depth has a lone surrogate, and that all numbers are ones that JSON has.
 
     Raises:
-        BadRow: one has, one is not, or `value` is nested so deep that what comes behind could not walk through it.
+        BadRowError: one has, one is not, or `value` is nested so deep that what comes behind could not walk through it.
     """
     if depth > json_reader.MAX_DEPTH:
         raise BadRowError(f"{where} is nested more than {json_reader.MAX_DEPTH} deep")
@@ -110,7 +110,7 @@ def require_encodable_text(text: str, where: str) -> str:
     """Return `text`. JSON can spell half of a surrogate pair, which no UTF-8 text can hold.
 
     Raises:
-        BadRow: it does.
+        BadRowError: it does.
     """
     try:
         text.encode("utf-8")

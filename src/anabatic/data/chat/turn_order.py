@@ -15,7 +15,7 @@ def require_turn_order(turns: list[Message]) -> None:
     assistant or another tool. Two turns of one speaker in a row are fine: data sets contain them.
 
     Raises:
-        BadRow: names the first turn that cannot be where it is.
+        BadRowError: names the first turn that cannot be where it is.
     """
     before = ""
     for number, turn in enumerate(turns, start=1):

@@ -17,7 +17,7 @@ MAX_ROW_BYTES = 64 * 2**20
 
 _JSONL_NAME = re.compile(r"\.jsonl(\.gz|\.zst)?$", re.IGNORECASE)
 
-SKIP_HINT = "or pass over such rows with data.on_bad_row: skip"
+SKIP_HINT = "or skip such rows with data.on_bad_row: skip"
 
 
 class RowFormat(NamedTuple):
@@ -103,7 +103,7 @@ class RowIssue:
             return self
         there = ", ".join(f'"{column}"' for column in self.columns[:12]) or "no columns"
         what = f"{self.location}: no column {', '.join(lacking)}, which the rows before have; the row has {there}"
-        return RowIssue(what, f"mend the row, {SKIP_HINT}")
+        return RowIssue(what, f"fix the row, {SKIP_HINT}")
 
     def raise_error(self) -> NoReturn:
         """Raise the problem as `DataError`."""
@@ -112,7 +112,7 @@ class RowIssue:
 
 @dataclass
 class SkippedRows:
-    """Rows that were passed over under `on_bad_row: skip`.
+    """Rows that were skipped under `on_bad_row: skip`.
 
     Attributes:
         count: how many.

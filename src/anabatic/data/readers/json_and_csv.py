@@ -26,7 +26,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object, as `object_pairs_hook` of json.
 
     Raises:
-        Twice: names the key.
+        DuplicateKeyError: names the key.
     """
     made = dict(pairs)
     if len(made) != len(pairs):
@@ -82,7 +82,7 @@ def iter_json_rows(path: Path, name: str, make: RowBuilder[T]) -> Iterator[T | R
             )
         except (ValueError, RecursionError) as error:
             what = f"{path}: row {number}: broken JSON: {_describe_json_error(error)}; {_REST_UNREAD}"
-            yield RowIssue(what, "mend the file from there on")
+            yield RowIssue(what, "fix the file from there on")
 
 
 def _describe_json_error(error: Exception) -> str:
@@ -140,7 +140,7 @@ class _JsonStream:
 
         Raises:
             ValueError: it is broken, or longer than `MAX_ROW_BYTES`.
-            Twice: it holds a key twice; what comes behind it can be taken.
+            DuplicateKeyError: it holds a key twice; what comes behind it can be taken.
         """
         self._skip_whitespace()
         twice: DuplicateKeyError | None = None
@@ -206,4 +206,4 @@ def iter_csv_rows(path: Path, name: str, make: RowBuilder[T]) -> Iterator[T | Ro
         yield RowIssue(f"{where}; {_REST_UNREAD}", "convert the file with `iconv -f OLD_ENCODING -t UTF-8`")
     except csv.Error as error:
         what = f"{path}: row {number + 1} (up to line {rows.line_num}): broken CSV: {error}; {_REST_UNREAD}"
-        yield RowIssue(what, "mend the file from there on")
+        yield RowIssue(what, "fix the file from there on")

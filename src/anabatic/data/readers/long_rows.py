@@ -16,9 +16,9 @@ class LongRowCounter:
     Attributes:
         source_name: the source, for messages.
         max_tokens: most tokens that a row may have.
-        max_fraction: most rows that may be passed over, as a share of all; one row is never too many.
+        max_fraction: most rows that may be skipped, as a share of all; one row is never too many.
         option: how that share is set.
-        count: rows that were passed over; longest_tokens: tokens of the longest of them; first_location: its file and
+        count: rows that were skipped; longest_tokens: tokens of the longest of them; first_location: its file and
         row.
     """
 
@@ -37,11 +37,11 @@ class LongRowCounter:
         self.longest_tokens = max(self.longest_tokens, tokens)
 
     def exceeds_limit(self, rows: int) -> bool:
-        """Whether more than the stated share of `rows`, and more than one, are passed over."""
+        """Whether more than the stated share of `rows`, and more than one, are skipped."""
         return self.count > max(1.0, self.max_fraction * rows)
 
     def check_fraction(self, rows: int, other: str = "") -> None:
-        """Warn of what is passed over of `rows` rows.
+        """Warn of what is skipped of `rows` rows.
 
         Args:
             other: what else can be done about it, as a hint.

@@ -67,7 +67,7 @@ def catch_arrow_errors() -> Iterator[None]:
     """Turn what Arrow raises for damaged files into one kind of error; only calls of Arrow may stand inside.
 
     Raises:
-        Damaged: with the reason in one line.
+        DamagedParquetError: with the reason in one line.
     """
     import pyarrow
 

@@ -20,7 +20,7 @@ from anabatic.data.readers.row_parsing import format_column_names, reject_media,
 from anabatic.data.readers.text_and_jsonl import iter_numbered_lines, open_lines
 
 SUPPORTED_EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
-_HINT = "mend the row, or pass over such rows with --on-bad-row skip"
+_HINT = "fix the row, or skip such rows with --on-bad-row skip"
 _PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text")
 _LABEL_COLUMNS = ("response", "output", "completion", "answer", "label")
 

@@ -14,7 +14,7 @@ from anabatic.data.readers.parquet import iter_parquet_rows
 from anabatic.data.readers.row_parsing import reject_media
 from anabatic.data.readers.text_and_jsonl import iter_jsonl_rows
 
-_HINT = "mend the row, or fetch the file again"
+_HINT = "fix the row, or fetch the file again"
 
 
 class RawRow(NamedTuple):

@@ -48,7 +48,7 @@ def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -
     except BadRowError as error:
         return RowIssue(
             f"{place}: {error}",
-            error.hint or f"mend the row, or pass over such rows with data.on_bad_row: skip; {_CONVERSATION_HINT}",
+            error.hint or f"fix the row, or skip such rows with data.on_bad_row: skip; {_CONVERSATION_HINT}",
         )
     what = f"{place}: {describe_missing_columns(columns, row)}; the row has {format_column_names(row)}"
     begun, _ = _find_partial_formats(row)
@@ -75,7 +75,7 @@ def reject_media(row: Mapping[str, Any], skip: str = "") -> None:
         skip: the setting that passes over such rows, if there is one.
 
     Raises:
-        BadRow: it has such a column, and something in it.
+        BadRowError: it has such a column, and something in it.
     """
     if name := multimodal.find_media_column(row):
         hint = (
@@ -88,7 +88,7 @@ def rename_columns(row: dict[str, Any], columns: ColumnMapping) -> dict[str, Any
     """Return a row under the names that the formats know.
 
     Raises:
-        BadRow: a column that `data.columns` names is not there.
+        BadRowError: a column that `data.columns` names is not there.
     """
     if not columns.renamed_columns:
         return row
@@ -158,7 +158,7 @@ def hint_missing_columns(columns: ColumnMapping, there: Mapping[str, Any] | list
             f'data.columns is OUR_NAME=NAME, and none of ours is "{strange}".{guess} Ours: {", ".join(sorted(known))}'
         )
     if absent:
-        return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or mend the row, {SKIP_HINT}"
+        return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or fix the row, {SKIP_HINT}"
     nearest = did_you_mean(columns.text_column, there)
     return (
         f"name the column of the text with --data.text-column NAME.{nearest} Columns of conversations that are called"

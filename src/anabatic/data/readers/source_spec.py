@@ -114,7 +114,7 @@ def source_kind(source: DataSource) -> str:
     if glob.has_magic(source.path):
         return "glob"
     if os.path.islink(path):
-        raise DataError(f"{source.path}: a link to {os.readlink(path)}, which is not there", "mend the link")
+        raise DataError(f"{source.path}: a link to {os.readlink(path)}, which is not there", "fix the link")
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     where = f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
     near = did_you_mean(path.name, beside) or _suggest_files(path.parent, beside)

@@ -36,7 +36,7 @@ def _count_keyword(word: str, reply: str) -> int:
 
 
 def _check_paragraph_count(reply: str, settings: Settings) -> bool:
-    """Parted by `***`; an empty one counts against the reply, but for the first and the last."""
+    """Split by `***`; an empty one counts against the reply, but for the first and the last."""
     parts = re.split(r"\s?\*\*\*\s?", reply)
     inner = [part for at, part in enumerate(parts) if part.strip() or 0 < at < len(parts) - 1]
     return all(part.strip() for part in inner) and len(inner) == settings["num_paragraphs"]
@@ -156,7 +156,7 @@ def check_instructions(reply: str, names: Sequence[str], settings: Sequence[Sett
         ConfigError: a language is to be told, and the library for it is not installed.
     """
     if len(names) != len(settings):
-        raise DataError(f"{len(names)} instructions with {len(settings)} settings", "mend the row")
+        raise DataError(f"{len(names)} instructions with {len(settings)} settings", "fix the row")
     found = []
     for name, given in zip(names, settings, strict=True):
         if name not in INSTRUCTION_CHECKS:
@@ -164,5 +164,5 @@ def check_instructions(reply: str, names: Sequence[str], settings: Sequence[Sett
         try:
             found.append(bool(reply.strip()) and INSTRUCTION_CHECKS[name](reply, given or {}))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise DataError(f"{name} lacks a setting, or has a wrong one: {error}", "mend the row") from error
+            raise DataError(f"{name} lacks a setting, or has a wrong one: {error}", "fix the row") from error
     return found

@@ -103,12 +103,12 @@ def _questions_of_files(paths: Sequence[Path], data: Data, most: int | None) -> 
         if isinstance(item, RowIssue) or item.messages is None:
             what = item.message if isinstance(item, RowIssue) else f"{item.location}: plain text, not a question"
             if data.on_bad_row == "fail":
-                raise DataError(what, "mend the row, or pass over such rows with --data.on-bad-row skip")
+                raise DataError(what, "fix the row, or skip such rows with --data.on-bad-row skip")
             skipped += 1
             continue
         found.append(Question(item.id, item.messages, item.label, row=item.row))
     if skipped:
-        log.warn(f"{skipped:,} rows ask nothing and were passed over")
+        log.warn(f"{skipped:,} rows ask nothing and were skipped")
     return found
 
 
@@ -119,5 +119,5 @@ def _choose_held_out_ids(rows: list[Question], fraction: float) -> set[str]:
 
 
 def _hash_row_id(name: str) -> bytes:
-    # The folder may have another name elsewhere: the same rows are held out all the same.
+    # The folder may have another name elsewhere: the same rows are held out.
     return hash_id(Path(name).name)

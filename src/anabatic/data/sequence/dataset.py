@@ -19,7 +19,7 @@ from anabatic.data.sequence.crop import RandomCrop
 from anabatic.data.shards.reader import EntryLocation
 
 TargetSampler = Callable[[np.ndarray, int, int], tuple[np.ndarray, np.ndarray]]
-"""`draw(ids, number, turn)` returns what the model reads of a sequence in a pass over the data, and the target of every
+"""`draw(ids, number, turn)` returns what the model reads of a sequence in an epoch, and the target of every
 position (`IGNORE_INDEX`: none), both as long as `ids`."""
 
 
@@ -49,7 +49,7 @@ class SequenceSegment(TokenSegment):
 
 
 class SequenceDataset:
-    """Sequences, as `Loader` and `ValidPass` read a source.
+    """Sequences, as `Loader` and `ValidationBatches` read a source.
 
     Args:
         name: for messages.
@@ -58,7 +58,7 @@ class SequenceDataset:
         features: fp32 `[n, F]`, or None.
         pad: id that fills the tail of a batch.
         draw: what is read and what is learned; None: all is read, and the class is learned.
-        weights: how much each counts, 1 on average; None: all the same.
+        weights: how much each counts, 1 on average; None: all count equally.
         crop: which run of a sequence is read in a pass; None: all of it.
 
     Attributes:

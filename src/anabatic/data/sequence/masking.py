@@ -1,4 +1,4 @@
-"""Which words are hidden for the model to guess, and by what; drawn anew in every pass over the data.
+"""Which words are hidden for the model to guess, and by what; drawn again in every pass over the data.
 
 Words are hidden after they became ids, each group of words with a share of its own, so that the many words of a
 position do not crowd out the few of the motion.
@@ -29,7 +29,7 @@ class WordMasking:
         mask_ratio: share of the words that may be hidden, which are.
         mask_id: the mask word.
         seed: of the draw.
-        shift_targets: a word is foretold where the one before it is read, as causal models are used to (LLM2Vec, arXiv
+        shift_targets: a word is predicted where the one before it is read, as causal models are used to (LLM2Vec, arXiv
             2404.05961, section 2); False: where it is read itself.
         is_independent: every word is hidden by itself with probability `mask_ratio` times its group's share, as the
             "token_for_nj" scripts do, instead of `mask_ratio` of all words by the shares.
@@ -112,7 +112,7 @@ def allocate_mask_quota(there: np.ndarray, shares: np.ndarray, wanted: float) ->
 
 @dataclass(frozen=True)
 class NextWordTargets:
-    """Every word is foretold from those before it."""
+    """Every word is predicted from those before it."""
 
     def __call__(self, ids: np.ndarray, number: int, turn: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the sequence and the word that follows each; the last has none."""

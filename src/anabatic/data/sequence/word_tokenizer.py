@@ -71,7 +71,7 @@ class WordEncoder:
         common = ", ".join(f"{word[:40]} ({number:,})" for word, number in self.unknown_words.most_common(3))
         told = f"{what}: {count:,} of {self.num_words:,} words ({share:.2%}) are not in the vocabulary: {common}"
         if share >= MAX_UNKNOWN_FRACTION:
-            raise DataError(told, "the text is written in other words than the model's: see `num_words` of its rows")
+            raise DataError(told, "the text is written in other words than the model's: see `words` of its rows")
         (log.warn if share >= WARN_UNKNOWN_FRACTION else log.info)(told)
 
 

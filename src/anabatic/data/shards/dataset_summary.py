@@ -27,7 +27,7 @@ class FormatCounter:
     def count_documents(
         self, documents: Iterable[Document], counts: DocumentCounts, unread: Callable[[], int]
     ) -> Iterator[Document]:
-        """Yield `documents`; at the end `counts` receives the rows that were passed over while reading."""
+        """Yield `documents`; at the end `counts` receives the rows that were skipped while reading."""
         for document in documents:
             name, columns = document.row_format
             found = self.format_counts.get(name)
@@ -44,7 +44,7 @@ _DROP_REASONS = {
     "empty": "empty documents passed over",
     "bad": "malformed conversations passed over",
     "truncated": "conversations too long and cut",
-    "split": "conversations too long and parted",
+    "split": "conversations too long and split",
     "too_long": "conversations too long and left out",
     "unlearned": "conversations dropped, nothing to learn in what is left",
 }

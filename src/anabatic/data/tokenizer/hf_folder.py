@@ -142,7 +142,7 @@ def encode_chat(
         variables: of the chat template, such as `enable_thinking`.
 
     Raises:
-        TemplateRefuses: the chat template refuses the conversation (some know no system message).
+        ChatTemplateError: the chat template refuses the conversation (some know no system message).
     """
     ids: list[int] = _apply_chat_template(
         tokenizer,
@@ -162,7 +162,7 @@ def render_chat(
     """Return a conversation as text; with `answer`, ready for the assistant to speak.
 
     Raises:
-        TemplateRefuses: the chat template refuses the conversation.
+        ChatTemplateError: the chat template refuses the conversation.
     """
     text: str = _apply_chat_template(tokenizer, messages, tools=tools, add_generation_prompt=answer, tokenize=False)
     return text

@@ -1,9 +1,9 @@
 """Lines that differ in numbers which mean nothing: gigabytes of one error are looked at once a block.
 
 Of a line that is known to be suspect a pattern is made: its letters, and digits where it has digits. Only numbers that
-may be a code, what a call returned, or a rank are told apart; lines that have those in common have all else in common
-that is ever searched for. What stands in front of such numbers is written down here as it is in `explain_match` and
-`explain_scan`; a test compares both ways on made-up lines.
+may be a code, what a call returned, or a rank are distinguished; lines that have those in common have all else in
+common that is ever searched for. What stands in front of such numbers is written down here as it is in `explain_match`
+and `explain_scan`; a test compares both ways on made-up lines.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class _LogFileScanner:
         self.last_time = self._find_time_before(block[-_TAIL_BYTES:].split(b"\n")) or self.last_time
 
     def _drop_earlier_start(self) -> None:
-        """The run was started again: what stopped it before was mended, or is said again."""
+        """The run was started again: what stopped it before was fixed, or is said again."""
         for key in [key for key in self.kept if key[1] == self.log.name]:
             self.num_earlier += self.kept.pop(key).count
 

@@ -154,7 +154,7 @@ HOST_FINDINGS = make_finding_types(
         "HCCL 需要的 60000-60031 在内核的临时端口范围内（{low}-{high}），可能被别的连接占用",
         "sudo sysctl -w net.ipv4.ip_local_reserved_ports=60000-60031",
     ),
-    ("sandbox.ok", "OK", "programs of a model are shut in: {guards}", "模型写的程序被隔离：{guards}"),
+    ("sandbox.ok", "OK", "programs of a model are isolated: {guards}", "模型写的程序被隔离：{guards}"),
     (
         "sandbox.weak",
         "n/a",

@@ -33,7 +33,7 @@ _OTHER_SOURCE_HINT = (
 
 
 def fetch_bundle() -> Path:
-    """Return the folder of the bundle, fetched if need be; a download that broke off goes on where it was.
+    """Return the folder of the bundle, fetched if need be; a download that broke off resumes where it was.
 
     Raises:
         ConfigError: the checksum in ANABATIC_CORE_SHA256 is none, or HF_HUB_OFFLINE is set.
@@ -83,11 +83,11 @@ def _download_archive(url: str, part: Path) -> None:
         raise DataError(f"{url} answers {error.code}", _OTHER_SOURCE_HINT) from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
         raise DataError(
-            f"{url}: the download broke off: {error}", f"start again, it goes on; or {_OTHER_SOURCE_HINT}"
+            f"{url}: the download broke off: {error}", f"start again, it resumes; or {_OTHER_SOURCE_HINT}"
         ) from error
     if got < left:
         what = f"{url}: the download broke off: {got:,} of {left:,} bytes came"
-        raise DataError(what, f"start again, it goes on; or {_OTHER_SOURCE_HINT}")
+        raise DataError(what, f"start again, it resumes; or {_OTHER_SOURCE_HINT}")
 
 
 def _write_blocks(answer: http.client.HTTPResponse, part: Path, append: bool) -> int:

@@ -82,7 +82,7 @@ def _find_in_folder(data: TaskData, name: str, folder: Path) -> list[Path]:
 
 
 def _fetch_from_hub(data: TaskData, name: str) -> list[Path]:
-    """From `HF_ENDPOINT`, by huggingface_hub, which keeps what it has fetched and goes on where it broke off."""
+    """From `HF_ENDPOINT`, by huggingface_hub, which keeps what it has fetched and resumes where it broke off."""
     import huggingface_hub
     from huggingface_hub import constants
 

@@ -1,4 +1,5 @@
-"""Replies judged: by their text, by the generated task they answer, by running them, by what they were told to obey."""
+"""Replies judged: by their text, by the generated task they answer, by running them, by the instructions they had to
+follow."""
 
 from __future__ import annotations
 
@@ -52,11 +53,11 @@ def require_gradable(task: EvalTask, item: EvalItem) -> None:
         answer = expected_answer(task, item)
         if not answer_extraction.normalize_text(answer):
             said = f"answer of {task.name} is {answer!r:.60}, nothing but blanks and marks"
-            raise DataError(f"{item.source_location}: {said}", "mend the row, or leave it out with `keep`")
+            raise DataError(f"{item.source_location}: {said}", "fix the row, or leave it out with `keep`")
         if task.check == "number" and answer_extraction.normalize_number(answer) is None:
             raise DataError(
                 f"{item.source_location}: answer of {task.name} is {answer!r:.60}, and check: number compares numbers",
-                "mend the row, or use check: equal",
+                "fix the row, or use check: equal",
             )
     if task.check == "python":
         build_program(task, item, "")
@@ -69,7 +70,7 @@ def _follows_instructions(item: EvalItem, reply: str) -> bool:
     try:
         names, settings = item.row["instruction_id_list"], item.row["kwargs"]
         if not isinstance(names, list) or not isinstance(settings, list):
-            raise DataError("instruction_id_list and kwargs are not lists", "mend the row")
+            raise DataError("instruction_id_list and kwargs are not lists", "fix the row")
         return all(ifeval.check_instructions(reply, names, settings))
     except KeyError as error:
         raise DataError(

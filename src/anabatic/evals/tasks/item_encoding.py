@@ -61,7 +61,7 @@ def encode_items(tokenizer: Any, items: Sequence[EvalItem], max_len: int, core: 
         for at, item in enumerate(part, start=first):
             mine = [next(made) for _ in item.pairs]
             if any(text.num_scored < 1 for text in mine):
-                hint = "it is empty, or nothing but blanks: mend it"
+                hint = "it is empty, or nothing but blanks: fix it"
                 raise DataError(f"{item.source_location}: a continuation has no tokens", hint)
             result.truncated_items += [at] * any(len(text.tokens) - 1 > max_len for text in mine)
             result.texts += [truncate_left(text, max_len) for text in mine]

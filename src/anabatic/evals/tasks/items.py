@@ -232,7 +232,7 @@ def _fill_choices(task: EvalTask, row: RawRow, name: str) -> list[str]:
     if not isinstance(given, (list, tuple)) or len(given) < 2:
         raise DataError(
             f"{row.location}: {what} is {given!r:.60}, not a list of two or more",
-            'write a list of templates, or a column that holds one: "{{ column }}"; a text is parted by "{{'
+            'write a list of templates, or a column that holds one: "{{ column }}"; a text is split by "{{'
             " column.split(';') }}\"",
         )
     if inner := [one for one in given if isinstance(one, (list, tuple, dict))]:
@@ -241,7 +241,7 @@ def _fill_choices(task: EvalTask, row: RawRow, name: str) -> list[str]:
         )
     texts = [str(one) for one in given]
     if empty := [at for at, one in enumerate(texts, start=1) if not one]:
-        raise DataError(f"{row.location}: number {empty[0]} in {what} is empty", "mend the row")
+        raise DataError(f"{row.location}: number {empty[0]} in {what} is empty", "fix the row")
     return texts
 
 

@@ -107,10 +107,10 @@ def _fill_template(template: str, row: RawRow, what: str, as_value: bool) -> Any
     except UndefinedError as error:
         raise DataError(
             f"{row.location}: {what}: {error.message}; the row has {format_column_names(row.columns)}",
-            "mend the row, or the template of the task",
+            "fix the row, or the template of the task",
         ) from error
     except _TEMPLATE_ERRORS as error:
         raise DataError(
             f"{row.location}: {what} cannot be made of this row: {type(error).__name__}: {error}",
-            "mend the row, or the template of the task",
+            "fix the row, or the template of the task",
         ) from error

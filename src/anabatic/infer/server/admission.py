@@ -1,4 +1,4 @@
-"""Who may still wait: the queue of each engine has an end, and whoever comes behind it is told when to ask again."""
+"""Admission: the queue of each engine is bounded, and a request beyond it is refused with the time to retry after."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class RequestGroup:
     first_token_at: float | None = None
     last_token_at: float | None = None
     sent_tokens: dict[int, int] = field(default_factory=dict)
-    """Index -> tokens that were told; -1: finished."""
+    """Index -> tokens that were passed on; -1: finished."""
 
     @property
     def is_done(self) -> bool:

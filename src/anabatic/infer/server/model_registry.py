@@ -68,7 +68,7 @@ class ServedModel:
 
     @functools.cached_property
     def shows_tools(self) -> bool:
-        """True when the model is told of tools."""
+        """True when the chat template shows tools to the model."""
         return tool_call_parser.shows_tools(self.engine.tokenizer)
 
     def make_parser(self, asked: ChatRequest) -> tool_call_parser.ToolCallParser | None:

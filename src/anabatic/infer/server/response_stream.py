@@ -91,7 +91,7 @@ class ResponseStream:
             self._count_end("error")
             raise
         except ClientDisconnected:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has gone
         finally:
             watch.cancel()
             self._leave_queue()

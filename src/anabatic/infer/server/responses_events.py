@@ -28,7 +28,7 @@ class ResponsesBuilder:
     """How one response is answered.
 
     Attributes:
-        request: what was asked; parts of it are told again.
+        request: what was asked; parts of it are repeated.
         model: name of the model that answers.
         make_parser: makes what finds the calls of tools; None: nothing looks for them.
     """

@@ -29,7 +29,7 @@ def run(hosts: Sequence[HostEntry], job: RemoteJob) -> int:
     """Run a job on all hosts and return its exit code.
 
     Raises:
-        ConfigError: a machine cannot take part for a reason that its owner can mend.
+        ConfigError: a machine cannot take part for a reason that its owner can fix.
         Failure: a machine cannot be reached, or was lost.
     """
     events: EventQueue = queue.Queue()
@@ -74,9 +74,9 @@ class _MultiHostJob:
         self.handled_signals = 0
         """Signals that were handed on."""
         self.stop_orders = 0
-        """How often all were told to end."""
+        """How often all were asked to end."""
         self.next_order_at = float("inf")
-        """When they are told again."""
+        """When they are asked again."""
 
     def run(self) -> int:
         old: dict[signal.Signals, Any] = {}

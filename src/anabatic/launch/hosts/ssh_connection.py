@@ -75,7 +75,7 @@ def connect_hosts(hosts: Sequence[HostEntry], job: RemoteJob, events: EventQueue
     """Reach every host and return the machines once all have answered.
 
     Raises:
-        ConfigError: there is no ssh here, or a machine cannot take part for a reason that its owner can mend.
+        ConfigError: there is no ssh here, or a machine cannot take part for a reason that its owner can fix.
         Failure: a machine cannot be reached.
     """
     if shutil.which("ssh") is None:

@@ -49,7 +49,7 @@ def require_all_ready(machines: Sequence[RemoteMachine], job: RemoteJob) -> None
     """Raise unless every machine has answered and can take part.
 
     Raises:
-        ConfigError: one cannot for a reason that its owner can mend.
+        ConfigError: one cannot for a reason that its owner can fix.
         Failure: one cannot be reached.
     """
     first = (machines[0].answer or {}).get("boot")

@@ -57,7 +57,7 @@ def build_volcano_job(asked: Kubernetes, command: list[str]) -> Manifest:
 def build_pytorch_job(asked: Kubernetes, command: list[str]) -> Manifest:
     """Return a PyTorchJob of Kubeflow's training operator.
 
-    `restartPolicy: ExitCode` takes 1 to 127 as final and 128 to 255, a job that was told to leave (143) or killed, as
+    `restartPolicy: ExitCode` takes 1 to 127 as final and 128 to 255, a job that was asked to leave (143) or killed, as
     worth another try. The container must be called `pytorch`, its port `pytorchjob-port`.
     """
     pod = build_pod_template(asked, command, "pytorch")

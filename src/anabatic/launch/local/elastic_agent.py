@@ -208,7 +208,7 @@ def _install_reporting_agent(root: Path, devices: bool) -> None:
 
 
 def _is_elastic(words: Iterable[str]) -> bool:
-    """True when the job goes on with fewer machines."""
+    """True when the job continues with fewer machines."""
     given = next((word.partition("=")[2] for word in words if word.startswith("--nnodes=")), "1")
     least, _, most = given.partition(":")
     return bool(most) and least != most

@@ -110,7 +110,7 @@ class _Supervisor:
         self.agent: subprocess.Popen[bytes] | None = None
         self.stop_request = StopRequest(supervised=relaunch.is_supervised())
         self.reported_attempts = 0
-        """Starts of the workers whose end was told."""
+        """Starts of the workers whose end was reported."""
         self.hang_lines: list[str] = []
         """What the newest standstill looked like."""
         self.agent_restarts = 0
@@ -288,7 +288,7 @@ class _Supervisor:
                 failed, key=lambda ended: ended == relaunch.EXIT_USER_ERROR
             )  # the user's mistake, which others follow with a failure
         if len(told.codes) == len(told.ranks):
-            return 0  # the agent, too, was told to end
+            return 0  # the agent, too, was asked to end
         if not code:
             return code
         if self.stop_request.first_signal:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from anabatic.core import relaunch
 from anabatic.core.errors import TRACEBACK_HINT
+from anabatic.core.stop_signals import STOP_SIGNALS
 
 LOST_FILE = "lost"
 """File in which an agent says how it has lost the others."""
@@ -107,9 +108,11 @@ class WorkerReport:
         return next((line for line in reversed(lines) if line.startswith("hint: ") and TRACEBACK_HINT not in line), "")
 
     def stop_exit_code(self) -> int:
-        """Exit code of ranks that were told to leave, whatever that did to the others; 0 when they were not."""
+        """Exit code of ranks that were asked to leave, whatever that did to the others; 0 when they were not."""
         if any(not text.startswith(_UNEXPECTED_PREFIX) for text in self.messages):
             return 0
+        if any(code < 0 and -code not in STOP_SIGNALS for code in self.silent_ranks.values()):
+            return 0  # one was killed, and the agent has asked the others to leave
         if not is_stop_requested(self.codes.values()) and not (self.failed and is_stop_requested(self.failed.values())):
             return 0
         return next((code for code in self.codes.values() if code in _STOP_CODES), relaunch.EXIT_PREEMPTED)

@@ -27,7 +27,7 @@ class SlurmJob:
         nodes: machines.
         nproc: processes, and devices, on each.
         gres: kind of the devices as the site names it, `npu` or `gpu`; empty: none is asked for.
-        grace: seconds before the end of the time limit at which the job is told to save itself.
+        grace: seconds before the end of the time limit at which the job is asked to save itself.
         options: further options of sbatch, `--partition=train` say, one a line.
         max_restarts: how often processes that fail are started again within the job.
         max_requeues: starts in a row without a new checkpoint after which it ends with an error; 0: any number.

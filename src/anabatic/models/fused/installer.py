@@ -71,7 +71,7 @@ def apply_fused_setting(model: nn.Module, choice: Literal["auto", "off"], device
     """
     if choice == "off":
         remove_fused_ops(model)
-        return "fused: off (asked for); attention is packed all the same"
+        return "fused: off (asked for); attention is packed anyway"
     found = install_fused_ops(model, get_device_ops(device_type))
     model.__dict__["adapter_bank"] = group_adapters(model) if DEVICES[device_type].group_adapters else None
     if bank := model.__dict__["adapter_bank"]:
@@ -271,7 +271,7 @@ def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
 def compile_blocks(model: nn.Module) -> int:
     """torch.compile the norms and gated blocks, whose shapes are the same for every packed batch; return how many.
 
-    Attention stays as it is: its plan differs from batch to batch, and every plan would be compiled anew.
+    Attention stays as it is: its plan differs from batch to batch, and every plan would be compiled again.
     """
     blocks = [
         module

@@ -34,7 +34,7 @@ _UNSUPPORTED_KEYS = (
     "kasa_config",
     "monteclora_config",
 )
-"""Kinds of adapters that make other numbers than `W + scale B A`; set, they cannot be passed over."""
+"""Kinds of adapters that make other numbers than `W + scale B A`; set, they cannot be skipped."""
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` with which PEFT changes the base model's weights whenever it loads the adapter."""
 

@@ -167,7 +167,7 @@ class LoraGroup:
 
 
 def _is_disabled() -> bool:
-    """Casts are made for training; and where a tensor lies in memory cannot be traced by a compiler."""
+    """Casts are made for training; and where a tensor is in memory cannot be traced by a compiler."""
     return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
 

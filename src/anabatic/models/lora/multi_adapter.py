@@ -1,4 +1,4 @@
-"""Several adapters beside one model: each token is computed with the adapter that its request asks, the weights are
+"""Several adapters on one model: each token is computed with the adapter that its request asks, the weights are
 shared and stay as they are.
 
 Rows of a forward pass lie in the order of their adapters (`kv_cache.ForwardPlan`), so an adapter's tokens are a few

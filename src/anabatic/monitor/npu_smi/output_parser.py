@@ -1,8 +1,8 @@
 """Reading what `npu-smi` prints: which kind of text it is, and the values in it.
 
 A tolerant reader: cells are split at `|`, never at character positions (the tool pads and never cuts), layouts are
-told by their header cells, chips by nothing; colours and what a log or a mail puts before the lines are dropped. It
-raises on no text; a value that is not there is None, never 0.
+recognised by their header cells, chips by nothing; colours and what a log or a mail puts before the lines are dropped.
+It raises on no text; a value that is not there is None, never 0.
 Layouts: hicann/driver, src/custom/dev_prod/user/npucli/src/npu_info_print.c and npu_info_watch.c.
 """
 

@@ -36,7 +36,8 @@ class Topology:
     devices: list[str] = field(default_factory=list)
     matrix: dict[str, dict[str, str]] = field(default_factory=dict)
     cpu_affinity: dict[str, str | None] = field(default_factory=dict)
-    """The CPUs near each device; None where none is told, as on the A3 with ARM, whose table has no such column."""
+    """The CPUs near each device; None where the table has none, as on the A3 with ARM, whose table has no such
+    column."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ class DeviceSource(Protocol):
     """Something that can be read again and again."""
 
     def read(self) -> Snapshot:
-        """Return the devices now; what fails is told in the snapshot's `error`."""
+        """Return the devices now; a failure is in the snapshot's `error`."""
         ...
 
 

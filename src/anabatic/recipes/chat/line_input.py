@@ -138,7 +138,7 @@ class _LineHistory:
         readline.set_history_length(MAX_HISTORY_LINES)
 
     def save_history(self) -> None:
-        """Write what was typed; a history that cannot be written is told, and costs nothing else."""
+        """Write what was typed; a history that cannot be written is reported, and costs nothing else."""
         if self._path is None:
             return
         try:

@@ -119,7 +119,7 @@ def read_conversation(path: Path) -> list[dict[str, str]]:
     for number, message in enumerate(messages, start=1):
         known = message["role"] in ("user", "assistant") or (message["role"] == "system" and number == 1)
         if not known or not isinstance(message.get("content"), str):
-            what = f"{path}: message {number} is none of a talk between user and assistant"
+            what = f"{path}: message {number} is none of a conversation between user and assistant"
             raise DataError(what, "a system message stands first, and content is text")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 

@@ -61,7 +61,8 @@ def run(
 
     Raises:
         ConfigError: a stage's settings are wrong, or a name is unknown. Nothing has run then.
-        UserError: a stage would be refused (`stage_checks`); all that is wrong is told together. Nothing has run then.
+        UserError: a stage would be refused (`stage_checks`); all that is wrong is reported together. Nothing has run
+        then.
         Failure: the folder cannot be written, the disk has no room for what the stages make, or another `anabatic run`
             works in the folder.
     """
@@ -186,7 +187,7 @@ class _PipelineRun:
             return self.process.exit_code_if_interrupted or code or 1
         if word == "failed":
             log.warn(f"stage {stage.name} failed with exit code {code}{_describe_exit_code(code)}, in {stage.folder}")
-            log.info("earlier stages stay done: mend the cause and run the same command again")
+            log.info("earlier stages stay done: fix the cause and run the same command again")
         return code
 
     def classify_stage_exit(self, stage: StagePlan, code: int) -> str:
@@ -269,7 +270,7 @@ def _prepare_stage_folder(stage: StagePlan, state: StageState) -> float:
         if old.exists():
             shutil.rmtree(old)
         os.replace(stage.folder, old)
-        log.info(f"the earlier result of {stage.name} is kept in {old} until the next time")
+        log.info(f"the earlier result of {stage.name} is saved as {old} until the next time")
     stage.folder.mkdir(parents=True, exist_ok=True)
     return state.seconds if state.is_resumable else 0.0
 

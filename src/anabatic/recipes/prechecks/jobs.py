@@ -1,6 +1,6 @@
 """What can be wrong with a job, found before anything heavy is loaded and before an earlier stage costs hours.
 
-No torch: a mistyped file is told in a fraction of a second.
+No torch: a mistyped file is reported in a fraction of a second.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _RUN_FOLDER_COMMANDS = ("chat", "eval", "classify eval")
 
 
 def require_writable_output(command: str, job: Any, alone: bool) -> None:
-    """Make sure that a command can write where it is told to.
+    """Make sure that a command can write to its output.
 
     Args:
         alone: it is no stage of a pipeline, which looks at its own folder and moves aside what an earlier run has left.

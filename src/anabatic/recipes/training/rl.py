@@ -218,10 +218,10 @@ def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
 def _encode_prompts(
     job: RlJob, tokenizer: Any, asked: list[Question], what: str, positions: int
 ) -> tuple[list[Question], list[list[int]]]:
-    """Return the questions that leave room for an answer, and their prompts; the others are passed over and counted.
+    """Return the questions that leave room for an answer, and their prompts; the others are skipped and counted.
 
     Args:
-        positions: of the model; 0: however many are too long, it is told and no error.
+        positions: of the model; 0: however many are too long, it is logged and no error.
     """
     system = [{"role": "system", "content": job.system}] if job.system else []
     turns = [[*(system if question.messages[0]["role"] != "system" else []), *question.messages] for question in asked]

@@ -92,8 +92,8 @@ def _build_meta_model(job: TuneJob, named: Path, base: Path, device: Device) -> 
         trainable_layers.require_adapter_tuner(named, job.tuner)
         lora = adapter.insert_saved_adapter(model, named)
         unused = job.lora != Lora()
-        told = "; the settings of lora are not used: it goes on as it is" if unused else ""
-        (log.warn if unused else log.info)(f"going on with the adapter {named} of rank {lora.r}{told}")
+        told = "; the settings of lora are not used: it continues as it is" if unused else ""
+        (log.warn if unused else log.info)(f"continuing with the adapter {named} of rank {lora.r}{told}")
     elif tuner == "lora":
         lora = job.lora
         targets = adapter.insert_adapter(model, lora)

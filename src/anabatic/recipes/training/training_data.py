@@ -119,7 +119,7 @@ def _split_by_level(
 
 
 def require_conversations(parts: Sequence[ShardSet], by: str) -> None:
-    """Make sure that rows can be told apart.
+    """Make sure that rows can be distinguished.
 
     Raises:
         ConfigError: a source is text, whose documents flow into one another.

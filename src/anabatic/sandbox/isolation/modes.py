@@ -1,4 +1,4 @@
-"""How programs are shut in on this machine."""
+"""How programs are isolated on this machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 NAMESPACES, LANDLOCK, CHROOT, LIMITS = "namespaces", "landlock", "chroot", "limits"
 ISOLATION_MODES = (NAMESPACES, LANDLOCK, CHROOT, LIMITS)
-"""How programs are shut in, the best first."""
+"""How programs are isolated, the best first."""
 
 
 @dataclass
 class IsolationState:
-    """How this keeper shuts programs in.
+    """How this zygote shuts programs in.
 
     Attributes:
         mode: one of `ISOLATION_MODES`.

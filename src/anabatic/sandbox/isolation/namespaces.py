@@ -16,7 +16,7 @@ SANDBOX_UID = 65534
 PROGRAM_FOLDER = "/box"
 """A program's folder; it is also /tmp and /dev/shm."""
 _OWN_PROCESSES = 3
-"""The one that was started, the keeper, and the first one of a program's namespace."""
+"""The one that was started, the zygote, and the first one of a program's namespace."""
 _NEW_ROOT = "/proc"
 """Where the new root is mounted before it becomes one: a folder that is everywhere and not needed later."""
 _KEPT_MOUNT_FLAGS = {

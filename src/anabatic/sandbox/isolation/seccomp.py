@@ -68,7 +68,7 @@ def build_filter(alone: int | None = None) -> bytes:
             any other; None: namespaces keep it from others.
     """
     column = machine_column()
-    assert column is not None  # the keeper has asked
+    assert column is not None  # the zygote has asked
     code = [
         _encode_instruction(_LOAD, _MACHINE_OFFSET),
         _encode_instruction(_EQUAL, _AUDIT_ARCH[os.uname().machine], 1, 0),

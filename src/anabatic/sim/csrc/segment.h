@@ -68,7 +68,7 @@ struct SimProcess {
   uint64_t hbm[SIM_MAX_DEVICES];  // bytes it holds on each device
 };
 
-// The constants of the time on paper (plan/cost_model.py computes them and names their sources): operations or bytes a second with the
+// The constants of the estimated time (plan/cost_model.py computes them and names their sources): operations or bytes a second with the
 // usual efficiency taken off, and nanoseconds.
 struct SimRates {
   double half_flops;    // matrix products in fp16 and bf16

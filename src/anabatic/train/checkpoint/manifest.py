@@ -171,7 +171,7 @@ def resolve_checkpoints(path: Path) -> list[Path]:
 
 
 def find_newest_valid(path: Path) -> Path:
-    """Return the newest whole checkpoint that a user means; each broken one passed over is named aloud.
+    """Return the newest whole checkpoint that a user means; each broken one that is skipped is logged.
 
     Raises:
         DataError: there is none.
@@ -189,7 +189,7 @@ def find_newest_valid(path: Path) -> Path:
 def remove_old_checkpoints(folder: RunFolder, keep: int, step: int, also: Collection[int] = ()) -> None:
     """Remove all but the newest `keep` checkpoints up to `step`, the one just saved, and those of the steps `also`.
 
-    Later ones, which were passed over as broken, must not count: they would push out the good one.
+    Later ones, which were skipped as broken, must not count: they would push out the good one.
     """
     for number, path in [entry for entry in list_checkpoint_folders(folder.root) if entry[0] <= step][:-keep]:
         if number not in also:

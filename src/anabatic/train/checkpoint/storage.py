@@ -118,7 +118,7 @@ def _unwrap_error(error: Any, target: Path) -> Exception:
 
 
 def find_newest_checkpoint(folder: RunFolder, world: World, before: int | None = None) -> CheckpointInfo | None:
-    """Return the newest whole checkpoint; each broken one passed over is named aloud. Every rank calls this.
+    """Return the newest whole checkpoint; each broken one that is skipped is logged. Every rank calls this.
 
     The ranks share the reading: each compares the checksums of some files.
 

@@ -2,7 +2,7 @@
 end.
 
 All ranks see the same verdicts, so all do the same. To go back is what PaLM's authors did at loss spikes (Chowdhery et
-al., arXiv 2204.02311, section 5.1): on from a checkpoint before it, without its batches. It also mends weights that a
+al., arXiv 2204.02311, section 5.1): on from a checkpoint before it, without its batches. It also fixes weights that a
 faulty chip has destroyed, which no refused update can.
 """
 
@@ -125,7 +125,7 @@ def _rewind_to_checkpoint(
             "save more often with --save.every, or go on without it by --optim.on-bad-step skip",
         )
     storage.load_checkpoint(source, loop.checkpoint_tensors(), loop.device, loop.world)
-    # Steps that are all bad to the last are the weights' fault, not their data's: one is passed over, to get on.
+    # Steps that are all bad to the last are the weights' fault, not their data's: one is skipped, to get on.
     healed = len(found) <= progress.step - first.step
     bad = find_data_positions(found if healed else found[:1], loop.sizes.micro_steps * loop.world.data_group.size)
     restored = replace(source.state.progress)

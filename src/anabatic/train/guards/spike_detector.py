@@ -62,7 +62,7 @@ class SpikeDetector:
     level is accepted after half a window; what is not finite does not.
 
     Args:
-        spike: 0: there are no spikes.
+        spike_threshold: 0: there are no spikes.
         device: where losses and norms lie.
     """
 

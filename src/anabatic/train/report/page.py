@@ -132,7 +132,7 @@ def _machine_rows(runs: Sequence[RunData]) -> list[tuple[str, str]]:
 
 
 def _bits_per_byte(runs: Sequence[RunData]) -> dict[str, Any] | None:
-    """The last evaluation's bits per byte beside gzip's."""
+    """The last evaluation's bits per byte compared with gzip's."""
     for run in reversed(runs):
         values = run.evaluation.get("bits_per_byte")
         model = to_finite_number(values.get("model")) if isinstance(values, dict) else None
@@ -273,7 +273,7 @@ def _final_loss(run: RunData) -> tuple[float | None, str]:
 
 
 def describe_run(run: RunData) -> dict[str, Any]:
-    """Return what is told of a run beside its charts: facts, samples, events, config; all of it plain text."""
+    """Return what is shown of a run next to its charts: facts, samples, events, config; all of it plain text."""
     began = next((time for event in run.events if (time := parse_time(event.get("time"))) is not None), None)
     return {
         "name": run.name,

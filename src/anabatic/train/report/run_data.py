@@ -112,7 +112,7 @@ def read_pipeline(out: Path, job: PipelineJob) -> list[RunData]:
         run.seconds = run.seconds if seconds is None else seconds
         run.end_time = run.end_time if ended is None else ended
         if run.state == "stale":
-            run.notes.append("made before the settings changed; it is made again when the run goes on")
+            run.notes.append("made before the settings changed; it is made again when the run continues")
         runs.append(run)
     return runs
 
@@ -160,7 +160,7 @@ class MetricsRows:
         self.evaluations: dict[int, dict[str, Any]] = {}
 
     def add_row(self, row: dict[str, Any]) -> None:
-        """Add a row; one without a step is passed over."""
+        """Add a row; one without a step is skipped."""
         step = to_finite_number(row.get("step"))
         if step is None:
             return

@@ -133,7 +133,7 @@ def _select_regions(rows: Predictions, regions: Mapping[str, str]) -> dict[str, 
     for name, box in regions.items():
         inside = evaluation.is_inside_box(rows.places, parse_bounds(name, box))
         if not inside.any():
-            raise DataError(f"no row lies in region {name} ({box})", "the order is SOUTH,NORTH,WEST,EAST")
+            raise DataError(f"no row is in region {name} ({box})", "the order is SOUTH,NORTH,WEST,EAST")
         found[name] = rows.select_rows(inside)
     return found
 

@@ -107,7 +107,7 @@ def _read_csv(path: Path, renamed: dict[str, str], bad: BadRowPolicy) -> Iterato
             for row in broken:
                 if row.text.strip():
                     what = f"{row.actual_columns} cells, the heading has {row.expected_columns}"
-                    bad.report_row(f"{path}: line {row.number}: {what}", "mend the row")
+                    bad.report_row(f"{path}: line {row.number}: {what}", "fix the row")
             if broken:
                 lines = np.setdiff1d(lines, [row.number for row in broken])
                 broken.clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from anabatic.core.errors import DataError
 
-SKIP_HINT = "or pass over such rows with --tracks.on-bad-row skip"
+SKIP_HINT = "or skip such rows with --tracks.on-bad-row skip"
 
 
 @dataclass
@@ -29,7 +29,7 @@ class BadRowPolicy:
 
         Args:
             message: file, line and what is wrong.
-            hint: how to mend it.
+            hint: how to fix it.
             kind: under which name it is counted.
 
         Raises:

@@ -229,7 +229,7 @@ def parse_numbers(
         wrong = wrong.to_numpy(zero_copy_only=False)
         for index in np.flatnonzero(wrong):
             value = trimmed[int(index)].as_py()
-            bad.report_row(f'{path}: line {lines[index]}: {name} is "{value}", no number', "mend the row")
+            bad.report_row(f'{path}: line {lines[index]}: {name} is "{value}", no number', "fix the row")
         found = pc.if_else(number, trimmed, pa.scalar(None, trimmed.type)).cast(pa.float64())
     values: Floats = pc.fill_null(found, float("nan")).to_numpy(zero_copy_only=False)
     return values, wrong

@@ -107,7 +107,7 @@ def _fill_missing(numbers: Any, ahead: int) -> Ints:
 
 
 def _parse_epoch(numbers: Any) -> Ints:
-    """Unix seconds, milliseconds or microseconds, told apart by their size."""
+    """Unix seconds, milliseconds or microseconds, distinguished by their size."""
     import pyarrow as pa
 
     values = numbers.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)

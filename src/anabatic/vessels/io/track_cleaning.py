@@ -1,4 +1,4 @@
-"""One vessel's points: what no ship does is taken out and counted, and two hulls under one id are told apart."""
+"""One vessel's points: what no ship does is taken out and counted, and two hulls under one id are distinguished."""
 
 from __future__ import annotations
 

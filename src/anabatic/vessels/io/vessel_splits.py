@@ -28,7 +28,7 @@ _MIN_RELIABLE_VESSELS = 30
 
 @dataclass
 class BaseModelInfo:
-    """What a model that training goes on from says of its words.
+    """What a model that training continues from says of its words.
 
     Attributes:
         folder: None: there is no such model.

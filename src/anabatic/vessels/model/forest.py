@@ -40,7 +40,7 @@ class GrowthSettings:
     l2_penalty: float = 5.0
     """L2 on the scores of the leaves."""
     max_bins: int = 255
-    """Values of a number that a split tells apart."""
+    """Values of a number that a split separates."""
 
 
 SEGMENT_GROWTH = GrowthSettings(learning_rate=0.05, max_leaves=15, min_leaf_rows=30, feature_fraction=0.3)

@@ -42,7 +42,7 @@ def init_or_load_weights(model: PreTrainedModel, job: WordsJob, base: BaseModelI
     """Give a placed model its weights.
 
     Args:
-        known: entries of the base's own tokenizer; those behind them, up to `entries`, are drawn anew.
+        known: entries of the base's own tokenizer; those behind them, up to `entries`, are drawn again.
     """
     if base.folder is None:
         init_weights(model, job.seed)

@@ -88,7 +88,7 @@ class TrajectoryClassifier:
         return self.description.classes
 
     def predict(self, text: str, features: Sequence[float] | None = None, abstain: float = 0.0) -> dict[str, Any]:
-        """Return `predicted_class`, `class_name`, `confidence` and `predict_probabilities` of one segment.
+        """Return `predicted_class`, `class_name`, `confidence` and `probabilities` of one segment.
 
         Arguments and errors as for `predict_batch`.
         """

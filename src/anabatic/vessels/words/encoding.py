@@ -98,7 +98,7 @@ def select_features(rows: Sequence[Segment], names: Sequence[str]) -> np.ndarray
 
 
 def compute_vessel_weights(rows: Sequence[Segment], kind: str) -> np.ndarray | None:
-    """Return how much each segment counts, 1 on average; None: all the same.
+    """Return how much each segment counts, 1 on average; None: all count equally.
 
     Args:
         kind: sqrt: 1 / sqrt of the segments of its vessel; equal: 1 / them; none.
@@ -130,7 +130,7 @@ def make_crop(least: float, words: WordEncoder, spec: WordSpec, seed: int) -> Ra
         return None
     if spec.format == "compact":
         raise ConfigError(
-            f"head.crop is {least:g}, and the positions of {spec.spec_name} are told from the point before",
+            f"head.crop is {least:g}, and the positions of {spec.spec_name} are relative to the point before",
             "use words of the format motion, cell or char, or --head.crop 1",
         )
     starts = np.zeros(max(words.vocab.values()) + 1, dtype=bool)

@@ -57,7 +57,7 @@ def decode_track(text: str, spec: WordSpec, vessel: str = "") -> Track:
     """Return the points of a segment's words; headings are NaN: no format holds them.
 
     Args:
-        text: the words; class words are passed over.
+        text: the words; class words are skipped.
         spec: what they are.
         vessel: id of the track that is returned.
 

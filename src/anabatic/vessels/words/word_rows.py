@@ -37,7 +37,7 @@ MAX_UNKNOWN_FRACTION = 0.01
 
 
 class RejectedRowError(ValueError):
-    """What is wrong with a row, and how to mend it."""
+    """What is wrong with a row, and how to fix it."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
