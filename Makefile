@@ -41,7 +41,7 @@ test-newest: ## the same with the newest torch that has a torch_npu, in .venv-ne
 
 test-wheel: setup ## every command where the wheel and its base dependencies alone are installed, in .venv-wheel
 	@scripts/setup_other.sh wheel
-	@$(OTHER) ANABATIC_TEST_BARE=$(CURDIR)/.venv-wheel/bin/python $(BIN)/python -m pytest tests/e2e/test_bare.py
+	@$(OTHER) ANABATIC_TEST_BARE=$(CURDIR)/.venv-wheel/bin/python $(BIN)/python -m pytest tests/e2e/test_base_dependencies.py
 
 format: setup ## fix format and lint where ruff can
 	$(BIN)/ruff check --fix

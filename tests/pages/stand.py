@@ -143,7 +143,7 @@ class Stand:
     def tasks(self) -> None:
         """Write data sets and the CORE bundle with questions of our own, in the formats of the public ones."""
         from anabatic.evals.tasks import registry
-        from unit.evals.test_known import ROWS
+        from unit.evals.test_builtin_tasks import ROWS
 
         for name, (row, *_) in ROWS.items():
             task, _ = registry.read_task(name)

@@ -16,7 +16,7 @@ from pages import blocks, visit
 from pages.stand import Stand
 
 ELSEWHERE = {
-    "docs/en/guides/serving.md": "tests/unit/infer/server/test_guide.py, before a server",
+    "docs/en/guides/serving.md": "tests/unit/infer/server/test_guide_requests.py, before a server",
     "docs/en/reference/python.md": "tests/unit/cli/test_python_page.py",
 }
 """Page -> the test that runs its blocks."""

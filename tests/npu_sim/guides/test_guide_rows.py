@@ -25,7 +25,7 @@ CHAPTERS = page.chapters()
 ROWS = [row for chapter in CHAPTERS.values() for row in chapter.rows]
 AS_IT_IS = ("doctor", "env", "monitor", "explain", "launch --check")
 """Commands of rows that need nothing more."""
-ELSEWHERE = {"anabatic launch --hosts FILE": "tests/unit/launch/test_everywhere.py"}
+ELSEWHERE = {"anabatic launch --hosts FILE": "tests/unit/launch/test_ssh_launch.py"}
 """Commands that need machines reached over ssh, and who tests them."""
 PREDICT = """from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
 

@@ -184,5 +184,6 @@ def test_a_wrong_type_is_never_accepted(leaf: tuple[str, str], value: Any) -> No
         result = result[part]
     hint = dict(validation.iter_settings(cls))[key]
     assert _is(result, hint)
-    if not isinstance(value, str) and result != value:
+    rounded = float(value) if type(result) is float and type(value) is int else value  # above 2^53
+    if not isinstance(value, str) and result != rounded:
         raise AssertionError(f"{value!r} became {result!r}")

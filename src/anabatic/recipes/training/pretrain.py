@@ -28,7 +28,8 @@ from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trainer import TrainedModel, Trainer
+from anabatic.recipes.training.trained_model import TrainedModel
+from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
 from anabatic.train import auto_sizing, plan_inputs, sizing
 from anabatic.train.objectives import make_next_token_objective

@@ -36,7 +36,8 @@ from anabatic.recipes.training.trainable_model import (
     quantize_frozen,
     require_weight_files,
 )
-from anabatic.recipes.training.trainer import TrainedModel, Trainer
+from anabatic.recipes.training.trained_model import TrainedModel
+from anabatic.recipes.training.trainer import Trainer
 from anabatic.rl import unit_test_reward
 from anabatic.rl.heldout_rewards import HeldoutRewards
 from anabatic.rl.model_reward import ModelReward

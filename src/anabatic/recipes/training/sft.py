@@ -30,7 +30,8 @@ from anabatic.recipes.training.trainable_model import (
     quantize_frozen,
     require_weight_files,
 )
-from anabatic.recipes.training.trainer import TrainedModel, Trainer
+from anabatic.recipes.training.trained_model import TrainedModel
+from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import (
     DatasetBatches,
     TrainingData,

@@ -6,25 +6,19 @@ import functools
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from anabatic.config.loading.command_table import command_name
 from anabatic.config.sections.train_jobs import LoopJob
-from anabatic.core import log, relaunch
+from anabatic.core import relaunch
 from anabatic.core.errors import ConfigError
-from anabatic.device.device import should_compile
-from anabatic.models.forward import ModelRoot
-from anabatic.models.fused import installer
 from anabatic.models.lora import adapter
 from anabatic.models.model_init import count_parameters, flops_per_token
-from anabatic.models.quantized import iter_quantized_weights
-from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training import sample_prompts
+from anabatic.recipes.training.trained_model import TrainedModel
 from anabatic.train import auto_sizing, micro_batch_probe, plan_inputs, run_folder
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.context import TrainContext
@@ -33,33 +27,9 @@ from anabatic.train.loop_state import BatchStream, LoopContext
 from anabatic.train.metrics.device_stats import watch_devices
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective
-from anabatic.train.optim.optimizer import HeadRates, Optimizer
 from anabatic.train.row_log import open_row_log
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A model where it is trained.
-
-    Attributes:
-        save: writes a folder of the model as it is now; every rank calls it.
-        is_chat: it answers in turns: samples are answers to a user.
-        head_rates: learning rates of a head of its own.
-    """
-
-    root: ModelRoot
-    sharding: ShardingPlan
-    tokenizer: Any
-    save: Callable[[Path], None]
-    is_chat: bool = False
-    head_rates: HeadRates = HeadRates()
-
-    @property
-    def network(self) -> PreTrainedModel:
-        """The model itself, without the wrapper that computes losses."""
-        return self.root.model
 
 
 class BatchSource(Protocol):
@@ -132,8 +102,8 @@ class Trainer:
         samples = sample_prompts.encode_sample_prompts(
             job.eval.sample_prompts, model.tokenizer, self.batches.eot_id, context.seq_len, model.is_chat
         )
-        self._compile_model()
-        step = self._make_step()
+        model.compile(context, self.sizes.steps)
+        step = model.make_step(context, self.objective, self.sizes)
         model.network.train()
         sizes = self._probe_micro_batch(step)
         tensors = functools.partial(run_folder.collect_tensors, model.network, step.optimizer, step)
@@ -177,32 +147,6 @@ class Trainer:
             return 0
         return 130 if step.stop_signal == signal.SIGINT else relaunch.EXIT_PREEMPTED
 
-    def _make_step(self) -> TrainStep:
-        context, model, goal = self.context, self.model, self.objective
-        device, world = context.device, context.world
-        optimizer = Optimizer(
-            model.network,
-            context.job.optim,
-            self.sizes.lr,
-            self.sizes.matrix_lr,
-            device,
-            world,
-            model.sharding.get_state_device(device),
-            model.head_rates,
-        )
-        return TrainStep(
-            wrap_ddp(model.root, model.sharding, device, world),
-            goal.loss_fn,
-            optimizer,
-            device,
-            world,
-            self.sizes.micro_batch_tokens,
-            goal.pack_batch,
-            goal.metric_sums,
-            goal.metric_names,
-            partial_params=model.root.partial_params,
-        )
-
     def _probe_micro_batch(self, step: TrainStep) -> StepSizes:
         """Return the sizes; the micro-batch by two steps, where the plan chose it and the run begins here."""
         context, sizes = self.context, self.sizes
@@ -225,19 +169,6 @@ class Trainer:
             self.plan.values["micro_batch_tokens"] = sizes.micro_batch_tokens
         auto_sizing.save_resolved_sizes(context.job, sizes, context.world)
         return sizes
-
-    def _compile_model(self) -> None:
-        context, network = self.context, self.model.network
-        compiled, why = should_compile(context.job.device, context.device.device_row, self.sizes.steps)
-        if context.world.tensor_group.size > 1:
-            compiled, why = False, "layers that add up among processes are not compiled"
-        if not context.job.batch.packing:
-            compiled, why = False, "padded batches have another shape each"
-        if any(iter_quantized_weights(network)):
-            compiled, why = False, "packed weights take turns in the same memory"
-        log.info(f"torch.compile {'on' if compiled else 'off'} ({why})")
-        if compiled:
-            log.info(f"compiled {installer.compile_blocks(network)} modules at first use")
 
     def _make_loop_context(
         self,

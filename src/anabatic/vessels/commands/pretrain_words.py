@@ -20,7 +20,8 @@ from anabatic.models.materialize import materialize_model, resolve_weight_dtype
 from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trainer import TrainedModel, Trainer
+from anabatic.recipes.training.trained_model import TrainedModel
+from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, TrainingData
 from anabatic.train import objectives
 from anabatic.vessels.io import vessel_splits

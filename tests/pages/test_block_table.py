@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from house import tree
-from pages import blocks, test_files, test_python, test_shown, visit
+from pages import blocks, test_files, test_python, test_quoted_output, visit
 from pages.how import HOW, how
 
 LANGUAGES = {"bash", "python", "yaml", "json", "text", "dockerfile"}
@@ -26,7 +26,7 @@ def known(block: blocks.Block) -> bool:
         ),
         "yaml": lambda: test_files.place(block) in test_files.YAML,
         "json": lambda: test_files.place(block) in test_files.JSON,
-        "text": lambda: test_shown.row(block) is not None,
+        "text": lambda: test_quoted_output.row(block) is not None,
         "dockerfile": lambda: (
             set(re.findall(r"^(?:#|[A-Z]+)", block.text, re.M)) <= {"#", "ARG", "FROM", "COPY", "RUN"}
         ),
@@ -48,7 +48,8 @@ def test_tables_name_no_block_that_is_gone() -> None:
     assert set(test_python.AFTER) | set(test_python.BEFORE) <= pages
     texts = [one.text for page in blocks.ENGLISH for one in visit.lines(page)]
     assert not [row.pattern for row in HOW if row not in map(how, texts)]
-    assert not [shown for shown in test_shown.ROWS if not any(test_shown.row(block) is shown for block in ALL)]
+    shown = [test_quoted_output.row(block) for block in ALL]
+    assert not [row for row in test_quoted_output.ROWS if row not in shown]
 
 
 def words(block: blocks.Block) -> object:
