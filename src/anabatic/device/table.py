@@ -111,7 +111,7 @@ DEVICES: dict[str, DeviceRow] = {
 
 @dataclass(frozen=True)
 class Chip:
-    """Figures of one chip, as one torch device sees it."""
+    """Figures of one chip, that is, of one torch device."""
 
     name: str
     """Name that the device reports, or its prefix."""

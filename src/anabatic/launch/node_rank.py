@@ -16,31 +16,31 @@ class RankedAddress(str):
     Python compares dataclasses (here torch's `_NodeDesc`) field by field, first for equality, then for order.
     """
 
-    number: int
+    node_rank: int
 
-    def __new__(cls, number: int, address: str) -> RankedAddress:
+    def __new__(cls, node_rank: int, address: str) -> RankedAddress:
         ranked = super().__new__(cls, address)
-        ranked.number = number
+        ranked.node_rank = node_rank
         return ranked
 
     def __reduce__(self) -> Any:
-        return RankedAddress, (self.number, str(self))
+        return RankedAddress, (self.node_rank, str(self))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RankedAddress) and (self.number, str(self)) == (other.number, str(other))
+        return isinstance(other, RankedAddress) and (self.node_rank, str(self)) == (other.node_rank, str(other))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __lt__(self, other: str) -> bool:
-        return self.number < other.number if isinstance(other, RankedAddress) else super().__lt__(other)
+        return self.node_rank < other.node_rank if isinstance(other, RankedAddress) else super().__lt__(other)
 
     def __hash__(self) -> int:
-        return hash((self.number, str(self)))
+        return hash((self.node_rank, str(self)))
 
 
-def take_node_rank(number: int, on_replaced: Callable[[str], NoReturn]) -> None:
-    """Make this process machine `number` in torch's rendezvous.
+def take_node_rank(node_rank: int, on_replaced: Callable[[str], NoReturn]) -> None:
+    """Make this process machine `node_rank` in torch's rendezvous.
 
     `DynamicRendezvousHandler._node_desc_generator` of torch 2.13 names machines by their address, and their ranks
     follow from the order of the names; `_RendezvousJoinOp` decides what a machine does next to take part.
@@ -52,7 +52,7 @@ def take_node_rank(number: int, on_replaced: Callable[[str], NoReturn]) -> None:
 
     generator = rendezvous.DynamicRendezvousHandler._node_desc_generator
     generate = generator.generate
-    generator.generate = lambda local_addr=None: generate(RankedAddress(number, local_addr or ""))  # type: ignore[method-assign]
+    generator.generate = lambda local_addr=None: generate(RankedAddress(node_rank, local_addr or ""))  # type: ignore[method-assign]
     join = rendezvous._RendezvousJoinOp.__call__
     known: set[Any] = set()
 
@@ -74,7 +74,7 @@ def _same_machine(node: Any, other: Any) -> bool:
     return (
         isinstance(node.addr, RankedAddress)
         and isinstance(other.addr, RankedAddress)
-        and node.addr.number == other.addr.number
+        and node.addr.node_rank == other.addr.node_rank
     )
 
 

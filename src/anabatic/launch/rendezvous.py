@@ -56,12 +56,13 @@ def describe_differences(facts_by_machine: Mapping[int, Mapping[str, Any]], part
     """Return one line per difference from machine 0 in one part of the facts."""
     first = facts_by_machine[0][part]
     lines = []
-    for number, other in sorted(facts_by_machine.items()):
-        for key in sorted(first.keys() | other[part].keys()):
-            expected, actual = first.get(key), other[part].get(key)
+    for node_rank, facts in sorted(facts_by_machine.items()):
+        for key in sorted(first.keys() | facts[part].keys()):
+            expected, actual = first.get(key), facts[part].get(key)
             if expected != actual:
                 lines.append(
-                    f"{key} is {_format_value(expected)} on machine 0 and {_format_value(actual)} on machine {number}"
+                    f"{key} is {_format_value(expected)} on machine 0 and {_format_value(actual)} on machine"
+                    f" {node_rank}"
                 )
     return lines
 
@@ -80,13 +81,20 @@ class MachineRendezvous(threading.Thread):
     """
 
     def __init__(
-        self, host: str, port: int, job: str, number: int, size: int, facts: dict[str, Any], refuse: Any
+        self, host: str, port: int, job: str, node_rank: int, size: int, facts: dict[str, Any], refuse: Any
     ) -> None:
         super().__init__(daemon=True)
-        self.host, self.port, self.number, self.size, self.facts, self.refuse = host, port, number, size, facts, refuse
+        self.host, self.port, self.node_rank, self.size, self.facts, self.refuse = (
+            host,
+            port,
+            node_rank,
+            size,
+            facts,
+            refuse,
+        )
         self.job = job
         self._stop_event = threading.Event()
-        self.missing_machines = [other for other in range(size) if other != number]
+        self.missing_machines = [other for other in range(size) if other != node_rank]
 
     def run(self) -> None:
         """Wait for all machines and compare their facts; return when the store is lost, which the agent reports."""
@@ -100,7 +108,7 @@ class MachineRendezvous(threading.Thread):
             return
         if differences := describe_differences(facts_by_machine, "recipe"):
             self.refuse(differences)
-        elif self.number == 0:
+        elif self.node_rank == 0:
             for line in describe_differences(facts_by_machine, "versions"):
                 sys.stderr.write(f"warning: {line}\n")
 
@@ -108,10 +116,10 @@ class MachineRendezvous(threading.Thread):
         """Return the facts of every machine once all are present; empty after a timeout or `stop_waiting`."""
         started_at = reminded_at = time.monotonic()
         store = self._connect_store(started_at + seconds)
-        store.set(self._store_key(self.number), json.dumps(self.facts))
+        store.set(self._store_key(self.node_rank), json.dumps(self.facts))
         while self.missing_machines and not self._stop_event.is_set():
             self.missing_machines = [
-                number for number in self.missing_machines if not store.check([self._store_key(number)])
+                node_rank for node_rank in self.missing_machines if not store.check([self._store_key(node_rank)])
             ]
             if self.missing_machines and time.monotonic() - started_at > seconds:
                 return {}
@@ -121,9 +129,11 @@ class MachineRendezvous(threading.Thread):
             self._stop_event.wait(_POLL_SECONDS if self.missing_machines else 0)
         if self.missing_machines:
             return {}
-        facts_by_machine = {number: json.loads(store.get(self._store_key(number))) for number in range(self.size)}
-        store.set(self._store_key(self.number, "knows"), "")
-        if self.number == 0:
+        facts_by_machine = {
+            node_rank: json.loads(store.get(self._store_key(node_rank))) for node_rank in range(self.size)
+        }
+        store.set(self._store_key(self.node_rank, "knows"), "")
+        if self.node_rank == 0:
             self._wait_for_readers(store)
         return facts_by_machine
 
@@ -144,12 +154,12 @@ class MachineRendezvous(threading.Thread):
     def _wait_for_readers(self, store: Any) -> None:
         """Wait until all machines have read the store, which ends with machine 0."""
         deadline = time.monotonic() + REMINDER_SECONDS
-        readers = [self._store_key(number, "knows") for number in range(self.size)]
+        readers = [self._store_key(node_rank, "knows") for node_rank in range(self.size)]
         while not store.check(readers) and time.monotonic() < deadline:
             self._stop_event.wait(_POLL_SECONDS)
 
-    def _store_key(self, number: int, entry: str = "facts") -> str:
-        return f"anabatic/{self.job}/machine/{number}/{entry}"
+    def _store_key(self, node_rank: int, entry: str = "facts") -> str:
+        return f"anabatic/{self.job}/machine/{node_rank}/{entry}"
 
     def _connect_store(self, deadline: float) -> Any:
         from torch.distributed import DistNetworkError, TCPStore

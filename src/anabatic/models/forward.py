@@ -24,7 +24,7 @@ from anabatic.models.lm_head import LmHead
 from anabatic.models.lora import multi_adapter
 
 NO_MASK = {"full_attention": None, "sliding_attention": None}
-"""Tells transformers that the masks exist, so that it builds none."""
+"""Value of `attention_mask` that keeps transformers from building masks."""
 _MIN_LOGIT_ROWS = 256
 """Fewest rows of a chunk of logits, even if they exceed the requested bytes: every chunk reads the full head three
 times and writes its gradient once, which with fewer rows takes longer than the products (docs/dev)."""

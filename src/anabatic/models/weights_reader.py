@@ -369,9 +369,12 @@ def _name_files(folder: Path, count: int, index: dict[str, int]) -> None:
     if count == 1:
         (folder / "1.part").rename(folder / SINGLE_FILE)
         return
-    names = {number: f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)}
-    for number, name in names.items():
-        (folder / f"{number}.part").rename(folder / name)
+    names = {file_number: f"model-{file_number:05d}-of-{count:05d}.safetensors" for file_number in range(1, count + 1)}
+    for file_number, name in names.items():
+        (folder / f"{file_number}.part").rename(folder / name)
     total = sum((folder / name).stat().st_size for name in names.values())
-    content = {"metadata": {"total_size": total}, "weight_map": {key: names[number] for key, number in index.items()}}
+    content = {
+        "metadata": {"total_size": total},
+        "weight_map": {key: names[file_number] for key, file_number in index.items()},
+    }
     (folder / INDEX_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -199,7 +199,7 @@ def test_machines_sort_by_number_and_travel() -> None:
         RankedAddress(2, "10.0.0.0"),
     ]
     there = pickle.loads(pickle.dumps(places))
-    assert [place.number for place in sorted(there)] == [0, 1, 2, 10]
+    assert [place.node_rank for place in sorted(there)] == [0, 1, 2, 10]
     assert there == places and there[0] != there[2] and len(set(there + places)) == 4
     assert f"{there[1]}" == "9.0.0.1"
 

@@ -130,10 +130,10 @@ class _HostLineParser:
         user, at_sign, host_and_number = token.removeprefix("ssh://").removesuffix("/" if url else "").rpartition("@")
         if at_sign and not _USER_NAME.fullmatch(user):
             raise self._line_error(f'"{user}" is no name of a user')
-        name, number = self._split_port(host_and_number)
+        name, port_or_slots = self._split_port(host_and_number)
         if (len(name) > _MAX_NAME_CHARS or not _HOST_NAME.fullmatch(name)) and not _is_address(name):
             raise self._line_error(f'"{name[:_MAX_NAME_CHARS]}" is no name and no address of a host')
-        return user, name, number if url else None, None if url else number
+        return user, name, port_or_slots if url else None, None if url else port_or_slots
 
     def _split_port(self, text: str) -> tuple[str, int | None]:
         """Split `host:8`, `[::1]:8` and `::1`."""
@@ -144,8 +144,8 @@ class _HostLineParser:
             return name, self._parse_int(rest[1:], text) if rest else None
         if text.count(":") > 1:
             return text, None
-        name, colon, number = text.partition(":")
-        return name, self._parse_int(number, text) if colon else None
+        name, colon, digits = text.partition(":")
+        return name, self._parse_int(digits, text) if colon else None
 
     def _parse_settings(self, tokens: list[str]) -> Iterator[tuple[str, int]]:
         for token in tokens:

@@ -46,20 +46,20 @@ class _OutputPrinter:
         self.name_width = max(len(machine.name) for machine in machines)
         self.log_files: dict[int, IO[str]] = {}
         for machine in machines if job.out is not None else []:
-            path = ssh_connection.get_host_log_path(job, machine.number)
+            path = ssh_connection.get_host_log_path(job, machine.node_rank)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - the stack closes it
             except OSError as error:
                 raise make_write_error(path, error) from error
-            self.log_files[machine.number] = stack.enter_context(file)
+            self.log_files[machine.node_rank] = stack.enter_context(file)
 
     def print_line(self, machine: RemoteMachine, kind: str, text: str) -> None:
         stream = sys.stdout if kind == "out" else sys.stderr
         stream.write(f"{machine.name:<{self.name_width}} | {text}\n")
         stream.flush()
-        if machine.number in self.log_files:
-            self.log_files[machine.number].write(f"{text}\n")
+        if machine.node_rank in self.log_files:
+            self.log_files[machine.node_rank].write(f"{text}\n")
 
 
 class _MultiHostJob:
@@ -89,7 +89,7 @@ class _MultiHostJob:
             names = ", ".join(machine.name for machine in self.machines)
             log.info(f"starting on {names}")
             for machine in self.machines:
-                arguments = list(ssh_connection.list_launcher_arguments(self.job, machine.host, machine.number))
+                arguments = list(ssh_connection.list_launcher_arguments(self.job, machine.host, machine.node_rank))
                 machine.send_line({"words": arguments, "recipe": self.job.recipe})
             while any(machine.exit_code is None for machine in self.machines):
                 self._poll_events()
@@ -155,7 +155,7 @@ class _MultiHostJob:
         if lost and not codes and not enough:
             raise Failure(
                 f"{_describe_end(lost[0])}; what it said last is in "
-                f"{ssh_connection.get_host_log_path(self.job, lost[0].number)}",
+                f"{ssh_connection.get_host_log_path(self.job, lost[0].node_rank)}",
                 "is the machine running? start the same command again: it continues from the newest checkpoint",
             )
         if codes:

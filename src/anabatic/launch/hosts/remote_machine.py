@@ -68,15 +68,15 @@ class RemoteMachine:
     """One machine and the connection to it.
 
     Attributes:
-        number: index of the machine, from 0.
+        node_rank: index of the machine, from 0.
         name: name in messages.
         answer: its facts about itself; None until it answers.
         exit_code: exit code of ssh; None while it runs.
         stderr_lines: the last lines of its standard error before it answered.
     """
 
-    def __init__(self, number: int, host: HostEntry, name: str, python: str, events: EventQueue) -> None:
-        self.number, self.host, self.name, self.events = number, host, name, events
+    def __init__(self, node_rank: int, host: HostEntry, name: str, python: str, events: EventQueue) -> None:
+        self.node_rank, self.host, self.name, self.events = node_rank, host, name, events
         self.answer: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self.stderr_lines: list[str] = []

@@ -97,7 +97,7 @@ def connect_hosts(hosts: Sequence[HostEntry], job: RemoteJob, events: EventQueue
             machine.send_line(agent_source)
             request = {"environment": dict(job.environment), "folder": job.folder, "port": job.launch.master_port}
             machine.send_line(
-                {**request, "master": job.launch.master_addr if is_multi_host else "", "first": machine.number == 0}
+                {**request, "master": job.launch.master_addr if is_multi_host else "", "first": machine.node_rank == 0}
             )
         _await_answers(machines, events)
         ssh_errors.require_all_ready(machines, job)
@@ -124,14 +124,14 @@ def _await_answers(machines: list[RemoteMachine], events: EventQueue) -> None:
             machine.stderr_lines = [*machine.stderr_lines, text][-20:]
 
 
-def list_launcher_arguments(job: RemoteJob, host: HostEntry, number: int) -> Iterator[str | None]:
+def list_launcher_arguments(job: RemoteJob, host: HostEntry, node_rank: int) -> Iterator[str | None]:
     """Yield the arguments of `anabatic` for one machine; None stands for the recipe file."""
     launch = job.launch
     yield from ("launch", "--nproc", str(job.nproc or host.slots or launch.nproc))
     if launch.is_multi_node:
         fixed = launch.min_nodes == launch.max_nodes
         yield from ("--nnodes", str(launch.max_nodes) if fixed else f"{launch.min_nodes}:{launch.max_nodes}")
-        yield from ("--node-rank", str(number)) if fixed or "--check" in job.launcher_options else ()
+        yield from ("--node-rank", str(node_rank)) if fixed or "--check" in job.launcher_options else ()
         yield from ("--master-addr", str(launch.master_addr), "--master-port", str(launch.master_port))
     yield from ("--job-id", launch.job_id, "--max-restarts", str(launch.max_restarts))
     yield from ("--hang-seconds", f"{launch.hang_seconds:g}", "--join-seconds", f"{launch.join_seconds:g}")
@@ -140,6 +140,6 @@ def list_launcher_arguments(job: RemoteJob, host: HostEntry, number: int) -> Ite
         yield from ("--", *job.command.split(), "-c", None)
 
 
-def get_host_log_path(job: RemoteJob, number: int) -> Path:
+def get_host_log_path(job: RemoteJob, node_rank: int) -> Path:
     """Return the log file for the output of a machine, in the run folder on this machine."""
-    return Path(job.out or os.curdir) / f"host-{number}.log"
+    return Path(job.out or os.curdir) / f"host-{node_rank}.log"

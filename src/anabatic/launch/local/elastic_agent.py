@@ -70,7 +70,7 @@ def main() -> None:
     rendezvous = None
     if root is not None and (root / worker_reports.MACHINE_FILE).is_file():
         machine = json.loads((root / worker_reports.MACHINE_FILE).read_text(encoding="utf-8"))
-        node_rank.take_node_rank(machine["number"], functools.partial(_yield_to_replacement, root))
+        node_rank.take_node_rank(machine["node_rank"], functools.partial(_yield_to_replacement, root))
         rendezvous = MachineRendezvous(**machine, refuse=functools.partial(_refuse_job, root))
         rendezvous.start()
     _install_stop_handler()

@@ -69,7 +69,7 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
         settings = yaml.safe_load(recipe)
         if launch.has_fixed_nodes:
             facts = rendezvous.collect_job_facts(rendezvous.flatten_settings(settings))
-            endpoint = {"host": launch.master_addr, "port": launch.master_port, "number": launch.node_rank}
+            endpoint = {"host": launch.master_addr, "port": launch.master_port, "node_rank": launch.node_rank}
             machine = {**endpoint, "job": launch.job_id, "size": launch.max_nodes, "facts": facts}
             (folder / worker_reports.MACHINE_FILE).write_text(json.dumps(machine), encoding="utf-8")
         if launch.is_multi_node and not rendezvous_endpoint.is_rendezvous_host(launch):

@@ -68,7 +68,7 @@ def _build_task(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> d
         "host": launch.master_addr,
         "port": launch.master_port,
         "job_id": launch.job_id,
-        "number": launch.node_rank or 0,
+        "node_rank": launch.node_rank or 0,
         "size": launch.max_nodes,
         "seconds": launch.join_seconds,
         "address": address,

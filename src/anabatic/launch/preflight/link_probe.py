@@ -49,7 +49,7 @@ def _meet_and_measure(
     host: str,
     port: int,
     job_id: str,
-    number: int,
+    node_rank: int,
     size: int,
     seconds: float,
     address: str,
@@ -61,34 +61,34 @@ def _meet_and_measure(
         return {"found": {"0": facts}, "clocks": {}, "links": [], "shared": []}
     from torch.distributed import DistError, TCPStore
 
-    if number and (reason := rendezvous_probe.await_port(host, port, seconds)):
+    if node_rank and (reason := rendezvous_probe.await_port(host, port, seconds)):
         return {"why": reason}
     try:
-        server = TCPStore(host, port, is_master=True, wait_for_workers=False) if number == 0 else None
-        rendezvous = MachineRendezvous(host, port, job_id, number, size, facts, refuse=None)
+        server = TCPStore(host, port, is_master=True, wait_for_workers=False) if node_rank == 0 else None
+        rendezvous = MachineRendezvous(host, port, job_id, node_rank, size, facts, refuse=None)
         facts_by_machine = rendezvous.gather_facts(seconds)
         if not facts_by_machine:
             return {"why": rendezvous.describe_missing()}
         store = server or TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
-        result = _measure_machines(store, number, size, facts_by_machine, job["out"])
-        _leave_store(store, number, size)
+        result = _measure_machines(store, node_rank, size, facts_by_machine, job["out"])
+        _leave_store(store, node_rank, size)
     except (DistError, RuntimeError) as error:
         return {"why": describe_store_error(error)}
     return result
 
 
 def _measure_machines(
-    store: Any, number: int, size: int, facts_by_machine: dict[int, dict[str, Any]], out: str | None
+    store: Any, node_rank: int, size: int, facts_by_machine: dict[int, dict[str, Any]], out: str | None
 ) -> dict[str, Any]:
     import torch.distributed as dist
 
     group_store = dist.PrefixStore("gloo", store)
-    dist.init_process_group("gloo", store=group_store, rank=number, world_size=size, timeout=_TIMEOUT)
+    dist.init_process_group("gloo", store=group_store, rank=node_rank, world_size=size, timeout=_TIMEOUT)
     results: list[Any] = [None] * size
     local_result = {
-        "clocks": _compare_clocks(number, size),
-        "shared": _sees_run_folder(store, number, out),
-        "links": _measure_links(number, size, facts_by_machine),
+        "clocks": _compare_clocks(node_rank, size),
+        "shared": _sees_run_folder(store, node_rank, out),
+        "links": _measure_links(node_rank, size, facts_by_machine),
     }
     dist.all_gather_object(results, local_result)
     return {
@@ -99,7 +99,7 @@ def _measure_machines(
     }
 
 
-def _compare_clocks(number: int, size: int) -> dict[int, list[float]]:
+def _compare_clocks(node_rank: int, size: int) -> dict[int, list[float]]:
     """Return machine -> seconds by which its clock is ahead of machine 0's, and half of the round trip."""
     import torch
     import torch.distributed as dist
@@ -109,10 +109,10 @@ def _compare_clocks(number: int, size: int) -> dict[int, list[float]]:
         best_round_trip = float("inf")
         for _ in range(_CLOCK_QUERIES):
             remote_time = torch.zeros(1, dtype=torch.float64)
-            if number == other:
+            if node_rank == other:
                 dist.recv(remote_time, 0)
                 dist.send(torch.tensor([time.time()], dtype=torch.float64), 0)
-            elif number == 0:
+            elif node_rank == 0:
                 sent_at = time.time()
                 dist.send(remote_time, other)
                 dist.recv(remote_time, other)
@@ -123,14 +123,14 @@ def _compare_clocks(number: int, size: int) -> dict[int, list[float]]:
     return result
 
 
-def _sees_run_folder(store: Any, number: int, out: str | None) -> bool:
+def _sees_run_folder(store: Any, node_rank: int, out: str | None) -> bool:
     """Check that a file that machine 0 writes next to the run folder is visible here."""
     import torch.distributed as dist
 
     if out is None:
         return True
     folder = next(iter(machine_info.nearest_existing_folders(out)))
-    if number == 0:
+    if node_rank == 0:
         name = f"{_MARK_PREFIX}{os.urandom(8).hex()}"
         if os.access(folder, os.W_OK):
             Path(folder, name).touch()
@@ -140,7 +140,7 @@ def _sees_run_folder(store: Any, number: int, out: str | None) -> bool:
     while not (seen := os.path.exists(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     dist.barrier()
-    if number == 0 and seen:
+    if node_rank == 0 and seen:
         os.unlink(mark)
     return seen
 
@@ -154,7 +154,7 @@ def schedule_pairs(size: int) -> Iterator[list[tuple[int, int]]]:
         machines = [machines[0], machines[-1], *machines[1:-1]]
 
 
-def _measure_links(number: int, size: int, facts_by_machine: dict[int, dict[str, Any]]) -> list[list[Any]]:
+def _measure_links(node_rank: int, size: int, facts_by_machine: dict[int, dict[str, Any]]) -> list[list[Any]]:
     """Measure this machine's links; return [machine, machine, backend, bytes per second] where it is the first."""
     import torch.distributed as dist
 
@@ -167,10 +167,10 @@ def _measure_links(number: int, size: int, facts_by_machine: dict[int, dict[str,
     result = []
     for backend, device in backends:
         for pairs in schedule_pairs(size):
-            pair = next((pair for pair in pairs if number in pair), None)
+            pair = next((pair for pair in pairs if node_rank in pair), None)
             if pair is not None:
                 rate = _measure_rate(list(pair), backend, device)
-                result += [[*pair, backend, rate]] if number == pair[0] else []
+                result += [[*pair, backend, rate]] if node_rank == pair[0] else []
             dist.barrier()
     return result
 
@@ -199,12 +199,12 @@ def _measure_rate(pair: list[int], backend: str, device: str) -> float:
     return rate
 
 
-def _leave_store(store: Any, number: int, size: int) -> None:
+def _leave_store(store: Any, node_rank: int, size: int) -> None:
     """Leave the store: machine 0, its host, last; the others once its port is closed, which the job opens again."""
     from torch.distributed import DistError
 
-    store.set(f"bye/{number}", "")
-    if number == 0:
+    store.set(f"bye/{node_rank}", "")
+    if node_rank == 0:
         deadline = time.monotonic() + rendezvous_probe.REMINDER_SECONDS
         while not store.check([f"bye/{other}" for other in range(size)]) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -36,16 +36,19 @@ class PreflightResult:
     links: list[tuple[int, int, str, float]]
     sees_run_folder: list[bool]
 
-    def machine_name(self, number: int) -> str:
+    def machine_name(self, node_rank: int) -> str:
         """Return the name of a machine in messages."""
-        return f"machine {number} ({self.machines[number]['name']})"
+        return f"machine {node_rank} ({self.machines[node_rank]['name']})"
 
 
 def parse_result(result: Mapping[str, Any]) -> PreflightResult:
     """Convert the JSON result, whose keys are strings."""
-    machines = {int(number): facts for number, facts in sorted(result["found"].items(), key=lambda pair: int(pair[0]))}
+    machines = {
+        int(node_rank): facts for node_rank, facts in sorted(result["found"].items(), key=lambda pair: int(pair[0]))
+    }
     clocks = {
-        int(number): (float(offset), float(uncertainty)) for number, (offset, uncertainty) in result["clocks"].items()
+        int(node_rank): (float(offset), float(uncertainty))
+        for node_rank, (offset, uncertainty) in result["clocks"].items()
     }
     return PreflightResult(machines, clocks, [tuple(link) for link in result["links"]], result["shared"])
 
@@ -59,23 +62,23 @@ def find_errors(result: PreflightResult) -> list[str]:
         if line.split(" is ")[0] in MUST_MATCH_VERSIONS
     ]
     errors += _find_file_differences(result)
-    for number, facts in result.machines.items():
+    for node_rank, facts in result.machines.items():
         devices = facts["devices"]
         accelerated = devices["kind"] in ("npu", "cuda")
         if devices["problem"]:
-            errors.append(f"{result.machine_name(number)}: {devices['problem']}")
+            errors.append(f"{result.machine_name(node_rank)}: {devices['problem']}")
         elif accelerated and facts["nproc"] > devices["count"]:
             errors.append(
-                f"{result.machine_name(number)} is to run {facts['nproc']} processes on {devices['count']} devices"
+                f"{result.machine_name(node_rank)} is to run {facts['nproc']} processes on {devices['count']} devices"
             )
         if devices["kind"] != result.machines[0]["devices"]["kind"]:
             errors.append(
                 f"devices are {result.machines[0]['devices']['kind']} on machine 0 and"
-                f" {devices['kind']} on {result.machine_name(number)}"
+                f" {devices['kind']} on {result.machine_name(node_rank)}"
             )
     if result.sees_run_folder and not result.sees_run_folder[0]:
         errors.append(f"{result.machine_name(0)} cannot write beside the run folder")
-    elif other_folders := [number for number, is_seen in enumerate(result.sees_run_folder) if not is_seen]:
+    elif other_folders := [node_rank for node_rank, is_seen in enumerate(result.sees_run_folder) if not is_seen]:
         errors.append(
             f"the run folder on {', '.join(map(result.machine_name, other_folders))} is not that of machine 0"
         )
@@ -85,15 +88,15 @@ def find_errors(result: PreflightResult) -> list[str]:
 def _find_file_differences(result: PreflightResult) -> Iterator[str]:
     names = dict.fromkeys(name for facts in result.machines.values() for name in facts["files"])
     for name in names:
-        amounts = {number: facts["files"].get(name) for number, facts in result.machines.items()}
-        if missing_machines := [number for number, amount in amounts.items() if amount is None]:
+        amounts = {node_rank: facts["files"].get(name) for node_rank, facts in result.machines.items()}
+        if missing_machines := [node_rank for node_rank, amount in amounts.items() if amount is None]:
             yield f"{name} is not there on {', '.join(map(result.machine_name, missing_machines))}"
             continue
-        for number, amount in amounts.items():
+        for node_rank, amount in amounts.items():
             if amount != amounts[0]:
                 yield (
                     f"{name} has {_format_amount(amounts[0])} on machine 0 and {_format_amount(amount)} on "
-                    f"{result.machine_name(number)}"
+                    f"{result.machine_name(node_rank)}"
                 )
 
 
@@ -110,10 +113,10 @@ def find_warnings(result: PreflightResult) -> list[str]:
         if line.split(" is ")[0] not in MUST_MATCH_VERSIONS
     ]
     warnings += rendezvous.describe_differences(result.machines, "variables")
-    for number, facts in result.machines.items():
-        warnings += [f"{result.machine_name(number)}: {line}" for line in facts["doctor"]]
+    for node_rank, facts in result.machines.items():
+        warnings += [f"{result.machine_name(node_rank)}: {line}" for line in facts["doctor"]]
         warnings += [
-            f"{result.machine_name(number)}: {format_size(free)} free in {folder}"
+            f"{result.machine_name(node_rank)}: {format_size(free)} free in {folder}"
             for folder, free in facts["free"].items()
             if free < LOW_DISK_BYTES
         ]
@@ -123,12 +126,12 @@ def find_warnings(result: PreflightResult) -> list[str]:
         ] == devices["kind"]:
             warnings.append(
                 f"devices are {_format_devices(first_devices)} on machine 0 and {_format_devices(devices)} on "
-                f"{result.machine_name(number)}"
+                f"{result.machine_name(node_rank)}"
             )
-    for number, (offset, _) in result.clocks.items():
+    for node_rank, (offset, _) in result.clocks.items():
         if abs(offset) >= MAX_CLOCK_SKEW_SECONDS:
             warnings.append(
-                f"the clock of {result.machine_name(number)} is {abs(offset):.1f} s"
+                f"the clock of {result.machine_name(node_rank)} is {abs(offset):.1f} s"
                 f" {'ahead' if offset > 0 else 'behind'}"
             )
     return [*warnings, *_find_slow_links(result)]
@@ -158,13 +161,13 @@ def _format_rate(rate: float) -> str:
 def format_tables(result: PreflightResult) -> list[str]:
     """Return the lines of the tables: machines, versions, links."""
     rows = [("", "machine", "address", "interface", "devices", "processes", "free", "clock")]
-    for number, facts in result.machines.items():
-        offset, uncertainty = result.clocks.get(number, (0.0, 0.0))
-        clock = f"{offset * 1e3:+.1f} ms (± {uncertainty * 1e3:.1f})" if number in result.clocks else ""
+    for node_rank, facts in result.machines.items():
+        offset, uncertainty = result.clocks.get(node_rank, (0.0, 0.0))
+        clock = f"{offset * 1e3:+.1f} ms (± {uncertainty * 1e3:.1f})" if node_rank in result.clocks else ""
         free = format_size(min(facts["free"].values()))
         rows.append(
             (
-                str(number),
+                str(node_rank),
                 facts["name"],
                 facts["address"],
                 facts["interface"],

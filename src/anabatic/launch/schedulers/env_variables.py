@@ -1,7 +1,7 @@
 """Map the environment variables of schedulers to the variables of `anabatic launch`.
 
 Sources: Volcano's plugins env and svc (volcano-sh/volcano, pkg/controllers/job/plugins): VC_TASK_INDEX, VC_TASK_HOSTS
-and _NUM by the names of tasks; ModelArts: MA_NUM_HOSTS, MA_NUM_GPUS beside Volcano's; Kubeflow's training operator
+and _NUM by the names of tasks; ModelArts: MA_NUM_HOSTS, MA_NUM_GPUS besides Volcano's; Kubeflow's training operator
 (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go) and Volcano's plugin pytorch: MASTER_ADDR, RANK and
 WORLD_SIZE, which count pods, and from v1.7 on PET_NODE_RANK, PET_NNODES, PET_NPROC_PER_NODE; Kubeflow's trainer and
 torch.distributed.run: PET_*; Kubernetes' indexed Job: JOB_COMPLETION_INDEX.

@@ -199,7 +199,7 @@ def save_adapter(
     is_writer: bool = True,
     extra_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an adapter folder that PEFT loads: whole or not at all. All ranks call it, the one that `is_writer` writes.
+    """Write an adapter folder that PEFT loads, atomically. All ranks call it, and the one with `is_writer` writes.
 
     Args:
         extra_config: further keys of adapter_config.json.

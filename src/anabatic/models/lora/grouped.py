@@ -170,7 +170,7 @@ class LoraGroup:
 
 
 def _is_disabled() -> bool:
-    """True outside of training, which alone casts adapters, and in a compiler, which cannot trace data pointers."""
+    """True outside of training, where adapters are not cast, and in a compiler, which cannot trace data pointers."""
     return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
 

@@ -38,13 +38,13 @@ class MultiAdapterLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The layer's own: for those who ask for its type."""
+        """Return the weight of the base layer, for code that reads its dtype."""
         weight: Tensor = self.base.weight  # type: ignore[assignment]
         return weight
 
     @property
     def bias(self) -> Tensor | None:
-        """The layer's own."""
+        """Return the bias of the base layer."""
         bias: Tensor | None = self.base.bias  # type: ignore[assignment]
         return bias
 
