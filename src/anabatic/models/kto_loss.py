@@ -88,9 +88,9 @@ def compute_kto_losses(ratios: Tensor, point: Tensor, desirable: Tensor, objecti
         point: `z`, the estimated KL divergence, at least 0, without a gradient.
         desirable: bool `[A]`.
     """
-    advantage = objective.beta * (ratios - point)
-    desirable_losses = objective.desirable_weight * torch.sigmoid(-advantage)
-    undesirable_losses = objective.undesirable_weight * torch.sigmoid(advantage)
+    logits = objective.beta * (ratios - point)
+    desirable_losses = objective.desirable_weight * torch.sigmoid(-logits)
+    undesirable_losses = objective.undesirable_weight * torch.sigmoid(logits)
     return torch.where(desirable, desirable_losses, undesirable_losses)
 
 

@@ -59,7 +59,7 @@ class WorkerReport:
     Attributes:
         ranks: global ranks on this machine.
         messages: message -> the ranks that wrote it, in order of time.
-        codes: rank -> exit code, of ranks that exited normally.
+        codes: rank -> exit code, of ranks that exited on their own.
         failed: rank -> exit code, of ranks that failed before the agent stopped the others.
     """
 
