@@ -1,1 +1,1 @@
-"""The only room that says npu or cuda: device table, detection, fused operators with their references."""
+"""The only package with device-specific code: device table, detection, fused operators with their references."""

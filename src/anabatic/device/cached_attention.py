@@ -1,7 +1,7 @@
-"""Attention of new tokens over keys and values that lie in a cache of blocks, in plain torch.
+"""Attention of new tokens over keys and values in a paged KV cache, in plain torch.
 
-Shapes: `S` tokens that a layer's cache has room for, `N` query heads, `K` key/value heads, `D` head size of queries and
-keys, `E` of values, `L` tokens that a row sees.
+Shapes: `S` tokens of a layer's cache, `N` query heads, `K` key/value heads, `D` head size of queries and keys, `E` of
+values, `L` tokens that a row attends to.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from anabatic.device.transfer import send_to_device
 
 
 class CachedSpan(NamedTuple):
-    """Where the tokens of one row lie.
+    """Cache position of the tokens of one row.
 
     Attributes:
-        start: tokens of it that are in the cache already.
-        num_new: new ones, which this forward pass puts there.
-        block_runs: `(first block, blocks)` of consecutive blocks, in the order of the tokens.
+        start: number of tokens already in the cache.
+        num_new: number of new tokens, which this forward pass writes.
+        block_runs: `(first block, blocks)` of consecutive blocks, in token order.
     """
 
     start: int
@@ -33,82 +33,89 @@ class CachedSpan(NamedTuple):
 
 
 class CachedAttention:
-    """The plan of rows that see cached tokens, made on the host: no layer waits for the device.
+    """Plan for rows that attend to cached tokens, built on the host, so that no layer waits for the device.
 
     Args:
         spans: rows, those with several new tokens first.
-        size: tokens of a block.
-        device: where the cache is.
-        together: rows with one new token are padded to the longest and computed in one call; else each by itself, read
-            where it lies when its blocks are consecutive: which of the two is faster the device table says.
+        block_size: tokens per block.
+        device: device of the cache.
+        batched: pad rows with one new token to the longest and compute them in one call; else compute each row
+            separately, without a copy if its blocks are consecutive. The device table has the faster choice.
     """
 
-    def __init__(self, spans: Sequence[CachedSpan], size: int, device: torch.device, together: bool) -> None:
-        self._size, self._device = size, device
-        last = [span for span in spans if span.num_new == 1]
-        self._separate_rows = list(spans if not together else spans[: len(spans) - len(last)])
-        self._padded_rows = last if together else []
-        self.token_counts = [span.num_new for span in self._separate_rows] + ([len(last)] if self._padded_rows else [])
+    def __init__(self, spans: Sequence[CachedSpan], block_size: int, device: torch.device, batched: bool) -> None:
+        self._size, self._device = block_size, device
+        single_spans = [span for span in spans if span.num_new == 1]
+        self._separate_rows = list(spans if not batched else spans[: len(spans) - len(single_spans)])
+        self._padded_rows = single_spans if batched else []
+        self.token_counts = [span.num_new for span in self._separate_rows] + (
+            [len(single_spans)] if self._padded_rows else []
+        )
         self._num_multi_token = sum(span.num_new > 1 for span in self._separate_rows)
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         if self._padded_rows:
-            self._lengths = np.array([span.start + 1 for span in last])
-            self._width = -(-int(self._lengths.max()) // size) * size
+            self._lengths = np.array([span.start + 1 for span in single_spans])
+            self._width = -(-int(self._lengths.max()) // block_size) * block_size
             self._blocks = send_to_device(torch.from_numpy(self._build_block_table()), device)
 
     def _build_block_table(self) -> np.ndarray:
-        """Blocks of the rows computed together, `[R * M]`; where a row has none, block 0, which its mask hides."""
+        """Return the blocks of the padded rows, `[R * M]`; missing blocks are 0 and hidden by the mask."""
         table = np.zeros((len(self._padded_rows), self._width // self._size), dtype=np.int64)
         for row, span in enumerate(self._padded_rows):
-            at = 0
+            column = 0
             for first, blocks in span.block_runs:
-                end = min(at + blocks, table.shape[1])
-                table[row, at:end] = np.arange(first, first + end - at)
-                at = end
+                end = min(column + blocks, table.shape[1])
+                table[row, column:end] = np.arange(first, first + end - column)
+                column = end
         return table.reshape(-1)
 
-    def compute_attention(self, q: Tensor, keys: Tensor, values: Tensor, scores: AttentionOptions) -> Tensor:
-        """q `[T, N, D]`, a layer's whole cache `[S, K, D]` and `[S, K, E]` -> `[T, N, E]`."""
+    def compute_attention(self, q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        """q `[T, N, D]`, a layer's full cache `[S, K, D]` and `[S, K, E]` -> `[T, N, E]`."""
         if not self._num_multi_token and not self._padded_rows:
-            return self._attend_singles(0, q, keys, values, scores)
+            return self._attend_singles(0, q, keys, values, options)
         parts = q.split(self.token_counts)
-        several = self._num_multi_token
-        outs = [self._attend_row(row, parts[row], keys, values, scores) for row in range(several)]
-        if several < len(self._separate_rows):
-            outs.append(self._attend_singles(several, q, keys, values, scores))
+        num_multi = self._num_multi_token
+        outputs = [self._attend_row(row, parts[row], keys, values, options) for row in range(num_multi)]
+        if num_multi < len(self._separate_rows):
+            outputs.append(self._attend_singles(num_multi, q, keys, values, options))
         if self._padded_rows:
-            outs.append(self._attend_padded(parts[-1], keys, values, scores))
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+            outputs.append(self._attend_padded(parts[-1], keys, values, options))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _attend_singles(self, first: int, q: Tensor, keys: Tensor, values: Tensor, scores: AttentionOptions) -> Tensor:
-        """Rows of one new token each, one by one against exactly what each sees: nothing is padded or copied."""
-        spans = self._separate_rows[first:]
-        q = q[-len(spans) :] if first else q
-        if not scores.is_plain:
+    def _attend_singles(
+        self, first_row: int, q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """Compute rows with one new token one by one over their own keys, without padding or copies."""
+        spans = self._separate_rows[first_row:]
+        q = q[-len(spans) :] if first_row else q
+        if not options.is_plain:
             parts = q.split(1)
             return torch.cat(
-                [self._attend_row(first + at, parts[at], keys, values, scores) for at in range(len(spans))]
+                [
+                    self._attend_row(first_row + offset, parts[offset], keys, values, options)
+                    for offset in range(len(spans))
+                ]
             )
-        # Query heads of one key head become queries of it: nothing is repeated, and nothing needs a mask.
+        # Query heads that share a key head become its queries: keys are not repeated, and no mask is needed.
         parts = q.reshape(len(spans), keys.shape[1], -1, q.shape[2]).chunk(len(spans))
-        outs = []
+        outputs = []
         for span, part in zip(spans, parts, strict=True):
-            seen = span.start + 1
-            k, v = self._read_tokens(keys, span, seen), self._read_tokens(values, span, seen)
-            if scores.window is not None and seen > scores.window:
-                k, v = k[..., seen - scores.window :, :], v[..., seen - scores.window :, :]
-            outs.append(F.scaled_dot_product_attention(part, k, v, scale=scores.scale))
-        return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1, 2)
+            length = span.start + 1
+            k, v = self._read_tokens(keys, span, length), self._read_tokens(values, span, length)
+            if options.window is not None and length > options.window:
+                k, v = k[..., length - options.window :, :], v[..., length - options.window :, :]
+            outputs.append(F.scaled_dot_product_attention(part, k, v, scale=options.scale))
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1, 2)
 
-    def _attend_row(self, row: int, q: Tensor, keys: Tensor, values: Tensor, scores: AttentionOptions) -> Tensor:
-        """One row under a mask."""
+    def _attend_row(self, row: int, q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        """Compute one row under a mask."""
         span = self._separate_rows[row]
         k, v = (self._read_tokens(x, span, span.start + span.num_new) for x in (keys, values))
-        mask = self._row_mask(row, span, scores.window)
-        return attend_masked(q.transpose(0, 1).unsqueeze(0), k, v, mask, scores).squeeze(0).transpose(0, 1)
+        mask = self._row_mask(row, span, options.window)
+        return attend_masked(q.transpose(0, 1).unsqueeze(0), k, v, mask, options).squeeze(0).transpose(0, 1)
 
     def _read_tokens(self, x: Tensor, span: CachedSpan, length: int) -> Tensor:
-        """The first `length` tokens of a row, `[1, K, length, D]`: where they lie, if their blocks are consecutive."""
+        """Return the first `length` tokens of a row, `[1, K, length, D]`: a view if its blocks are consecutive."""
         if len(span.block_runs) == 1:
             _, heads, size = x.shape
             width = heads * size  # a layer's cache is contiguous
@@ -118,36 +125,36 @@ class CachedAttention:
         return torch.cat(parts)[:length].transpose(0, 1).unsqueeze(0)
 
     def _row_mask(self, row: int, span: CachedSpan, window: int | None) -> Tensor:
-        """What the new tokens of a row see, bool `[1, 1, new, L]`."""
+        """Return the mask of the new tokens of a row, bool `[1, 1, new, L]`."""
         if (row, window) not in self._masks:
-            seen = torch.arange(span.start + span.num_new)[None, :]
-            own = torch.arange(span.start, span.start + span.num_new)[:, None]
-            mask = seen <= own
+            key_positions = torch.arange(span.start + span.num_new)[None, :]
+            query_positions = torch.arange(span.start, span.start + span.num_new)[:, None]
+            mask = key_positions <= query_positions
             if window is not None:
-                mask &= seen > own - window
+                mask &= key_positions > query_positions - window
             self._masks[row, window] = send_to_device(mask[None, None], self._device)
         return self._masks[row, window]
 
-    def _attend_padded(self, q: Tensor, keys: Tensor, values: Tensor, scores: AttentionOptions) -> Tensor:
-        """Rows of one new token each, padded to the longest."""
+    def _attend_padded(self, q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        """Compute rows with one new token, padded to the longest."""
         rows = len(self._padded_rows)
         k, v = (
             x.unflatten(0, (-1, self._size)).index_select(0, self._blocks).unflatten(0, (rows, -1)).flatten(1, 2)
             for x in (keys, values)
         )
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        mask = self._padded_mask(scores.window)
-        if scores.is_plain:
-            out = attend_masked(q.unflatten(1, (k.shape[1], -1)), k, v, mask, scores)
+        mask = self._padded_mask(options.window)
+        if options.is_plain:
+            out = attend_masked(q.unflatten(1, (k.shape[1], -1)), k, v, mask, options)
             return out.flatten(1, 2)
-        return attend_masked(q.unsqueeze(2), k, v, mask, scores).squeeze(2)
+        return attend_masked(q.unsqueeze(2), k, v, mask, options).squeeze(2)
 
     def _padded_mask(self, window: int | None) -> Tensor:
-        """What the rows computed together see, bool `[R, 1, 1, width]`."""
+        """Return the mask of the padded rows, bool `[R, 1, 1, width]`."""
         if (-1, window) not in self._masks:
-            place = np.arange(self._width)[None, :]
-            mask = place < self._lengths[:, None]
+            positions = np.arange(self._width)[None, :]
+            mask = positions < self._lengths[:, None]
             if window is not None:
-                mask &= place >= self._lengths[:, None] - window
+                mask &= positions >= self._lengths[:, None] - window
             self._masks[-1, window] = send_to_device(torch.from_numpy(mask[:, None, None, :]), self._device)
         return self._masks[-1, window]

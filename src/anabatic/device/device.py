@@ -1,4 +1,4 @@
-"""Find the device, choose the number format, and offer the few calls that differ between devices."""
+"""Select the device and its dtype, and wrap the few calls that differ between devices."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Device:
-    """The device of this process and what was decided about it."""
+    """The device of this process and its settings."""
 
     type: str
     index: int
     name: str
     dtype: torch.dtype
-    """Format of matrix products; parameters and the optimizer stay fp32."""
+    """Dtype of matrix products; parameters and the optimizer stay fp32."""
     device_row: DeviceRow
     chip: Chip | None
     threads: int
     reasons: dict[str, str] = field(default_factory=dict)
-    """Choice -> why, for the log and the report."""
+    """Choice -> reason, for the log and the report."""
 
     @property
     def torch_device(self) -> torch.device:
-        """The torch.device."""
+        """Return the torch.device."""
         return torch.device("cpu") if self.type == "cpu" else torch.device(self.type, self.index)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Mixed precision for a forward pass; nothing in fp32."""
+        """Return the autocast context of a forward pass; a null context in fp32."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.type, self.dtype)
@@ -58,18 +58,18 @@ class Device:
             _get_torch_module(self.type).synchronize()
 
     def get_peak_memory(self) -> int:
-        """Peak bytes: the allocator's on an accelerator, the resident set's on a CPU."""
+        """Return the peak bytes: of the allocator on an accelerator, of the resident set on a CPU."""
         if self.type in ("cpu", "mps"):
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return int(_get_torch_module(self.type).max_memory_allocated())
 
     def reset_peak_memory(self) -> None:
-        """Count the peak anew from what is allocated now; the resident set's cannot be."""
+        """Reset the peak to the memory allocated now; the peak of the resident set cannot be reset."""
         if self.type not in ("cpu", "mps"):
             _get_torch_module(self.type).reset_peak_memory_stats()
 
     def get_total_memory(self) -> int:
-        """Bytes of memory on the device; of the machine on a CPU."""
+        """Return the bytes of memory on the device; of the machine on a CPU."""
         if self.type == "cpu":
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if self.type == "mps":
@@ -77,27 +77,27 @@ class Device:
         return int(_get_torch_module(self.type).mem_get_info(self.index)[1])
 
     def get_free_memory(self) -> int:
-        """Bytes of memory that nobody uses: of the device, or of the machine on a CPU."""
+        """Return the free bytes of the device, or of the machine on a CPU."""
         if self.type in ("cpu", "mps"):
             return int(psutil.virtual_memory().available)
         return int(_get_torch_module(self.type).mem_get_info(self.index)[0])
 
     def get_rng_state(self) -> dict[str, Tensor]:
-        """The random number generators of this process, as CPU byte tensors."""
+        """Return the states of this process's random number generators, as CPU byte tensors."""
         states = {"cpu": torch.get_rng_state()}
         if self.type != "cpu":
             states[self.type] = _get_torch_module(self.type).get_rng_state()
         return states
 
     def set_rng_state(self, states: dict[str, Tensor]) -> None:
-        """Put back what `get_rng_state` returned; another device's state is left out."""
+        """Restore the result of `get_rng_state`; the state of another device type is ignored."""
         torch.set_rng_state(states["cpu"])
         if self.type in states and self.type != "cpu":
             _get_torch_module(self.type).set_rng_state(states[self.type])
 
 
 def get_free_host_memory() -> int:
-    """Return the bytes of host memory that this process may still take: a container's limit (cgroup v2) counts too."""
+    """Return the bytes of host memory that this process may still use, within a container's limit (cgroup v2)."""
     free = psutil.virtual_memory().available
     try:
         limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
@@ -107,30 +107,30 @@ def get_free_host_memory() -> int:
 
 
 def select_device(config: DeviceConfig) -> Device:
-    """Choose the device and the number format, and set this process up for them.
+    """Select the device and its dtype, and set up this process for them.
 
     Raises:
-        DeviceError: the device asked for does not work here.
-        ConfigError: the number format asked for does not exist on the device.
+        DeviceError: the requested device does not work here.
+        ConfigError: the device does not support the requested dtype.
     """
-    kind, why = _choose_type(config.type)
-    row = DEVICES[kind]
+    device_type, reason = _choose_type(config.type)
+    row = DEVICES[device_type]
     _set_allocator(row)
-    index = int(os.environ.get("LOCAL_RANK", "0")) if kind in ("npu", "cuda") else 0
-    name = _activate_device(kind, index)
+    index = int(os.environ.get("LOCAL_RANK", "0")) if device_type in ("npu", "cuda") else 0
+    name = _activate_device(device_type, index)
     chip = find_chip(name)
-    dtype, dtype_why = _choose_dtype(config.dtype, row, chip)
+    dtype, dtype_reason = _choose_dtype(config.dtype, row, chip)
     threads = config.threads or _default_threads()
     torch.set_num_threads(threads)
-    if kind == "cpu":
+    if device_type == "cpu":
         _keep_freed_memory()
         torch.set_flush_denormal(True)
-    reasons = {"device": why, "dtype": dtype_why}
-    return Device(kind, index, name, DTYPES[dtype], row, chip, threads, reasons)
+    reasons = {"device": reason, "dtype": dtype_reason}
+    return Device(device_type, index, name, DTYPES[dtype], row, chip, threads, reasons)
 
 
 def should_compile(config: DeviceConfig, row: DeviceRow, steps: int) -> tuple[bool, str]:
-    """Decide on torch.compile and say why."""
+    """Return whether to use torch.compile, and the reason."""
     if config.compile != "auto":
         return config.compile == "on", "asked for"
     if not row.compile_pays:
@@ -141,61 +141,65 @@ def should_compile(config: DeviceConfig, row: DeviceRow, steps: int) -> tuple[bo
 
 
 def measure_peak_flops(dtype: torch.dtype = torch.float32, seconds: float = 0.15) -> float:
-    """Return the operations a second of matrix products on this CPU, measured with 1024 x 1024 matrices.
+    """Return the operations per second of matrix products on this CPU, measured with 1024 x 1024 matrices.
 
-    Divided by the time that its threads have computed, not by the clock: on a busy machine the clock would give a peak
-    that the training itself exceeds once the others have gone. How many threads there are is seen from both times.
+    It is computed from CPU time instead of wall time: on a busy machine wall time gives a peak that training exceeds
+    once the load is gone. The number of threads follows from both times.
     """
-    draw = torch.Generator().manual_seed(0)  # the global numbers are those of the training
-    a, b = (torch.randn(1024, 1024, generator=draw).to(dtype) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)  # keeps the global generator of the training unchanged
+    a, b = (torch.randn(1024, 1024, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty(1024, 1024, dtype=dtype)
     torch.mm(a, b, out=out)
-    end, times = time.perf_counter() + seconds, list[tuple[float, float]]()
-    while time.perf_counter() < end or not times:
-        start, before = time.perf_counter(), time.process_time()
+    end, timings = time.perf_counter() + seconds, list[tuple[float, float]]()
+    while time.perf_counter() < end or not timings:
+        start, cpu_start = time.perf_counter(), time.process_time()
         torch.mm(a, b, out=out)
-        times.append((time.perf_counter() - start, time.process_time() - before))
-    return 2 * 1024**3 / _estimate_idle_seconds(times, torch.get_num_threads())
+        timings.append((time.perf_counter() - start, time.process_time() - cpu_start))
+    return 2 * 1024**3 / _estimate_idle_seconds(timings, torch.get_num_threads())
 
 
-def _estimate_idle_seconds(times: Sequence[tuple[float, float]], most: int) -> float:
-    """Return the seconds that a call of at most `most` threads takes when nothing else runs, of (seconds on the clock,
-    of all threads together) of several."""
-    threads = min(most, max(1, math.ceil(max(computed / clock for clock, computed in times) - 0.1)))
-    return min(min(clock for clock, _ in times), min(computed for _, computed in times) / threads)
+def _estimate_idle_seconds(timings: Sequence[tuple[float, float]], max_threads: int) -> float:
+    """Return the seconds of a call with at most `max_threads` threads on an idle machine, from several (wall seconds,
+    CPU seconds of all threads)."""
+    threads = min(
+        max_threads, max(1, math.ceil(max(cpu_seconds / wall_seconds for wall_seconds, cpu_seconds in timings) - 0.1))
+    )
+    return min(
+        min(wall_seconds for wall_seconds, _ in timings), min(cpu_seconds for _, cpu_seconds in timings) / threads
+    )
 
 
 def get_peak_flops(device: Device) -> tuple[float, str]:
-    """Return the peak operations a second that MFU is measured against, and where the figure comes from."""
+    """Return the peak operations per second for MFU, and the source of the figure."""
     if device.type == "cpu":
-        named = str(device.dtype).removeprefix("torch.")
-        return measure_peak_flops(device.dtype), f"measured: {named} matrix product of 1024 x 1024"
+        dtype_name = str(device.dtype).removeprefix("torch.")
+        return measure_peak_flops(device.dtype), f"measured: {dtype_name} matrix product of 1024 x 1024"
     if device.chip is None:
         return 0.0, f"unknown chip {device.name!r}: MFU is not shown"
-    # fp32 has no full rate on matrix units; MFU is then a share of the half-precision peak, as is usual.
+    # fp32 has no full rate on matrix units; MFU is then relative to the half-precision peak, as usual.
     return device.chip.half_tflops * 1e12, f"{device.chip.name}, dense half precision"
 
 
-def _choose_type(asked: str) -> tuple[str, str]:
+def _choose_type(requested: str) -> tuple[str, str]:
     _load_npu_backend()
-    found = torch.accelerator.current_accelerator(check_available=True)
-    usable = found.type if found is not None else None
-    if asked == "auto":
-        if usable in DEVICES:
-            return str(usable), "auto: the accelerator that torch found"
-        if usable is not None:
-            return "cpu", f"auto: torch found {usable}, for which there is no row in the device table"
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    available = accelerator.type if accelerator is not None else None
+    if requested == "auto":
+        if available in DEVICES:
+            return str(available), "auto: the accelerator that torch found"
+        if available is not None:
+            return "cpu", f"auto: torch found {available}, for which there is no row in the device table"
         return "cpu", "auto: torch found no accelerator"
-    if asked != "cpu" and asked != usable:
+    if requested != "cpu" and requested != available:
         raise DeviceError(
-            f"device {asked} was asked for, but torch {torch.__version__} sees {usable or 'no accelerator'}",
+            f"device {requested} was asked for, but torch {torch.__version__} sees {available or 'no accelerator'}",
             "check the driver and that torch (and torch_npu) match it, or use --device.type auto",
         )
-    return asked, "asked for"
+    return requested, "asked for"
 
 
 def _load_npu_backend() -> None:
-    """Import torch_npu where it is installed but torch did not load it by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
+    """Import torch_npu if it is installed but torch did not load it (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
     if hasattr(torch, "npu") or importlib.util.find_spec("torch_npu") is None:
         return
     try:
@@ -208,7 +212,7 @@ def _load_npu_backend() -> None:
 
 
 def _set_allocator(row: DeviceRow) -> None:
-    """Choose the allocator's settings before its first use, unless the user has.
+    """Set the allocator's options before its first use, unless the user has set them.
 
     Setting both the device's own variable and PYTORCH_ALLOC_CONF is an error from TorchNPU 26.2.0 on.
     """
@@ -217,45 +221,45 @@ def _set_allocator(row: DeviceRow) -> None:
         os.environ[variable] = value
 
 
-def _activate_device(kind: str, index: int) -> str:
-    if kind == "cpu":
+def _activate_device(device_type: str, index: int) -> str:
+    if device_type == "cpu":
         return cpu_info.get_cpu_name(cpu_info.read_cpuinfo(), "CPU")
-    if kind == "mps":
+    if device_type == "mps":
         return "Apple GPU"
-    module = _get_torch_module(kind)
+    module = _get_torch_module(device_type)
     count = module.device_count()
     if index >= count:
         raise DeviceError(
-            f"LOCAL_RANK {index} has no device: {count} {kind} devices are visible",
-            f"start at most {count} processes, or widen {DEVICES[kind].visible_env}",
+            f"LOCAL_RANK {index} has no device: {count} {device_type} devices are visible",
+            f"start at most {count} processes, or widen {DEVICES[device_type].visible_env}",
         )
     module.set_device(index)
     return str(module.get_device_name(index))
 
 
-def _choose_dtype(asked: str, row: DeviceRow, chip: Chip | None) -> tuple[str, str]:
+def _choose_dtype(requested: str, row: DeviceRow, chip: Chip | None) -> tuple[str, str]:
     has_bf16 = chip.has_bf16 if chip is not None else row.dtype == "bf16" or row.type == "cpu"
-    if asked == "auto":
+    if requested == "auto":
         if row.dtype == "bf16" and not has_bf16:
             return "fp16", f"{chip.name if chip else row.type} has no bf16"
         return row.dtype, f"the device table's choice for {row.type}"
-    if asked == "bf16" and not has_bf16:
+    if requested == "bf16" and not has_bf16:
         raise ConfigError(f"device.dtype is bf16, which {chip.name if chip else row.type} does not have", "use fp16")
-    if asked == "fp16" and row.type == "cpu":
+    if requested == "fp16" and row.type == "cpu":
         raise ConfigError("device.dtype is fp16, which is not trained on a CPU", "use fp32 or bf16")
-    return asked, "asked for"
+    return requested, "asked for"
 
 
 def _default_threads() -> int:
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked):
-        return int(asked)
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, len(os.sched_getaffinity(0)) // local)
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    if value.isdigit() and int(value):
+        return int(value)
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep freed blocks: fresh pages for every large tensor cost up to a third of a CPU step.
+    """Make the C library keep freed blocks: new pages for every large tensor cost up to a third of a CPU step.
 
     Source: mallopt(3); M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1, M_TOP_PAD -2. Measured in docs/dev.
     """
@@ -266,5 +270,5 @@ def _keep_freed_memory() -> None:
         libc.mallopt(-2, 64 << 20)
 
 
-def _get_torch_module(kind: str) -> Any:
-    return torch.get_device_module(kind)
+def _get_torch_module(device_type: str) -> Any:
+    return torch.get_device_module(device_type)

@@ -1,7 +1,7 @@
 """Fused operators: each has a plain-torch reference and at most one implementation per device.
 
-`get_device_ops` picks by the device table. Every implementation has a parity test against the reference, forward and
-gradient. Shapes: `T` tokens, `H` hidden size, `N` query heads, `K` key/value heads, `D` head size, `V` vocabulary.
+`get_device_ops` selects by the device table. Every implementation has a parity test against the reference, forward
+and gradient. Shapes: `T` tokens, `H` hidden size, `N` query heads, `K` key/value heads, `D` head size, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from anabatic.device.table import DEVICES, KernelSet
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm (arXiv 1910.07467): `x / rms(x) * weight` over the last axis, statistics in fp32."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+    upcast = x.float()
+    upcast = upcast * torch.rsqrt(upcast.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * upcast.to(x.dtype)
 
 
 def rotary_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def rotary_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_neighbours_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864) as the paper has it: numbers 2i and 2i + 1 turn together."""
+    """Rotary position embedding (arXiv 2104.09864), interleaved layout of the paper: 2i and 2i + 1 form a pair."""
     rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     return x * cos + rotated * sin
 
@@ -45,54 +45,59 @@ def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def swiglu_joint_reference(both: Tensor) -> Tensor:
-    """SwiGLU of `[..., 2 I]` that holds the gate in its first half: `[..., I]`."""
-    gate, up = both.chunk(2, dim=-1)
+def swiglu_joint_reference(gate_up: Tensor) -> Tensor:
+    """SwiGLU of a joint tensor: `[..., 2 I]`, the gate in the first half -> `[..., I]`."""
+    gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 _FP16_DIVISOR = 64
-"""What states in fp16 are divided by where many are summed; a power of two, so no digit is lost."""
+"""Divisor of fp16 states before many are summed; a power of two, so it is exact."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The gradient is made in the forward pass, chunk by chunk, so no chunk's logits are kept or made twice."""
+    """Computes the gradient in the forward pass, chunk by chunk, so that no logits are kept or computed twice."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, softcap: float | None) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int, softcap: float | None
+    ) -> Tensor:
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        small = weight.to(hidden.dtype)
+        cast_weight = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = _allocate_gradient(weight, hidden) if need_weight else None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for start in range(0, hidden.shape[0], rows):
-            part = hidden[start : start + rows]
-            index = labels[start : start + rows].unsqueeze(1)
-            logits, slope = _apply_softcap((part @ small.t()).float(), softcap)
-            top = logits.amax(dim=1, keepdim=True)
+        for start in range(0, hidden.shape[0], chunk_rows):
+            chunk = hidden[start : start + chunk_rows]
+            index = labels[start : start + chunk_rows].unsqueeze(1)
+            logits, slope = _apply_softcap((chunk @ cast_weight.t()).float(), softcap)
+            max_logits = logits.amax(dim=1, keepdim=True)
             target = logits.gather(1, index)
-            weights = logits.sub_(top).exp_()
-            mass = weights.sum(dim=1, keepdim=True)
-            total += (mass.log() + top - target).sum()
+            probs = logits.sub_(max_logits).exp_()
+            prob_sums = probs.sum(dim=1, keepdim=True)
+            total += (prob_sums.log() + max_logits - target).sum()
             if d_hidden is None and d_weight is None:
                 continue
-            weights.div_(mass).scatter_add_(1, index, weights.new_full((1, 1), -1.0).expand_as(index))
+            probs.div_(prob_sums).scatter_add_(1, index, probs.new_full((1, 1), -1.0).expand_as(index))
             if slope is not None:
-                weights.mul_(slope)
-            delta = weights.to(hidden.dtype)
+                probs.mul_(slope)
+            grad_logits = probs.to(hidden.dtype)
             if d_hidden is not None:
-                torch.mm(delta, small, out=d_hidden[start : start + rows])
+                torch.mm(grad_logits, cast_weight, out=d_hidden[start : start + chunk_rows])
             if d_weight is not None:
-                _add_product(d_weight, delta, part, first=start == 0)
-            del logits, weights, delta  # or the next chunk would be made beside this one
-        ctx.found = (d_hidden, d_weight)
+                _add_product(d_weight, grad_logits, chunk, overwrite=start == 0)
+            del logits, probs, grad_logits  # frees this chunk before the next one is allocated
+        ctx.gradients = (d_hidden, d_weight)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.found is None:
+        if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy: the gradient was given away by an earlier backward pass")
-        (d_hidden, d_weight), ctx.found = ctx.found, None  # in place: a second one of the head's size is gigabytes
+        (d_hidden, d_weight), ctx.gradients = (
+            ctx.gradients,
+            None,
+        )  # in place: a second tensor of the head's size is gigabytes
         (grad,) = grads
         if d_hidden is not None:
             d_hidden.mul_(grad.to(d_hidden.dtype))
@@ -111,25 +116,25 @@ def _apply_softcap(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tenso
 
 
 def _allocate_gradient(weight: Tensor, hidden: Tensor) -> Tensor:
-    """Memory for the gradient of the weight, in fp32; the first chunk writes it, without one it is zero."""
-    make = torch.empty_like if len(hidden) else torch.zeros_like
-    return make(weight, dtype=torch.float32)
+    """Allocate the gradient of the weight in fp32; the first chunk overwrites it, without chunks it is zero."""
+    allocate = torch.empty_like if len(hidden) else torch.zeros_like
+    return allocate(weight, dtype=torch.float32)
 
 
-def _add_product(total: Tensor, delta: Tensor, part: Tensor, first: bool) -> None:
-    """`total += delta^T part`, `total` in fp32 whatever the factors are; `first`: what it holds is overwritten.
+def _add_product(d_weight: Tensor, grad_logits: Tensor, hidden: Tensor, overwrite: bool) -> None:
+    """`d_weight += grad_logits^T hidden`, `d_weight` always in fp32; `overwrite`: replace its content.
 
-    In fp16 a frequent target sums up hundreds of rows of states, beyond 65,504: they are made smaller first.
+    In fp16 the sum over hundreds of rows of a frequent target exceeds 65,504, so states are divided first.
     """
-    if delta.dtype == total.dtype:
-        total.addmm_(delta.t(), part, beta=0.0 if first else 1.0)
+    if grad_logits.dtype == d_weight.dtype:
+        d_weight.addmm_(grad_logits.t(), hidden, beta=0.0 if overwrite else 1.0)
         return
-    shrunk = _FP16_DIVISOR if part.dtype == torch.float16 else 1
-    product = delta.t() @ (part / shrunk if shrunk > 1 else part)
-    if first:
-        total.copy_(product).mul_(shrunk)
+    divisor = _FP16_DIVISOR if hidden.dtype == torch.float16 else 1
+    product = grad_logits.t() @ (hidden / divisor if divisor > 1 else hidden)
+    if overwrite:
+        d_weight.copy_(product).mul_(divisor)
     else:
-        total.add_(product, alpha=shrunk)
+        d_weight.add_(product, alpha=divisor)
 
 
 def linear_cross_entropy(
@@ -139,65 +144,67 @@ def linear_cross_entropy(
 
     Args:
         hidden: `[T, H]`; weight: `[V, H]`; labels: int64 `[T]`, every one a target (no ignored rows).
-        chunk_bytes: size of the fp32 logits that exist at once.
+        chunk_bytes: size of the fp32 logits in memory at a time.
         softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     hidden = _cast_for_matmul(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        total: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
-    return total
+        loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def _cast_for_matmul(hidden: Tensor) -> Tensor:
-    """Cast to the format of matrix products.
+    """Cast to the dtype of matrix products.
 
-    Autocast would not: it passes over products that are written into given memory, makes a copy of the head for every
-    chunk, and ends before a backward pass, whose products must be the same ones.
+    Autocast is not used: it skips products with an `out` tensor, copies the head for every chunk, and ends before the
+    backward pass, whose products must have the same dtype.
     """
-    kind = hidden.device.type
-    return hidden.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else hidden
+    device_type = hidden.device.type
+    return hidden.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else hidden
 
 
 class _LinearLogProbs(torch.autograd.Function):
-    """The backward pass makes the logits again, chunk by chunk: what a token's gradient is worth is known only then."""
+    """Recomputes the logits in the backward pass, chunk by chunk: the gradient of each token is known only then."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, softcap: float | None) -> Tensor:
-        small = weight.to(hidden.dtype)
-        found = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
-        norms = torch.empty_like(found)
-        for start in range(0, hidden.shape[0], rows):
-            chunk = slice(start, start + rows)
-            logits, _ = _apply_softcap((hidden[chunk] @ small.t()).float(), softcap)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int, softcap: float | None
+    ) -> Tensor:
+        cast_weight = weight.to(hidden.dtype)
+        log_probs = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
+        norms = torch.empty_like(log_probs)
+        for start in range(0, hidden.shape[0], chunk_rows):
+            chunk = slice(start, start + chunk_rows)
+            logits, _ = _apply_softcap((hidden[chunk] @ cast_weight.t()).float(), softcap)
             norms[chunk] = torch.logsumexp(logits, dim=1)
-            found[chunk] = logits.gather(1, labels[chunk].unsqueeze(1)).squeeze(1) - norms[chunk]
+            log_probs[chunk] = logits.gather(1, labels[chunk].unsqueeze(1)).squeeze(1) - norms[chunk]
         ctx.save_for_backward(hidden, weight, labels, norms)
-        ctx.rows, ctx.softcap = rows, softcap
-        return found
+        ctx.rows, ctx.softcap = chunk_rows, softcap
+        return log_probs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, norms = ctx.saved_tensors
         (grad,) = grads
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        small = weight.to(hidden.dtype)
+        cast_weight = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = _allocate_gradient(weight, hidden) if need_weight else None
         for start in range(0, hidden.shape[0], ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            part, worth = hidden[chunk], grad[chunk].unsqueeze(1)
-            logits, slope = _apply_softcap((part @ small.t()).float(), ctx.softcap)
-            weights = logits.sub_(norms[chunk].unsqueeze(1)).exp_().mul_(-worth)
-            weights.scatter_add_(1, labels[chunk].unsqueeze(1), worth)
+            hidden_chunk, grad_chunk = hidden[chunk], grad[chunk].unsqueeze(1)
+            logits, slope = _apply_softcap((hidden_chunk @ cast_weight.t()).float(), ctx.softcap)
+            probs = logits.sub_(norms[chunk].unsqueeze(1)).exp_().mul_(-grad_chunk)
+            probs.scatter_add_(1, labels[chunk].unsqueeze(1), grad_chunk)
             if slope is not None:
-                weights.mul_(slope)
-            delta = weights.to(hidden.dtype)
+                probs.mul_(slope)
+            grad_logits = probs.to(hidden.dtype)
             if d_hidden is not None:
-                torch.mm(delta, small, out=d_hidden[chunk])
+                torch.mm(grad_logits, cast_weight, out=d_hidden[chunk])
             if d_weight is not None:
-                _add_product(d_weight, delta, part, first=start == 0)
-            del logits, weights, delta
+                _add_product(d_weight, grad_logits, hidden_chunk, overwrite=start == 0)
+            del logits, probs, grad_logits
         return d_hidden, d_weight if d_weight is None else d_weight.to(weight.dtype), None, None, None
 
 
@@ -208,29 +215,29 @@ def linear_log_probs(
 
     Args:
         hidden: `[T, H]`; weight: `[V, H]`; labels: int64 `[T]`.
-        chunk_bytes: size of the fp32 logits that exist at once, in both passes.
+        chunk_bytes: size of the fp32 logits in memory at a time, in both passes.
         softcap: logits are `cap * tanh(logits / cap)`.
     """
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     hidden = _cast_for_matmul(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        found: Tensor = _LinearLogProbs.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
-    return found
+        logps: Tensor = _LinearLogProbs.apply(hidden, weight, labels, rows, softcap)  # type: ignore[no-untyped-call]
+    return logps
 
 
 @torch.no_grad()
 def token_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's cross-entropy, fp32 `[T]`, and whether it is the likeliest one, bool `[T]`; no gradient."""
-    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    """Return each token's cross-entropy, fp32 `[T]`, and whether it is the most likely one, bool `[T]`; no gradient."""
+    chunk_rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     hidden = _cast_for_matmul(hidden)
-    small = weight.to(hidden.dtype)
+    cast_weight = weight.to(hidden.dtype)
     losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
     hits = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
-    for start in range(0, hidden.shape[0], rows):
-        chunk = slice(start, start + rows)
-        logits, _ = _apply_softcap((hidden[chunk] @ small.t()).float(), softcap)
+    for start in range(0, hidden.shape[0], chunk_rows):
+        chunk = slice(start, start + chunk_rows)
+        logits, _ = _apply_softcap((hidden[chunk] @ cast_weight.t()).float(), softcap)
         losses[chunk] = F.cross_entropy(logits, labels[chunk], reduction="none")
         hits[chunk] = logits.argmax(dim=1) == labels[chunk]
     return losses, hits
@@ -280,18 +287,18 @@ OPS_BY_KERNEL: dict[KernelSet, DeviceOps] = {
 
 
 def list_expensive_operators() -> list[Any]:
-    """Return matrix products and attention: what selective recomputation keeps, because it is dear to make anew."""
+    """Return matrix products and attention, whose results selective recomputation keeps because they are expensive."""
     aten = torch.ops.aten
-    dear = [aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention_for_cpu]
-    dear += [aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention]
-    found = [packet.default for packet in dear]
+    packets = [aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention_for_cpu]
+    packets += [aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention]
+    operators = [packet.default for packet in packets]
     fused = getattr(torch.ops, "npu", None)
     for name in ("npu_fusion_attention", "npu_fusion_attention_v3"):
         if hasattr(torch, "npu") and hasattr(fused, name):
-            found.append(getattr(fused, name).default)
-    return found
+            operators.append(getattr(fused, name).default)
+    return operators
 
 
 def get_device_ops(device_type: str) -> DeviceOps:
-    """Return the operators that the device table chooses for tensors on `device_type`."""
+    """Return the operators of the device table for tensors on `device_type`."""
     return OPS_BY_KERNEL[DEVICES[device_type].kernels]

@@ -21,28 +21,28 @@ def _import_torch_npu() -> Any:
 
 @functools.cache
 def _causal_mask(device: torch.device) -> Tensor:
-    """The compressed mask that sparse modes 2 to 4 need: bool `[2048, 2048]`, True above the diagonal."""
+    """Return the compressed mask of sparse modes 2 to 4: bool `[2048, 2048]`, True above the diagonal."""
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)
 
 
 def has_infinities() -> bool:
-    """False on the first generation and the 310P, whose numbers end at the largest one."""
+    """False on the first generation and the 310P, which saturate at the largest number."""
     return bool(_import_torch_npu().npu.utils.is_support_inf_nan())
 
 
-def clear_overflow(room: Tensor) -> None:
-    """npu_clear_float_status; room fp32 `[8]`."""
-    _import_torch_npu().npu_clear_float_status(room)
+def clear_overflow(buffer: Tensor) -> None:
+    """npu_clear_float_status; buffer fp32 `[8]`."""
+    _import_torch_npu().npu_clear_float_status(buffer)
 
 
-def read_overflow(room: Tensor) -> Tensor:
-    """npu_get_float_status: a scalar that is not 0 after an overflow; room fp32 `[8]`."""
-    status: Tensor = _import_torch_npu().npu_get_float_status(room)
+def read_overflow(buffer: Tensor) -> Tensor:
+    """npu_get_float_status: a scalar that is not 0 after an overflow; buffer fp32 `[8]`."""
+    status: Tensor = _import_torch_npu().npu_get_float_status(buffer)
     return status[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """npu_rms_norm: one kernel instead of five. It takes an fp32 weight with a half-precision input."""
+    """npu_rms_norm: one kernel instead of five. It accepts an fp32 weight with a half-precision input."""
     gamma = weight if weight.dtype in (x.dtype, torch.float32) else weight.to(x.dtype)
     out: Tensor = _import_torch_npu().npu_rms_norm(x, gamma, eps)[0]
     return out
@@ -51,20 +51,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _rotary_mul(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     """npu_rotary_mul; x `[B, N, S, D]`, cos and sin `[1, 1, S, D]`.
 
-    Models make `[B, S, N, D]` and turn it: given in that order the kernel reads and writes what attention wants.
+    Models transpose it from `[B, S, N, D]`: in that order the kernel reads and writes the layout that attention reads.
     """
-    turned = (y.transpose(1, 2) for y in (x, cos.to(x.dtype), sin.to(x.dtype)))
-    out: Tensor = _import_torch_npu().npu_rotary_mul(*turned, mode)
+    transposed = (y.transpose(1, 2) for y in (x, cos.to(x.dtype), sin.to(x.dtype)))
+    out: Tensor = _import_torch_npu().npu_rotary_mul(*transposed, mode)
     return out.transpose(1, 2)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Halves of a head turn together."""
+    """Rotary embedding, half-split layout."""
     return _rotary_mul(x, cos, sin, "half")
 
 
 def apply_rotary_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Neighbours turn together."""
+    """Rotary embedding, interleaved layout."""
     return _rotary_mul(x, cos, sin, "interleave")
 
 
@@ -73,64 +73,66 @@ def apply_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return apply_swiglu_joint(torch.cat((gate, up), dim=-1))
 
 
-def apply_swiglu_joint(both: Tensor) -> Tensor:
+def apply_swiglu_joint(gate_up: Tensor) -> Tensor:
     """npu_swiglu over `[..., 2 I]`."""
-    out: Tensor = _import_torch_npu().npu_swiglu(both)
+    out: Tensor = _import_torch_npu().npu_swiglu(gate_up)
     return out
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, scores: AttentionOptions) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, options: AttentionOptions) -> Tensor:
     """npu_fusion_attention over packed tokens: layout TND, borders as a host list, inside each segment.
 
-    Causal is sparse mode 3; both ways is mode 0 without a mask. A window is sparse mode 4: `pre_tockens` keys before a
-    query's own, `next_tockens` after it. The kernel has no capped scores, no gradient of sinks, no values wider than
-    keys, and in this layout no mask of one's own: those layers, and trees, are composed of plain operators.
+    Causal is sparse mode 3; bidirectional is mode 0 without a mask. A window is sparse mode 4: `pre_tockens` keys
+    before a query's own, `next_tockens` after it. The kernel supports no softcap, no gradient of sinks, no values wider
+    than keys, and in this layout no custom mask: those layers, and trees, use the reference.
     """
-    if not scores.is_plain or v.shape[-1] > q.shape[-1] or isinstance(segments, PackedTrees):
-        return attention_reference(q, k, v, segments, scores)
+    if not options.is_plain or v.shape[-1] > q.shape[-1] or isinstance(segments, PackedTrees):
+        return attention_reference(q, k, v, segments, options)
     borders = segments.cu_seqlens[1:]
-    band: dict[str, Any] = {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)} if segments.is_causal else {}
-    if scores.window is not None:
-        before = scores.window - 1
-        band = {"sparse_mode": 4, "atten_mask": _causal_mask(q.device), "pre_tockens": before}
-        band["next_tockens"] = 0 if segments.is_causal else before
+    mask_arguments: dict[str, Any] = (
+        {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)} if segments.is_causal else {}
+    )
+    if options.window is not None:
+        keys_before = options.window - 1
+        mask_arguments = {"sparse_mode": 4, "atten_mask": _causal_mask(q.device), "pre_tockens": keys_before}
+        mask_arguments["next_tockens"] = 0 if segments.is_causal else keys_before
     out: Tensor = _import_torch_npu().npu_fusion_attention(
         q,
         k,
         v,
         q.shape[1],
         "TND",
-        scale=scores.scale,
+        scale=options.scale,
         actual_seq_qlen=borders,
         actual_seq_kvlen=borders,
-        **band,
+        **mask_arguments,
     )[0]
     return out
 
 
 def permute_tokens(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """npu_moe_token_permute: rows in the order of their experts, and where each choice went."""
-    rows, places = _import_torch_npu().npu_moe_token_permute(x, index)
-    return rows, places
+    """npu_moe_token_permute: rows sorted by expert, and the position of each choice."""
+    rows, positions = _import_torch_npu().npu_moe_token_permute(x, index)
+    return rows, positions
 
 
-def unpermute_tokens(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+def unpermute_tokens(rows: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
     """npu_moe_token_unpermute: the weighted sum of each token's rows."""
-    out: Tensor = _import_torch_npu().npu_moe_token_unpermute(rows, places, probs=weights)
+    out: Tensor = _import_torch_npu().npu_moe_token_unpermute(rows, positions, probs=weights)
     return out
 
 
-def _npu_grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor, kind: int) -> Tensor:
-    """`kind` 0: groups are rows of x; 2: they are its columns, and the products are stacked."""
-    split = 2 if kind == 0 else 3
+def _npu_grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor, group_type: int) -> Tensor:
+    """`group_type` 0: groups are rows of x; 2: they are its columns, and the products are stacked."""
+    split = 2 if group_type == 0 else 3
     out: Tensor = _import_torch_npu().npu_grouped_matmul(
-        [x], [weight], bias=None, group_list=ends, split_item=split, group_type=kind, group_list_type=0
+        [x], [weight], bias=None, group_list=ends, split_item=split, group_type=group_type, group_list_type=0
     )[0]
     return out
 
 
 class _GroupedMatmul(torch.autograd.Function):
-    """npu_grouped_matmul has no derivative of its own (op-plugin, config/derivatives.yaml)."""
+    """Adds the derivative that npu_grouped_matmul lacks (op-plugin, config/derivatives.yaml)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -145,7 +147,7 @@ class _GroupedMatmul(torch.autograd.Function):
         d_weight = None
         if ctx.needs_input_grad[1] and weight.stride(-1) == 1:
             d_weight = _npu_grouped_matmul(x.t(), grad, ends, 2)
-        elif ctx.needs_input_grad[1]:  # stored the other way round: its gradient too, so that it is not turned
+        elif ctx.needs_input_grad[1]:  # stored transposed: the gradient gets the same layout, without a copy
             d_weight = _npu_grouped_matmul(grad.t(), x, ends, 2).transpose(1, 2)
         return d_x, d_weight, None
 

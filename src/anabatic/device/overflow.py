@@ -1,8 +1,7 @@
-"""Overflow on chips without infinities, where no number shows it.
+"""Overflow detection on chips without infinities, where results do not show it.
 
-An Ascend 910A or 310P computes 65,504 where fp16 overflows, and 0 where there is no number; a status register of the
-device remembers it until it is cleared (hiascend.com, INF_NAN_MODE_ENABLE; torch_npu 2.13, npu/utils.py,
-get_npu_overflow_flag).
+An Ascend 910A or 310P returns 65,504 on fp16 overflow, and 0 instead of NaN; a status register of the device records
+it until it is cleared (hiascend.com, INF_NAN_MODE_ENABLE; torch_npu 2.13, npu/utils.py, get_npu_overflow_flag).
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ class OverflowRegister:
     """The status register of a device that saturates."""
 
     def __init__(self, device: torch.device) -> None:
-        self._room = torch.zeros(8, device=device)
+        self._buffer = torch.zeros(8, device=device)
 
     def clear_flag(self) -> None:
-        """Forget what has overflowed so far."""
-        ops_npu.clear_overflow(self._room)
+        """Clear the overflow flag."""
+        ops_npu.clear_overflow(self._buffer)
 
     def read_flag(self) -> Tensor:
-        """Return an fp32 scalar on the device: 1 when anything has overflowed since `clear_flag`. Nobody waits."""
-        return ops_npu.read_overflow(self._room).ne(0).float()
+        """Return an fp32 scalar on the device, without synchronization: 1 after an overflow since `clear_flag`."""
+        return ops_npu.read_overflow(self._buffer).ne(0).float()
 
 
 def open_register(device: Device) -> OverflowRegister | None:
-    """Return the register of a device whose numbers end at the largest one; None where there are infinities."""
+    """Return the register of a device that saturates; None for devices with infinities."""
     if device.type != "npu" or ops_npu.has_infinities():
         return None
     return OverflowRegister(device.torch_device)

@@ -1,4 +1,4 @@
-"""What the program knows about devices: one row per device type, one per chip. Data only, no torch."""
+"""Device table: one row per device type, one per chip. Data only, no torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class DeviceRow:
     alloc_env: tuple[str, str]
     """Allocator variable and the value that suits training; empty: there is none."""
     start_env: tuple[tuple[str, str], ...]
-    """Variables, with values, that the collectives of several processes want."""
+    """Environment variables, with values, for the collectives of several processes."""
     dtype: Literal["bf16", "fp16", "fp32"]
-    """Format of matrix products when the chip's row does not say otherwise."""
+    """Dtype of matrix products, unless the chip's row excludes it."""
     kernels: KernelSet
     """Which implementation of the fused operators runs (`ops.py`)."""
     fused_adamw: bool
@@ -30,12 +30,12 @@ class DeviceRow:
     compile_pays: bool
     """torch.compile is worth its start-up time on long runs."""
     group_adapters: bool
-    """Launches cost more than the zeros that are multiplied when adapters are computed together."""
+    """Kernel launches cost more than multiplying zeros when adapters are computed in groups."""
     read_cache_together: bool
-    """Launches cost more than padding and copying what generating requests see."""
+    """Kernel launches cost more than padding and copying the cached tokens of generating requests."""
     pin_memory: bool
     chunk_bytes: int
-    """Logits that linear_cross_entropy holds at once."""
+    """Bytes of logits that linear_cross_entropy holds at a time."""
 
 
 DEVICES: dict[str, DeviceRow] = {
@@ -111,22 +111,22 @@ DEVICES: dict[str, DeviceRow] = {
 
 @dataclass(frozen=True)
 class Chip:
-    """Figures of one chip, as one torch device sees it."""
+    """Figures of one chip, that is, of one torch device."""
 
     name: str
-    """What the device calls itself, or the start of it."""
+    """Name that the device reports, or its prefix."""
     half_tflops: float
-    """Dense peak of fp16 = bf16 matrix products, in 1e12 operations a second."""
+    """Dense peak of fp16 = bf16 matrix products, in 1e12 operations per second."""
     memory_gib: float
     bandwidth_gbs: float
-    """Device memory, 1e9 bytes a second; 0: not published."""
+    """Device memory, 1e9 bytes per second; 0: not published."""
     has_bf16: bool = True
     watts: int = 0
-    """Largest power that the maker gives; 0: none is published."""
+    """Maximum power published by the vendor; 0: none is published."""
     taken_gib: float | None = None
-    """Of the memory, in use before a job begins; None: not looked at."""
+    """Memory in use before a job starts; None: not measured."""
     can_train: bool = True
-    """False: the maker sells it for inference."""
+    """False: the vendor sells it for inference."""
 
 
 # Ascend: cube cores x 4096 MAC x 2 x clock, from the platform_config/*.ini of CANN 8.1.RC1; memory and bandwidth from
@@ -174,18 +174,18 @@ CHIPS: tuple[Chip, ...] = (
 
 
 def find_chip(name: str) -> Chip | None:
-    """Return the row of a device name: the same name, else the longest row that starts it, else None.
+    """Return the row of a device name: an exact match, else the longest matching prefix, else None.
 
-    "Ascend910B" without a digit is the first generation without bf16, so Ascend names must be equal to a row.
+    "Ascend910B" without a digit is the first generation without bf16, so Ascend names must match exactly.
     """
     if name.startswith("Ascend"):
         return next((chip for chip in CHIPS if chip.name == name), None)
-    fitting = [chip for chip in CHIPS if name.startswith(chip.name)]
-    return max(fitting, key=lambda chip: len(chip.name)) if fitting else None
+    matches = [chip for chip in CHIPS if name.startswith(chip.name)]
+    return max(matches, key=lambda chip: len(chip.name)) if matches else None
 
 
 PROCESSOR_NAME = "processor"
-"""Name of the row that stands for a CPU: its figures are the machine's (`plan/detect_chip.py`)."""
+"""Name of the row for a CPU, whose figures are measured on the machine (`plan/detect_chip.py`)."""
 
 
 def get_device_row(chip: Chip) -> DeviceRow:

@@ -1,4 +1,4 @@
-"""How the devices of this process are called outside, and what torch itself knows of one where nothing else tells."""
+"""External ids of this process's devices, and a metrics source that reads torch where no driver tool works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabatic.monitor.snapshot import Snapshot
 
 
 def get_device_ids(device: Device, count: int) -> frozenset[int | str]:
-    """Return logic ids, or UUIDs where torch has them, of the first `count` devices that this process sees."""
+    """Return logic ids, or UUIDs if torch has them, of the first `count` devices visible to this process."""
     module: Any = getattr(torch, device.type)
     count = min(count, module.device_count())
     if device.type == "cuda":
@@ -21,16 +21,16 @@ def get_device_ids(device: Device, count: int) -> frozenset[int | str]:
         if all(uuids):
             return frozenset(f"GPU-{uuid}" for uuid in uuids)
     visible = os.environ.get(device.device_row.visible_env, "").split(",")
-    if len(visible) >= count and all(word.strip().isdigit() for word in visible):
-        return frozenset(int(word) for word in visible[:count])
+    if len(visible) >= count and all(entry.strip().isdigit() for entry in visible):
+        return frozenset(int(entry) for entry in visible[:count])
     return frozenset(range(count))
 
 
 class TorchDeviceSource:
-    """This process's device as torch sees it: for a container in which no tool of the driver works.
+    """Reads this process's device through torch, for containers in which no driver tool works.
 
-    `torch.npu.utilization` is the mean of cube and vector units (aclrtGetDeviceUtilizationRate): a full matrix product
-    reads 50. Both calls ask the driver and wait for no kernel.
+    `torch.npu.utilization` is the mean of cube and vector units (aclrtGetDeviceUtilizationRate): a saturating matrix
+    product reads 50. Both calls query the driver and wait for no kernel.
     """
 
     def __init__(self, device: Device) -> None:
@@ -38,7 +38,7 @@ class TorchDeviceSource:
         self._module: Any = getattr(torch, device.type)
 
     def read(self) -> Snapshot:
-        """Return the one device now."""
+        """Return a snapshot of the device."""
         index = self._device.index
         free, total = self._module.mem_get_info(index)
         figures = Figures(
@@ -52,5 +52,5 @@ class TorchDeviceSource:
     def _read_utilization(self, index: int) -> float | None:
         try:
             return float(self._module.utilization(index))
-        except RuntimeError:  # some drivers and virtual devices do not tell
+        except RuntimeError:  # some drivers and virtual devices do not report it
             return None

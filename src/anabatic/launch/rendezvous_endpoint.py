@@ -1,4 +1,4 @@
-"""What several machines need to meet: the agent's arguments, this machine's address, its network interface."""
+"""Rendezvous parameters of this machine: arguments of the agent, address, network interface."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from anabatic.core.errors import ConfigError
 from anabatic.launch import rendezvous_probe
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that tell the collective libraries which network interface the other machines are on."""
+"""Variables that select the network interface of the collective libraries."""
 
 
 def build_agent_command(launch: LaunchSettings, restarts: int) -> list[str]:
-    """Return the command line of the agent, up to the program that it runs.
+    """Return the command line of the agent, up to the program it runs.
 
     Args:
-        restarts: how often the agent may start the workers again.
+        restarts: how often the agent may restart the workers.
 
     Raises:
-        ConfigError: the meeting point has no address, or cannot be reached from here.
+        ConfigError: the rendezvous endpoint has no address, or cannot be reached from here.
     """
-    words = [sys.executable, "-m", "anabatic.launch.local.elastic_agent", f"--nproc-per-node={launch.nproc}"]
-    words += [f"--max-restarts={restarts}", "--monitor-interval=0.1"]
+    command = [sys.executable, "-m", "anabatic.launch.local.elastic_agent", f"--nproc-per-node={launch.nproc}"]
+    command += [f"--max-restarts={restarts}", "--monitor-interval=0.1"]
     if not launch.is_multi_node:
-        return [*words, "--standalone"]
+        return [*command, "--standalone"]
     address = prepare_rendezvous(launch)
-    hosts = is_rendezvous_host(launch)
-    words += [f"--nnodes={launch.min_nodes}:{launch.max_nodes}", "--rdzv-backend=c10d", f"--rdzv-id={launch.job_id}"]
-    words += [f"--rdzv-endpoint={launch.master_addr}:{launch.master_port}", f"--local-addr={address}"]
+    is_host = is_rendezvous_host(launch)
+    command += [f"--nnodes={launch.min_nodes}:{launch.max_nodes}", "--rdzv-backend=c10d", f"--rdzv-id={launch.job_id}"]
+    command += [f"--rdzv-endpoint={launch.master_addr}:{launch.master_port}", f"--local-addr={address}"]
     timeouts = f"join_timeout={launch.join_seconds:.0f},read_timeout={launch.join_seconds:.0f}"
-    return [*words, f"--rdzv-conf=is_host={int(hosts)},{timeouts}"]
+    return [*command, f"--rdzv-conf=is_host={int(is_host)},{timeouts}"]
 
 
 def prepare_rendezvous(launch: LaunchSettings) -> str:
-    """Return this machine's address towards machine 0; on machine 0 also see that the others can meet there.
+    """Return this machine's address towards machine 0; on machine 0 also check that the port is usable.
 
     Raises:
-        ConfigError: the address leads nowhere or to another machine, or the port is taken.
+        ConfigError: the address is unreachable or that of another machine, or the port is in use.
     """
     address = local_address(launch)
     if is_rendezvous_host(launch):
@@ -51,13 +51,13 @@ def prepare_rendezvous(launch: LaunchSettings) -> str:
 
 
 def is_rendezvous_host(launch: LaunchSettings) -> bool:
-    """True on the machine where all meet."""
+    """True on the machine that hosts the rendezvous."""
     return launch.node_rank == 0 if launch.node_rank is not None else is_local_address(str(launch.master_addr))
 
 
 def _require_port_free(launch: LaunchSettings) -> None:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an agent before may linger
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier agent may linger
         try:
             probe.bind(("", launch.master_port))
         except OSError as error:
@@ -68,9 +68,9 @@ def _require_port_free(launch: LaunchSettings) -> None:
 
 
 def local_address(launch: LaunchSettings) -> str:
-    """Return the address of this machine that the way to machine 0 begins at."""
+    """Return the address of this machine on the route to machine 0."""
     try:
-        family, _, _, _, place = socket.getaddrinfo(launch.master_addr, launch.master_port, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(launch.master_addr, launch.master_port, type=socket.SOCK_DGRAM)[0]
     except socket.gaierror as error:
         raise ConfigError(
             f"--master-addr {launch.master_addr} has no address: {error.strerror}",
@@ -78,7 +78,7 @@ def local_address(launch: LaunchSettings) -> str:
         ) from error
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a datagram socket connects without sending
         try:
-            probe.connect(place)
+            probe.connect(target)
         except OSError as error:
             raise ConfigError(
                 f"there is no way from here to --master-addr {launch.master_addr}: {error.strerror}",
@@ -88,16 +88,16 @@ def local_address(launch: LaunchSettings) -> str:
 
 
 def is_local_address(name: str) -> bool:
-    """True when a name or address is one of this machine's."""
+    """True when a name or address belongs to this machine."""
     try:
-        wanted = {entry[4][0] for entry in socket.getaddrinfo(name, None)}
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(name, None)}
     except socket.gaierror:
         return False
-    return any(entry.address in wanted for entries in psutil.net_if_addrs().values() for entry in entries)
+    return any(entry.address in addresses for entries in psutil.net_if_addrs().values() for entry in entries)
 
 
 def find_interface(address: str) -> str | None:
-    """Return the network interface that holds `address`, `eth0` say."""
+    """Return the network interface with `address`, for example `eth0`."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             return name
@@ -105,7 +105,7 @@ def find_interface(address: str) -> str | None:
 
 
 def interface_variables(launch: LaunchSettings) -> dict[str, str]:
-    """Return the variables that tell collectives the way to the other machines; empty on one machine."""
+    """Return the variables that select the network interface for collectives; empty on one machine."""
     if not launch.is_multi_node:
         return {}
     name = find_interface(local_address(launch))

@@ -1,6 +1,6 @@
-"""The way to machine 0: whether its name leads to it, and whether its port answers. Plain sockets.
+"""Probe machine 0 with plain sockets: whether its name leads to it, and whether its port answers.
 
-torch's store says the same with a stack of C++ frames for every attempt (torch 2.13, TCPStore.cpp).
+torch's store prints a stack of C++ frames for every failed attempt (torch 2.13, TCPStore.cpp).
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from contextlib import suppress
 from anabatic.core.errors import ConfigError
 
 REMINDER_SECONDS = 15.0
-"""Seconds between two lines about who is missing."""
+"""Seconds between two lines about missing machines."""
 _ATTEMPT_SECONDS = 3.0
-"""Seconds for one connection."""
+"""Timeout of one connection."""
 _PAUSE_SECONDS = 0.5
 
 
 def await_port(host: str, port: int, seconds: float, now: Callable[[], float] = time.monotonic) -> str:
-    """Wait until machine 0 answers; return why it does not after all that time, empty when it does."""
-    begun = asked = now()
-    while why := try_connect(host, port):
-        if now() - begun > seconds:
-            return f"machine 0 does not answer at {host}:{port}: {why}"
-        if now() - asked > REMINDER_SECONDS:
-            asked = now()
-            sys.stderr.write(f"waiting for machine 0 at {host}:{port}: {why}\n")
+    """Wait until machine 0 answers; return the problem after a timeout, empty when it answers."""
+    started_at = reminded_at = now()
+    while problem := try_connect(host, port):
+        if now() - started_at > seconds:
+            return f"machine 0 does not answer at {host}:{port}: {problem}"
+        if now() - reminded_at > REMINDER_SECONDS:
+            reminded_at = now()
+            sys.stderr.write(f"waiting for machine 0 at {host}:{port}: {problem}\n")
         time.sleep(_PAUSE_SECONDS)
     return ""
 
 
 def try_connect(host: str, port: int) -> str:
-    """Connect once; return what hinders, empty when nothing does."""
+    """Connect once; return the problem, empty on success."""
     try:
         with socket.create_connection((host, port), timeout=_ATTEMPT_SECONDS):
             return ""
@@ -48,22 +48,22 @@ def try_connect(host: str, port: int) -> str:
 
 
 def require_reachable_address(host: str, port: int) -> None:
-    """Prove, on machine 0, that what is sent to its address arrives here; behind a service it is none of its own.
+    """Check, on machine 0, that its address leads to it, for addresses that it does not own, as behind a service.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the address does not lead to this machine.
     """
-    word = os.urandom(16)
-    arrived = b""
+    token = os.urandom(16)
+    received = b""
     with socket.create_server(("", port)) as server, suppress(OSError):
         server.settimeout(_ATTEMPT_SECONDS)
         with socket.create_connection((host, port), timeout=_ATTEMPT_SECONDS) as sender:
-            sender.sendall(word)
+            sender.sendall(token)
             receiver, _ = server.accept()
             with receiver:
                 receiver.settimeout(_ATTEMPT_SECONDS)
-                arrived = receiver.recv(len(word))
-    if arrived != word:
+                received = receiver.recv(len(token))
+    if received != token:
         raise ConfigError(
             f"--master-addr {host} does not lead to this machine, which is machine 0 (--node-rank 0)",
             "give the address of machine 0, the same on every machine, and another --node-rank on each",

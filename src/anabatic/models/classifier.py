@@ -1,7 +1,7 @@
-"""A class for a whole sequence: states of the words are pooled, numbers of the sequence are added, and a linear layer
-says what it is.
+"""Sequence classification: hidden states are pooled, features of the sequence are concatenated, and a linear layer
+computes the logits.
 
-Shapes: `T` tokens, `n` sequences, `H` hidden size, `F` numbers, `C` classes.
+Shapes: `T` tokens, `n` sequences, `H` hidden size, `F` features, `C` classes.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from anabatic.models.forward import PackedBatch, compute_hidden_states, pack_bat
 from anabatic.parallel.dtensors import copy_from_full, gather_full_tensor
 
 HEAD_PREFIX = "classifier."
-"""Of the names of the head's parameters."""
+"""Prefix of the names of the head's parameters."""
 DESCRIPTION_FILE, HEAD_WEIGHTS_FILE = "classifier.json", "classifier.safetensors"
 NUM_QUANTILES = 33
 SCALED_LIMIT = 1.7
-"""Largest value of a scaled number: uniform in -1.7 to 1.7 has the deviation 1."""
+"""Largest value of a scaled feature: uniform in -1.7 to 1.7 has standard deviation 1."""
 Pooling = Literal["mean", "last"]
 
 
 @dataclass(frozen=True)
 class ClassifierDescription:
-    """What a classifier is, beside its weights: `classifier.json`.
+    """Description of a classifier without its weights: `classifier.json`.
 
     Attributes:
-        classes: names; the position is the label.
-        words: name of the word spec; its words are all that the model reads.
-        pooling: mean: of all words' states; last: the last word's.
-        attention: both: every word sees the whole sequence; is_causal: what comes before it.
-        dropout: of the pooled state, in training.
-        features: names of the numbers beside the words.
-        width: what is made of them.
-        features_dropout: inside of the layers that read them, in training.
-        features_hidden: share of the sequences whose numbers were hidden in training; 0: words alone cannot be asked.
-        seq_len: longest sequence; a longer one is cut.
-        trees_share: what the trees beside the network (`models.forest`) count in the mean; 0: there are none.
-        vessel_share: what the trees on a vessel count beside all that is said of its segments; 0: there are none.
-        points: lengths that the tracks were cut to; empty: the rows did not say.
+        classes: class names; the index is the label.
+        words: name of the word spec; the model reads only its words.
+        pooling: mean: mean of all hidden states; last: state of the last word.
+        attention: both: every word attends to the whole sequence; causal: to earlier words.
+        dropout: dropout of the pooled state, in training.
+        features: names of the numeric features.
+        width: size of the encoded features.
+        features_dropout: dropout inside the feature encoder, in training.
+        features_hidden: fraction of sequences whose features were hidden in training; 0: features are required.
+        seq_len: longest sequence; longer ones are cut.
+        trees_share: weight of the tree ensemble (`models.forest`) in the mean; 0: there is none.
+        vessel_share: weight of the trees on a vessel relative to the scores of its segments; 0: there are none.
+        points: lengths that the tracks were cut to; empty: not in the rows.
     """
 
     classes: tuple[str, ...]
@@ -72,13 +72,13 @@ class ClassifierDescription:
 
     @property
     def is_causal(self) -> bool:
-        """Words see only what comes before them."""
+        """True when words attend only to earlier words."""
         return self.attention == "causal"
 
 
 class FeatureEncoder(nn.Module):
-    """Reads numbers of a sequence: each is brought to a scale by the quantiles that it has in the training data, with a
-    flag where it is not known, and two layers make `description.width` of them.
+    """Encodes numeric features: each is scaled by its quantiles in the training data, with a flag for missing values,
+    and two layers map them to `description.width`.
 
     Buffer: quantiles, fp32 `[Q, F]`.
     """
@@ -87,37 +87,37 @@ class FeatureEncoder(nn.Module):
 
     def __init__(self, description: ClassifierDescription) -> None:
         super().__init__()
-        numbers, width = len(description.features), description.width
+        num_features, width = len(description.features), description.width
         self.dropout, self.hidden_fraction = description.features_dropout, description.features_hidden
-        self.register_buffer("quantiles", torch.zeros(NUM_QUANTILES, numbers))
-        self.wide = nn.Linear(2 * numbers, 4 * width)
+        self.register_buffer("quantiles", torch.zeros(NUM_QUANTILES, num_features))
+        self.wide = nn.Linear(2 * num_features, 4 * width)
         self.norm = nn.LayerNorm(4 * width)
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, features: Tensor) -> Tensor:
-        """`[n, F]`, nan: not known -> `[n, width]`."""
+        """`[n, F]`, nan: missing -> `[n, width]`."""
         unknown = features.isnan()
         if self.training and self.hidden_fraction:
             unknown = unknown | (torch.rand(len(features), 1, device=features.device) < self.hidden_fraction)
         scaled = self.scale_features(features.nan_to_num(0.0)).masked_fill(unknown, 0.0)
-        both = torch.cat((scaled, unknown.float()), dim=-1).to(self.wide.weight.dtype)
-        inner = F.dropout(F.gelu(self.norm(self.wide(both))), self.dropout, self.training)
-        return F.gelu(self.narrow(inner))
+        inputs = torch.cat((scaled, unknown.float()), dim=-1).to(self.wide.weight.dtype)
+        hidden = F.dropout(F.gelu(self.norm(self.wide(inputs))), self.dropout, self.training)
+        return F.gelu(self.narrow(hidden))
 
     def scale_features(self, features: Tensor) -> Tensor:
-        """Return each number's place among its quantiles, from -REACH to REACH, straight between two of them.
+        """Map each feature to -SCALED_LIMIT to SCALED_LIMIT by its rank among the quantiles, linear between them.
 
-        A sum over the spans between quantiles; where several are equal, a number like them lies in their middle.
+        It is a mean over the intervals between quantiles; a value equal to several quantiles is mapped to their middle.
         """
         low, high = self.quantiles[:-1], self.quantiles[1:]
-        beyond = features[:, None, :] - low
-        share = (beyond / (high - low).clamp(min=1e-30)).clamp(0.0, 1.0)
-        share = torch.where(high > low, share, (beyond.sign() + 1.0) / 2.0)
-        return (share.mean(1) * 2.0 - 1.0) * SCALED_LIMIT
+        offset = features[:, None, :] - low
+        fraction = (offset / (high - low).clamp(min=1e-30)).clamp(0.0, 1.0)
+        fraction = torch.where(high > low, fraction, (offset.sign() + 1.0) / 2.0)
+        return (fraction.mean(1) * 2.0 - 1.0) * SCALED_LIMIT
 
 
 class ClassHead(nn.Module):
-    """Logits of sequences: the pooled state, and beside it what is made of the numbers."""
+    """Computes the logits of sequences from the pooled state and the encoded features."""
 
     def __init__(self, hidden: int, description: ClassifierDescription) -> None:
         super().__init__()
@@ -126,28 +126,28 @@ class ClassHead(nn.Module):
         self.numbers = FeatureEncoder(description) if description.features else None
         self.out = nn.Linear(hidden + (description.width if description.features else 0), len(description.classes))
 
-    def forward(self, states: Tensor, rows: PackedSequences) -> Tensor:
+    def forward(self, states: Tensor, sequences: PackedSequences) -> Tensor:
         """Return the logits, fp32 `[n, C]`. `states`: `[T, H]`."""
         with torch.autocast(states.device.type, enabled=False):
-            pooled = self.norm(self.pool_states(states, rows).to(self.norm.weight.dtype))
+            pooled = self.norm(self.pool_states(states, sequences).to(self.norm.weight.dtype))
             pooled = F.dropout(pooled, self.dropout, self.training)
             if self.numbers is not None:
-                assert rows.features is not None
-                pooled = torch.cat((pooled, self.numbers(rows.features)), dim=-1)
+                assert sequences.features is not None
+                pooled = torch.cat((pooled, self.numbers(sequences.features)), dim=-1)
             out: Tensor = self.out(pooled).float()
         return out
 
-    def pool_states(self, states: Tensor, rows: PackedSequences) -> Tensor:
-        """`[T, H]` -> `[n, H]`, fp32; the tail of the batch belongs to no sequence."""
+    def pool_states(self, states: Tensor, sequences: PackedSequences) -> Tensor:
+        """Pool `[T, H]` -> `[n, H]`, fp32; the tail of the batch belongs to no sequence."""
         if self.pooling == "last":
-            return states.index_select(0, rows.last_positions).float()
-        sums = states.new_zeros(len(rows.lengths) + 1, states.shape[1], dtype=torch.float32)
-        sums = sums.index_add(0, rows.sequence_of_token, states.float())
-        return sums[:-1] / rows.lengths[:, None]
+            return states.index_select(0, sequences.last_positions).float()
+        sums = states.new_zeros(len(sequences.lengths) + 1, states.shape[1], dtype=torch.float32)
+        sums = sums.index_add(0, sequences.sequence_of_token, states.float())
+        return sums[:-1] / sequences.lengths[:, None]
 
     @torch.no_grad()
     def init_weights(self, seed: int, features: Tensor | None = None) -> None:
-        """First weights, drawn on the CPU; quantiles of the training data's numbers `[n, F]`, nan: not known."""
+        """Initialize weights, drawn on the CPU, and quantiles of the training features `[n, F]`, nan: missing."""
         generator = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -161,12 +161,13 @@ class ClassHead(nn.Module):
                 copy_from_full(module.bias, torch.zeros(module.bias.shape))
         if self.numbers is not None:
             assert features is not None
-            at = torch.linspace(0.0, 1.0, NUM_QUANTILES, dtype=torch.float64)
+            levels = torch.linspace(0.0, 1.0, NUM_QUANTILES, dtype=torch.float64)
             columns = [column[~column.isnan()].double() for column in features.t()]
-            found = [
-                one.quantile(at) if len(one) else torch.zeros(NUM_QUANTILES, dtype=torch.float64) for one in columns
+            quantiles = [
+                values.quantile(levels) if len(values) else torch.zeros(NUM_QUANTILES, dtype=torch.float64)
+                for values in columns
             ]
-            self.numbers.quantiles.copy_(torch.stack(found, dim=1))
+            self.numbers.quantiles.copy_(torch.stack(quantiles, dim=1))
 
 
 @dataclass
@@ -174,14 +175,14 @@ class PackedSequences:
     """A batch of sequences on the device.
 
     Attributes:
-        packed: the words.
+        packed: the tokens.
         last_positions: int64 `[n]`, last token of each sequence.
         sequence_of_token: int64 `[T]`, the sequence of each token; `n`: the tail.
         lengths: fp32 `[n]`.
-        labels: int64 `[n]`, `IGNORE` without one.
-        sequence_ids: int64 `[n]`, which sequence of its set each is.
+        labels: int64 `[n]`, `IGNORE_INDEX` without a label.
+        sequence_ids: int64 `[n]`, index of each sequence in its set.
         features: fp32 `[n, F]`, or None.
-        weights: fp32 `[n]`, how much each counts; None: all count equally.
+        weights: fp32 `[n]`, weight of each sequence; None: all are equal.
     """
 
     packed: PackedBatch
@@ -200,13 +201,15 @@ def pack_sequences(batch: Batch, device: torch.device, causal: bool) -> PackedSe
     borders = torch.tensor(batch.cu_seqlens)
     last = borders[1 : count + 1] - 1
     lengths = borders[1 : count + 1] - borders[:count]
-    owner = torch.repeat_interleave(torch.arange(count), lengths)
-    owner = torch.cat((owner, torch.full((batch.input_ids.numel() - len(owner),), count)))
+    sequence_of_token = torch.repeat_interleave(torch.arange(count), lengths)
+    sequence_of_token = torch.cat(
+        (sequence_of_token, torch.full((batch.input_ids.numel() - len(sequence_of_token),), count))
+    )
     features, weights = (batch.extra.get(name) for name in ("features", "weight"))
     return PackedSequences(
         pack_batch(batch, device, causal),
         send_to_device(last, device),
-        send_to_device(owner, device),
+        send_to_device(sequence_of_token, device),
         send_to_device(lengths.float(), device),
         send_to_device(batch.labels[last], device),
         send_to_device(batch.extra["number"], device),
@@ -216,40 +219,40 @@ def pack_sequences(batch: Batch, device: torch.device, causal: bool) -> PackedSe
 
 
 def attach_class_head(model: PreTrainedModel, description: ClassifierDescription) -> None:
-    """Give a model a head, on the meta device; the head over the vocabulary, which no class needs, is frozen."""
+    """Attach a classification head on the meta device; the unused LM head is frozen."""
     with pretrained.init_empty_weights():
         model.add_module(HEAD_PREFIX.rstrip("."), ClassHead(model.config.hidden_size, description))
     output = model.get_output_embeddings()
-    for parameter in get_class_head(model).parameters():  # one format for all: what divides a model asks for it
+    for parameter in get_class_head(model).parameters():  # sharding needs one dtype for all parameters
         parameter.data = parameter.data.to(output.weight.dtype)
     if output.weight is not model.get_input_embeddings().weight:
         output.weight.requires_grad_(False)
 
 
-def add_residual_dropout(model: PreTrainedModel, share: float) -> None:
-    """Drop this share of what the attention and the MLP of every block add, in training (residual dropout, arXiv
-    1706.03762, section 5.4).
+def add_residual_dropout(model: PreTrainedModel, rate: float) -> None:
+    """Apply dropout with this rate to the attention and MLP outputs of every block (residual dropout, arXiv 1706.03762,
+    section 5.4).
 
     Raises:
-        ConfigError: a model whose blocks end in layers of other names.
+        ConfigError: the output layers of the model's blocks have other names.
     """
-    if not share:
+    if not rate:
         return
     layers = [module for name, module in model.named_modules() if name.endswith(("o_proj", "down_proj"))]
     if not layers:
         raise ConfigError(
-            f"head.block_dropout is {share:g}, and {type(model).__name__} has no o_proj or down_proj",
+            f"head.block_dropout is {rate:g}, and {type(model).__name__} has no o_proj or down_proj",
             "leave head.block_dropout at 0",
         )
     for layer in layers:
-        layer.register_forward_hook(lambda module, _, out: F.dropout(out, share, module.training))
+        layer.register_forward_hook(lambda module, _, out: F.dropout(out, rate, module.training))
 
 
 class ClassLoss:
-    """The summed loss of a batch of sequences, as a step calls it.
+    """The summed loss of a batch of sequences, called by a step.
 
     Attributes:
-        metric_sums: `[1]`, how many were right since whoever reads it set it to zero.
+        metric_sums: `[1]`, number of correct predictions since the reader last reset it.
     """
 
     metric_names = ("accuracy",)
@@ -269,23 +272,25 @@ class ClassLoss:
         """Move a batch to `device`."""
         return pack_sequences(batch, device, self.description.is_causal)
 
-    def __call__(self, model: PreTrainedModel, rows: PackedSequences) -> Tensor:
-        """Return the summed cross-entropy of the sequences that have a label, fp32, each times its weights."""
-        found = compute_class_logits(model, rows)
+    def __call__(self, model: PreTrainedModel, sequences: PackedSequences) -> Tensor:
+        """Return the summed cross-entropy of the labelled sequences, fp32, each times its weight."""
+        logits = compute_class_logits(model, sequences)
         with torch.no_grad():
-            self.metric_sums += (found.argmax(-1) == rows.labels).sum()
-        losses = F.cross_entropy(found, rows.labels, self.weights, reduction="none", label_smoothing=self.smoothing)
-        return (losses if rows.weights is None else losses * rows.weights).sum()
+            self.metric_sums += (logits.argmax(-1) == sequences.labels).sum()
+        losses = F.cross_entropy(
+            logits, sequences.labels, self.weights, reduction="none", label_smoothing=self.smoothing
+        )
+        return (losses if sequences.weights is None else losses * sequences.weights).sum()
 
 
-def compute_class_logits(model: PreTrainedModel, rows: PackedSequences) -> Tensor:
+def compute_class_logits(model: PreTrainedModel, sequences: PackedSequences) -> Tensor:
     """Return the logits of the sequences, fp32 `[n, C]`."""
-    found: Tensor = get_class_head(model)(compute_hidden_states(model, rows.packed), rows)
-    return found
+    logits: Tensor = get_class_head(model)(compute_hidden_states(model, sequences.packed), sequences)
+    return logits
 
 
 def get_class_head(model: PreTrainedModel) -> ClassHead:
-    """Return the head that `attach_class_head` gave a model."""
+    """Return the head attached by `attach_class_head`."""
     head = model.get_submodule(HEAD_PREFIX.rstrip("."))
     assert isinstance(head, ClassHead)
     return head
@@ -297,12 +302,12 @@ def save_classifier(
     tokenizer: Any,
     description: ClassifierDescription,
     files: Mapping[str, str | bytes],
-    writes: bool = True,
+    is_writer: bool = True,
 ) -> None:
-    """Write a Hugging Face folder of the model with the head beside it: whole or not at all. All ranks call it.
+    """Write a Hugging Face folder of the model with its head, atomically. All ranks call it.
 
     Args:
-        files: name -> content of what else belongs into the folder.
+        files: name -> content of further files of the folder.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -318,19 +323,19 @@ def save_classifier(
         for name, content in {DESCRIPTION_FILE: text + "\n", **files}.items():
             write_atomic(temporary / name, content)
 
-    pretrained.save_model(model, folder, tokenizer, writes, write_head)
+    pretrained.save_model(model, folder, tokenizer, is_writer, write_head)
 
 
 def is_classifier(folder: Path) -> bool:
-    """True when a model folder holds a classifier."""
+    """True when a model folder contains a classifier."""
     return (folder / DESCRIPTION_FILE).is_file()
 
 
 def require_text_model(folder: Path) -> None:
-    """Refuse a classifier where a model has to write text.
+    """Refuse a classifier where a generative model is needed.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the folder contains a classifier.
     """
     if is_classifier(folder):
         raise ConfigError(
@@ -340,48 +345,48 @@ def require_text_model(folder: Path) -> None:
 
 
 def read_description(folder: Path) -> ClassifierDescription:
-    """Return what a classifier says of itself.
+    """Read the description of a classifier.
 
     Raises:
-        DataError: the folder holds none, or its file is damaged.
+        DataError: the folder contains none, or its file is damaged.
     """
     if not is_classifier(folder):
         raise DataError(
             f"{folder} holds no {DESCRIPTION_FILE}: it is no classifier", "train one: `anabatic classify train`"
         )
-    found = weights_reader.read_json_object(folder / DESCRIPTION_FILE)
+    fields = weights_reader.read_json_object(folder / DESCRIPTION_FILE)
     try:
-        lists = {name: tuple(found.get(name, ())) for name in ("classes", "features", "points")}
-        return ClassifierDescription(**{**found, **lists})
+        lists = {name: tuple(fields.get(name, ())) for name in ("classes", "features", "points")}
+        return ClassifierDescription(**{**fields, **lists})
     except (TypeError, KeyError) as error:
         raise DataError(f"{folder / DESCRIPTION_FILE} is not whole: {error}", "copy the folder again") from error
 
 
 def load_head_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Read the head's weights into a model that has one.
+    """Load the head's weights into a model with a head.
 
     Raises:
-        DataError: the file is missing or torn, or of another head.
+        DataError: the file is missing or damaged, or of another head.
     """
     try:
-        found = load_file(folder / HEAD_WEIGHTS_FILE)
+        tensors = load_file(folder / HEAD_WEIGHTS_FILE)
     except Exception as error:  # safetensors raises its own class, straight from Rust
         raise DataError(f"{folder / HEAD_WEIGHTS_FILE} cannot be read: {error}", "copy the folder again") from error
-    own = get_class_head(model).state_dict()
-    wrong = sorted(name for name in own if name not in found or found[name].shape != own[name].shape)
-    if wrong or found.keys() - own.keys():
+    state = get_class_head(model).state_dict()
+    mismatched = sorted(name for name in state if name not in tensors or tensors[name].shape != state[name].shape)
+    if mismatched or tensors.keys() - state.keys():
         raise DataError(
-            f"{folder / HEAD_WEIGHTS_FILE} is of another head: {', '.join(wrong[:3])}", "copy the folder again"
+            f"{folder / HEAD_WEIGHTS_FILE} is of another head: {', '.join(mismatched[:3])}", "copy the folder again"
         )
-    for name, value in own.items():
-        copy_from_full(value, found[name])
+    for name, value in state.items():
+        copy_from_full(value, tensors[name])
 
 
 def load_classifier(path: str | Path, device: torch.device) -> tuple[PreTrainedModel, ClassifierDescription]:
-    """Load a classifier onto `device`, ready to be asked.
+    """Load a classifier onto `device` for inference.
 
     Raises:
-        DataError: the folder or a file in it is missing, torn, or holds no classifier.
+        DataError: the folder or a file in it is missing, damaged, or contains no classifier.
     """
     folder = pretrained.resolve_model_folder(path)
     description = read_description(folder)

@@ -1,4 +1,4 @@
-"""The packed forward pass: one flat row of tokens, segments apart, logits only where they are needed.
+"""The packed forward pass: one flat row of tokens, separate segments, logits only where they are needed.
 
 Shapes: `T` tokens, `H` hidden size, `V` vocabulary, `B` conversations.
 """
@@ -24,20 +24,20 @@ from anabatic.models.lm_head import LmHead
 from anabatic.models.lora import multi_adapter
 
 NO_MASK = {"full_attention": None, "sliding_attention": None}
-"""Tells transformers that masks are taken care of; it builds none."""
+"""Value of `attention_mask` that keeps transformers from building masks."""
 _MIN_LOGIT_ROWS = 256
-"""Rows of logits made at once, even where they are more bytes than asked for: every chunk reads the whole head three
-times and writes its gradient once, which with fewer rows takes longer than multiplying (docs/dev)."""
+"""Fewest rows of a chunk of logits, even if they exceed the requested bytes: every chunk reads the full head three
+times and writes its gradient once, which with fewer rows takes longer than the products (docs/dev)."""
 
 
 @dataclass
 class PackedBatch:
-    """A batch on the device, with all that depends on its shape made on the host.
+    """A batch on the device; everything that depends on its shape is computed on the host.
 
     Attributes:
         input_ids, position_ids: `[1, T]`.
-        targets: `[n]`, the labels that are learned.
-        target_rows: `[n]`, which tokens they belong to; None when every token has one.
+        targets: `[n]`, the labels of the target tokens.
+        target_rows: `[n]`, their rows; None when every token has a target.
     """
 
     input_ids: Tensor
@@ -48,10 +48,10 @@ class PackedBatch:
 
 
 def pack_batch(batch: Batch, device: torch.device, causal: bool = True) -> PackedBatch:
-    """Move a batch to `device`. The rows with labels are found on the host, where the labels still are.
+    """Move a batch to `device`. The rows with labels are computed on the host, which still has the labels.
 
     Args:
-        causal: tokens see what comes before them; False: their whole segment.
+        causal: tokens attend to earlier tokens; False: to their whole segment.
     """
     rows = None
     targets = batch.labels
@@ -72,10 +72,10 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
     """Return the last hidden states `[T, H]`.
 
     Raises:
-        DataError: not every layer keeps segments apart by our attention.
+        DataError: not every layer uses packed attention.
     """
     _require_supported(model)
-    before = packed.segments.num_attended_layers
+    attended_before = packed.segments.num_attended_layers
     borders = packed.segments.cu_seqlens
     plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
     with rope_scaling.use_length_plan(model, plan):
@@ -86,7 +86,7 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
             use_cache=False,
             segments=packed.segments,
         )
-    _require_all_attended(model, packed.segments.num_attended_layers - before)
+    _require_all_attended(model, packed.segments.num_attended_layers - attended_before)
     states: Tensor = out.last_hidden_state.squeeze(0)
     return states
 
@@ -117,36 +117,36 @@ def _require_all_attended(model: PreTrainedModel, attended: int) -> None:
 
 
 def _get_lm_head(model: PreTrainedModel) -> tuple[Tensor, LmHead]:
-    """The output weight, and what else is done to logits, found when it is first asked for."""
-    found = model.__dict__.get("_anabatic_head")
-    if found is None:
-        found = model.__dict__["_anabatic_head"] = lm_head.find_lm_head(model)
+    """Return the output weight, and the head, which is probed on first use."""
+    head = model.__dict__.get("_anabatic_head")
+    if head is None:
+        head = model.__dict__["_anabatic_head"] = lm_head.find_lm_head(model)
     weight: Tensor = model.get_output_embeddings().weight
-    return weight, found
+    return weight, head
 
 
-def compute_chunk_bytes(weight: Tensor, wanted: int) -> int:
-    """Return the bytes of logits made at once: what is wanted, or the least that is worth a pass over the head."""
-    return max(wanted, _MIN_LOGIT_ROWS * 4 * weight.shape[0])
+def compute_chunk_bytes(weight: Tensor, requested: int) -> int:
+    """Return the bytes of a chunk of logits: the requested number, but at least `_MIN_LOGIT_ROWS` rows."""
+    return max(requested, _MIN_LOGIT_ROWS * 4 * weight.shape[0])
 
 
 def compute_target_states(model: PreTrainedModel, packed: PackedBatch) -> tuple[Tensor, Tensor, LmHead]:
-    """Return states of the rows with targets, scaled as the model scales its logits; the output weight; the head."""
+    """Return the states of the target rows, times the model's logit scale; the output weight; the head."""
     states = compute_hidden_states(model, packed)
-    weight, found = _get_lm_head(model)
+    weight, head = _get_lm_head(model)
     if packed.target_rows is not None:
         states = states.index_select(0, packed.target_rows)
-    return states if found.scale == 1 else states * found.scale, weight, found
+    return states if head.scale == 1 else states * head.scale, weight, head
 
 
 class ModelRoot(nn.Module):
-    """Whatever runs a model runs inside this module's forward pass.
+    """Root module; all calls of a model run inside its forward pass.
 
-    There sharded weights are gathered (FSDP2), and there data parallelism learns which gradients to wait for.
+    There FSDP2 gathers sharded weights, and DDP learns which gradients to expect.
 
     Attributes:
-        tensor_ranks: ranks that share attention heads and MLPs (`tensor_parallel.py`).
-        partial_params: names of parameters that are whole on each of them, and whose gradients are parts.
+        tensor_ranks: number of tensor-parallel ranks (`tensor_parallel.py`).
+        partial_params: names of parameters that each of these ranks holds in full with a partial gradient.
     """
 
     def __init__(self, model: PreTrainedModel, parts: int = 1, partial: frozenset[str] = frozenset()) -> None:
@@ -160,7 +160,7 @@ class ModelRoot(nn.Module):
 
 
 def cast_adapters(model: PreTrainedModel) -> None:
-    """Make the low-precision copies of grouped adapters that the next forward pass takes."""
+    """Make the low-precision copies of grouped adapters for the next forward pass."""
     bank = model.__dict__.get("adapter_bank")
     if bank is not None:
         bank.cast_adapters()
@@ -170,42 +170,42 @@ def compute_summed_loss(model: PreTrainedModel, packed: PackedBatch, chunk_bytes
     """Return the summed cross-entropy of the batch's targets, fp32."""
     if torch.is_grad_enabled():
         cast_adapters(model)
-    states, weight, found = compute_target_states(model, packed)
-    return linear_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), found.softcap)
+    states, weight, head = compute_target_states(model, packed)
+    return linear_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), head.softcap)
 
 
 @torch.no_grad()
 def score_targets(model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the likeliest token, bool `[n]`."""
-    states, weight, found = compute_target_states(model, packed)
-    return token_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), found.softcap)
+    """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the most likely token, bool `[n]`."""
+    states, weight, head = compute_target_states(model, packed)
+    return token_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), head.softcap)
 
 
 @torch.no_grad()
 def extend_cache(model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCache) -> Tensor:
-    """Read new tokens of many requests, packed without padding, into the cache.
+    """Run new tokens of many requests, packed without padding, and write them to the cache.
 
     Returns:
-        Logits after the last token of each row that wants them, fp32 `[n, V]`.
+        Logits after the last token of each row that requests them, fp32 `[n, V]`.
 
     Raises:
-        DataError: the model mixes tokens in its own way.
+        DataError: the model does not use packed attention.
     """
     _require_supported(model)
-    now = cache.forward_plan = ForwardPlan(rows, cache)
-    multi_adapter.select_adapters(model, now.adapter_spans)
-    with rope_scaling.use_length_plan(model, now.length_plan):
+    plan = cache.forward_plan = ForwardPlan(rows, cache)
+    multi_adapter.select_adapters(model, plan.adapter_spans)
+    with rope_scaling.use_length_plan(model, plan.length_plan):
         out = model.base_model(
-            input_ids=now.input_ids,
-            position_ids=now.position_ids,
+            input_ids=plan.input_ids,
+            position_ids=plan.position_ids,
             attention_mask=NO_MASK,
             use_cache=False,
             cache=cache,
         )
-    _require_all_attended(model, now.num_attended_layers)
-    return _compute_logits(model, out.last_hidden_state.squeeze(0).index_select(0, now.logit_positions))
+    _require_all_attended(model, plan.num_attended_layers)
+    return _compute_logits(model, out.last_hidden_state.squeeze(0).index_select(0, plan.logit_positions))
 
 
 def _compute_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
-    weight, found = _get_lm_head(model)
-    return found.compute_logits(states.to(weight.dtype), weight).float()
+    weight, head = _get_lm_head(model)
+    return head.compute_logits(states.to(weight.dtype), weight).float()

@@ -1,4 +1,4 @@
-"""Keys and values of running requests, in blocks of tokens, allocated once; and the plan of one forward pass."""
+"""Paged KV cache of running requests, allocated once, and the plan of one forward pass."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from anabatic.device.transfer import send_to_device
 
 
 def get_head_sizes(config: Any) -> tuple[int, int, int]:
-    """Key/value heads, head size of keys, head size of values, as attention sees them.
+    """Return key/value heads, head size of keys and head size of values, as in the attention computation.
 
-    Latent attention (DeepSeek-V2, arXiv 2405.04434) is seen with its heads expanded and values smaller than keys.
+    Latent attention (DeepSeek-V2, arXiv 2405.04434) has expanded heads, and values smaller than keys.
     """
     if getattr(config, "kv_lora_rank", None):
         return config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
@@ -29,10 +29,10 @@ def get_head_sizes(config: Any) -> tuple[int, int, int]:
     return heads, size, size
 
 
-def bytes_per_token(config: Any, dtype: torch.dtype, parts: int = 1) -> int:
-    """Bytes that one token takes in the cache of each of `parts` ranks."""
-    heads, wide, narrow = get_head_sizes(config)
-    return int(config.num_hidden_layers * (heads // parts) * (wide + narrow) * dtype.itemsize)
+def bytes_per_token(config: Any, dtype: torch.dtype, num_ranks: int = 1) -> int:
+    """Return the bytes of one token in the cache of each of `num_ranks` ranks."""
+    heads, key_size, value_size = get_head_sizes(config)
+    return int(config.num_hidden_layers * (heads // num_ranks) * (key_size + value_size) * dtype.itemsize)
 
 
 @dataclass
@@ -40,13 +40,13 @@ class CacheRow:
     """New tokens of one request.
 
     Attributes:
-        tokens: they, one or more.
-        start: tokens before them, which are in the cache.
-        blocks: of the request, in order, with room for the new tokens.
-        block_runs: the same as `(first, count)` of consecutive blocks.
-        should_return_logits: logits after the last one are asked for.
-        adapter_slot: place of the request's adapter among those loaded; -1: none.
-        total_length: tokens of the request so far, of which these may be a piece; 0: up to the last of these.
+        tokens: one or more new tokens.
+        start: number of tokens before them, which are in the cache.
+        blocks: blocks of the request, in order, including those for the new tokens.
+        block_runs: the same blocks as `(first, count)` of consecutive ones.
+        should_return_logits: return logits after the last token.
+        adapter_slot: slot of the request's adapter; -1: none.
+        total_length: tokens of the request so far, if these are a chunk of them; 0: up to the last of these.
     """
 
     tokens: Sequence[int]
@@ -59,98 +59,110 @@ class CacheRow:
 
 
 class KVCache:
-    """Blocks of `block_size` tokens each; `parts` ranks hold the heads together.
+    """Blocks of `block_size` tokens each; the heads are divided over `num_ranks` ranks.
 
     Attributes:
         keys: `[layers, tokens, K, D]`; values: `[layers, tokens, K, E]`.
         forward_plan: the plan of the running forward pass.
-        layer_callback: called at every layer; what it raises ends the pass.
+        layer_callback: called at every layer; an exception ends the pass.
     """
 
     def __init__(
-        self, config: Any, blocks: int, size: int, device: torch.device, dtype: torch.dtype, parts: int = 1
+        self,
+        config: Any,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_ranks: int = 1,
     ) -> None:
-        heads, wide, narrow = get_head_sizes(config)
-        shape = (config.num_hidden_layers, blocks * size, heads // parts)
-        self.keys = torch.zeros(*shape, wide, device=device, dtype=dtype)
-        self.values = torch.zeros(*shape, narrow, device=device, dtype=dtype)
+        heads, key_size, value_size = get_head_sizes(config)
+        shape = (config.num_hidden_layers, num_blocks * block_size, heads // num_ranks)
+        self.keys = torch.zeros(*shape, key_size, device=device, dtype=dtype)
+        self.values = torch.zeros(*shape, value_size, device=device, dtype=dtype)
         self._layers = list(zip(self.keys, self.values, strict=True))
-        self.num_blocks, self.block_size = blocks, size
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.forward_plan: ForwardPlan
         self.layer_callback: Callable[[], None] = lambda: None
 
-    def compute_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: AttentionOptions) -> Tensor:
-        """Keep the new keys and values, and return the attention `[T, N, E]` of all new tokens.
+    def compute_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        """Write the new keys and values to the cache, and return the attention `[T, N, E]` of all new tokens.
 
         Args:
             q: `[T, N, D]`; k: `[T, K, D]`; v: `[T, K, E]`, in the order of the plan.
         """
         self.layer_callback()
-        now = self.forward_plan
-        now.num_attended_layers += 1
+        plan = self.forward_plan
+        plan.num_attended_layers += 1
         keys, values = self._layers[layer]
-        keys.index_copy_(0, now.write_slots, k.to(keys.dtype))
-        values.index_copy_(0, now.write_slots, v.to(values.dtype))
-        if now.prefill_segments is None and now.cached_attention is not None:
-            return now.cached_attention.compute_attention(q.to(keys.dtype), keys, values, scores).to(q.dtype)
-        outs = []
-        if now.prefill_segments is not None:
-            n = now.prefill_segments.cu_seqlens[-1]
-            outs.append(get_device_ops(q.device.type).attention(q[:n], k[:n], v[:n], now.prefill_segments, scores))
-        if now.cached_attention is not None:
-            n = q.shape[0] - sum(now.cached_attention.token_counts)
-            outs.append(now.cached_attention.compute_attention(q[n:].to(keys.dtype), keys, values, scores).to(q.dtype))
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        keys.index_copy_(0, plan.write_slots, k.to(keys.dtype))
+        values.index_copy_(0, plan.write_slots, v.to(values.dtype))
+        if plan.prefill_segments is None and plan.cached_attention is not None:
+            return plan.cached_attention.compute_attention(q.to(keys.dtype), keys, values, options).to(q.dtype)
+        outputs = []
+        if plan.prefill_segments is not None:
+            n = plan.prefill_segments.cu_seqlens[-1]
+            outputs.append(get_device_ops(q.device.type).attention(q[:n], k[:n], v[:n], plan.prefill_segments, options))
+        if plan.cached_attention is not None:
+            n = q.shape[0] - sum(plan.cached_attention.token_counts)
+            outputs.append(
+                plan.cached_attention.compute_attention(q[n:].to(keys.dtype), keys, values, options).to(q.dtype)
+            )
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class ForwardPlan:
-    """One forward pass over new tokens of many requests, side by side without padding: whole beginnings first, then
-    further pieces of prompts, then single tokens.
+    """Plan of one forward pass over new tokens of many requests, packed without padding: first chunks of prompts, then
+    further chunks, then single tokens.
 
     Attributes:
-        input_ids, position_ids: `[1, T]`; write_slots: `[T]`, places in the cache.
-        logit_positions: `[n]`, the tokens after which logits are wanted, in the order of the given rows.
-        prefill_segments: beginnings, which see nothing of the cache; None: there are none.
-        cached_attention: the others.
+        input_ids, position_ids: `[1, T]`; write_slots: `[T]`, slots in the cache.
+        logit_positions: `[n]`, the tokens after which logits are requested, in the order of the given rows.
+        prefill_segments: first chunks, which attend to no cached tokens; None: there are none.
+        cached_attention: plan of the other rows.
         num_attended_layers: layers that have used the plan.
-        adapter_spans: place of each row's adapter and the number of its tokens, in the order of the tokens.
-        length_plan: tokens of each row's request, and the number of the new ones, in the order of the tokens.
+        adapter_spans: adapter slot and number of tokens of each row, in token order.
+        length_plan: length of each row's request, and number of its new tokens, in token order.
     """
 
     def __init__(self, rows: Sequence[CacheRow], cache: KVCache) -> None:
-        device, size = cache.keys.device, cache.block_size
+        device, block_size = cache.keys.device, cache.block_size
         order = sorted(
-            range(len(rows)), key=lambda at: (rows[at].start > 0, len(rows[at].tokens) == 1, rows[at].adapter_slot)
+            range(len(rows)),
+            key=lambda index: (rows[index].start > 0, len(rows[index].tokens) == 1, rows[index].adapter_slot),
         )
         self.num_attended_layers = 0
         ids: list[int] = []
         positions: list[int] = []
-        write: list[int] = []
+        slots: list[int] = []
         ends = [0] * len(rows)
         self.adapter_spans: list[tuple[int, int]] = []
         self.length_plan: list[tuple[int, int]] = []
         borders, spans = [0], []
-        for at in order:
-            row = rows[at]
+        for index in order:
+            row = rows[index]
             ids += row.tokens
             end = row.start + len(row.tokens)
             positions += range(row.start, end)
-            write += [row.blocks[place // size] * size + place % size for place in range(row.start, end)]
-            ends[at] = len(ids) - 1
+            slots += [
+                row.blocks[position // block_size] * block_size + position % block_size
+                for position in range(row.start, end)
+            ]
+            ends[index] = len(ids) - 1
             self.adapter_spans.append((row.adapter_slot, len(row.tokens)))
             self.length_plan.append((row.total_length or end, len(row.tokens)))
             if row.start:
                 spans.append(CachedSpan(row.start, len(row.tokens), row.block_runs))
             else:
                 borders.append(len(ids))
-        wanted = [end for row, end in zip(rows, ends, strict=True) if row.should_return_logits]
+        logit_positions = [end for row, end in zip(rows, ends, strict=True) if row.should_return_logits]
         flat = send_to_device(
-            torch.tensor(ids + positions + write + wanted), device
-        )  # one copy to the device, not four
+            torch.tensor(ids + positions + slots + logit_positions), device
+        )  # one copy to the device instead of four
         self.input_ids, self.position_ids, self.write_slots, self.logit_positions = flat.split(
-            [len(ids)] * 3 + [len(wanted)]
+            [len(ids)] * 3 + [len(logit_positions)]
         )
         self.input_ids, self.position_ids = self.input_ids[None], self.position_ids[None]
         self.prefill_segments = PackedSegments(borders, device) if len(borders) > 1 else None
-        together = DEVICES[device.type].read_cache_together
-        self.cached_attention = CachedAttention(spans, size, device, together) if spans else None
+        batched = DEVICES[device.type].read_cache_together
+        self.cached_attention = CachedAttention(spans, block_size, device, batched) if spans else None

@@ -1,7 +1,7 @@
-"""What a language model does between its last hidden state and its logits, found by trying it.
+"""Detect by a probe how a language model computes logits from its last hidden state.
 
-Losses are made in chunks beside the model's own forward pass, so nothing that it does there may be overlooked: the
-output weight, a constant factor (Cohere, Granite), a cap (Gemma 2).
+Losses are computed in chunks outside the model's forward pass, so every step after the last hidden state must be
+known: the output weight, a constant factor (Cohere, Granite), a softcap (Gemma 2).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HIDDEN, _VOCAB = 6, 10
 
 
 class LmHead(NamedTuple):
-    """Logits are `cap(scale * hidden weight^T)`."""
+    """LM head with logits `cap(scale * hidden weight^T)`."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -32,7 +32,7 @@ class LmHead(NamedTuple):
 
 
 class _StubBody(nn.Module):
-    """Stands in for the body of a model: returns given hidden states."""
+    """Replaces the body of a model and returns given hidden states."""
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -46,19 +46,19 @@ class _StubBody(nn.Module):
 
 @torch.no_grad()
 def find_lm_head(model: Any) -> LmHead:
-    """Return the head of a causal language model; its weights are neither read nor needed, so they may be on `meta`.
+    """Return the head of a causal language model; its weights are not read, so they may be on `meta`.
 
     Raises:
-        DataError: its logits are made in another way.
+        DataError: its logits are computed in another way.
     """
     with torch.autocast("cpu", enabled=False), torch.device("cpu"):
-        found = _probe_lm_head(model)
-    if found is None:
+        head = _probe_lm_head(model)
+    if head is None:
         raise DataError(
             f"{type(model).__name__} makes its logits in a way that the loss in chunks does not know",
             "use a model whose logits are its output matrix, a factor and a cap",
         )
-    return found
+    return head
 
 
 def _probe_lm_head(model: Any) -> LmHead | None:
@@ -71,9 +71,9 @@ def _probe_lm_head(model: Any) -> LmHead | None:
         raise DataError(f"the head of {type(model).__name__} is not one matrix without a bias", "use another model")
     for name, child in model._modules.items():
         if child is output:
-            small = nn.utils.skip_init(nn.Linear, _HIDDEN, _VOCAB, bias=False)  # draws no random numbers
-            small.weight.copy_(weight)
-            probe._modules[name] = small
+            head = nn.utils.skip_init(nn.Linear, _HIDDEN, _VOCAB, bias=False)  # draws no random numbers
+            head.weight.copy_(weight)
+            probe._modules[name] = head
         elif name == model.base_model_prefix:
             probe._modules[name] = _StubBody(states)
     return _match_head(_run_probe(probe), states, weight, getattr(model.config, "final_logit_softcapping", None))
@@ -85,8 +85,8 @@ def _run_probe(probe: Any) -> Tensor:
 
 
 def _match_head(logits: Tensor, states: Tensor, weight: Tensor, softcap: float | None) -> LmHead | None:
-    plain = states @ weight.t()
-    factor = float((logits / plain).median())
+    unscaled = states @ weight.t()
+    factor = float((logits / unscaled).median())
     for head in (LmHead(softcap=softcap), LmHead(scale=factor), LmHead(factor, softcap)):
         if torch.allclose(head.compute_logits(states, weight), logits, rtol=1e-4, atol=1e-5):
             return head

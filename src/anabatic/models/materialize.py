@@ -1,4 +1,4 @@
-"""Bring a model whose parameters are on the meta device to where it is trained: fused, divided, with memory."""
+"""Materialize a model from the meta device for training: install fused operators, shard it, allocate memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from anabatic.parallel.sharding import ShardingPlan, shard_model
 
 
 def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
-    """Return the format of trained weights.
+    """Return the dtype of trained weights.
 
     Raises:
-        ConfigError: bf16 weights on a device that multiplies in another format.
+        ConfigError: bf16 weights on a device that computes in another dtype.
     """
     if optim.weights == "fp32":
         return torch.float32
@@ -34,17 +34,17 @@ def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
     return torch.bfloat16
 
 
-def materialize_model(model: PreTrainedModel, division: ShardingPlan, device: Device, world: World) -> ModelRoot:
-    """Give a model fused operators, divide it, and give each rank memory for its part; the caller fills it."""
+def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device, world: World) -> ModelRoot:
+    """Install fused operators, shard a model, and allocate each rank's part; the caller fills it."""
     partial = tensor_parallel.apply_tensor_parallel(model, world)
     root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial)
-    shard_model(root, _shard_units(model), division, device, world)
-    materialize_parameters(root, division.get_state_device(device), device.torch_device)
+    shard_model(root, _shard_units(model), plan, device, world)
+    materialize_parameters(root, plan.get_state_device(device), device.torch_device)
     return root
 
 
 def _shard_units(model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks, and an embedding that is not the head's matrix too: the head is read where the loss is made."""
+    """Return the blocks, and an untied embedding: a tied one is the head's matrix, which the loss reads."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    apart = [] if head.weight is embedding.weight else [embedding]
-    return [*apart, *(model.get_submodule(name) for name in find_blocks(model))]
+    embeddings = [] if head.weight is embedding.weight else [embedding]
+    return [*embeddings, *(model.get_submodule(name) for name in find_blocks(model))]

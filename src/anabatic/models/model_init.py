@@ -1,4 +1,4 @@
-"""A new model, and its first weights; `plan/depth_dial.py` says how large it is."""
+"""Build a new model and initialize its weights; `plan/depth_dial.py` computes its sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anabatic.plan.depth_dial import DerivedSizes
 
 
 def build_meta_qwen3(plan: DerivedSizes, model: ModelConfig, vocab_size: int, seq_len: int) -> PreTrainedModel:
-    """Return the model without memory: its parameters are on the meta device.
+    """Return the model with its parameters on the meta device.
 
     The architecture is Qwen3 (QK-norm, grouped-query attention, RoPE, SwiGLU), so plain transformers, vLLM and
     llama.cpp load the result.
@@ -32,7 +32,7 @@ def build_meta_qwen3(plan: DerivedSizes, model: ModelConfig, vocab_size: int, se
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
         eos_token_id=0,
         bos_token_id=None,
-        pad_token_id=None,  # a pad id would take the gradient away from its embedding, and 0 is a real token here
+        pad_token_id=None,  # a pad id would zero the gradient of its embedding, and 0 is a real token here
     )
     with init_empty_weights():
         return Qwen3ForCausalLM(config)
@@ -41,29 +41,29 @@ def build_meta_qwen3(plan: DerivedSizes, model: ModelConfig, vocab_size: int, se
 def build_model(
     plan: DerivedSizes, model: ModelConfig, vocab_size: int, seq_len: int, device: torch.device, seed: int
 ) -> PreTrainedModel:
-    """Return a new model with its first weights on one device."""
-    net = prepare_model(build_meta_qwen3(plan, model, vocab_size, seq_len), device)
-    materialize_parameters(net, device, device)
-    init_weights(net, seed)
-    return net
+    """Return a new model with initial weights on one device."""
+    built = prepare_model(build_meta_qwen3(plan, model, vocab_size, seq_len), device)
+    materialize_parameters(built, device, device)
+    init_weights(built, seed)
+    return built
 
 
 @torch.no_grad()
-def init_weights(net: PreTrainedModel, seed: int) -> None:
-    """Give a `build_meta_qwen3` model that has memory by now its first weights, each rank its part.
+def init_weights(model: PreTrainedModel, seed: int) -> None:
+    """Initialize the weights of a materialized `build_meta_qwen3` model, each rank its part.
 
     Matrices are normal with deviation 1/sqrt(width), block outputs and an untied head zero. Tied embeddings are small
-    (GPT-2's 0.02): the head would otherwise begin by predicting the token that it has just read. Zero outputs make
-    every block the identity at the start, which lets the learning rate be high from the first step (muP, arXiv
-    2203.03466, section on output layers). Drawn on the CPU, so that every device starts alike.
+    (GPT-2's 0.02): otherwise the head would initially predict the token that it has just read. Zero outputs make every
+    block the identity at the start, which allows a high learning rate from the first step (muP, arXiv 2203.03466,
+    section on output layers). Drawn on the CPU, so that all devices start with equal weights.
     """
     generator = torch.Generator().manual_seed(seed)
-    config = net.config
+    config = model.config
 
     def draw_normal(weight: torch.Tensor, deviation: float) -> None:
         copy_from_full(weight, torch.empty(weight.shape).normal_(0.0, deviation, generator=generator))
 
-    for name, module in net.named_modules():
+    for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             draw_normal(module.weight, 0.02 if config.tie_word_embeddings else 1.0)
         elif isinstance(module, nn.Linear):
@@ -78,9 +78,9 @@ def init_weights(net: PreTrainedModel, seed: int) -> None:
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return (all parameters, those that multiply: all but the input embedding; a tied matrix counts as the head)."""
+    """Return (all parameters, those in matrix products: without the input embedding; a tied matrix counts as head)."""
     total = sum(p.numel() for p in model.parameters()) + sum(
-        one.shape.numel() for _, one in iter_quantized_weights(model)
+        weight.shape.numel() for _, weight in iter_quantized_weights(model)
     )
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
     tied = model.get_output_embeddings().weight is embedding  # type: ignore[operator]
@@ -88,20 +88,20 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = True) -> float:
-    """Training operations per token: 6 per multiplying parameter, 4 per frozen one, which needs no gradient of its
-    own, and 12 x layers x width x mean attended length.
+    """Return the training operations per token: 6 per parameter in matrix products, 4 per frozen one, which needs no
+    gradient, and 12 x layers x width x mean attended length.
 
     Args:
-        logits: the head over the vocabulary is used.
+        logits: the LM head is used.
 
-    Source: PaLM (arXiv 2204.02311), appendix B, with the attended length instead of the whole sequence.
+    Source: PaLM (arXiv 2204.02311), appendix B, with the attended length instead of the full sequence.
     """
     config = model.config
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    idle = [weight for weight in (embedding, head) if not (logits and weight is head)]
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and not any(p is one for one in idle))
-    multiplying = count_parameters(model)[1] - (0 if logits else head.numel())
-    return 4.0 * multiplying + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context
+    unused = [weight for weight in (embedding, head) if not (logits and weight is head)]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and not any(p is other for other in unused))
+    active = count_parameters(model)[1] - (0 if logits else head.numel())
+    return 4.0 * active + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context

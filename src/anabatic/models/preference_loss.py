@@ -1,4 +1,4 @@
-"""The loss of preference pairs: how much more the model favours the better answer than it did before training.
+"""Preference losses (DPO and its variants): log-probability ratios of chosen and rejected answers to a reference.
 
 Shapes: `P` pairs, `n` targets of a batch, `T` tokens, `H` hidden size.
 """
@@ -32,14 +32,14 @@ from anabatic.parallel.dtensors import get_local_slices, is_sharded, to_local
 from anabatic.parallel.sharding import reshard_weights
 
 REFERENCE_FREE_LOSSES = ("orpo", "simpo")
-"""Losses without a reference."""
+"""Losses without a reference model."""
 PREFERENCE_METRIC_NAMES = ("rewards/chosen", "rewards/rejected", "margin", "accuracy")
-"""What is added up beside the loss."""
+"""Metrics summed besides the loss."""
 
 
 @dataclass(frozen=True)
 class PreferenceOptions:
-    """Which loss of a pair; the names are those of TRL and LLaMA-Factory."""
+    """Options of the loss; the names are those of TRL and LLaMA-Factory."""
 
     beta: float = 0.1
     loss_type: LossType = "sigmoid"
@@ -56,10 +56,10 @@ class PackedPairs:
 
     Attributes:
         packed: the tokens.
-        answer_ids: int64 `[n]`, the answer that a target belongs to: `2 p` the better one of pair `p`, `2 p + 1` the
-        other.
+        answer_ids: int64 `[n]`, the answer of each target: `2 p` the chosen one of pair `p`, `2 p + 1` the rejected
+            one.
         lengths: fp32 `[P, 2]`, targets of each answer.
-        reference_logprobs: fp32 `[P, 2]`, log-probabilities of the answers under the reference.
+        reference_logprobs: fp32 `[P, 2]`, log-probabilities of the answers under the reference model.
     """
 
     packed: PackedBatch
@@ -71,17 +71,17 @@ class PackedPairs:
 def pack_pairs(batch: Batch, device: torch.device) -> PackedPairs:
     """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`."""
     rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
-    sides = torch.searchsorted(torch.tensor(batch.cu_seqlens[1:]), rows, right=True)
-    lengths = torch.bincount(sides, minlength=2 * batch.num_targets).view(-1, 2).float()
-    return PackedPairs(pack_batch(batch, device), send_to_device(sides, device), send_to_device(lengths, device))
+    answer_ids = torch.searchsorted(torch.tensor(batch.cu_seqlens[1:]), rows, right=True)
+    lengths = torch.bincount(answer_ids, minlength=2 * batch.num_targets).view(-1, 2).float()
+    return PackedPairs(pack_batch(batch, device), send_to_device(answer_ids, device), send_to_device(lengths, device))
 
 
 class ReferenceWeights:
-    """The weights as they were before training, to be exchanged with the trained ones for a while.
+    """The weights before training, swapped in for the reference forward pass.
 
-    Only what is trained is kept twice, as divided as it is. An adapter that begins at zero thus gives the model without
-    it, one that goes on gives the model that it came with, and both sides of the ratio are computed in the same way: it
-    begins at exactly one.
+    Only trained parameters are copied, with the same sharding. With a new adapter the reference is the base model, with
+    a loaded one the model including it. Both sides of the ratio are computed in the same way, so it starts at exactly
+    one.
     """
 
     def __init__(self, root: ModelRoot) -> None:
@@ -89,24 +89,26 @@ class ReferenceWeights:
         trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
         self._pairs = [(parameter, to_local(parameter).detach().clone()) for parameter in trained]
         self._sharded = any(map(is_sharded, trained))
-        # PiSSA's start is part of a checkpoint, so that every machine continues with the same one.
-        begins = {
-            id(own): start
+        # PiSSA's initial adapter is part of a checkpoint, so that every machine continues with the same one.
+        starts = {
+            id(matrix): start
             for layer in adapter.find_lora_layers(root.model).values()
-            for own, start in ((layer.lora_A, layer.lora_A_start), (layer.lora_B, layer.lora_B_start))
+            for matrix, start in ((layer.lora_A, layer.lora_A_start), (layer.lora_B, layer.lora_B_start))
             if start is not None
         }
         self._starts = [
-            (before, begins[id(own)], get_local_slices(own)) for own, before in self._pairs if id(own) in begins
+            (reference, starts[id(matrix)], get_local_slices(matrix))
+            for matrix, reference in self._pairs
+            if id(matrix) in starts
         ]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within the block the model is the one before training, without dropout and without gradients."""
+        """Use the reference weights within the block, without dropout and gradients."""
         was_training = self._root.training
         with torch.no_grad():
-            for before, start, part in self._starts:
-                before.copy_(start[part])
+            for reference, start, local_slices in self._starts:
+                reference.copy_(start[local_slices])
             self._swap_weights()
             self._root.eval()
             try:
@@ -118,20 +120,20 @@ class ReferenceWeights:
                 self._swap_weights()
 
     def _swap_weights(self) -> None:
-        for parameter, before in self._pairs:
-            now = to_local(parameter)
-            kept = now.clone()
-            now.copy_(before)
-            before.copy_(kept)
+        for parameter, reference in self._pairs:
+            current = to_local(parameter)
+            saved = current.clone()
+            current.copy_(reference)
+            reference.copy_(saved)
 
 
 class PreferenceLoss:
-    """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
+    """The summed loss of a batch of pairs, called by a step: `loss(model, loss.pack_batch(batch, device))`.
 
     Attributes:
-        metric_names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
-        unit: what it is a mean of.
-        reference: None where the loss needs none.
+        metric_names: names of `metric_sums`, which every call adds to and the reader resets to zero.
+        unit: unit over which the loss is averaged.
+        reference: the reference weights; None if the loss needs none.
     """
 
     metric_names: Sequence[str] = PREFERENCE_METRIC_NAMES
@@ -143,7 +145,10 @@ class PreferenceLoss:
         self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)
 
     def pack_batch(self, batch: Batch, device: torch.device) -> PackedPairs:
-        """Move a batch to `device`, and ask the reference. Outside of `root`: sharded weights are gathered twice."""
+        """Move a batch to `device` and compute reference log-probabilities, which gathers sharded weights once more.
+
+        Not called inside of `root`.
+        """
         pairs = pack_pairs(batch, device)
         if self.reference is not None:
             with self.reference(), self.device.autocast():
@@ -152,53 +157,61 @@ class PreferenceLoss:
 
     def __call__(self, model: PreTrainedModel, pairs: PackedPairs) -> Tensor:
         """Return the summed loss of the pairs, fp32."""
-        now = self.compute_log_probs(model, pairs)
-        before = torch.zeros_like(now) if pairs.reference_logprobs is None else pairs.reference_logprobs
+        policy_logps = self.compute_log_probs(model, pairs)
+        reference_logps = (
+            torch.zeros_like(policy_logps) if pairs.reference_logprobs is None else pairs.reference_logprobs
+        )
         with torch.no_grad():
-            self.metric_sums += compute_rewards(now, before, pairs.lengths, self.objective).sum(0)
-        return compute_pair_losses(now, before, pairs.lengths, self.objective).sum()
+            self.metric_sums += compute_rewards(policy_logps, reference_logps, pairs.lengths, self.objective).sum(0)
+        return compute_pair_losses(policy_logps, reference_logps, pairs.lengths, self.objective).sum()
 
     def compute_log_probs(self, model: PreTrainedModel, pairs: PackedPairs) -> Tensor:
         """Return the summed log-probability of every answer, fp32 `[P, 2]`."""
         cast_adapters(model)
         states, weight, head = compute_target_states(model, pairs.packed)
-        rows = compute_chunk_bytes(weight, self.device.device_row.chunk_bytes)
-        found = linear_log_probs(states, weight, pairs.packed.targets, rows, head.softcap)
-        return found.new_zeros(pairs.lengths.numel()).index_add(0, pairs.answer_ids, found).view(pairs.lengths.shape)
+        chunk_bytes = compute_chunk_bytes(weight, self.device.device_row.chunk_bytes)
+        logps = linear_log_probs(states, weight, pairs.packed.targets, chunk_bytes, head.softcap)
+        return logps.new_zeros(pairs.lengths.numel()).index_add(0, pairs.answer_ids, logps).view(pairs.lengths.shape)
 
 
-def compute_log_ratios(now: Tensor, before: Tensor, lengths: Tensor, objective: PreferenceOptions) -> Tensor:
-    """Return `log pi(y|x) - log pi_ref(y|x)` of both answers `[P, 2]`; for IPO the mean over their tokens, and for ORPO
-    and SimPO the mean of `log pi(y|x)` alone.
+def compute_log_ratios(
+    policy_logps: Tensor, reference_logps: Tensor, lengths: Tensor, objective: PreferenceOptions
+) -> Tensor:
+    """Return `log pi(y|x) - log pi_ref(y|x)` of both answers `[P, 2]`; for IPO the mean over their tokens, for ORPO and
+    SimPO the mean of `log pi(y|x)`.
 
-    The mean is what TRL and LLaMA-Factory take for IPO; equation 17 of arXiv 2310.12036 has the sum.
+    TRL and LLaMA-Factory use the mean for IPO; equation 17 of arXiv 2310.12036 has the sum.
     """
     if objective.loss_type in REFERENCE_FREE_LOSSES:
-        return now / lengths
-    ratios = now - before
+        return policy_logps / lengths
+    ratios = policy_logps - reference_logps
     return ratios / lengths if objective.loss_type == "ipo" else ratios
 
 
-def compute_pair_losses(now: Tensor, before: Tensor, lengths: Tensor, objective: PreferenceOptions) -> Tensor:
-    """Return the loss of every pair `[P]`, see `LOSS_FUNCTIONS`. `rpo_alpha` adds that many times the better answer's
-    cross-entropy per token (arXiv 2404.19733, equation 1).
+def compute_pair_losses(
+    policy_logps: Tensor, reference_logps: Tensor, lengths: Tensor, objective: PreferenceOptions
+) -> Tensor:
+    """Return the loss of every pair `[P]`, see `LOSS_FUNCTIONS`. `rpo_alpha` is the weight of the added cross-entropy
+    per token of the chosen answer (arXiv 2404.19733, equation 1).
 
     Args:
-        now, before: log-probabilities of the answers under the model and under the reference `[P, 2]`; ORPO and SimPO
-            do not read the latter.
-        lengths: their targets `[P, 2]`.
+        policy_logps, reference_logps: log-probabilities of the answers under the model and the reference `[P, 2]`; ORPO
+            and SimPO do not read the latter.
+        lengths: number of their targets `[P, 2]`.
     """
-    losses = LOSS_FUNCTIONS[objective.loss_type](compute_log_ratios(now, before, lengths, objective), objective)
+    losses = LOSS_FUNCTIONS[objective.loss_type](
+        compute_log_ratios(policy_logps, reference_logps, lengths, objective), objective
+    )
     if objective.rpo_alpha:
-        losses = losses - objective.rpo_alpha * now[:, 0] / lengths[:, 0]
+        losses = losses - objective.rpo_alpha * policy_logps[:, 0] / lengths[:, 0]
     return losses
 
 
 def sigmoid_loss(ratios: Tensor, objective: PreferenceOptions) -> Tensor:
     """DPO: `-log sigmoid(beta h)`, `h` the difference of the log-ratios (arXiv 2305.18290, equation 7); with label
     smoothing `e`, `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)` (https://ericmitchell.ai/cdpo.pdf)."""
-    gap, smooth = objective.beta * _log_ratio_gap(ratios), objective.label_smoothing
-    return -(1 - smooth) * F.logsigmoid(gap) - smooth * F.logsigmoid(-gap)
+    logits, smoothing = objective.beta * _log_ratio_gap(ratios), objective.label_smoothing
+    return -(1 - smoothing) * F.logsigmoid(logits) - smoothing * F.logsigmoid(-logits)
 
 
 def hinge_loss(ratios: Tensor, objective: PreferenceOptions) -> Tensor:
@@ -220,7 +233,7 @@ def simpo_loss(means: Tensor, objective: PreferenceOptions) -> Tensor:
 def orpo_loss(means: Tensor, objective: PreferenceOptions) -> Tensor:
     """ORPO: `-m_w - beta log sigmoid(log odds_w - log odds_l)` with `odds = p / (1 - p)` of `p = e^m` (arXiv
     2403.07691, equations 3, 6 and 7; `beta` is its lambda)."""
-    means = means.clamp(max=-torch.finfo(means.dtype).tiny)  # an answer that is certain has no odds
+    means = means.clamp(max=-torch.finfo(means.dtype).tiny)  # the odds of a certain answer are infinite
     odds = means - (-torch.expm1(means)).log()
     return -means[:, 0] - objective.beta * F.logsigmoid(_log_ratio_gap(odds))
 
@@ -236,14 +249,16 @@ LOSS_FUNCTIONS: dict[str, Callable[[Tensor, PreferenceOptions], Tensor]] = {
     "simpo": simpo_loss,
     "orpo": orpo_loss,
 }
-"""Name of a loss -> the loss of every pair `[P]` from what `compute_log_ratios` returns `[P, 2]`."""
+"""Name of a loss -> function of the result of `compute_log_ratios` `[P, 2]` that returns the losses `[P]`."""
 
 
-def compute_rewards(now: Tensor, before: Tensor, lengths: Tensor, objective: PreferenceOptions) -> Tensor:
-    """Return for every pair the rewards `beta log-ratio` of both answers, their difference, and whether it is above 0.
+def compute_rewards(
+    policy_logps: Tensor, reference_logps: Tensor, lengths: Tensor, objective: PreferenceOptions
+) -> Tensor:
+    """Return for every pair the rewards `beta log-ratio` of both answers, their margin, and whether it is positive.
 
     Shape `[P, 4]`, in the order of `PREFERENCE_METRIC_NAMES`.
     """
-    both = objective.beta * compute_log_ratios(now, before, lengths, objective)
-    margin = _log_ratio_gap(both)
-    return torch.stack((both[:, 0], both[:, 1], margin, (margin > 0).to(both.dtype)), dim=1)
+    rewards = objective.beta * compute_log_ratios(policy_logps, reference_logps, lengths, objective)
+    margin = _log_ratio_gap(rewards)
+    return torch.stack((rewards[:, 0], rewards[:, 1], margin, (margin > 0).to(rewards.dtype)), dim=1)

@@ -1,4 +1,4 @@
-"""Hugging Face folders: find, load, save."""
+"""Resolve, load and save Hugging Face model folders."""
 
 from __future__ import annotations
 
@@ -40,17 +40,13 @@ from anabatic.parallel.process_groups import World
 from anabatic.plan.supported_models import require_supported_folder
 
 
-def resolve_model_folder(path: str | Path, named_hub: download.Hub | None = None, world: World | None = None) -> Path:
-    """Return the model folder that `path` means: itself, that of a run folder (best or final), or a hub's `OWNER/NAME`.
+def resolve_model_folder(path: str | Path, hub: download.Hub | None = None, world: World | None = None) -> Path:
+    """Return the model folder for `path`: itself, the best or final model of a run folder, or a hub's `OWNER/NAME`.
 
     Raises:
-        DataError: there is no model there, or it is of a kind that is not supported.
+        DataError: there is no model, or it is not supported.
     """
-    root = (
-        download.fetch_model(str(path), named_hub, world)
-        if run_lookup.is_hub_id(path, named_hub)
-        else Path(path).expanduser()
-    )
+    root = download.fetch_model(str(path), hub, world) if run_lookup.is_hub_id(path, hub) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.ADAPTER_CONFIG_FILE).is_file():
@@ -61,95 +57,96 @@ def resolve_model_folder(path: str | Path, named_hub: download.Hub | None = None
     raise describe_wrong_model(root)
 
 
-def resolve_base_folder(folder: Path, named_hub: download.Hub | None = None, world: World | None = None) -> Path:
-    """Return the folder with the weights: of an adapter the model it was made for, else `folder` itself.
+def resolve_base_folder(folder: Path, hub: download.Hub | None = None, world: World | None = None) -> Path:
+    """Return the folder with the weights: the base model of an adapter, else `folder`.
 
     Raises:
-        DataError: that model is not there, or an adapter too.
+        DataError: the base model is missing, or an adapter itself.
     """
     if (folder / "config.json").is_file():
         return folder
     name = adapter_config.read_adapter_config(folder).get("base_model_name_or_path") or ""
-    asked = named_hub or download.resolve_hub()  # a program has written the name: no slip of the pen
-    if not name or not (Path(name).exists() or run_lookup.is_hub_id(name, asked)):
+    base_hub = hub or download.resolve_hub()  # a program has written the name, so it is no typo
+    if not name or not (Path(name).exists() or run_lookup.is_hub_id(name, base_hub)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
         )
-    base = resolve_model_folder(name, asked, world)
+    base = resolve_model_folder(name, base_hub, world)
     if not (base / "config.json").is_file():
         raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
     return base
 
 
 def is_adapter(path: str | Path) -> bool:
-    """True for an adapter folder, or a run folder that holds one."""
+    """True for an adapter folder, or a run folder with an adapter."""
     return not (resolve_model_folder(path) / "config.json").is_file()
 
 
 def resolve_merged_adapters(
-    specs: Sequence[str], named: Path, named_hub: download.Hub | None = None, world: World | None = None
+    specs: Sequence[str], model_folder: Path, hub: download.Hub | None = None, world: World | None = None
 ) -> list[merging.WeightedAdapter]:
-    """Return the adapters that become part of the weights before the model `named`, itself perhaps one, is used: those
-    of the list, else those that it was trained on top of.
+    """Return the adapters to merge into the weights before `model_folder`, which may be an adapter, is used: those of
+    `specs`, else those that it was trained on top of.
 
     Raises:
-        ConfigError: one of the list is no adapter, or was trained on top of others than those before it.
+        ConfigError: one of `specs` is no adapter, or was trained on top of other adapters than those before it.
         DataError: one is missing or damaged.
     """
-    shares: list[merging.WeightedAdapter] = []
+    adapters: list[merging.WeightedAdapter] = []
     for spec in specs:
         path, weight = adapter_config.parse_adapter_spec(spec)
-        folder = resolve_model_folder(path, named_hub, world).resolve()
+        folder = resolve_model_folder(path, hub, world).resolve()
         if not is_adapter(folder):
             raise adapter_config.whole_model_error(folder)
-        shares = [*_require_same_record(shares, folder), merging.WeightedAdapter(folder, weight)]
-    if is_adapter(named):
-        shares = _require_same_record(shares, named)
-    for share in shares:
-        log.info(f"the adapter {share} becomes part of the weights")
-    return shares
+        adapters = [*_require_same_record(adapters, folder), merging.WeightedAdapter(folder, weight)]
+    if is_adapter(model_folder):
+        adapters = _require_same_record(adapters, model_folder)
+    for weighted in adapters:
+        log.info(f"the adapter {weighted} becomes part of the weights")
+    return adapters
 
 
-def _require_same_record(shares: list[merging.WeightedAdapter], top: Path) -> list[merging.WeightedAdapter]:
-    """Return what lies below `top`."""
-    known = merging.read_merged_record(top)
-    for share in known:
-        if not (share.folder / adapter_config.ADAPTER_CONFIG_FILE).is_file():
-            what = f"{top} was trained on top of the adapter {share.folder}, which is not there"
+def _require_same_record(adapters: list[merging.WeightedAdapter], folder: Path) -> list[merging.WeightedAdapter]:
+    """Return the adapters below `folder`; refuse `adapters` that differ from its record."""
+    recorded = merging.read_merged_record(folder)
+    for weighted in recorded:
+        if not (weighted.folder / adapter_config.ADAPTER_CONFIG_FILE).is_file():
+            message = f"{folder} was trained on top of the adapter {weighted.folder}, which is not there"
             raise DataError(
-                what,
-                f"put it back, or write where it lies into {top / adapter_config.ADAPTER_CONFIG_FILE} "
+                message,
+                f"put it back, or write where it lies into {folder / adapter_config.ADAPTER_CONFIG_FILE} "
                 f"({merging.RECORD_KEY})",
             )
-    if known and shares and shares != known:
+    if recorded and adapters and adapters != recorded:
         raise ConfigError(
-            f"{top} was trained on top of {', '.join(map(str, known))}, not of {', '.join(map(str, shares))}",
+            f"{folder} was trained on top of {', '.join(map(str, recorded))}, not of {', '.join(map(str, adapters))}",
             f"leave the adapters before it out: {merging.RECORD_KEY} in its {adapter_config.ADAPTER_CONFIG_FILE} names "
             f"them",
         )
-    return shares or known
+    return adapters or recorded
 
 
-def find_tokenizer_folder(named: Path, shares: Sequence[merging.WeightedAdapter]) -> Path:
-    """Return the folder whose tokenizer and chat template count: of the model and its adapters the topmost with one."""
-    tops = [named] if is_adapter(named) else []
-    folders = [*tops, *(share.folder for share in reversed(shares))]
-    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), named)
+def find_tokenizer_folder(model_folder: Path, adapters: Sequence[merging.WeightedAdapter]) -> Path:
+    """Return the folder with the tokenizer and chat template to use: the topmost adapter with one, else the model."""
+    own_folders = [model_folder] if is_adapter(model_folder) else []
+    folders = [*own_folders, *(weighted.folder for weighted in reversed(adapters))]
+    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), model_folder)
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
     """Read the configuration of a model folder, without its weights.
 
     Raises:
-        DataError: config.json is missing, torn or of an unknown architecture.
+        DataError: config.json is missing, damaged or of an unknown architecture.
     """
     folder = resolve_base_folder(resolve_model_folder(path))
-    kind = weights_reader.read_json_object(folder / "config.json").get("model_type")
-    if kind and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
+    model_type = weights_reader.read_json_object(folder / "config.json").get("model_type")
+    if model_type and (not isinstance(model_type, str) or model_type not in CONFIG_MAPPING):
         raise DataError(
-            f'{folder / "config.json"}: transformers {transformers.__version__} knows no model_type "{str(kind)[:60]}".'
-            f"{did_you_mean(str(kind), CONFIG_MAPPING)}",
+            f"{folder / 'config.json'}: transformers {transformers.__version__} knows no model_type"
+            f' "{str(model_type)[:60]}".'
+            f"{did_you_mean(str(model_type), CONFIG_MAPPING)}",
             "a newer transformers may know it: pip install -U transformers",
         )
     try:
@@ -163,54 +160,54 @@ def load_model(
     path: str | Path,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    shares: Sequence[merging.WeightedAdapter] = (),
+    adapters: Sequence[merging.WeightedAdapter] = (),
     quantize: Literal["none", "int8", "nf4"] = "none",
 ) -> PreTrainedModel:
     """Load a causal language model onto `device` with packed attention and the device's fused operators.
 
-    An adapter folder gives the model it was made for with the adapter in it, all but the adapter frozen.
+    An adapter folder gives its base model with the adapter, all parameters but the adapter frozen.
 
     Args:
-        shares: adapters that become part of the weights first, see `resolve_merged_adapters`.
-        quantize: hold the weights of the linear layers packed (`quantized.py`); the head stays as it is.
+        adapters: adapters to merge into the weights first, see `resolve_merged_adapters`.
+        quantize: quantize the weights of the linear layers (`quantized.py`) except the head.
 
     Raises:
-        ConfigError: weights are to be packed and changed by `shares`.
-        DataError: the folder or a file in it is missing, torn or of an unknown architecture.
+        ConfigError: quantization and adapters to merge are combined.
+        DataError: the folder or a file in it is missing, damaged or of an unknown architecture.
     """
-    named = resolve_model_folder(path)
-    folder = resolve_base_folder(named)
+    source = resolve_model_folder(path)
+    folder = resolve_base_folder(source)
     model = build_meta_causal_lm(folder, dtype)
-    if folder != named:
-        adapter.insert_saved_adapter(model, named)
+    if folder != source:
+        adapter.insert_saved_adapter(model, source)
     if quantize != "none":
-        if shares:
+        if adapters:
             raise ConfigError(f"quantize is {quantize}, and adapters become part of the weights", "merge them first")
-        if folder == named:
+        if folder == source:
             model.requires_grad_(False)
         adapter.quantize_frozen_layers(model, quantize)
     model = prepare_model(model, device)
     materialize_parameters(model, device, device)
     load_folder_weights(model, folder)
-    merging.merge_adapters(model, shares)
-    if folder != named:
-        adapter.load_adapter(model, named)
+    merging.merge_adapters(model, adapters)
+    if folder != source:
+        adapter.load_adapter(model, source)
     return model
 
 
-def build_meta_causal_lm(folder: Path, dtype: torch.dtype, entries: int = 0) -> PreTrainedModel:
-    """Return the model of a folder with its parameters on the meta device, tied where the configuration ties them.
+def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int = 0) -> PreTrainedModel:
+    """Return the model of a folder with its parameters on the meta device, tied as in the configuration.
 
     Args:
-        entries: of a vocabulary that it must have room for.
+        min_vocab_size: smallest size of the vocabulary.
 
     Raises:
-        DataError: config.json is missing, torn, of an unknown architecture, or of a quantised model.
+        DataError: config.json is missing, damaged, of an unknown architecture, or of a quantized model.
     """
     config = load_config(folder)
-    config.vocab_size = max(config.vocab_size, entries)
-    if quantised := getattr(config, "quantization_config", None):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
+    config.vocab_size = max(config.vocab_size, min_vocab_size)
+    if quantization := getattr(config, "quantization_config", None):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else type(quantization).__name__
         raise DataError(
             f"{folder} holds weights quantised by {method}, which are not trained or run here",
             "use the model's folder in bf16; sft --tuner lora --quantize nf4 packs it while it is read",
@@ -232,9 +229,9 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, entries: int = 0) -> 
 
 @contextmanager
 def init_empty_weights() -> Iterator[None]:
-    """Put parameters on the meta device as they are registered; buffers, which hold computed numbers, are real.
+    """Put parameters on the meta device as they are registered; buffers, which hold computed values, are real.
 
-    The idea is that of accelerate's `init_empty_weights(include_buffers=False)`.
+    Same idea as accelerate's `init_empty_weights(include_buffers=False)`.
     """
     register = nn.Module.register_parameter
 
@@ -250,35 +247,37 @@ def init_empty_weights() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def load_folder_weights(model: PreTrainedModel, folder: Path, new: range = range(0), seed: int = 0) -> None:
-    """Read the weights of a folder into a model that has memory, each rank its part; adapters stay as they are.
+def load_folder_weights(model: PreTrainedModel, folder: Path, new_rows: range = range(0), seed: int = 0) -> None:
+    """Load the weights of a folder into a materialized model, each rank its part; adapters are unchanged.
 
     Args:
-        new: entries of the vocabulary that the folder's tokenizer lacks: their rows are drawn again, with `seed`.
+        new_rows: vocabulary entries that the folder's tokenizer lacks: their rows are initialized with `seed`.
 
     Raises:
-        DataError: a file is missing or torn, or the weights are another model's.
+        DataError: a file is missing or damaged, or the weights are of another model.
     """
-    known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    heads = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    rows = {name: new for name, weight in model.named_parameters() if id(weight) in heads} if new else {}
+    stored_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    embedding_ids = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    rows = (
+        {name: new_rows for name, weight in model.named_parameters() if id(weight) in embedding_ids} if new_rows else {}
+    )
     weights_reader.load_into_model(
         model,
         folder,
-        {name for name in model.state_dict() if name in known and not weights_reader.is_extra_weight(name)},
+        {name for name in model.state_dict() if name in stored_names and not weights_reader.is_extra_weight(name)},
         rows,
         seed,
     )
 
 
 def _first_line(error: Exception) -> str:
-    """Return what an error says in one line; the reason, where its first line only announces it."""
+    """Return the message of an error in one line, with the second line if the first ends with a colon."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Path, seq_len: int = 0) -> None:
-    """Make sure that a model has room for a tokenizer's entries and for segments of `seq_len` positions.
+    """Check that a model has enough embeddings for a tokenizer and positions for segments of `seq_len`.
 
     Raises:
         DataError: it has not.
@@ -292,7 +291,7 @@ def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Pat
 
 
 def require_positions(config: PretrainedConfig, seq_len: int) -> None:
-    """Make sure that a model has room for segments of `seq_len` positions.
+    """Check that a model supports segments of `seq_len` positions.
 
     Raises:
         DataError: it has not.
@@ -305,22 +304,23 @@ def require_positions(config: PretrainedConfig, seq_len: int) -> None:
 
 
 def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Give a model our attention and the fused operators of `device`, where it runs; weights may still be missing."""
+    """Set packed attention and the fused operators of `device` on a model; its weights may still be missing."""
     model.config._attn_implementation = attention_interface.ATTENTION_NAME
     model.config.use_cache = False
     installer.install_fused_ops(model, get_device_ops(device.type))
     return model
 
 
-def enable_activation_checkpointing(model: PreTrainedModel, what: Recompute) -> None:
-    """Switch activation checkpointing on: `full` keeps the inputs of blocks alone, `selective` also what is dear to
-    make anew. transformers renamed the method in 5.x; the old name goes in 6."""
-    if what == "none":
+def enable_activation_checkpointing(model: PreTrainedModel, mode: Recompute) -> None:
+    """Enable activation checkpointing: `full` keeps only the inputs of blocks, `selective` also expensive results.
+
+    transformers renamed the method in 5.x and removes the old name in 6."""
+    if mode == "none":
         return
     renamed = hasattr(model, "activation_checkpointing_enable")
     enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
     options: dict[str, Any] = {"use_reentrant": False}
-    if what == "selective":
+    if mode == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, list_expensive_operators())
     enable(options)
 
@@ -329,21 +329,21 @@ def save_model(
     model: PreTrainedModel,
     folder: Path,
     tokenizer: Any,
-    writes: bool = True,
-    also: Callable[[Path], None] | None = None,
+    is_writer: bool = True,
+    write_extra: Callable[[Path], None] | None = None,
     file_bytes: int = weights_reader.MAX_FILE_BYTES,
 ) -> None:
-    """Write a Hugging Face folder that plain transformers loads: whole or not at all. All ranks call it, the one that
-    `writes` writes; weights are gathered one by one and kept until a file is full.
+    """Write a Hugging Face folder that plain transformers loads, atomically. All ranks call it, and the one with
+    `is_writer` writes; weights are gathered one by one and kept until a file is full.
 
     Args:
-        also: writes what else belongs into the folder.
+        write_extra: writes further files of the folder.
         file_bytes: a weight file is closed when the next tensor would make it larger.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
     """
-    if not writes:
+    if not is_writer:
         weights_reader.save_weights(model, None)
         return
     with open_atomic_folder(folder) as temporary:
@@ -356,15 +356,15 @@ def save_model(
         GenerationConfig(**get_chat_token_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         transformers4_names.write_older_names(temporary)
-        if also is not None:
-            also(temporary)
+        if write_extra is not None:
+            write_extra(temporary)
 
 
 def get_chat_token_ids(tokenizer: Any) -> dict[str, Any]:
-    """Return the tokens that end an answer, end of text and end of turn, and the one that pads."""
-    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    turn = get_turn_end_id(tokenizer)
-    if turn is not None and turn not in ends:
-        ends.append(turn)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return {"eos_token_id": ends or None, "pad_token_id": pad}
+    """Return the tokens that end an answer, end of text and end of turn, and the padding token."""
+    eos_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    turn_end_id = get_turn_end_id(tokenizer)
+    if turn_end_id is not None and turn_end_id not in eos_ids:
+        eos_ids.append(turn_end_id)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return {"eos_token_id": eos_ids or None, "pad_token_id": pad_id}

@@ -1,7 +1,7 @@
-"""Reward models: a number for a whole conversation, learned from pairs of a better and a worse answer.
+"""Reward models: a scalar for a conversation, trained on pairs of a chosen and a rejected answer.
 
-They are saved as transformers' sequence classification with one label: `score` is a linear layer without a bias on the
-last token's state. Shapes: `P` pairs, `T` tokens, `H` hidden size.
+They are saved as transformers' sequence classification with one label: `score` is a linear layer without bias on the
+hidden state of the last token. Shapes: `P` pairs, `T` tokens, `H` hidden size.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
 from anabatic.parallel.dtensors import copy_from_full
 
 SCORE_PREFIX = "score."
-"""Of the name of the head's parameter."""
+"""Prefix of the name of the head's parameter."""
 CLASS_SUFFIX = "ForSequenceClassification"
-"""Ends the names of transformers' models with such a head."""
+"""Suffix of the names of transformers' models with such a head."""
 
 
 @dataclass(frozen=True)
 class RewardOptions:
-    """The loss of a pair.
+    """Options of the loss.
 
     Attributes:
         center: weight of `(r_w + r_l)^2`, which keeps rewards around 0.
@@ -52,8 +52,8 @@ class PackedConversations:
     """A batch of pairs on the device.
 
     Attributes:
-        last_positions: int64 `[2 P]`, last token of every conversation, the better one of a pair first.
-        lengths: fp32 `[P, 2]`, tokens of each.
+        last_positions: int64 `[2 P]`, last token of every conversation, the chosen one of a pair first.
+        lengths: fp32 `[P, 2]`, number of tokens of each.
     """
 
     packed: PackedBatch
@@ -62,23 +62,23 @@ class PackedConversations:
 
 
 def get_class_name(model: PreTrainedModel) -> str:
-    """Return transformers' name of the model with a head for sequences.
+    """Return transformers' name of the sequence classification model.
 
     Raises:
-        DataError: it has none of this architecture.
+        DataError: transformers has none for this architecture.
     """
-    causal = type(model).__name__.removeprefix("FSDP")
-    name = f"{causal.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{CLASS_SUFFIX}"
+    causal_name = type(model).__name__.removeprefix("FSDP")
+    name = f"{causal_name.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{CLASS_SUFFIX}"
     if not hasattr(transformers, name):
         raise DataError(f"transformers has no {name}, as which the reward model would be saved", "use another model")
     return name
 
 
 def attach_score_head(model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
-    """Give a model the head, on the meta device; the one over the vocabulary, which nothing needs, is frozen.
+    """Attach the head on the meta device; the unused LM head is frozen.
 
     Args:
-        dtype: of the head; None: as the one over the vocabulary.
+        dtype: dtype of the head; None: that of the LM head.
 
     Raises:
         DataError: transformers cannot load such a model.
@@ -94,7 +94,7 @@ def attach_score_head(model: PreTrainedModel, dtype: torch.dtype | None = None) 
 
 @torch.no_grad()
 def init_score_head(model: PreTrainedModel, seed: int) -> None:
-    """First weights of the head: deviation `1 / sqrt(H + 1)` (arXiv 2009.01325, appendix B.1), drawn on the CPU."""
+    """Initialize the head with deviation `1 / sqrt(H + 1)` (arXiv 2009.01325, appendix B.1), drawn on the CPU."""
     weight = model.get_submodule(SCORE_PREFIX.rstrip(".")).weight
     assert isinstance(weight, Tensor)
     generator = torch.Generator().manual_seed(seed)
@@ -102,11 +102,11 @@ def init_score_head(model: PreTrainedModel, seed: int) -> None:
 
 
 class RewardLoss:
-    """The summed loss of a batch of pairs, as a step calls it: `loss(model, loss.pack(batch, device))`.
+    """The summed loss of a batch of pairs, called by a step: `loss(model, loss.pack_batch(batch, device))`.
 
     Attributes:
-        metric_names: of `metric_sums`, what every call adds up; whoever reads it sets it to zero.
-        unit: what it is a mean of.
+        metric_names: names of `metric_sums`, which every call adds to and the reader resets to zero.
+        unit: unit over which the loss is averaged.
     """
 
     metric_names = PREFERENCE_METRIC_NAMES
@@ -124,55 +124,63 @@ class RewardLoss:
             pack_batch(batch, device), send_to_device(borders[1:] - 1, device), send_to_device(lengths, device)
         )
 
-    def __call__(self, model: PreTrainedModel, rows: PackedConversations) -> Tensor:
+    def __call__(self, model: PreTrainedModel, conversations: PackedConversations) -> Tensor:
         """Return the summed loss of the pairs, fp32."""
-        found = compute_rewards(model, rows).view(-1, 2)
+        rewards = compute_rewards(model, conversations).view(-1, 2)
         with torch.no_grad():
-            margin = found[:, 0] - found[:, 1]
+            margin = rewards[:, 0] - rewards[:, 1]
             self.metric_sums += torch.stack(
-                (found[:, 0], found[:, 1], margin, (margin > 0).to(found.dtype)), dim=1
+                (rewards[:, 0], rewards[:, 1], margin, (margin > 0).to(rewards.dtype)), dim=1
             ).sum(0)
-        return bradley_terry(found, self.objective.center).sum()
+        return bradley_terry(rewards, self.objective.center).sum()
 
 
-def compute_rewards(model: PreTrainedModel, rows: PackedConversations) -> Tensor:
+def compute_rewards(model: PreTrainedModel, conversations: PackedConversations) -> Tensor:
     """Return the reward of every conversation, fp32 `[2 P]`."""
-    states = compute_hidden_states(model, rows.packed).index_select(0, rows.last_positions)
+    states = compute_hidden_states(model, conversations.packed).index_select(0, conversations.last_positions)
     with torch.autocast(states.device.type, enabled=False):
         weight = model.get_submodule(SCORE_PREFIX.rstrip(".")).weight
         assert isinstance(weight, Tensor)
         return F.linear(states.float(), weight.float()).squeeze(1)
 
 
-def bradley_terry(found: Tensor, center: float = 0.0) -> Tensor:
+def bradley_terry(rewards: Tensor, center: float = 0.0) -> Tensor:
     """Return the loss of every pair `[P]`: `-log sigmoid(r_w - r_l)` (Bradley and Terry 1952, as in arXiv 2203.02155,
-    equation 1), and `center (r_w + r_l)^2` beside it (arXiv 2312.09244, section 4).
+    equation 1), plus `center (r_w + r_l)^2` (arXiv 2312.09244, section 4).
 
     Args:
-        found: rewards `[P, 2]`, the better answer's first.
+        rewards: rewards `[P, 2]`, the chosen answer's first.
     """
-    losses = -F.logsigmoid(found[:, 0] - found[:, 1])
-    return losses + center * found.sum(1).square() if center else losses
+    losses = -F.logsigmoid(rewards[:, 0] - rewards[:, 1])
+    return losses + center * rewards.sum(1).square() if center else losses
 
 
 def save_reward_adapter(
-    model: PreTrainedModel, folder: Path, tokenizer: Any, lora: Lora, base: Path, writes: bool, more: Mapping[str, Any]
+    model: PreTrainedModel,
+    folder: Path,
+    tokenizer: Any,
+    lora: Lora,
+    base: Path,
+    is_writer: bool,
+    extra_config: Mapping[str, Any],
 ) -> None:
-    """Write an adapter folder that brings the head, as PEFT does for sequence classification. All ranks call it.
+    """Write an adapter folder with the head, as PEFT does for sequence classification. All ranks call it.
 
     Args:
-        base: folder of the model that it is for.
-        more: further keys of adapter_config.json.
+        base: folder of the base model.
+        extra_config: further keys of adapter_config.json.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
     """
-    headed = replace(lora, modules_to_save=[SCORE_PREFIX.rstrip(".")])
-    adapter.save_adapter(model, folder, tokenizer, headed, base, writes, {**more, "task_type": "SEQ_CLS"})
+    lora_with_head = replace(lora, modules_to_save=[SCORE_PREFIX.rstrip(".")])
+    adapter.save_adapter(
+        model, folder, tokenizer, lora_with_head, base, is_writer, {**extra_config, "task_type": "SEQ_CLS"}
+    )
 
 
-def save_reward_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writes: bool = True) -> None:
-    """Write a folder that `AutoModelForSequenceClassification` loads: whole or not at all. All ranks call it.
+def save_reward_model(model: PreTrainedModel, folder: Path, tokenizer: Any, is_writer: bool = True) -> None:
+    """Write a folder that `AutoModelForSequenceClassification` loads, atomically. All ranks call it.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -184,18 +192,18 @@ def save_reward_model(model: PreTrainedModel, folder: Path, tokenizer: Any, writ
     def should_skip(name: str) -> bool:
         return name in unused and name not in body
 
-    if not writes:
-        weights_reader.save_weights(model, None, leave=should_skip)
+    if not is_writer:
+        weights_reader.save_weights(model, None, should_skip=should_skip)
         return
     with open_atomic_folder(folder) as temporary:
-        weights_reader.save_weights(model, temporary, leave=should_skip)
+        weights_reader.save_weights(model, temporary, should_skip=should_skip)
         config = copy.deepcopy(model.config)
         config.use_cache = True
         config.architectures = [get_class_name(model)]
         config.dtype = next(model.parameters()).dtype
         config.num_labels = 1
         config.id2label, config.label2id = {0: "reward"}, {"reward": 0}
-        # transformers looks for the last token that is not this one.
+        # transformers reads the last token that is not this one.
         config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

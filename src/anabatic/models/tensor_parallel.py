@@ -1,7 +1,7 @@
-"""Which layers of a model tensor parallelism divides: attention by heads, gated blocks by inner neurons.
+"""Apply tensor parallelism to a model: attention is sharded by heads, gated blocks by inner neurons.
 
-They are recognised by their structure: separate projections of queries, keys, values and the output; gate, up and down.
-Whatever else a model has (embeddings, norms, head, experts, blocks with other layers) every rank holds whole.
+They are matched by their structure: separate projections of queries, keys, values and the output; gate, up and down.
+Every other part (embeddings, norms, head, experts, blocks with other layers) is replicated on every rank.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from anabatic.parallel.tensor_linear import (
 )
 
 _ATTENTION_NAMES = (("q_proj", "k_proj", "v_proj", "o_proj"), ("q_proj", "k_proj", "v_proj", "dense"))
-"""Names of queries, keys, values and output."""
+"""Names of the query, key, value and output projections."""
 _SHARDED_DIMS = {
     SHARD_OUTPUTS: {"weight": 0, "bias": 0, "lora_B": 0, "lora_magnitude": 0},
     SHARD_INPUTS: {"weight": 1, "lora_A": 1},
 }
-"""What of a layer is divided by its outputs or inputs -> dimension of each parameter that is divided with it."""
+"""Sharding by outputs or inputs -> sharded dimension of each parameter."""
 
 
 @dataclass(frozen=True)
 class TensorBlock:
-    """Layers that are divided together: all but the last by their outputs, the last by its inputs."""
+    """Layers that are sharded together: all but the last by their outputs, the last by its inputs."""
 
     module: nn.Module
     names: Sequence[str]
@@ -51,47 +51,47 @@ def _is_block(module: nn.Module, names: Sequence[str]) -> bool:
 
 
 def _own_params(block: TensorBlock) -> dict[str, Tensor]:
-    """Parameters of a block that belong to none of its divided layers."""
+    """Return the parameters of a block outside its sharded layers."""
     return {name: param for name, param in block.module.named_parameters() if name.split(".")[0] not in block.names}
 
 
 def find_attention_blocks(model: PreTrainedModel) -> list[TensorBlock]:
-    """The attention of every layer.
+    """Return the attention block of every layer.
 
     Raises:
-        ConfigError: a layer's attention is built in another way.
+        ConfigError: a layer's attention has another structure.
     """
-    heads, wide, narrow = get_head_sizes(model.config)
-    expected = (model.config.num_attention_heads * wide, heads * wide, heads * narrow)
-    found = []
+    heads, key_size, value_size = get_head_sizes(model.config)
+    expected = (model.config.num_attention_heads * key_size, heads * key_size, heads * value_size)
+    blocks = []
     for module in model.modules():
         names = next((names for names in _ATTENTION_NAMES if _is_block(module, names)), None)
         if names is None:
             continue
         block = TensorBlock(module, names)
         sizes = tuple(int(module.get_submodule(name).out_features) for name in names[:3])  # type: ignore[arg-type]
-        strange = [name for name, param in _own_params(block).items() if param.shape != (wide,)]
-        if sizes != expected or strange:
-            what = f"weights that are not a head's: {', '.join(strange)}" if strange else f"outputs {sizes}"
-            raise _unsupported_error(model, f"{type(module).__name__} has {what}")
-        found.append(block)
+        unexpected = [name for name, param in _own_params(block).items() if param.shape != (key_size,)]
+        if sizes != expected or unexpected:
+            problem = f"weights that are not a head's: {', '.join(unexpected)}" if unexpected else f"outputs {sizes}"
+            raise _unsupported_error(model, f"{type(module).__name__} has {problem}")
+        blocks.append(block)
     layers = model.config.num_hidden_layers
-    if len(found) != layers:
+    if len(blocks) != layers:
         raise _unsupported_error(
-            model, f"{len(found)} of {layers} layers have separate projections of queries, keys, values and output"
+            model, f"{len(blocks)} of {layers} layers have separate projections of queries, keys, values and output"
         )
-    return found
+    return blocks
 
 
-def _unsupported_error(model: PreTrainedModel, what: str) -> ConfigError:
+def _unsupported_error(model: PreTrainedModel, problem: str) -> ConfigError:
     return ConfigError(
-        f"parallel.tensor cannot divide {type(model).__name__}: {what}",
+        f"parallel.tensor cannot divide {type(model).__name__}: {problem}",
         "leave parallel.tensor at 1; --parallel.strategy zero3 divides every model",
     )
 
 
 def find_gated_blocks(model: nn.Module) -> list[TensorBlock]:
-    """Gated blocks without weights of their own."""
+    """Return the gated blocks without further weights."""
     blocks = [
         TensorBlock(module, names)
         for module in model.modules()
@@ -101,13 +101,13 @@ def find_gated_blocks(model: nn.Module) -> list[TensorBlock]:
     return [block for block in blocks if not _own_params(block)]
 
 
-def require_divisible(model: PreTrainedModel, parts: int) -> None:
-    """Make sure that `parts` ranks can share the model's heads and inner neurons.
+def require_divisible(model: PreTrainedModel, degree: int) -> None:
+    """Check that the model's heads and inner neurons are divisible by `degree`.
 
     Raises:
-        ConfigError: they cannot; the message has the numbers, the hint the degrees that can.
+        ConfigError: they are not; the message has the numbers, the hint the possible degrees.
     """
-    if parts == 1:
+    if degree == 1:
         return
     find_attention_blocks(model)
     inner = sorted({_inner_size(block) for block in find_gated_blocks(model)})
@@ -116,14 +116,16 @@ def require_divisible(model: PreTrainedModel, parts: int) -> None:
         "key/value heads": [get_head_sizes(model.config)[0]],
     }
     counts["inner neurons of MLPs"] = inner
-    sizes = [size for found in counts.values() for size in found]
-    if any(size % parts for size in sizes):
-        told = ", ".join(f"{' and '.join(map(str, found))} {name}" for name, found in counts.items() if found)
-        most = math.gcd(*sizes)
-        good = [str(degree) for degree in range(1, most + 1) if most % degree == 0]
+    sizes = [size for values in counts.values() for size in values]
+    if any(size % degree for size in sizes):
+        description = ", ".join(f"{' and '.join(map(str, values))} {name}" for name, values in counts.items() if values)
+        max_degree = math.gcd(*sizes)
+        degrees = [str(divisor) for divisor in range(1, max_degree + 1) if max_degree % divisor == 0]
         raise ConfigError(
-            f"parallel.tensor is {parts}, which does not divide all of the model's {told}",
-            f"use {' or '.join(good)}" if most > 1 else "leave it at 1; --parallel.strategy zero3 divides every model",
+            f"parallel.tensor is {degree}, which does not divide all of the model's {description}",
+            f"use {' or '.join(degrees)}"
+            if max_degree > 1
+            else "leave it at 1; --parallel.strategy zero3 divides every model",
         )
 
 
@@ -132,10 +134,10 @@ def _inner_size(block: TensorBlock) -> int:
 
 
 def apply_tensor_parallel(model: PreTrainedModel, world: World) -> frozenset[str]:
-    """Divide a model whose parameters are on the meta device, and make its layers compute their parts.
+    """Shard a model whose parameters are on the meta device, and replace its layers by sharded ones.
 
     Returns:
-        Names of parameters that are whole on every rank and get a part of their gradient on each (`gradients.py`).
+        Names of replicated parameters with partial gradients on each rank (`gradients.py`).
     """
     if world.tensor_group.size == 1:
         return frozenset()
@@ -143,13 +145,13 @@ def apply_tensor_parallel(model: PreTrainedModel, world: World) -> frozenset[str
     partial: set[int] = set()
     for block in [*find_attention_blocks(model), *find_gated_blocks(model)]:
         for name, layer in _iter_layers(block):
-            by = SHARD_INPUTS if name == block.names[-1] else SHARD_OUTPUTS
-            part = layer if isinstance(layer, LoraLinear) else ShardedLinear(layer)
-            part.input_group = world.tensor_group if by == SHARD_INPUTS else None
-            setattr(block.module, name, part)
-            for parameter, dim in _SHARDED_DIMS[by].items():
-                if parameter in part._parameters:
-                    shard_parameter(part, parameter, dim, _tensor_mesh(world))
+            sharded_dim = SHARD_INPUTS if name == block.names[-1] else SHARD_OUTPUTS
+            sharded = layer if isinstance(layer, LoraLinear) else ShardedLinear(layer)
+            sharded.input_group = world.tensor_group if sharded_dim == SHARD_INPUTS else None
+            setattr(block.module, name, sharded)
+            for parameter, dim in _SHARDED_DIMS[sharded_dim].items():
+                if parameter in sharded._parameters:
+                    shard_parameter(sharded, parameter, dim, _tensor_mesh(world))
         block.module.register_forward_pre_hook(_make_entry_hook(world.tensor_group), with_kwargs=True)
         partial |= {
             id(parameter) for parameter in block.module.parameters() if not is_sharded_along(parameter, "tensor")
@@ -168,7 +170,7 @@ def _tensor_mesh(world: World) -> Any:
 
 
 def _make_entry_hook(group: RankGroup) -> Callable[..., Any]:
-    """Hooks outlive an exchange of the module's forward pass, which the fused operators are."""
+    """Return a forward pre-hook: hooks stay when fused operators replace the module's forward."""
 
     def enter_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if args:
@@ -178,12 +180,14 @@ def _make_entry_hook(group: RankGroup) -> Callable[..., Any]:
     return enter_block
 
 
-def describe_tensor_parallel(model: PreTrainedModel, parts: int) -> str:
-    """Return a line that tells what `parts` ranks share and what each of them holds whole."""
-    params = [parameter for parameter in model.parameters() if not is_sharded_along(parameter, "tensor")]
-    alone, everything = (sum(parameter.numel() for parameter in some) for some in (params, model.parameters()))
+def describe_tensor_parallel(model: PreTrainedModel, degree: int) -> str:
+    """Return a line about the sharded blocks and the replicated parameters."""
+    replicated_params = [parameter for parameter in model.parameters() if not is_sharded_along(parameter, "tensor")]
+    replicated, total = (
+        sum(parameter.numel() for parameter in parameters) for parameters in (replicated_params, model.parameters())
+    )
     return (
-        f"tensor parallelism: {parts} processes share {len(find_attention_blocks(model))} attention blocks"
-        f" and {len(find_gated_blocks(model))} MLPs; {format_count(alone)} of {format_count(everything)} parameters "
+        f"tensor parallelism: {degree} processes share {len(find_attention_blocks(model))} attention blocks"
+        f" and {len(find_gated_blocks(model))} MLPs; {format_count(replicated)} of {format_count(total)} parameters "
         f"are whole on each"
     )

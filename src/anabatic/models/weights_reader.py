@@ -1,8 +1,8 @@
-"""The weights of a Hugging Face folder, read part by part into a model: no rank ever holds more than one tensor extra.
-Written file by file: rank 0 never holds more than one file.
+"""Load and save the weights of a Hugging Face folder. Loading holds at most one extra tensor per rank, saving at most
+one file on rank 0.
 
-Most models are stored under the names that they have in memory. What transformers stores otherwise (experts one by one,
-say) goes through its own converters, one converted tensor at a time.
+Most weights are stored under their names in memory. Weights that transformers stores in another form, for example
+separate experts, go through its converters, one converted tensor at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_FILE_BYTES = 4 << 30
 
 
 def is_extra_weight(name: str) -> bool:
-    """True for what is no part of a language model: adapters, and the heads of classifiers and reward models."""
+    """True for weights outside the language model: adapters, and the heads of classifiers and reward models."""
     return "lora_" in name or name.startswith(("classifier.", "score."))
 
 
@@ -44,7 +44,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        DataError: it is missing, torn, or no object.
+        DataError: it is missing, damaged, or not an object.
     """
     try:
         content = json_reader.read_json_file(path)
@@ -56,10 +56,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 class WeightsReader:
-    """Open weight files.
+    """Reads tensors from open weight files.
 
     Attributes:
-        names: every stored tensor.
+        names: names of all stored tensors.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, Any]) -> None:
@@ -71,16 +71,17 @@ class WeightsReader:
         """Return a tensor's shape."""
         return list(self._file_of[name].get_slice(name).get_shape())
 
-    def read_tensor(self, name: str, part: TensorSlices | None = None) -> Tensor:
-        """Return a tensor, or the part of it alone; it comes from the disk now."""
+    def read_tensor(self, name: str, slices: TensorSlices | None = None) -> Tensor:
+        """Read a tensor, or slices of it, from the disk."""
         stored = self._file_of[name].get_slice(name)
-        value: Tensor = stored[part] if part else stored[...]
+        value: Tensor = stored[slices] if slices else stored[...]
         return value
 
 
 @functools.cache
 def _safe_open_options() -> dict[str, str]:
-    """Read parts instead of mapping files, whose pages would count as every rank's memory (newer safetensors can)."""
+    """Return options to read files instead of mapping them: mapped pages count as memory of every rank. Needs a newer
+    safetensors."""
     return {"backend": "pread"} if "backend" in inspect.signature(safe_open).parameters else {}
 
 
@@ -111,18 +112,18 @@ def open_weights(folder: Path) -> Iterator[WeightsReader]:
 
 
 def _list_index_files(index: Path) -> list[str]:
-    mapped = read_json_object(index).get("weight_map")
-    names = list(mapped.values()) if isinstance(mapped, dict) else []
+    weight_map = read_json_object(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) and name and "/" not in name for name in names):
         raise DataError(f"{index} names no weight files beside it", "copy the folder again")
     return sorted(set(names))
 
 
 def require_weight_files(folder: Path) -> None:
-    """Make sure that the weight files of a folder are there and whole as far as their headings tell.
+    """Check that the weight files of a folder exist and match their headers.
 
     Raises:
-        DataError: one is missing or torn.
+        DataError: one is missing or truncated.
     """
     with open_weights(folder):
         pass
@@ -130,77 +131,77 @@ def require_weight_files(folder: Path) -> None:
 
 @dataclass
 class _LoadPlan:
-    """Where each parameter of a model comes from."""
+    """Source of each parameter of a model."""
 
     plain: dict[str, str] = field(default_factory=dict)
     """Parameter -> stored name."""
     converted: dict[str, Any] = field(default_factory=dict)
-    """First parameter that a converter makes -> the converter, with its tensors still on the disk."""
+    """First parameter of a converter's result -> the converter, with its tensors still on the disk."""
     surplus: list[str] = field(default_factory=list)
 
 
 def load_into_model(
-    model: PreTrainedModel, folder: Path, wanted: set[str], new: Mapping[str, range] | None = None, seed: int = 0
+    model: PreTrainedModel, folder: Path, names: set[str], new_rows: Mapping[str, range] | None = None, seed: int = 0
 ) -> None:
-    """Fill the parameters and persistent buffers `wanted` of a model, each rank its part, and its packed weights.
+    """Load the parameters and persistent buffers `names` of a model, each rank its part, and its quantized weights.
 
     Args:
-        model: has memory already; sharded or not.
-        wanted: names as in `named_parameters()` and `named_buffers()`, tied ones once.
-        new: name of an embedding -> its rows that are drawn again, with `seed`; the folder may lack the last of them.
+        model: a materialized model, sharded or not.
+        names: names as in `named_parameters()` and `named_buffers()`, tied ones once.
+        new_rows: name of an embedding -> rows to initialize with `seed`; the folder may lack the last of them.
 
     Raises:
         DataError: a tensor is missing, has another shape, or cannot be read.
     """
-    packed = dict(iter_quantized_weights(model))
-    wanted = wanted | packed.keys()
+    quantized = dict(iter_quantized_weights(model))
+    names = names | quantized.keys()
     targets: dict[str, Tensor | QuantizedWeight] = {
         **dict(model.named_parameters()),
         **dict(model.named_buffers()),
-        **packed,
+        **quantized,
     }
     tied = {name for name in model.state_dict() if name not in targets}
     with open_weights(folder) as stored:
-        plan = _plan_load(model, stored, targets, tied)
+        load_plan = _plan_load(model, stored, targets, tied)
         filled: set[str] = set()
-        wrong: list[tuple[str, list[int], list[int]]] = []
-        for name, source in plan.plain.items():
-            if name in (new or {}):
+        mismatched: list[tuple[str, list[int], list[int]]] = []
+        for name, source in load_plan.plain.items():
+            if name in (new_rows or {}):
                 embedding = targets[name]
-                assert new is not None and isinstance(embedding, Tensor)
+                assert new_rows is not None and isinstance(embedding, Tensor)
                 with _wrap_read_errors(folder, source):
-                    value = _extend_embedding(stored.read_tensor(source), embedding.shape[0], new[name], seed)
+                    value = _extend_embedding(stored.read_tensor(source), embedding.shape[0], new_rows[name], seed)
                 if value.shape == embedding.shape:
                     copy_from_full(embedding, value)
                     filled.add(name)
                     continue
             if stored.get_shape(source) != list(targets[name].shape):
-                wrong.append((name, stored.get_shape(source), list(targets[name].shape)))
+                mismatched.append((name, stored.get_shape(source), list(targets[name].shape)))
                 continue
             with _wrap_read_errors(folder, source):
                 _fill_target(targets[name], stored, source)
             filled.add(name)
-        for first, converter in plan.converted.items():
-            with _wrap_read_errors(folder, first):
-                made = _convert_tensor(model, converter, first)
-            for name in made.keys() & targets.keys():
-                if made[name].shape != targets[name].shape:
-                    wrong.append((name, list(made[name].shape), list(targets[name].shape)))
+        for target_name, converter in load_plan.converted.items():
+            with _wrap_read_errors(folder, target_name):
+                converted = _convert_tensor(model, converter, target_name)
+            for name in converted.keys() & targets.keys():
+                if converted[name].shape != targets[name].shape:
+                    mismatched.append((name, list(converted[name].shape), list(targets[name].shape)))
                     continue
-                _assign_value(targets[name], made[name])
+                _assign_value(targets[name], converted[name])
                 filled.add(name)
-    _require_complete(folder, wrong, sorted(wanted - filled), plan.surplus)
-    _require_no_foreign(model, folder, plan.surplus)
+    _require_complete(folder, mismatched, sorted(names - filled), load_plan.surplus)
+    _require_no_foreign(model, folder, load_plan.surplus)
 
 
-def _extend_embedding(value: Tensor, rows: int, new: range, seed: int) -> Tensor:
-    """Return an embedding of `rows` rows, those of `new` with the mean and deviation of the rows before them."""
-    known = value[: new.start].float()
+def _extend_embedding(value: Tensor, rows: int, new_rows: range, seed: int) -> Tensor:
+    """Return an embedding of `rows` rows; `new_rows` are drawn with the mean and deviation of the rows before them."""
+    trained = value[: new_rows.start].float()
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.empty(len(new), value.shape[1]).normal_(generator=generator)
-    wide = torch.cat((value.float(), value.new_zeros(max(0, rows - len(value)), value.shape[1]).float()))
-    wide[new.start : new.stop] = known.mean(0) + drawn * known.std(0)
-    return wide
+    noise = torch.empty(len(new_rows), value.shape[1]).normal_(generator=generator)
+    extended = torch.cat((value.float(), value.new_zeros(max(0, rows - len(value)), value.shape[1]).float()))
+    extended[new_rows.start : new_rows.stop] = trained.mean(0) + noise * trained.std(0)
+    return extended
 
 
 def _fill_target(target: Tensor | QuantizedWeight, stored: WeightsReader, source: str) -> None:
@@ -229,23 +230,30 @@ def _wrap_read_errors(folder: Path, name: str) -> Iterator[None]:
 def _plan_load(model: PreTrainedModel, stored: WeightsReader, targets: Mapping[str, Any], tied: set[str]) -> _LoadPlan:
     plan = _LoadPlan()
     prefix = model.base_model_prefix
-    strange = []
+    unmatched = []
     for name in stored.names:
-        short, long = name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
-        known = next((each for each in (name, long, short) if each in targets or each in tied), None)
-        if known is None:
-            strange.append(name)
-        elif known in targets:
-            plan.plain[known] = name
-    if strange:
-        _match_by_transformers(model, stored, strange, targets, plan)
+        without_prefix, with_prefix = name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
+        target_name = next(
+            (
+                candidate
+                for candidate in (name, with_prefix, without_prefix)
+                if candidate in targets or candidate in tied
+            ),
+            None,
+        )
+        if target_name is None:
+            unmatched.append(name)
+        elif target_name in targets:
+            plan.plain[target_name] = name
+    if unmatched:
+        _match_by_transformers(model, stored, unmatched, targets, plan)
     return plan
 
 
 def _match_by_transformers(
-    model: PreTrainedModel, stored: WeightsReader, strange: list[str], targets: Mapping[str, Any], plan: _LoadPlan
+    model: PreTrainedModel, stored: WeightsReader, unmatched: list[str], targets: Mapping[str, Any], plan: _LoadPlan
 ) -> None:
-    """Sort the names that the model does not know by transformers' renamings and converters (transformers 5)."""
+    """Match names unknown to the model by transformers' renamings and converters (transformers 5)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -253,7 +261,7 @@ def _match_by_transformers(
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    for name in sorted(strange, key=dot_natural_key):
+    for name in sorted(unmatched, key=dot_natural_key):
         renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, dict(targets))
         if renamed not in targets:
             plan.surplus.append(name)
@@ -264,19 +272,19 @@ def _match_by_transformers(
             converter.add_tensor(renamed, name, pattern, lambda name=name: stored.read_tensor(name))
 
 
-def _convert_tensor(model: PreTrainedModel, converter: Any, first: str) -> dict[str, Tensor]:
-    made = converter.convert(first, model=model, config=model.config)
-    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+def _convert_tensor(model: PreTrainedModel, converter: Any, target_name: str) -> dict[str, Tensor]:
+    converted = converter.convert(target_name, model=model, config=model.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
 
 def _require_complete(
-    folder: Path, wrong: list[tuple[str, list[int], list[int]]], missing: list[str], surplus: list[str]
+    folder: Path, mismatched: list[tuple[str, list[int], list[int]]], missing: list[str], surplus: list[str]
 ) -> None:
-    """Every weight that config.json describes must be there and have its shape."""
-    if wrong:
-        name, stored, expected = wrong[0]
+    """Require every weight of config.json with the right shape."""
+    if mismatched:
+        name, stored, expected = mismatched[0]
         raise DataError(
-            f"{folder}: {len(wrong)} weights do not fit config.json: {name} has shape {stored},"
+            f"{folder}: {len(mismatched)} weights do not fit config.json: {name} has shape {stored},"
             f" the configuration says {expected}",
             "weights and config.json are of different models: copy the folder again",
         )
@@ -290,7 +298,7 @@ def _require_complete(
 
 
 def _require_no_foreign(model: PreTrainedModel, folder: Path, surplus: list[str]) -> None:
-    """A weight of a module that the model has, such as a norm inside its attention, belongs to another architecture."""
+    """Refuse unused weights of existing modules, such as a norm inside the attention: the architecture differs."""
     modules = {name for name, module in model.named_modules() if not isinstance(module, nn.ModuleList)}
     inside = [name for name in surplus if name.endswith((".weight", ".bias")) and name.rsplit(".", 2)[0] in modules]
     inside = [name for name in inside if name.count(".") > 1]
@@ -305,31 +313,31 @@ def save_weights(
     model: PreTrainedModel,
     folder: Path | None,
     file_bytes: int = MAX_FILE_BYTES,
-    leave: Callable[[str], bool] = is_extra_weight,
+    should_skip: Callable[[str], bool] = is_extra_weight,
 ) -> None:
-    """Write the weights, whole, in the format that transformers publishes; `None`: take part in gathering alone.
+    """Write the full weights in transformers' format; with `folder` None only take part in gathering.
 
     Args:
         file_bytes: a file is closed when the next tensor would make it larger.
-        leave: names that are not written.
+        should_skip: returns whether to skip a name.
     """
     names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     files: list[dict[str, Tensor]] = [{}]
     index: dict[str, int] = {}
-    room = file_bytes
+    free_bytes = file_bytes
     for name, tensor in model.state_dict().items():
-        if name not in names or leave(name):  # tied ones are kept once
+        if name not in names or should_skip(name):  # tied weights are stored once
             continue
         value = gather_full_tensor(tensor.detach())
         if folder is None:
             continue
-        for told, each in _revert_conversion(model, name, value.cpu()).items():
-            if each.nbytes > room and files[-1]:
+        for stored_name, stored_value in _revert_conversion(model, name, value.cpu()).items():
+            if stored_value.nbytes > free_bytes and files[-1]:
                 _flush_file(folder, files, index)
                 files.append({})
-                room = file_bytes
-            files[-1][told] = each.contiguous()
-            room -= each.nbytes
+                free_bytes = file_bytes
+            files[-1][stored_name] = stored_value.contiguous()
+            free_bytes -= stored_value.nbytes
     if folder is None:
         return
     _flush_file(folder, files, index)
@@ -337,7 +345,7 @@ def save_weights(
 
 
 def _revert_conversion(model: PreTrainedModel, name: str, value: Tensor) -> dict[str, Tensor]:
-    """Undo what transformers converts when it loads, experts in one tensor for instance."""
+    """Revert the conversions of transformers' loader, for example experts in one tensor."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -351,9 +359,9 @@ def _revert_conversion(model: PreTrainedModel, name: str, value: Tensor) -> dict
 
 
 def _flush_file(folder: Path, files: list[dict[str, Tensor]], index: dict[str, int]) -> None:
-    number = len(files)
-    save_file(files[-1], folder / f"{number}.part", metadata={"format": "pt"})
-    index.update(dict.fromkeys(files[-1], number))
+    file_number = len(files)
+    save_file(files[-1], folder / f"{file_number}.part", metadata={"format": "pt"})
+    index.update(dict.fromkeys(files[-1], file_number))
     files[-1] = {}
 
 
@@ -361,9 +369,12 @@ def _name_files(folder: Path, count: int, index: dict[str, int]) -> None:
     if count == 1:
         (folder / "1.part").rename(folder / SINGLE_FILE)
         return
-    names = {number: f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)}
-    for number, name in names.items():
-        (folder / f"{number}.part").rename(folder / name)
+    names = {file_number: f"model-{file_number:05d}-of-{count:05d}.safetensors" for file_number in range(1, count + 1)}
+    for file_number, name in names.items():
+        (folder / f"{file_number}.part").rename(folder / name)
     total = sum((folder / name).stat().st_size for name in names.values())
-    content = {"metadata": {"total_size": total}, "weight_map": {key: names[number] for key, number in index.items()}}
+    content = {
+        "metadata": {"total_size": total},
+        "weight_map": {key: names[file_number] for key, file_number in index.items()},
+    }
     (folder / INDEX_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

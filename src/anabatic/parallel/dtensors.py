@@ -1,4 +1,4 @@
-"""Tensors of which each rank holds a part (DTensor), and plain ones, in the same few calls."""
+"""Common functions for sharded tensors (DTensor) and plain ones."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import _StridedShard
 
 TensorSlices = tuple[slice, ...]
-"""What of a whole tensor a rank holds."""
+"""Slices of the full tensor that a rank holds."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """True when this rank holds only a part."""
+    """True when this rank holds only a shard."""
     return isinstance(tensor, DTensor)
 
 
 def is_sharded_along(tensor: Tensor, axis: str) -> bool:
-    """True when the ranks along `axis` of the job's grid, `data` or `tensor`, hold parts of it."""
+    """True when the tensor is sharded along `axis` of the device mesh, `data` or `tensor`."""
     if not isinstance(tensor, DTensor):
         return False
     axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
@@ -29,32 +29,32 @@ def is_sharded_along(tensor: Tensor, axis: str) -> bool:
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Return this rank's part: memory shared, possibly no elements. A plain tensor is its own part."""
+    """Return this rank's shard, which shares memory and may be empty; a plain tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; every rank of a sharded one must call this.
+    """Return the full tensor; every rank of a sharded one must call this.
 
-    A part that was offloaded to the host is sent to the mesh's device first: the collective runs there.
+    A shard that is offloaded to the host is copied to the mesh's device first, where the collective runs.
     """
     if not isinstance(tensor, DTensor):
         return tensor
     mesh, part = tensor.device_mesh, tensor.to_local()
     if part.device.type == mesh.device_type:
         return tensor.full_tensor()
-    there = part.to(torch.accelerator.current_accelerator())
-    moved = DTensor.from_local(
-        there, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    device_part = part.to(torch.accelerator.current_accelerator())
+    device_tensor = DTensor.from_local(
+        device_part, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
-    return moved.full_tensor()
+    return device_tensor.full_tensor()
 
 
 def gather_full_stack(parts: Tensor, tensor: Tensor) -> Tensor:
-    """Return all of `n` tensors that are divided as `tensor` is, in one collective.
+    """Return `n` full tensors that are sharded like `tensor`, in one collective.
 
     Args:
-        parts: `[n, ...]`, this rank's.
+        parts: `[n, ...]`, the shards of this rank.
     """
     if not isinstance(tensor, DTensor):
         return parts
@@ -66,16 +66,16 @@ def gather_full_stack(parts: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _shift_placement(placement: Placement) -> Placement:
-    """The same division of a tensor with one more dimension in front."""
+    """Return the same placement for a tensor with one more dimension in front."""
     if isinstance(placement, _StridedShard):
         return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
     return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
 
 
 def shard_like(part: Tensor, tensor: Tensor) -> Tensor:
-    """Return `part`, this rank's, as sharded as `tensor` is; memory is shared.
+    """Return `part`, the shard of this rank, as a tensor sharded like `tensor`; memory is shared.
 
-    `DTensor.from_local` would copy a part on the host to the mesh's device.
+    `DTensor.from_local` would copy a shard on the host to the mesh's device.
     """
     if not isinstance(tensor, DTensor):
         return part
@@ -83,7 +83,7 @@ def shard_like(part: Tensor, tensor: Tensor) -> Tensor:
 
 
 def get_local_slices(tensor: Tensor) -> TensorSlices:
-    """Return which rows and columns of the whole tensor this rank holds."""
+    """Return the slices of the full tensor that this rank holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -92,7 +92,7 @@ def get_local_slices(tensor: Tensor) -> TensorSlices:
 
 @torch.no_grad()
 def fill_local_part(tensor: Tensor, read: Callable[[TensorSlices], Tensor]) -> None:
-    """Copy into `tensor` what `read` returns for this rank's part of it."""
+    """Copy the result of `read` for this rank's slices into `tensor`."""
     part = to_local(tensor)
     if part.numel():
         part.copy_(read(get_local_slices(tensor)))
@@ -100,22 +100,22 @@ def fill_local_part(tensor: Tensor, read: Callable[[TensorSlices], Tensor]) -> N
 
 @torch.no_grad()
 def copy_from_full(tensor: Tensor, value: Tensor) -> None:
-    """Copy this rank's part of the whole `value` into `tensor`."""
+    """Copy this rank's part of the full `value` into `tensor`."""
     fill_local_part(tensor, lambda part: value[part])
 
 
 def materialize_parameters(module: nn.Module, device: torch.device, buffers: torch.device) -> None:
-    """Give parameters on the meta device memory on `device`, unfilled; move buffers to the device `buffers`.
+    """Allocate parameters of the meta device on `device`, uninitialized; move buffers to the device `buffers`.
 
-    `nn.Module.to_empty` would forget what buffers hold, and untie tied parameters.
+    `nn.Module.to_empty` would lose the content of buffers, and untie tied parameters.
     """
-    made: dict[int, nn.Parameter] = {}
+    materialized: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
             if parameter.is_meta:
-                if id(parameter) not in made:
+                if id(parameter) not in materialized:
                     empty = torch.empty_like(parameter, device=device)
-                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                owner.register_parameter(name, made[id(parameter)])
+                    materialized[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                owner.register_parameter(name, materialized[id(parameter)])
         for name, buffer in owner.named_buffers(recurse=False):
             owner._buffers[name] = buffer.to(buffers)

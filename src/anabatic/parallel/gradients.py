@@ -1,4 +1,4 @@
-"""What is missing from the gradients of a step with tensor parallelism, where no wrapper looks after them."""
+"""Gradient reduction with tensor parallelism, where no wrapper does it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from anabatic.parallel.dtensors import to_local
 from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum
 
 MAX_BUCKET_ELEMENTS = 1 << 24
-"""Elements that are sent at once, unless one gradient has more."""
+"""Most elements of one all-reduce, unless one gradient has more."""
 
 
 @torch.no_grad()
 def reduce_tensor_gradients(
     params: Mapping[str, Tensor], partial: Collection[str], average: bool, world: World
 ) -> None:
-    """Make the gradients of trained parameters whole, in place.
+    """Reduce the gradients of trained parameters, in place.
 
     Args:
-        partial: parameters that every rank holds whole and uses for its part alone, such as the norm of the heads:
+        partial: parameters that every rank holds in full but uses only for its part, such as the norm of the heads:
             their gradients are summed.
-        average: take the mean over the ranks with other data; not where sharding has done so.
+        average: take the mean over the data-parallel ranks, unless sharding has done so.
     """
     if world.tensor_group.size == 1:
         return
@@ -37,7 +37,7 @@ def reduce_tensor_gradients(
 
 
 def _local_grad(param: Tensor) -> Tensor:
-    """This rank's part of a gradient; of one that was not needed here, zeros."""
+    """Return this rank's shard of a gradient; zeros if the parameter has no gradient here."""
     if param.grad is None:
         param.grad = torch.zeros_like(param)
     return to_local(param.grad)
@@ -45,11 +45,13 @@ def _local_grad(param: Tensor) -> Tensor:
 
 def _sum_grads(grads: Iterable[Tensor], group: RankGroup, world: World, factor: float) -> None:
     for bucket in _split_into_buckets([grad for grad in grads if grad.numel()]):
-        home = bucket[0].device
-        there = home if world.mesh is None else torch.device(world.mesh.device_type)
-        flat = torch.cat([grad.reshape(-1) for grad in bucket]).to(there)  # offloaded ones lie on the host
-        pieces = all_reduce_sum(flat, group).mul_(factor).to(home).split([grad.numel() for grad in bucket])
-        torch._foreach_copy_(bucket, [piece.view(grad.shape) for piece, grad in zip(pieces, bucket, strict=True)])
+        device = bucket[0].device
+        collective_device = device if world.mesh is None else torch.device(world.mesh.device_type)
+        flat = torch.cat([grad.reshape(-1) for grad in bucket]).to(
+            collective_device
+        )  # offloaded gradients are on the host
+        chunks = all_reduce_sum(flat, group).mul_(factor).to(device).split([grad.numel() for grad in bucket])
+        torch._foreach_copy_(bucket, [chunk.view(grad.shape) for chunk, grad in zip(chunks, bucket, strict=True)])
 
 
 def _split_into_buckets(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:

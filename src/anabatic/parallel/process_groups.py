@@ -1,7 +1,7 @@
-"""The processes of a job, and collectives that also work for one.
+"""Process groups of a job, and collectives that also work with one process.
 
-With tensor parallelism the job's processes form a grid: `tensor` neighbours work on the same data, each with its part
-of every divided matrix; processes with the same part stand for one another in data parallelism.
+With tensor parallelism the ranks form a mesh `data x tensor`: ranks of a tensor group work on the same data, each with
+its shard of every divided matrix; ranks with the same shard form a data-parallel group.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
 from anabatic.device.device import Device
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-"""Longest wait of a collective: rank 0 may tokenise a large corpus while the others wait."""
+"""Timeout of a collective: rank 0 may tokenize a large corpus while the others wait."""
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Some processes of the job, this one among them.
+    """A group of processes of the job that includes this one.
 
     Attributes:
         process_group: torch's process group; None: all processes.
@@ -42,10 +42,10 @@ SINGLE_RANK = RankGroup()
 
 @dataclass(frozen=True)
 class World(RankGroup):
-    """This process among the processes of the job.
+    """All processes of the job.
 
     Attributes:
-        tensor_group: those that work on the same data.
+        tensor_group: ranks that work on the same data.
         mesh: `data x tensor`; None without tensor parallelism.
     """
 
@@ -59,7 +59,7 @@ class World(RankGroup):
 
     @property
     def data_group(self) -> RankGroup:
-        """Those that hold the same part of the model, each with its own share of the data."""
+        """Return the ranks with the same part of the model, each with its own part of the data."""
         if self.mesh is None:
             return self
         return RankGroup(
@@ -68,56 +68,58 @@ class World(RankGroup):
 
 
 def get_world_size() -> int:
-    """Return how many processes the launcher's environment speaks of; 1 without a launcher."""
+    """Return the world size in the launcher's environment; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def init_world(device: Device, tensor: int = 1) -> World:
-    """Join the process group that the launcher's environment describes; alone without a launcher.
+def init_world(device: Device, tensor_size: int = 1) -> World:
+    """Join the process group of the launcher's environment; a single process without a launcher.
 
     Args:
-        tensor: processes that work on the same data.
+        tensor_size: ranks that work on the same data.
 
     Raises:
-        ConfigError: the processes cannot be divided by `tensor`.
+        ConfigError: the world size is not divisible by `tensor_size`.
     """
-    count = get_world_size()
-    if count % tensor:
+    world_size = get_world_size()
+    if world_size % tensor_size:
         raise ConfigError(
-            f"parallel.tensor is {tensor}, which does not divide {count} {'process' if count == 1 else 'processes'}",
-            f"start a multiple of {tensor}, for one machine by --device.nproc {-(-count // tensor) * tensor}",
+            f"parallel.tensor is {tensor_size}, which does not divide {world_size}"
+            f" {'process' if world_size == 1 else 'processes'}",
+            f"start a multiple of {tensor_size}, for one machine by --device.nproc"
+            f" {-(-world_size // tensor_size) * tensor_size}",
         )
-    if count == 1:
+    if world_size == 1:
         return World()
-    # The device of this process is set already, and checkpoints gather a few names: neither is news to the user.
+    # The device of this process is already set, and checkpoints gather a few names: both warnings are harmless.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
     HEARTBEAT.record_beat(STEP_JOINING)
     dist.init_process_group(device.device_row.collective, timeout=COLLECTIVE_TIMEOUT)
     HEARTBEAT.record_beat(STEP_NOT_TRAINING)
-    if tensor == 1:
-        return World(dist.get_rank(), count)
-    # Parts of parts are gathered in two steps when a model is saved, which torch warns of each time.
+    if tensor_size == 1:
+        return World(dist.get_rank(), world_size)
+    # Tensors sharded twice are gathered in two steps when a model is saved, and torch warns each time.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    mesh = init_device_mesh(device.type, (count // tensor, tensor), mesh_dim_names=("data", "tensor"))
-    neighbours = RankGroup(mesh.get_local_rank("tensor"), tensor, mesh.get_group("tensor"))
-    return World(dist.get_rank(), count, tensor_group=neighbours, mesh=mesh)
+    mesh = init_device_mesh(device.type, (world_size // tensor_size, tensor_size), mesh_dim_names=("data", "tensor"))
+    tensor_group = RankGroup(mesh.get_local_rank("tensor"), tensor_size, mesh.get_group("tensor"))
+    return World(dist.get_rank(), world_size, tensor_group=tensor_group, mesh=mesh)
 
 
 def leave_world(world: World) -> None:
-    """Leave together: a process that leaves early takes the others' connections with it."""
+    """Destroy the process group on all ranks together: a rank that leaves early breaks the others' connections."""
     if world.size > 1 and dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
 def create_side_group(world: World) -> RankGroup:
-    """Return all ranks as a group of its own over the host's network (gloo), for a thread beside the training.
+    """Return a separate group of all ranks over the host network (gloo), for a background thread.
 
-    Two threads of a process must not share a group: their collectives would meet in another order on every rank.
+    Two threads of a process must not share a group: the order of their collectives would differ between ranks.
 
     Raises:
-        Failure: the hosts do not reach one another.
+        Failure: the hosts cannot reach each other.
     """
     if world.size == 1:
         return SINGLE_RANK
@@ -147,9 +149,9 @@ def broadcast_text(text: str, world: World) -> str:
     """Return rank 0's text on every rank."""
     if world.size == 1:
         return text
-    box = [text]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    objects = [text]
+    dist.broadcast_object_list(objects, src=0)
+    return objects[0]
 
 
 def all_gather_text(text: str, world: World) -> list[str]:
@@ -161,12 +163,12 @@ def all_gather_text(text: str, world: World) -> list[str]:
     return texts
 
 
-def all_gather_rows(mine: Tensor, world: World) -> Tensor:
+def all_gather_rows(rows: Tensor, world: World) -> Tensor:
     """Stack the ranks' equally shaped `[n, ...]` tensors into `[size x n, ...]`."""
     if world.size == 1:
-        return mine
-    out = mine.new_empty(world.size * mine.shape[0], *mine.shape[1:])
+        return rows
+    out = rows.new_empty(world.size * rows.shape[0], *rows.shape[1:])
     # torch 2.13 renamed all_gather_into_tensor and warns; older releases have only the old name.
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-    gather(out, mine.contiguous())
+    gather(out, rows.contiguous())
     return out

@@ -1,9 +1,9 @@
-"""Divide a model over the ranks, in one visible order.
+"""Shard a model over the ranks.
 
-`ddp` keeps a whole model on every rank. `zero2` and `zero3` are FSDP2 (torch.distributed.fsdp.fully_shard):
-parameters, gradients and optimizer state lie in parts (arXiv 1910.02054); `zero3` gathers the weights of one block at
-a time, `zero2` keeps them between the forward and the backward pass. With tensor parallelism (`tensor_linear.py`)
-"every rank" is every rank that holds the same part of the model.
+`ddp` keeps a full model on every rank. `zero2` and `zero3` are FSDP2 (torch.distributed.fsdp.fully_shard):
+parameters, gradients and optimizer state are sharded (arXiv 1910.02054); `zero3` gathers the weights of one block at a
+time, `zero2` keeps them between the forward and the backward pass. With tensor parallelism (`tensor_linear.py`) "every
+rank" is every rank with the same part of the model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ShardingStrategy = Literal["single", "ddp", "zero2", "zero3"]
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """What was settled on.
+    """The resolved strategy.
 
     Attributes:
         strategy: see the module.
-        is_offloaded: parameters, gradients and optimizer state lie in the host's memory.
-        reason: for the log.
+        is_offloaded: parameters, gradients and optimizer state are in host memory.
+        reason: why it was chosen, for the log.
     """
 
     strategy: ShardingStrategy = "single"
@@ -45,57 +45,59 @@ class ShardingPlan:
 
     @property
     def is_sharded(self) -> bool:
-        """True when each rank holds a part of each parameter."""
+        """True when each rank holds a shard of each parameter."""
         return self.strategy in ("zero2", "zero3")
 
     def get_state_device(self, device: Device) -> torch.device:
-        """Where parameters, gradients and optimizer state lie."""
+        """Return the device of parameters, gradients and optimizer state."""
         return torch.device("cpu") if self.is_offloaded else device.torch_device
 
 
-def resolve_sharding(wanted: Parallel, world: World, device: Device) -> ShardingPlan:
-    """Decide how the model is divided among the ranks with different data, and say why.
+def resolve_sharding(settings: Parallel, world: World, device: Device) -> ShardingPlan:
+    """Resolve how the model is sharded among the data-parallel ranks, and why.
 
     Raises:
-        ConfigError: `single` with several such ranks.
+        ConfigError: `single` with several data-parallel ranks.
     """
     ranks = world.data_group.size
-    if wanted.strategy == "single" and ranks > 1:
+    if settings.strategy == "single" and ranks > 1:
         raise ConfigError(
             f"parallel.strategy is single, but {world.size} processes run", "use ddp, or --device.nproc 1"
         )
     if ranks == 1:
-        why = "one process" if world.size == 1 else f"{world.size} processes work on the same data"
-        if wanted.strategy not in ("auto", "single"):
-            why = f"{why}: nothing to divide by {wanted.strategy}"
-        if wanted.offload == "cpu":
+        reason = "one process" if world.size == 1 else f"{world.size} processes work on the same data"
+        if settings.strategy not in ("auto", "single"):
+            reason = f"{reason}: nothing to divide by {settings.strategy}"
+        if settings.offload == "cpu":
             log.warn("parallel.offload cpu needs several processes: weights stay on the device")
-        return ShardingPlan(reason=why)
-    if wanted.strategy in ("auto", "ddp"):
-        return ShardingPlan("ddp", reason="asked for" if wanted.strategy == "ddp" else f"auto: {ranks} processes")
-    offload = wanted.offload == "cpu" and device.type != "cpu"
-    if wanted.offload == "cpu" and not offload:
+        return ShardingPlan(reason=reason)
+    if settings.strategy in ("auto", "ddp"):
+        return ShardingPlan("ddp", reason="asked for" if settings.strategy == "ddp" else f"auto: {ranks} processes")
+    offload = settings.offload == "cpu" and device.type != "cpu"
+    if settings.offload == "cpu" and not offload:
         log.warn("parallel.offload cpu changes nothing on a cpu: all memory is the host's")
-    return ShardingPlan("zero2" if wanted.strategy == "zero2" else "zero3", offload, "asked for")
+    return ShardingPlan("zero2" if settings.strategy == "zero2" else "zero3", offload, "asked for")
 
 
-def shard_model(root: nn.Module, units: list[nn.Module], division: ShardingPlan, device: Device, world: World) -> None:
-    """Divide the parameters of `root`, in place; they may be on the meta device. `single` and `ddp` divide nothing.
+def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, device: Device, world: World) -> None:
+    """Shard the parameters of `root`, in place; they may be on the meta device. `single` and `ddp` shard nothing.
 
     Args:
-        root: its forward pass runs the whole model; parameters outside `units` are gathered for all of it.
-        units: modules gathered one at a time, none inside another.
+        root: module whose forward pass runs the model; parameters outside `units` are gathered for all of it.
+        units: modules gathered one at a time, not nested.
     """
-    if not division.is_sharded:
+    if not plan.is_sharded:
         return
-    half = None if device.dtype == torch.float32 else device.dtype
+    param_dtype = None if device.dtype == torch.float32 else device.dtype
     options: dict[str, Any] = {
         "mesh": world.mesh["data"] if world.mesh else _make_data_mesh(device, world),
-        "reshard_after_forward": division.strategy == "zero3",
-        # Matrix products and what is sent in the compute format, sums of gradients in fp32.
-        "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False),
+        "reshard_after_forward": plan.strategy == "zero3",
+        # Matrix products and communication in the compute dtype, gradient sums in fp32.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        ),
     }
-    if division.is_offloaded:
+    if plan.is_offloaded:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.device_row.pin_memory)
     if device.type == "cpu":
         torch_compat.ensure_gloo_averages(options["mesh"])
@@ -108,13 +110,14 @@ def _make_data_mesh(device: Device, world: World) -> DeviceMesh:
     return init_device_mesh(device.type, (world.size,), mesh_dim_names=("data",))
 
 
-def wrap_ddp(root: nn.Module, division: ShardingPlan, device: Device, world: World) -> nn.Module:
-    """Return what a step calls: with `ddp` a wrapper that averages gradients during the backward pass, else `root`.
+def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) -> nn.Module:
+    """Return the module that a step calls: with `ddp` a wrapper that averages gradients during the backward pass, else
+    `root`.
 
-    The wrapper does not know parts of matrices: with tensor parallelism gradients are averaged afterwards
+    The wrapper does not support sharded matrices: with tensor parallelism gradients are averaged afterwards
     (`gradients.py`). `gradient_as_bucket_view` saves a copy of the gradients.
     """
-    if division.strategy != "ddp" or world.tensor_group.size > 1:
+    if plan.strategy != "ddp" or world.tensor_group.size > 1:
         return root
     ids = None if device.type == "cpu" else [device.index]
     return DistributedDataParallel(root, device_ids=ids, gradient_as_bucket_view=True, **_no_buffer_sync())
@@ -122,13 +125,13 @@ def wrap_ddp(root: nn.Module, division: ShardingPlan, device: Device, world: Wor
 
 @functools.cache
 def _no_buffer_sync() -> dict[str, Any]:
-    """torch 2.13 renamed broadcast_buffers and warns; older releases have only the old name."""
+    """Return the option of DDP under its name: torch 2.13 renamed broadcast_buffers and warns of the old name."""
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
 
 
 def reshard_weights(root: nn.Module) -> None:
-    """Drop the gathered weights that a forward pass without a backward pass leaves behind."""
+    """Free the gathered weights that a forward pass without a backward pass leaves behind."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

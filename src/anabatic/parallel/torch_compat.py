@@ -1,6 +1,6 @@
-"""What releases of torch before the one that is pinned lack when a CPU's processes share a model out (FSDP2 over gloo).
+"""Workarounds for FSDP2 over gloo on CPUs in releases of torch before the pinned one.
 
-Devices have collectives of their own, which average.
+Collectives of accelerators support averages.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ _DIVISORS = "_get_gradient_divide_factors"
 
 
 def ensure_gloo_averages(mesh: DeviceMesh) -> None:
-    """Make FSDP2 work on the CPU; every rank of `mesh` calls this before it shares a model out.
+    """Make FSDP2 average gradients on the CPU; every rank of `mesh` calls this before sharding a model.
 
     Raises:
-        Failure: gradients would be sums instead of averages, and this torch cannot be told otherwise.
+        Failure: gradients would be sums instead of averages, and this torch cannot be patched.
     """
     if not _can_average(mesh.get_group()):
         _patch_to_average()
 
 
 def _can_average(group: dist.ProcessGroup) -> bool:
-    """Say whether gloo's reduce-scatter averages when it is asked to; that of torch 2.7 and 2.8 sums, without a word.
+    """Return whether gloo's reduce-scatter supports AVG; in torch 2.7 and 2.8 it sums silently.
 
-    Source: pytorch/pytorch/issues/162338. Where the collective has its new name (torch 2.13) there is nothing to ask.
+    Source: pytorch/pytorch/issues/162338. With the collective's new name (torch 2.13) no check is needed.
     """
     if hasattr(dist, "reduce_scatter_single"):
         return True
-    mine = torch.zeros(1)
-    dist.reduce_scatter_tensor(mine, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
-    return mine.item() == 1.0
+    output = torch.zeros(1)
+    dist.reduce_scatter_tensor(output, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
+    return output.item() == 1.0
 
 
 @functools.cache
 def _patch_to_average() -> None:
-    """Have FSDP2 ask for the sum, and divide it."""
+    """Patch FSDP2 to reduce sums and divide them."""
     collectives = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_collectives")
-    known = getattr(collectives, _DIVISORS, None)
-    if known is None:
+    original = getattr(collectives, _DIVISORS, None)
+    if original is None:
         raise Failure(
             f"gloo of torch {torch.__version__} sums gradients where it should average them",
             "use --parallel.strategy ddp on the CPU, or another torch",
         )
 
-    def divide_sums(group: dist.ProcessGroup, *rest: Any, **options: Any) -> tuple[Any, ...]:
-        found = known(group, *rest, **options)
-        operations = (dist.ReduceOp.SUM,) * (len(found) - 2)  # none up to torch 2.7, then one for each collective
+    def divide_sums(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        factors = original(group, *args, **kwargs)
+        operations = (dist.ReduceOp.SUM,) * (len(factors) - 2)  # none up to torch 2.7, then one for each collective
         return (1.0, float(group.size()), *operations)
 
     setattr(collectives, _DIVISORS, divide_sums)

@@ -184,18 +184,18 @@ def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(device_selection.selection.dcmi, "LIBRARY_PATHS", ())
     monkeypatch.setattr(core_binding, "get_allowed_cores", lambda: set(range(16)))
     device = {"type": "auto", "bind": "auto"}
-    found = placement.place_workers(device, 2, {}, several=False)
+    found = placement.place_workers(device, 2, {}, multi_node=False)
     assert found["ASCEND_RT_VISIBLE_DEVICES"] == "1,2"
     assert found["HCCL_IF_BASE_PORT"] == "60032", "another job on this machine has 60000 to 60031"
     assert found["HCCL_CONNECT_TIMEOUT"] == dict(DEVICES["npu"].start_env)["HCCL_CONNECT_TIMEOUT"]
     assert (found[affinity.CORES_VARIABLE], found["OMP_NUM_THREADS"]) == ("4-7;8-11", "4"), (
         "as npu-smi info -t topo has it"
     )
-    kept = placement.place_workers(device, 2, {"HCCL_CONNECT_TIMEOUT": "300", "OMP_NUM_THREADS": "1"}, several=True)
+    kept = placement.place_workers(device, 2, {"HCCL_CONNECT_TIMEOUT": "300", "OMP_NUM_THREADS": "1"}, multi_node=True)
     assert set(kept) == {"ASCEND_RT_VISIBLE_DEVICES", affinity.CORES_VARIABLE}
     for off in ({**device, "bind": "off"}, device):
         told = {"CPU_AFFINITY_CONF": "1"} if off is device else {}
-        loose = placement.place_workers(off, 2, told, several=False)
+        loose = placement.place_workers(off, 2, told, multi_node=False)
         assert affinity.CORES_VARIABLE not in loose and loose["OMP_NUM_THREADS"] == "8"
 
 
@@ -217,5 +217,5 @@ def test_one_process_takes_a_free_device_or_shares_the_first(
 
 
 def test_variables_on_a_processor() -> None:
-    found = placement.place_workers({"type": "cpu", "bind": "off"}, 1, {}, several=False)
+    found = placement.place_workers({"type": "cpu", "bind": "off"}, 1, {}, multi_node=False)
     assert found == {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}

@@ -79,7 +79,7 @@ class Joining(threading.Thread):
 
 def test_a_place_sorts_by_its_number_and_survives_the_way() -> None:
     there = pickle.loads(pickle.dumps(node_rank.RankedAddress(10, "10.0.0.1")))
-    assert there == node_rank.RankedAddress(10, "10.0.0.1") != "10.0.0.1" and there.number == 10
+    assert there == node_rank.RankedAddress(10, "10.0.0.1") != "10.0.0.1" and there.node_rank == 10
     assert sorted([there, node_rank.RankedAddress(9, "10.0.0.2")])[1] is there
 
 

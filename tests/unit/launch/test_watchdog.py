@@ -60,7 +60,7 @@ def worker(folder: Path, rank: int, step: int = 7) -> subprocess.Popen[bytes]:
 
 def test_nothing_counts_before_the_first_beat(tmp_path: Path) -> None:
     clock = Clock()
-    watch = HangWatchdog(tmp_path, 5.0, now=clock)
+    watch = HangWatchdog(tmp_path, 5.0, clock=clock)
     clock.time = 1000.0
     assert not watch.is_hung()
 
@@ -69,21 +69,21 @@ def test_a_beat_begins_the_wait_anew(tmp_path: Path) -> None:
     clock = Clock()
     beat = tmp_path / "rank-0.beat"
     beat.touch()
-    watch = HangWatchdog(tmp_path, 5.0, now=clock)
+    watch = HangWatchdog(tmp_path, 5.0, clock=clock)
     for moment in range(4):
         clock.time = 4.0 * moment
         os.utime(beat, (moment, moment))
         assert not watch.is_hung()
     clock.time += 5.1
     assert watch.is_hung()
-    assert not HangWatchdog(tmp_path, 0.0, now=clock).is_hung()
+    assert not HangWatchdog(tmp_path, 0.0, clock=clock).is_hung()
 
 
 def test_who_has_ended_does_not_count(tmp_path: Path) -> None:
     clock = Clock()
     for name in ("rank-0.beat", "rank-0.code"):
         (tmp_path / name).touch()
-    watch = HangWatchdog(tmp_path, 5.0, now=clock)
+    watch = HangWatchdog(tmp_path, 5.0, clock=clock)
     assert not watch.is_hung()
     clock.time = 100.0
     assert not watch.is_hung()
@@ -104,14 +104,14 @@ def test_stacks_are_told_and_all_are_ended(tmp_path: Path) -> None:
 def test_a_process_that_does_not_train_yet_moves_by_its_cpu_time(tmp_path: Path) -> None:
     clock = Clock()
     process = worker(tmp_path, 0, heartbeat.STEP_NOT_TRAINING)
-    watch = HangWatchdog(tmp_path, 5.0, now=clock)
+    watch = HangWatchdog(tmp_path, 5.0, clock=clock)
     assert not watch.is_hung()
     clock.time = 6.0
     assert watch.is_hung(), "it sleeps"
     assert "before the first step" in watch.dump_stacks_and_kill()[0].describe_position()
     process.wait(60)
     (tmp_path / "rank-0.beat").write_text(f"{os.getpid():>12}{heartbeat.STEP_NOT_TRAINING:>12}")
-    watch = HangWatchdog(tmp_path, 5.0, now=clock)
+    watch = HangWatchdog(tmp_path, 5.0, clock=clock)
     assert not watch.is_hung()
     clock.time = 12.0
     start = time.process_time()
@@ -199,7 +199,7 @@ def test_machines_sort_by_number_and_travel() -> None:
         RankedAddress(2, "10.0.0.0"),
     ]
     there = pickle.loads(pickle.dumps(places))
-    assert [place.number for place in sorted(there)] == [0, 1, 2, 10]
+    assert [place.node_rank for place in sorted(there)] == [0, 1, 2, 10]
     assert there == places and there[0] != there[2] and len(set(there + places)) == 4
     assert f"{there[1]}" == "9.0.0.1"
 
@@ -261,7 +261,7 @@ def test_a_process_that_is_gone_does_not_hang(tmp_path: Path) -> None:
     process.wait(60)
     (tmp_path / "rank-0.beat").write_text(f"{process.pid:>12}{7:>12}")
     clock = Clock()
-    watch = HangWatchdog(tmp_path, 5.0, now=clock)
+    watch = HangWatchdog(tmp_path, 5.0, clock=clock)
     assert not watch.is_hung()
     clock.time = 6.0
     assert not watch.is_hung()

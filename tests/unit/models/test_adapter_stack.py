@@ -62,7 +62,7 @@ def made(base: Path, folder: Path, seed: int, **options: Any) -> Path:
 
 def ours(base: Path, *specs: str, named: Path | None = None) -> torch.Tensor:
     top = base if named is None else named
-    return logits(pretrained.load_model(top, CPU, shares=pretrained.resolve_merged_adapters(specs, top)))
+    return logits(pretrained.load_model(top, CPU, adapters=pretrained.resolve_merged_adapters(specs, top)))
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -97,20 +97,20 @@ def test_weights_are_pefts(base: Path, tmp_path: Path, weights: tuple[float, flo
 def test_an_adapter_on_an_adapter_knows_what_it_lies_on(base: Path, tmp_path: Path) -> None:
     first, tok = made(base, tmp_path / "first", 0), tokenizers.load_tokenizer(base)
     shares = pretrained.resolve_merged_adapters([f"{first}@0.5"], base)
-    model, lora = pretrained.load_model(base, CPU, shares=shares), Lora(r=2)
+    model, lora = pretrained.load_model(base, CPU, adapters=shares), Lora(r=2)
     adapter.insert_adapter(model, lora)
     adapter.init_adapter_weights(model, lora, 0)
     torch.manual_seed(1)
     for layer in adapter.find_lora_layers(model).values():
         torch.nn.init.normal_(layer.lora_B, 0.0, 0.1)
     second = tmp_path / "second"
-    adapter.save_adapter(model, second, tok, lora, base, more=merging.make_merged_record(shares))
+    adapter.save_adapter(model, second, tok, lora, base, extra_config=merging.make_merged_record(shares))
     wanted = logits(model)
     torch.testing.assert_close(ours(base, named=second), wanted)  # found by itself
     torch.testing.assert_close(ours(base, str(second)), wanted, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(ours(base, f"{first}@0.5", named=second), wanted)
     merged = adapter.merge_into_linears(
-        pretrained.load_model(second, CPU, shares=pretrained.resolve_merged_adapters([], second))
+        pretrained.load_model(second, CPU, adapters=pretrained.resolve_merged_adapters([], second))
     )
     torch.testing.assert_close(logits(merged), wanted, atol=1e-4, rtol=1e-4)
     with pytest.raises(ConfigError, match="was trained on top of .*first@0.5, not of .*first$"):

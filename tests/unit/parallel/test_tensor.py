@@ -96,7 +96,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
 
 
 def together(folder: Path) -> None:
-    world = parallel.init_world(select_device(DEVICE), tensor=2)
+    world = parallel.init_world(select_device(DEVICE), tensor_size=2)
     assert (world.data_group.size, world.tensor_group.size) == (2, 2)
     for case in CASES:
         found = trained(folder, case, world)
@@ -178,6 +178,6 @@ def test_degrees_that_do_not_divide_are_named() -> None:
 def test_processes_that_do_not_divide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "6")
     with pytest.raises(ConfigError, match="parallel.tensor is 4, which does not divide 6 processes") as caught:
-        parallel.init_world(select_device(DEVICE), tensor=4)
+        parallel.init_world(select_device(DEVICE), tensor_size=4)
     assert "8" in (caught.value.hint or "")
     assert World().data_group == World() and World().tensor_group == RankGroup()

@@ -80,7 +80,9 @@ def run_on_hosts(command: str, job: Any, machines: list[HostEntry], launch: Laun
         nproc=far.nproc,
         python=far.python or sys.executable,
         folder=far.working_folder or os.getcwd(),
-        environment=ssh_connection.collect_remote_environment(far.environment_names, installation=far.python is None),
+        environment=ssh_connection.collect_remote_environment(
+            far.environment_names, include_installation=far.python is None
+        ),
         out=Path(out) if out else None,
         launcher_options=("--check",) if far.run_preflight else (),
     )

@@ -1,7 +1,7 @@
-"""A file of hosts: one machine a line, as MPI, DeepSpeed and ssh write them.
+"""Parse a hostfile: one machine per line, as MPI, DeepSpeed and ssh write them.
 
 `user@host`, `host slots=8` (Open MPI, DeepSpeed), `host:8` (MPICH's machine file), `ssh://user@host:2222` (ssh(1)),
-`[::1]:8` and `::1` for IPv6, `#` begins a comment. Open MPI: docs.open-mpi.org, "Scheduling processes across hosts";
+`[::1]:8` and `::1` for IPv6, `#` starts a comment. Open MPI: docs.open-mpi.org, "Scheduling processes across hosts";
 MPICH: "Using the Hydra Process Manager"; DeepSpeed: deepspeed.ai, "Resource Configuration (multi-node)".
 """
 
@@ -16,13 +16,13 @@ from pathlib import Path
 from anabatic.core.errors import ConfigError
 
 _MAX_SLOTS = 256
-"""Processes on one machine, as everywhere in the launcher."""
+"""Most processes on one machine, the same limit as everywhere in the launcher."""
 _MAX_FILE_CHARS = 1 << 20
-"""Characters of a file."""
+"""Most characters of a file."""
 _MAX_HOSTS = 512
-"""ssh is started for all of them at once, from one machine."""
+"""Most hosts: one machine starts ssh for all of them at once."""
 _MAX_NAME_CHARS = 253
-"""Of a name (RFC 1035)."""
+"""Most characters of a name (RFC 1035)."""
 _SLOT_KEYS = ("slots", "max_slots", "max-slots", "sockets", "max_sockets")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*[$]?")
@@ -31,14 +31,14 @@ _EXAMPLE_LINES = "node1 slots=8, user@10.0.0.2, node3 port=2222, ssh://node4:222
 
 @dataclass(frozen=True)
 class HostEntry:
-    """A machine of the file.
+    """One machine of a hostfile.
 
     Attributes:
-        name: name or address, an IPv6 address without brackets.
-        user: to log in as; empty: ssh's own choice.
-        port: of its sshd; None: ssh's own choice.
-        slots: processes that may run there; None: the file does not say.
-        line_number: of the file, from 1.
+        name: host name or address; an IPv6 address has no brackets.
+        user: user to log in as; empty: ssh's default.
+        port: port of its sshd; None: ssh's default.
+        slots: processes that may run on it; None: not in the file.
+        line_number: line in the file, from 1.
     """
 
     name: str
@@ -49,24 +49,24 @@ class HostEntry:
 
     @property
     def ssh_destination(self) -> str:
-        """What a user types after `ssh` to get there."""
+        """Return the arguments that a user types after `ssh` to log in."""
         port = f"-p {self.port} " if self.port is not None else ""
         return port + (f"{self.user}@{self.name}" if self.user else self.name)
 
 
 def read_hostfile(path: Path) -> list[HostEntry]:
-    """Return the hosts of a file in the order of its lines.
+    """Return the hosts of a hostfile in the order of its lines.
 
     Raises:
-        ConfigError: the file cannot be read, a line cannot be understood, a host stands there twice, or there is none.
+        ConfigError: the file cannot be read, a line is not understood, a host appears twice, or there is none.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read(_MAX_FILE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(
-            f"--hosts {path} cannot be read: {why}", f"a file with one host a line: {_EXAMPLE_LINES}"
+            f"--hosts {path} cannot be read: {reason}", f"a file with one host a line: {_EXAMPLE_LINES}"
         ) from error
     if len(text) > _MAX_FILE_CHARS:
         raise ConfigError(
@@ -77,31 +77,31 @@ def read_hostfile(path: Path) -> list[HostEntry]:
 
 
 def parse_hostfile(text: str, source: str) -> list[HostEntry]:
-    """Return the hosts that a text names; see `read_hostfile`.
+    """Return the hosts in the text of a hostfile; see `read_hostfile`.
 
     Args:
-        source: what the text is called in messages.
+        source: name of the text in error messages.
     """
-    found: dict[tuple[str, int | None], HostEntry] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
-        words = raw.partition("#")[0].split()
-        if not words:
+    hosts: dict[tuple[str, int | None], HostEntry] = {}
+    for line_number, line in enumerate(text.splitlines(), 1):
+        tokens = line.partition("#")[0].split()
+        if not tokens:
             continue
-        host = _HostLineParser(source, number).parse_host(words)
-        first = found.setdefault((host.name.lower(), host.port), host)
+        host = _HostLineParser(source, line_number).parse_host(tokens)
+        first = hosts.setdefault((host.name.lower(), host.port), host)
         if first is not host:
             raise ConfigError(
-                f"{source}:{number}: {host.name} stands in line {first.line_number} already",
+                f"{source}:{line_number}: {host.name} stands in line {first.line_number} already",
                 "one line for each machine; say how many processes it takes with slots=8",
             )
-    if not found:
+    if not hosts:
         raise ConfigError(f"{source} names no host", f"one a line: {_EXAMPLE_LINES}")
-    if len(found) > _MAX_HOSTS:
+    if len(hosts) > _MAX_HOSTS:
         raise ConfigError(
-            f"{source} names {len(found)} hosts, and ssh reaches {_MAX_HOSTS} at once",
+            f"{source} names {len(hosts)} hosts, and ssh reaches {_MAX_HOSTS} at once",
             "use a scheduler for so many: anabatic launch slurm, or k8s",
         )
-    return list(found.values())
+    return list(hosts.values())
 
 
 @dataclass(frozen=True)
@@ -109,60 +109,60 @@ class _HostLineParser:
     source: str
     line_number: int
 
-    def parse_host(self, words: list[str]) -> HostEntry:
-        user, name, port, slots = self._parse_address(words[0])
-        given = dict(self._parse_settings(words[1:]))
-        if "port" in given and port is not None:
-            raise self._line_error(f"{words[0]} names a port, and port= another")
-        port = given.get("port", port)
+    def parse_host(self, tokens: list[str]) -> HostEntry:
+        user, name, port, slots = self._parse_address(tokens[0])
+        options = dict(self._parse_settings(tokens[1:]))
+        if "port" in options and port is not None:
+            raise self._line_error(f"{tokens[0]} names a port, and port= another")
+        port = options.get("port", port)
         if port is not None and not 0 < port < 65536:
             raise self._line_error(f"port {port}", "ports are 1 to 65535")
-        counts = [given[key] for key in _SLOT_KEYS if key in given]
+        counts = [options[key] for key in _SLOT_KEYS if key in options]
         slots = min([*counts, *([slots] if slots is not None else [])], default=None)
         if slots is not None and not 1 <= slots <= _MAX_SLOTS:
             hint = f"a port of ssh is written {name} port={slots}" if slots > _MAX_SLOTS else "leave the line out"
             raise self._line_error(f"{slots} processes on {name}, which takes 1 to {_MAX_SLOTS}", hint)
         return HostEntry(name, user, port, slots, self.line_number)
 
-    def _parse_address(self, word: str) -> tuple[str, str, int | None, int | None]:
+    def _parse_address(self, token: str) -> tuple[str, str, int | None, int | None]:
         """Return user, name, port and slots of `[ssh://][user@]host[:number]`."""
-        url = word.startswith("ssh://")
-        user, at, place = word.removeprefix("ssh://").removesuffix("/" if url else "").rpartition("@")
-        if at and not _USER_NAME.fullmatch(user):
+        url = token.startswith("ssh://")
+        user, at_sign, host_and_number = token.removeprefix("ssh://").removesuffix("/" if url else "").rpartition("@")
+        if at_sign and not _USER_NAME.fullmatch(user):
             raise self._line_error(f'"{user}" is no name of a user')
-        name, number = self._split_port(place)
+        name, port_or_slots = self._split_port(host_and_number)
         if (len(name) > _MAX_NAME_CHARS or not _HOST_NAME.fullmatch(name)) and not _is_address(name):
             raise self._line_error(f'"{name[:_MAX_NAME_CHARS]}" is no name and no address of a host')
-        return user, name, number if url else None, None if url else number
+        return user, name, port_or_slots if url else None, None if url else port_or_slots
 
-    def _split_port(self, place: str) -> tuple[str, int | None]:
+    def _split_port(self, text: str) -> tuple[str, int | None]:
         """Split `host:8`, `[::1]:8` and `::1`."""
-        if place.startswith("["):
-            name, closed, rest = place[1:].partition("]")
-            if not closed or not _is_address(name) or (rest and not rest.startswith(":")):
-                raise self._line_error(f'"{place}" is no address in brackets')
-            return name, self._parse_int(rest[1:], place) if rest else None
-        if place.count(":") > 1:
-            return place, None
-        name, colon, number = place.partition(":")
-        return name, self._parse_int(number, place) if colon else None
+        if text.startswith("["):
+            name, bracket, rest = text[1:].partition("]")
+            if not bracket or not _is_address(name) or (rest and not rest.startswith(":")):
+                raise self._line_error(f'"{text}" is no address in brackets')
+            return name, self._parse_int(rest[1:], text) if rest else None
+        if text.count(":") > 1:
+            return text, None
+        name, colon, digits = text.partition(":")
+        return name, self._parse_int(digits, text) if colon else None
 
-    def _parse_settings(self, words: list[str]) -> Iterator[tuple[str, int]]:
-        for word in words:
-            key, equals, value = word.partition("=")
+    def _parse_settings(self, tokens: list[str]) -> Iterator[tuple[str, int]]:
+        for token in tokens:
+            key, equals, value = token.partition("=")
             if not equals or key not in (*_SLOT_KEYS, "port"):
                 raise self._line_error(
-                    f'"{word}" is not understood', f"after the host: slots=8 or port=2222; {_EXAMPLE_LINES}"
+                    f'"{token}" is not understood', f"after the host: slots=8 or port=2222; {_EXAMPLE_LINES}"
                 )
-            yield key, self._parse_int(value, word)
+            yield key, self._parse_int(value, token)
 
-    def _parse_int(self, text: str, word: str) -> int:
+    def _parse_int(self, text: str, token: str) -> int:
         if not text.isascii() or not text.isdecimal() or len(text) > 9:
-            raise self._line_error(f'"{text}" in "{word}" is no whole number')
+            raise self._line_error(f'"{text}" in "{token}" is no whole number')
         return int(text)
 
-    def _line_error(self, what: str, hint: str = "") -> ConfigError:
-        return ConfigError(f"{self.source}:{self.line_number}: {what}", hint or f"one host a line: {_EXAMPLE_LINES}")
+    def _line_error(self, message: str, hint: str = "") -> ConfigError:
+        return ConfigError(f"{self.source}:{self.line_number}: {message}", hint or f"one host a line: {_EXAMPLE_LINES}")
 
 
 def _is_address(text: str) -> bool:

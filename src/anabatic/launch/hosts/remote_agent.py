@@ -1,9 +1,9 @@
-"""What runs on every machine of `--hosts`: says who it is, starts the launcher there, hands signals on, cleans up.
+"""The agent on every machine of `--hosts`: describes the machine, starts the launcher, forwards signals, cleans up.
 
-The text of this file travels through ssh's standard input and is run by `python -c`, so that a machine without our
-package, or with another version of it, can say so by itself. Standard library only, in the words of Python 3.8.
-Nothing but the path of Python stands in a command line: settings and environment come through standard input, one
-JSON value a line: who, job, then numbers of signals. When the input ends, the connection is lost, and the job ends.
+The source of this file is sent through ssh's standard input and run by `python -c`, so that a machine without the
+package, or with another version of it, can report that. Standard library only, in the syntax of Python 3.8.
+The command line holds only the path of Python: settings and environment come through standard input, one JSON value
+per line: the request, the job, then signal numbers. When the input ends, the connection is lost, and the job ends.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import time
 from typing import Any
 
 ANSWER_PREFIX = "anabatic-here "
-"""Begins the line that answers; a login shell may print other lines before it."""
+"""Prefix of the answer line; a login shell may print other lines before it."""
 SAVE_TIMEOUT_SECONDS = 660.0
-"""Seconds for a job to save itself when the connection is lost: more than the agent grants its workers."""
+"""Seconds a job gets to save when the connection is lost: more than the agent grants its workers."""
 _VERSION_PROBE = (
     "import json, anabatic, importlib.metadata as m\n"
     "def v(n):\n"
@@ -38,47 +38,51 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer, then run the job that is asked for, to its end."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever carries the connection holds signals back
-    who = json.loads(sys.stdin.readline())
-    os.environ.update(who["environment"])
-    answer = _check_machine(who)
+    """Answer the request, then run the requested job to its end."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the process that holds the connection may block signals
+    request = json.loads(sys.stdin.readline())
+    os.environ.update(request["environment"])
+    answer = _check_machine(request)
     sys.stdout.write(ANSWER_PREFIX + json.dumps(answer) + "\n")
     sys.stdout.flush()
-    asked = sys.stdin.readline()
-    if asked:
+    job_line = sys.stdin.readline()
+    if job_line:
         os._exit(
-            _run_launcher(json.loads(asked))
+            _run_launcher(json.loads(job_line))
         )  # a thread still reads standard input: Python's own way out would abort
 
 
-def _check_machine(who: dict[str, Any]) -> dict[str, Any]:
-    """What is to be known before anything starts; `problem` names what would keep it from starting."""
+def _check_machine(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts about this machine; `problem` names what would keep the job from starting."""
     answer = {"problem": "", "detail": "", "python": platform.python_version(), "loopback": False}
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # random(4): one a start of the kernel
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # random(4): one per boot of the kernel
         answer["boot"] = file.read().strip()
     try:
-        os.chdir(who["folder"])
+        os.chdir(request["folder"])
     except OSError as error:
         return {**answer, "problem": "folder", "detail": error.strerror}
     probe = subprocess.run([sys.executable, "-c", _VERSION_PROBE], stdin=subprocess.DEVNULL, capture_output=True)
     if probe.returncode:
-        said = probe.stderr.decode("utf-8", "replace").strip().splitlines()
-        return {**answer, "problem": "package", "detail": said[-1] if said else "it ends without a word"}
+        stderr_lines = probe.stderr.decode("utf-8", "replace").strip().splitlines()
+        return {
+            **answer,
+            "problem": "package",
+            "detail": stderr_lines[-1] if stderr_lines else "it ends without a word",
+        }
     answer.update(json.loads(probe.stdout.decode("utf-8").splitlines()[-1]))
-    if who["master"]:
-        answer.update(_check_rendezvous(who["master"], who["port"], who["first"]))
+    if request["master"]:
+        answer.update(_check_rendezvous(request["master"], request["port"], request["first"]))
     return answer
 
 
 def _check_rendezvous(master: str, port: int, first: bool) -> dict[str, Any]:
-    """Whether this machine can find machine 0 and, on machine 0, whether the port is free."""
+    """Check that this machine can resolve machine 0 and, on machine 0, that the port is free."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(master, port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         return {"problem": "name", "detail": error.strerror}
     if not first:
-        return {"loopback": str(place[0]) == "::1" or str(place[0]).startswith("127.")}
+        return {"loopback": str(address[0]) == "::1" or str(address[0]).startswith("127.")}
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -89,31 +93,38 @@ def _check_rendezvous(master: str, port: int, first: bool) -> dict[str, Any]:
 
 
 def _run_launcher(job: dict[str, Any]) -> int:
-    """Run the launcher; return its exit code as shells count."""
+    """Run the launcher; return its exit code in the convention of shells."""
     folder = tempfile.mkdtemp(prefix="anabatic-")
     try:
         recipe = os.path.join(folder, "job.yaml")
         with open(recipe, "w", encoding="utf-8") as file:
             file.write(job["recipe"])
-        words = [sys.executable, "-m", "anabatic", *(recipe if word is None else word for word in job["words"])]
-        child = subprocess.Popen(
-            words,
+        command = [
+            sys.executable,
+            "-m",
+            "anabatic",
+            *(recipe if argument is None else argument for argument in job["words"]),
+        ]
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, lambda number, frame: _send_signal(child, signal.SIGTERM))
-        copies = [threading.Thread(target=_copy_output, args=pair) for pair in ((child.stdout, 1), (child.stderr, 2))]
-        for copy in copies:
-            copy.start()
-        threading.Thread(target=_forward_signals, args=(child,), daemon=True).start()
-        code = child.wait()
-        for copy in copies:
-            copy.join()
-        return 128 - code if code < 0 else min(code, 254)  # 255 is what ssh says when it has failed itself
+        for signum in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(signum, lambda signum, frame: _send_signal(process, signal.SIGTERM))
+        threads = [
+            threading.Thread(target=_copy_output, args=pair) for pair in ((process.stdout, 1), (process.stderr, 2))
+        ]
+        for thread in threads:
+            thread.start()
+        threading.Thread(target=_forward_signals, args=(process,), daemon=True).start()
+        code = process.wait()
+        for thread in threads:
+            thread.join()
+        return 128 - code if code < 0 else min(code, 254)  # 255 is the code of ssh's own failure
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -122,32 +133,32 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _send_signal(child: subprocess.Popen[bytes], number: int) -> None:
+def _send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        child.send_signal(number)
+        process.send_signal(signum)
 
 
-def _forward_signals(child: subprocess.Popen[bytes]) -> None:
-    """Hand signals on; end the job when the connection is lost."""
+def _forward_signals(process: subprocess.Popen[bytes]) -> None:
+    """Forward signals; end the job when the connection is lost."""
     for line in sys.stdin:
-        _send_signal(child, int(line))
-    _send_signal(child, signal.SIGTERM)
+        _send_signal(process, int(line))
+    _send_signal(process, signal.SIGTERM)
     time.sleep(SAVE_TIMEOUT_SECONDS)
-    _send_signal(child, signal.SIGKILL)
+    _send_signal(process, signal.SIGKILL)
 
 
-def _copy_output(source: Any, number: int) -> None:
-    """Copy what the job prints; a job that saves itself must not die because nobody reads any more."""
-    gone = False
+def _copy_output(source: Any, target_fd: int) -> None:
+    """Copy the job's output; a job that saves must not die because the reader is gone."""
+    closed = False
     while True:
         block = os.read(source.fileno(), 65536)
         if not block:
             return
-        while block and not gone:
+        while block and not closed:
             try:
-                block = block[os.write(number, block) :]
+                block = block[os.write(target_fd, block) :]
             except OSError:
-                gone = True
+                closed = True
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One machine of `--hosts`, and the ssh that reaches it."""
+"""One machine of `--hosts`, and the ssh process that connects to it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from anabatic.core import relaunch
 from anabatic.launch.hosts.hostfile import HostEntry
 
 ANSWER_SECONDS = 60.0
-"""For a machine to answer."""
+"""Seconds for a machine to answer."""
 SSH_FAILED_CODE = 255
-"""Exit code of ssh when it has failed itself (ssh(1))."""
+"""Exit code of ssh when ssh itself failed (ssh(1))."""
 _SSH_OPTIONS = (
     "BatchMode=yes",
     "ConnectTimeout=15",
@@ -29,24 +29,24 @@ _SSH_OPTIONS = (
     "LogLevel=ERROR",
     "ClearAllForwardings=yes",
 )
-"""Never ask for a password; notice within a minute when a machine is gone."""
+"""Never ask for a password; detect within a minute that a machine is gone."""
 _BOOTSTRAP_CODE = "import json,sys;exec(json.loads(sys.stdin.readline()))"
 
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """What all machines are to run.
+    """The job that all machines run.
 
     Attributes:
-        command: for example `sft`.
+        command: command of anabatic, for example `sft`.
         recipe: the resolved settings, as YAML.
-        launch: options of the launcher; its `nproc` holds where the file says no slots.
-        nproc: processes on each machine when they were asked for; None: the slots of the file.
-        python: interpreter on the machines.
-        folder: the folder in which they work.
-        environment: what they are given.
-        out: run folder, for what the machines print.
-        words: further options of the launcher.
+        launch: options of the launcher; its `nproc` applies where the hostfile has no slots.
+        nproc: processes on each machine, if given by the user; None: the slots of the hostfile.
+        python: Python interpreter on the machines.
+        folder: working directory on the machines.
+        environment: environment variables for the machines.
+        out: run folder, for the output of the machines.
+        launcher_options: further options of the launcher.
     """
 
     command: str
@@ -61,28 +61,28 @@ class RemoteJob:
 
 
 EventQueue = queue.Queue[tuple["RemoteMachine", str, str]]
-"""Machine, kind and text: lines of `out` and `err`, and `end` with the exit code of ssh."""
+"""Machine, kind and text: `out` and `err` carry lines, `end` carries the exit code of ssh."""
 
 
 class RemoteMachine:
     """One machine and the connection to it.
 
     Attributes:
-        number: its place, from 0.
-        name: as messages call it.
-        answer: what it says of itself; None before it has.
-        code: exit code of ssh; None while it runs.
-        said: the last lines of its standard error before it answered.
+        node_rank: index of the machine, from 0.
+        name: name in messages.
+        answer: its facts about itself; None until it answers.
+        exit_code: exit code of ssh; None while it runs.
+        stderr_lines: the last lines of its standard error before it answered.
     """
 
-    def __init__(self, number: int, host: HostEntry, name: str, python: str, events: EventQueue) -> None:
-        self.number, self.host, self.name, self.events = number, host, name, events
+    def __init__(self, node_rank: int, host: HostEntry, name: str, python: str, events: EventQueue) -> None:
+        self.node_rank, self.host, self.name, self.events = node_rank, host, name, events
         self.answer: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self.stderr_lines: list[str] = []
         with (
             relaunch.block_group_signals()
-        ):  # a signal is handed on, and must not cut the connection to the machine that saves
+        ):  # a signal is forwarded, and must not break the connection to a machine that saves
             self.process = subprocess.Popen(
                 build_ssh_command(host, python),
                 stdin=subprocess.PIPE,
@@ -101,11 +101,11 @@ class RemoteMachine:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended, and not the job: ssh failed (ssh(1): 255), or was killed."""
+        """True when the connection ended rather than the job: ssh failed (ssh(1): 255), or was killed."""
         return self.exit_code is not None and (self.exit_code == SSH_FAILED_CODE or self.exit_code < 0)
 
     def send_line(self, value: Any) -> None:
-        """Hand one line over; a machine that is gone is noticed by its end."""
+        """Send one line; a lost machine is detected by the end of its ssh process."""
         stream = self.process.stdin
         assert stream is not None
         try:
@@ -115,7 +115,7 @@ class RemoteMachine:
             return
 
     def kill_connection(self) -> None:
-        """Cut the connection; what runs there ends with it."""
+        """Close the connection; the processes on the machine end with it."""
         self.process.kill()
 
     def _read_stream(self, name: str) -> None:
@@ -135,8 +135,8 @@ class RemoteMachine:
 
 
 def build_ssh_command(host: HostEntry, python: str) -> list[str]:
-    """Return the command line of ssh that starts `remote_agent.py` on a host."""
-    words = ["ssh", "-T", *(word for option in _SSH_OPTIONS for word in ("-o", option))]
-    words += ["-p", str(host.port)] if host.port is not None else []
-    words += ["-l", host.user] if host.user else []
-    return [*words, "--", host.name, f"exec {shlex.quote(python)} -u -c {shlex.quote(_BOOTSTRAP_CODE)}"]
+    """Return the ssh command line that starts `remote_agent.py` on a host."""
+    command = ["ssh", "-T", *(argument for option in _SSH_OPTIONS for argument in ("-o", option))]
+    command += ["-p", str(host.port)] if host.port is not None else []
+    command += ["-l", host.user] if host.user else []
+    return [*command, "--", host.name, f"exec {shlex.quote(python)} -u -c {shlex.quote(_BOOTSTRAP_CODE)}"]

@@ -1,9 +1,8 @@
-"""`anabatic launch --hosts`: the same job on every machine of a file, through the `ssh` of this machine.
+"""`anabatic launch --hosts`: run the same job on every machine of a hostfile, through the `ssh` of this machine.
 
-One connection a machine. It carries `remote_agent.py`, the recipe and the environment on standard input, so that `ps`
-shows neither; then the numbers of signals. The machines answer first, and nothing starts unless all can take part. ssh
-runs
-in a session of its own: Ctrl-C reaches the jobs once, from here. Options of ssh as in ssh_config(5).
+There is one connection per machine. It sends `remote_agent.py`, the recipe and the environment on standard input, so
+that `ps` shows neither; then signal numbers. The machines answer first, and nothing starts unless all can take part.
+ssh runs in a separate session: Ctrl-C reaches the jobs once, from here. Options of ssh as in ssh_config(5).
 """
 
 from __future__ import annotations
@@ -44,55 +43,61 @@ _FORWARDED_PREFIXES = (
     "MKL_",
     "GOMP_",
 )
-"""Variables that the other machines get: what steers collectives, devices and libraries."""
+"""Prefixes of the forwarded variables: they configure collectives, devices and libraries."""
 _FORWARDED_NAMES = ("PYTHONSAFEPATH", "NO_COLOR", "LANG", "LC_ALL", "TOOLCHAIN_HOME", "ATB_HOME_PATH")
 _INSTALLATION_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-"""Where things are installed: handed on unless another Python is named for the hosts."""
+"""Installation paths: forwarded unless another Python is configured for the hosts."""
 _PROCESS_VARIABLES = (relaunch.REPORTS_VARIABLE, relaunch.RETRY_VARIABLE)
-"""Of one process only."""
+"""Variables of a single process, never forwarded."""
 
 
-def collect_remote_environment(more: Sequence[str], installation: bool) -> dict[str, str]:
-    """Return the variables that the other machines get.
+def collect_remote_environment(extra_names: Sequence[str], include_installation: bool) -> dict[str, str]:
+    """Return the environment variables to forward to the other machines.
 
     Args:
-        more: names of further ones.
-        installation: also where Python and the libraries are.
+        extra_names: names of further variables.
+        include_installation: include the paths of Python and the libraries.
 
     Raises:
-        ConfigError: one of `more` is not set.
+        ConfigError: one of `extra_names` is not set.
     """
-    here = relaunch.build_child_environment()
-    names = {name for name in here if name.startswith(_FORWARDED_PREFIXES)} | set(_FORWARDED_NAMES) | set(more)
-    names |= set(_INSTALLATION_VARIABLES) if installation else set()
-    for name in more:
-        if name not in here:
+    local_environment = relaunch.build_child_environment()
+    names = (
+        {name for name in local_environment if name.startswith(_FORWARDED_PREFIXES)}
+        | set(_FORWARDED_NAMES)
+        | set(extra_names)
+    )
+    names |= set(_INSTALLATION_VARIABLES) if include_installation else set()
+    for name in extra_names:
+        if name not in local_environment:
             raise ConfigError(f"--hosts-env {name}: there is no such variable here", f"export {name}=... first")
-    return {name: here[name] for name in sorted(names - set(_PROCESS_VARIABLES)) if name in here}
+    return {
+        name: local_environment[name] for name in sorted(names - set(_PROCESS_VARIABLES)) if name in local_environment
+    }
 
 
 def connect_hosts(hosts: Sequence[HostEntry], job: RemoteJob, events: EventQueue) -> list[RemoteMachine]:
-    """Reach every host and return the machines once all have answered.
+    """Connect to every host and return the machines once all have answered.
 
     Raises:
-        ConfigError: there is no ssh here, or a machine cannot take part for a reason that its owner can fix.
+        ConfigError: there is no ssh here, or a machine cannot take part for a reason that the user can fix.
         Failure: a machine cannot be reached.
     """
     if shutil.which("ssh") is None:
         raise ConfigError(
             "there is no ssh on the PATH", "install openssh-client, or start the command on every machine"
         )
-    program = Path(remote_agent.__file__).read_text(encoding="utf-8")
-    often = Counter(host.name for host in hosts)  # two containers of one machine differ by the port alone
-    names = [host.name if often[host.name] == 1 else f"{host.name} port {host.port}" for host in hosts]
-    machines = [RemoteMachine(place, host, names[place], job.python, events) for place, host in enumerate(hosts)]
+    agent_source = Path(remote_agent.__file__).read_text(encoding="utf-8")
+    name_counts = Counter(host.name for host in hosts)  # two containers on one machine differ only in the port
+    names = [host.name if name_counts[host.name] == 1 else f"{host.name} port {host.port}" for host in hosts]
+    machines = [RemoteMachine(index, host, names[index], job.python, events) for index, host in enumerate(hosts)]
     try:
-        several = len(hosts) > 1
+        is_multi_host = len(hosts) > 1
         for machine in machines:
-            machine.send_line(program)
-            who = {"environment": dict(job.environment), "folder": job.folder, "port": job.launch.master_port}
+            machine.send_line(agent_source)
+            request = {"environment": dict(job.environment), "folder": job.folder, "port": job.launch.master_port}
             machine.send_line(
-                {**who, "master": job.launch.master_addr if several else "", "first": machine.number == 0}
+                {**request, "master": job.launch.master_addr if is_multi_host else "", "first": machine.node_rank == 0}
             )
         _await_answers(machines, events)
         ssh_errors.require_all_ready(machines, job)
@@ -119,14 +124,14 @@ def _await_answers(machines: list[RemoteMachine], events: EventQueue) -> None:
             machine.stderr_lines = [*machine.stderr_lines, text][-20:]
 
 
-def list_launcher_arguments(job: RemoteJob, host: HostEntry, number: int) -> Iterator[str | None]:
-    """Yield the words after `anabatic` for one machine; None stands for the recipe's file."""
+def list_launcher_arguments(job: RemoteJob, host: HostEntry, node_rank: int) -> Iterator[str | None]:
+    """Yield the arguments of `anabatic` for one machine; None stands for the recipe file."""
     launch = job.launch
     yield from ("launch", "--nproc", str(job.nproc or host.slots or launch.nproc))
     if launch.is_multi_node:
         fixed = launch.min_nodes == launch.max_nodes
         yield from ("--nnodes", str(launch.max_nodes) if fixed else f"{launch.min_nodes}:{launch.max_nodes}")
-        yield from ("--node-rank", str(number)) if fixed or "--check" in job.launcher_options else ()
+        yield from ("--node-rank", str(node_rank)) if fixed or "--check" in job.launcher_options else ()
         yield from ("--master-addr", str(launch.master_addr), "--master-port", str(launch.master_port))
     yield from ("--job-id", launch.job_id, "--max-restarts", str(launch.max_restarts))
     yield from ("--hang-seconds", f"{launch.hang_seconds:g}", "--join-seconds", f"{launch.join_seconds:g}")
@@ -135,6 +140,6 @@ def list_launcher_arguments(job: RemoteJob, host: HostEntry, number: int) -> Ite
         yield from ("--", *job.command.split(), "-c", None)
 
 
-def get_host_log_path(job: RemoteJob, number: int) -> Path:
-    """Return the file for what a machine prints, in the run folder on this machine."""
-    return Path(job.out or os.curdir) / f"host-{number}.log"
+def get_host_log_path(job: RemoteJob, node_rank: int) -> Path:
+    """Return the log file for the output of a machine, in the run folder on this machine."""
+    return Path(job.out or os.curdir) / f"host-{node_rank}.log"

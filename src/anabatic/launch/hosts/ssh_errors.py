@@ -1,4 +1,4 @@
-"""What keeps a machine of `--hosts` from taking part, in words, and what helps. Texts are those of OpenSSH's client."""
+"""Error messages and hints for machines of `--hosts` that cannot take part; patterns match OpenSSH's client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SSH_ERRORS = (
      "is it running, and on this network? leave it out of the file if not"),
     ("Network is unreachable", "there is no way to it", "is it running, and on this network?"),
 )  # fmt: skip
-"""Texts of ssh -> what they mean, what helps."""
+"""Message of ssh -> its meaning, hint."""
 _REMOTE_PROBLEMS = {
     "folder": ("it has no folder {folder} ({detail})", "give the folder of the hosts with --hosts-cwd"),
     "package": (
@@ -42,60 +42,63 @@ _REMOTE_PROBLEMS = {
         "another job may run there: end it, or choose another --master-port",
     ),
 }
-"""Problem that `remote_agent.py` has found -> what to say, what helps."""
+"""Problem reported by `remote_agent.py` -> message, hint."""
 
 
 def require_all_ready(machines: Sequence[RemoteMachine], job: RemoteJob) -> None:
     """Raise unless every machine has answered and can take part.
 
     Raises:
-        ConfigError: one cannot for a reason that its owner can fix.
-        Failure: one cannot be reached.
+        ConfigError: a machine cannot, for a reason that the user can fix.
+        Failure: a machine cannot be reached.
     """
-    first = (machines[0].answer or {}).get("boot")
-    problems = [(machine, *found) for machine in machines if (found := _find_problem(machine, job, first))]
+    first_boot_id = (machines[0].answer or {}).get("boot")
+    problems = [(machine, *problem) for machine in machines if (problem := _find_problem(machine, job, first_boot_id))]
     if problems:
         raise _combine_problems(problems, len(machines))
 
 
-def _find_problem(machine: RemoteMachine, job: RemoteJob, first: str | None) -> tuple[str, str] | None:
-    """Return what keeps a machine from taking part, and what helps; `first` is the kernel that machine 0 runs on."""
+def _find_problem(machine: RemoteMachine, job: RemoteJob, first_boot_id: str | None) -> tuple[str, str] | None:
+    """Return why a machine cannot take part, and a hint; `first_boot_id` identifies the kernel of machine 0."""
     if machine.answer is None:
         return _explain_unreached(machine, job)
     facts = {**machine.answer, "folder": job.folder, "master": job.launch.master_addr, "port": job.launch.master_port}
     facts |= {"python": job.python, "version": __version__}
-    found = machine.answer["problem"] or ("loopback" if _is_own_loopback(machine.answer, first) else "")
-    if found:
-        what, hint = _REMOTE_PROBLEMS[found]
-        return what.format(**facts), hint.format(**facts)
+    problem = machine.answer["problem"] or ("loopback" if _is_own_loopback(machine.answer, first_boot_id) else "")
+    if problem:
+        message, hint = _REMOTE_PROBLEMS[problem]
+        return message.format(**facts), hint.format(**facts)
     if machine.answer["version"] != __version__:
-        there = machine.answer["version"]
-        return f"it has anabatic {there}, this machine {__version__}", "install the same version on every machine"
+        remote_version = machine.answer["version"]
+        return (
+            f"it has anabatic {remote_version}, this machine {__version__}",
+            "install the same version on every machine",
+        )
     return None
 
 
-def _is_own_loopback(answer: Mapping[str, Any], first: str | None) -> bool:
-    return bool(answer["loopback"]) and first is not None and answer["boot"] != first
+def _is_own_loopback(answer: Mapping[str, Any], first_boot_id: str | None) -> bool:
+    return bool(answer["loopback"]) and first_boot_id is not None and answer["boot"] != first_boot_id
 
 
 def _explain_unreached(machine: RemoteMachine, job: RemoteJob) -> tuple[str, str]:
-    said = " ".join(line.strip() for line in machine.stderr_lines)
-    for text, what, hint in _SSH_ERRORS:
-        if machine.exit_code == SSH_FAILED_CODE and text in said:
-            return what, hint.format(login=machine.host.ssh_destination, name=machine.host.name)
+    stderr = " ".join(line.strip() for line in machine.stderr_lines)
+    for text, message, hint in _SSH_ERRORS:
+        if machine.exit_code == SSH_FAILED_CODE and text in stderr:
+            return message, hint.format(login=machine.host.ssh_destination, name=machine.host.name)
     if machine.exit_code in (126, 127):
         return f"there is no {job.python} on it", "name the Python of the hosts with --hosts-python"
     if machine.exit_code is None:
         return f"it has not answered within {ANSWER_SECONDS:g} s", f"try: ssh {machine.host.ssh_destination} true"
     return (
-        f"ssh ends with exit code {machine.exit_code}: {said or 'no message'}",
+        f"ssh ends with exit code {machine.exit_code}: {stderr or 'no message'}",
         f"try: ssh {machine.host.ssh_destination} true",
     )
 
 
-def _combine_problems(problems: list[tuple[RemoteMachine, str, str]], everybody: int) -> AnabaticError:
-    told = [f"{machine.name} (line {machine.host.line_number}): {what}" for machine, what, _ in problems]
+def _combine_problems(problems: list[tuple[RemoteMachine, str, str]], machine_count: int) -> AnabaticError:
+    descriptions = [f"{machine.name} (line {machine.host.line_number}): {message}" for machine, message, _ in problems]
     hints = dict.fromkeys(hint for _, _, hint in problems)
-    kind = Failure if all(machine.answer is None for machine, _, _ in problems) else ConfigError
-    count = f"{len(problems)} of {everybody} machines" if everybody > 1 else "the machine"
-    return kind(f"{count} cannot take part: {'; '.join(told)}", "; ".join(list(hints)[:3]))
+    error_type = Failure if all(machine.answer is None for machine, _, _ in problems) else ConfigError
+    count = f"{len(problems)} of {machine_count} machines" if machine_count > 1 else "the machine"
+    return error_type(f"{count} cannot take part: {'; '.join(descriptions)}", "; ".join(list(hints)[:3]))

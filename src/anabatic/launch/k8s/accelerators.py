@@ -1,4 +1,4 @@
-"""How clusters call the devices that a pod asks for, and what a container needs of their driver.
+"""Resource names of devices in clusters, and the driver files that a container needs.
 
 Sources: MindCluster, "Ascend Device Plugin", "acjob", "vcjob" (gitcode.com/Ascend/mind-cluster, docs/*/scheduling):
 resource names, the label ring-controller.atlas, accelerator-type of nodes; Huawei Cloud CCE and ModelArts Lite:
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 _DRIVER_MOUNTS = (("/usr/local/Ascend/driver", "Directory"), ("/usr/local/dcmi", "Directory"),
            ("/usr/local/bin/npu-smi", "File"), ("/etc/ascend_install.info", "File"))  # fmt: skip
 _HCCN_MOUNTS = (("/etc/hccn.conf", "File"),)
-"""Addresses of the devices' own network ports (RoCE); HCCL between machines reads them."""
+"""Addresses of the devices' network ports (RoCE), which HCCL reads for communication between machines."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One row: what `--chip` names.
+    """One value of `--chip`.
 
     Attributes:
-        resource: what the device plugin offers; empty: no devices are asked for.
-        labels: of the job and its pods, by which the vendor's scheduler plugin knows the chip.
-        mounts: (path of the host, kind) that a container needs, read-only.
+        resource: resource name of the device plugin; empty: no devices are requested.
+        labels: labels of the job and its pods that tell the vendor's scheduler plugin the chip.
+        mounts: (host path, kind) that a container needs, read-only.
     """
 
     resource: str

@@ -1,6 +1,6 @@
-"""What a field of a manifest may hold, as data, and a check that names every field that does not fit.
+"""Rules for the fields of a manifest, as data, and a check that reports every invalid field.
 
-Stricter than the API server, which drops fields that it does not know: here an unknown field is a fault.
+Stricter than the API server, which drops unknown fields: here an unknown field is a fault.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any, Protocol
 
 
 class FieldRule(Protocol):
-    """What one value may be."""
+    """Rule for one value."""
 
     def find_faults(self, value: Any, path: str) -> Iterator[str]:
-        """Yield one line about each thing that is wrong with the value at `path`."""
+        """Yield one line about each fault of the value at `path`."""
         ...
 
 
 @dataclass(frozen=True)
 class TextRule:
-    """A text that a pattern describes as a whole."""
+    """A text that matches a pattern in full."""
 
     description: str = "a text"
     pattern: str = r"(?s:.+)"
     max_chars: int = 1 << 20
-    """Characters."""
+    """Most characters."""
 
     def find_faults(self, value: Any, path: str) -> Iterator[str]:
         if not isinstance(value, str):
@@ -73,7 +73,7 @@ class ChoiceRule:
 
 @dataclass(frozen=True)
 class ListRule:
-    """A list; `unique_field` names a field that no two of its entries share."""
+    """A list; `unique_field` names a field whose values must differ between entries."""
 
     item_rule: FieldRule
     min_items: int = 0
@@ -85,16 +85,16 @@ class ListRule:
             return
         if len(value) < self.min_items:
             yield f"{path} has {len(value)} entries, at least {self.min_items} are needed"
-        for index, one in enumerate(value):
-            yield from self.item_rule.find_faults(one, f"{path}[{index}]")
-        names = [one.get(self.unique_field) for one in value if isinstance(one, dict)] if self.unique_field else []
+        for index, item in enumerate(value):
+            yield from self.item_rule.find_faults(item, f"{path}[{index}]")
+        names = [item.get(self.unique_field) for item in value if isinstance(item, dict)] if self.unique_field else []
         for name in sorted({str(name) for name in names if names.count(name) > 1}):
             yield f"{path} has {self.unique_field} {name!r} twice"
 
 
 @dataclass(frozen=True)
 class MapRule:
-    """A map whose keys are chosen by the user."""
+    """A map with keys chosen by the user."""
 
     key_rule: FieldRule
     value_rule: FieldRule
@@ -103,14 +103,14 @@ class MapRule:
         if not isinstance(value, dict):
             yield f"{path} is {value!r}, not a map"
             return
-        for name, one in value.items():
+        for name, item in value.items():
             yield from self.key_rule.find_faults(name, f"{path}: the key")
-            yield from self.value_rule.find_faults(one, f"{path}.{name}")
+            yield from self.value_rule.find_faults(item, f"{path}.{name}")
 
 
 @dataclass(frozen=True)
 class ObjectRule:
-    """A map whose keys are known; exactly one of `exactly_one_of` has to be there."""
+    """A map with known keys; exactly one of `exactly_one_of` must be present."""
 
     required: Mapping[str, FieldRule] = field(default_factory=dict)
     optional: Mapping[str, FieldRule] = field(default_factory=dict)
@@ -124,8 +124,8 @@ class ObjectRule:
         yield from (f"{path}.{name} is missing" for name in self.required if name not in value)
         if self.exactly_one_of and (count := sum(name in value for name in self.exactly_one_of)) != 1:
             yield f"{path} has {count} of {', '.join(self.exactly_one_of)}, exactly one is needed"
-        for name, one in value.items():
+        for name, item in value.items():
             if name in known:
-                yield from known[name].find_faults(one, f"{path}.{name}")
+                yield from known[name].find_faults(item, f"{path}.{name}")
             else:
                 yield f"{path}.{name} is not a field that is known there"

@@ -1,4 +1,4 @@
-"""Hand manifests to a cluster through kubectl."""
+"""Submit manifests to a cluster through kubectl."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from anabatic.core.errors import ConfigError, Failure
 
 
 def submit_manifests(text: str, context: str = "") -> str:
-    """Create what the manifests describe and return what kubectl says.
+    """Create the objects of the manifests and return kubectl's output.
 
-    The API server is asked first whether it would take everything (`--dry-run=server`, which runs its schemas and
-    admission webhooks), so that nothing is created when a part is refused.
+    A dry run on the API server comes first (`--dry-run=server`, which runs its schemas and admission webhooks), so
+    that nothing is created when one object is refused.
 
     Args:
-        context: of the kubeconfig; empty: the current one.
+        context: context of the kubeconfig; empty: the current one.
 
     Raises:
         ConfigError: there is no kubectl here.
-        Failure: the cluster refuses, or is not reached.
+        Failure: the cluster refuses, or cannot be reached.
     """
-    program = shutil.which("kubectl")
-    if program is None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
         raise ConfigError("there is no kubectl on the PATH", "leave --submit out, and apply the manifest elsewhere")
-    words = [program, *([f"--context={context}"] if context else []), "create", "-f", "-"]
-    _run_kubectl([*words, "--dry-run=server"], text)
-    return _run_kubectl(words, text)
+    command = [kubectl, *([f"--context={context}"] if context else []), "create", "-f", "-"]
+    _run_kubectl([*command, "--dry-run=server"], text)
+    return _run_kubectl(command, text)
 
 
-def _run_kubectl(words: list[str], text: str) -> str:
-    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = " ".join(done.stderr.split())[:600]
-        hint = next((hint for word, hint in _ERROR_HINTS if word in said), "look at the manifest: leave --submit out")
-        raise Failure(f"kubectl refuses with exit code {done.returncode}: {said}", hint)
-    return done.stdout.strip()
+def _run_kubectl(command: list[str], text: str) -> str:
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if result.returncode:
+        stderr = " ".join(result.stderr.split())[:600]
+        hint = next(
+            (hint for pattern, hint in _ERROR_HINTS if pattern in stderr), "look at the manifest: leave --submit out"
+        )
+        raise Failure(f"kubectl refuses with exit code {result.returncode}: {stderr}", hint)
+    return result.stdout.strip()
 
 
 _ERROR_HINTS = (

@@ -1,4 +1,4 @@
-"""The fields of the manifests that we write, as their operators and Kubernetes define them.
+"""Rules for the fields of the generated manifests, as their operators and Kubernetes define them.
 
 Sources: names and values, kubernetes.io "Object Names and IDs", "Labels and Selectors" (RFC 1123, RFC 1035); pods,
 kubernetes.io API reference v1.32 (PodSpec); Volcano, volcano-sh/volcano config/crd/volcano/bases/batch.volcano.sh_jobs
@@ -34,7 +34,7 @@ RESOURCE_NAME = TextRule(
     rf"cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMG]i|{_SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?",
     317,
 )
-"""Kubernetes' own, or a device plugin's (kubernetes.io, "Resource Management": extended resources are qualified)."""
+"""A resource of Kubernetes or a device plugin (kubernetes.io, "Resource Management": extended ones have a domain)."""
 VARIABLE_NAME = TextRule("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
 QUANTITY = TextRule(
     "a quantity such as 64Gi or 500m", r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][0-9]+)?", 30
@@ -177,4 +177,4 @@ CONFIG_MAP = ObjectRule(
     }
 )
 RULES_BY_KIND = {"Job": VOLCANO_JOB, "PyTorchJob": PYTORCHJOB, "ConfigMap": CONFIG_MAP}
-"""By kind."""
+"""Kind of a manifest -> its rule."""

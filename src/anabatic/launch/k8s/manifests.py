@@ -1,7 +1,7 @@
-"""Manifests of a job for the operators that run one on Kubernetes: Volcano's Job and Kubeflow's PyTorchJob.
+"""Build the manifests of a job for operators on Kubernetes: Volcano's Job and Kubeflow's PyTorchJob.
 
-One pod runs on each machine, and in it `anabatic launch`, which learns its place from the operator's variables
-(`env_variables.py`). The recipe travels in a ConfigMap.
+One pod runs on each machine and runs `anabatic launch`, which reads its node rank from the operator's variables
+(`env_variables.py`). A ConfigMap holds the recipe.
 """
 
 from __future__ import annotations
@@ -26,60 +26,66 @@ _RESTART_POLICIES = (
     {"event": "PodEvicted", "action": "RestartJob"},
     {"event": "PodFailed", "action": "RestartJob"},
 )
-"""The first that fits is taken (volcano, job_controller_util.go, applyPolicies): exit codes stand before events."""
+"""The first match applies (volcano, job_controller_util.go, applyPolicies), so exit codes come before events."""
 
 
-def build_volcano_job(asked: Kubernetes, command: list[str]) -> Manifest:
+def build_volcano_job(settings: Kubernetes, command: list[str]) -> Manifest:
     """Return a Volcano Job.
 
-    The plugins `env` and `svc` tell each pod its number and the names of all. A pod's own restartPolicy is Never: a
-    pod that the kubelet starts again on its own never reaches the policies of the job.
+    The plugins `env` and `svc` give each pod its index and the host names of all pods. The pod's restartPolicy is
+    Never: the policies of the job do not apply to a pod that the kubelet restarts.
     """
-    pod = build_pod_template(asked, command, "anabatic")
+    pod = build_pod_template(settings, command, "anabatic")
     pod["spec"]["restartPolicy"] = "Never"
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
-        "metadata": _build_metadata(asked),
+        "metadata": _build_metadata(settings),
         "spec": {
-            "minAvailable": asked.min_pods,
+            "minAvailable": settings.min_pods,
             "schedulerName": "volcano",
-            **({"queue": asked.queue} if asked.queue else {}),
-            **({"priorityClassName": asked.priority} if asked.priority else {}),
-            "maxRetry": asked.attempts,
+            **({"queue": settings.queue} if settings.queue else {}),
+            **({"priorityClassName": settings.priority} if settings.priority else {}),
+            "maxRetry": settings.attempts,
             "plugins": {"env": [], "svc": []},
-            "policies": [dict(one) for one in _RESTART_POLICIES],
-            "tasks": [{"name": "worker", "replicas": asked.max_pods, "minAvailable": asked.min_pods, "template": pod}],
+            "policies": [dict(policy) for policy in _RESTART_POLICIES],
+            "tasks": [
+                {"name": "worker", "replicas": settings.max_pods, "minAvailable": settings.min_pods, "template": pod}
+            ],
         },
     }
 
 
-def build_pytorch_job(asked: Kubernetes, command: list[str]) -> Manifest:
+def build_pytorch_job(settings: Kubernetes, command: list[str]) -> Manifest:
     """Return a PyTorchJob of Kubeflow's training operator.
 
-    `restartPolicy: ExitCode` takes 1 to 127 as final and 128 to 255, a job that was asked to leave (143) or killed, as
-    worth another try. The container must be called `pytorch`, its port `pytorchjob-port`.
+    `restartPolicy: ExitCode` treats 1 to 127 as final and retries after 128 to 255, a job that was asked to stop (143)
+    or killed. The container must be named `pytorch`, its port `pytorchjob-port`.
     """
-    pod = build_pod_template(asked, command, "pytorch")
-    if asked.queue:  # the operator makes a group of the pods for Volcano only if they name its scheduler
+    pod = build_pod_template(settings, command, "pytorch")
+    if settings.queue:  # the operator creates a pod group for Volcano only if the pods name its scheduler
         pod["spec"]["schedulerName"] = "volcano"
-    if asked.priority:
-        pod["spec"]["priorityClassName"] = asked.priority
-    gang = {
-        "minAvailable": asked.min_pods,
-        **({"queue": asked.queue} if asked.queue else {}),
-        **({"priorityClass": asked.priority} if asked.priority else {}),
+    if settings.priority:
+        pod["spec"]["priorityClassName"] = settings.priority
+    scheduling_policy = {
+        "minAvailable": settings.min_pods,
+        **({"queue": settings.queue} if settings.queue else {}),
+        **({"priorityClass": settings.priority} if settings.priority else {}),
     }
     replicas = {"Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": pod}}
-    if asked.max_pods > 1:
-        replicas["Worker"] = {"replicas": asked.max_pods - 1, "restartPolicy": "ExitCode", "template": pod}
+    if settings.max_pods > 1:
+        replicas["Worker"] = {"replicas": settings.max_pods - 1, "restartPolicy": "ExitCode", "template": pod}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": _build_metadata(asked),
+        "metadata": _build_metadata(settings),
         "spec": {
-            "nprocPerNode": str(asked.nproc),
-            "runPolicy": {"backoffLimit": asked.attempts, "cleanPodPolicy": "None", "schedulingPolicy": gang},
+            "nprocPerNode": str(settings.nproc),
+            "runPolicy": {
+                "backoffLimit": settings.attempts,
+                "cleanPodPolicy": "None",
+                "schedulingPolicy": scheduling_policy,
+            },
             "pytorchReplicaSpecs": replicas,
         },
     }
@@ -89,23 +95,23 @@ MANIFEST_BUILDERS: dict[str, Callable[[Kubernetes, list[str]], Manifest]] = {
     "volcano": build_volcano_job,
     "pytorchjob": build_pytorch_job,
 }
-"""What `--kind` names."""
+"""Value of `--kind` -> builder."""
 
 
-def render_manifests(asked: Kubernetes, command: list[str], recipe: str) -> str:
-    """Return the manifests as YAML: the job, and the ConfigMap with its recipe.
+def render_manifests(settings: Kubernetes, command: list[str], recipe: str) -> str:
+    """Return the manifests as YAML: the job and the ConfigMap with its recipe.
 
     Raises:
-        ConfigError: a name or value is none that Kubernetes takes; all of them are named.
+        ConfigError: Kubernetes would refuse a name or value; the message lists all of them.
     """
-    place = {"namespace": asked.namespace} if asked.namespace else {}
-    config = {
+    namespace = {"namespace": settings.namespace} if settings.namespace else {}
+    config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": f"{asked.name}-recipe", **place},
+        "metadata": {"name": f"{settings.name}-recipe", **namespace},
         "data": {RECIPE_FILE: recipe},
     }
-    manifests = [config, MANIFEST_BUILDERS[asked.kind](asked, command)]
+    manifests = [config_map, MANIFEST_BUILDERS[settings.kind](settings, command)]
     check_manifests(manifests)
     return yaml.dump_all(manifests, Dumper=_QuotingDumper, sort_keys=False, width=1 << 20, allow_unicode=True)
 
@@ -114,9 +120,13 @@ def check_manifests(manifests: list[Manifest]) -> None:
     """Check manifests against the rules of their kinds.
 
     Raises:
-        ConfigError: something does not fit.
+        ConfigError: a field breaks a rule.
     """
-    faults = [fault for one in manifests for fault in RULES_BY_KIND[one["kind"]].find_faults(one, one["kind"])]
+    faults = [
+        fault
+        for manifest in manifests
+        for fault in RULES_BY_KIND[manifest["kind"]].find_faults(manifest, manifest["kind"])
+    ]
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ConfigError(
@@ -126,19 +136,19 @@ def check_manifests(manifests: list[Manifest]) -> None:
         )
 
 
-def _build_metadata(asked: Kubernetes) -> Manifest:
+def _build_metadata(settings: Kubernetes) -> Manifest:
     return {
-        "name": asked.name,
-        **({"namespace": asked.namespace} if asked.namespace else {}),
-        **({"labels": get_chip_labels(asked)} if get_chip_labels(asked) else {}),
+        "name": settings.name,
+        **({"namespace": settings.namespace} if settings.namespace else {}),
+        **({"labels": get_chip_labels(settings)} if get_chip_labels(settings) else {}),
     }
 
 
 class _QuotingDumper(yaml.SafeDumper):
-    """Quotes every text that any reader of YAML 1.1 or 1.2 might take for something else, `y` and `0o17` too."""
+    """Quotes every text that a parser of YAML 1.1 or 1.2 might read as another type, such as `y` and `0o17`."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        return True  # the template stands twice in a PyTorchJob
+        return True  # a PyTorchJob contains the template twice
 
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9./_-]+")

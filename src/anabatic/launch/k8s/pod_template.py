@@ -1,4 +1,4 @@
-"""The pod that runs one machine's share of a job: image, devices, volumes, variables."""
+"""Build the pod template of a job, one pod per machine: image, devices, volumes, variables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _RECIPE_VOLUME = "recipe"
 
 @dataclass(frozen=True)
 class PodVolume:
-    """Something mounted into the pod.
+    """A volume mounted into the pod.
 
     Attributes:
-        source: the volume's fields as Kubernetes has them.
-        path: where in the container.
+        source: the volume's fields in Kubernetes.
+        path: mount path in the container.
     """
 
     source: dict[str, Any]
@@ -32,25 +32,25 @@ class PodVolume:
 
 
 def parse_volume(text: str) -> PodVolume:
-    """Return the volume that `pvc:NAME:/data[:ro]`, `host:/data:/data[:ro]` or `nfs:SERVER:/share:/data[:ro]` names.
+    """Parse `pvc:NAME:/data[:ro]`, `host:/data:/data[:ro]` or `nfs:SERVER:/share:/data[:ro]`.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: the text has none of these forms.
     """
     kind, _, rest = text.partition(":")
     rest, read_only = (rest.removesuffix(":ro"), True) if rest.endswith(":ro") else (rest, False)
-    found = re.fullmatch(_VOLUME_PATTERNS.get(kind, r"(?!)"), rest)
-    if found is None:
+    match = re.fullmatch(_VOLUME_PATTERNS.get(kind, r"(?!)"), rest)
+    if match is None:
         raise ConfigError(
             f"--volume {text} is not understood",
             "use pvc:NAME:/where, host:/path:/where or nfs:SERVER:/path:/where, with :ro at the end to read only",
         )
     source = {
-        "pvc": lambda: {"persistentVolumeClaim": {"claimName": found["name"]}},
-        "host": lambda: {"hostPath": {"path": found["name"], "type": "Directory"}},
-        "nfs": lambda: {"nfs": {"server": found["server"], "path": found["name"]}},
+        "pvc": lambda: {"persistentVolumeClaim": {"claimName": match["name"]}},
+        "host": lambda: {"hostPath": {"path": match["name"], "type": "Directory"}},
+        "nfs": lambda: {"nfs": {"server": match["server"], "path": match["name"]}},
     }[kind]()
-    return PodVolume(source, found["where"], read_only)
+    return PodVolume(source, match["where"], read_only)
 
 
 _VOLUME_PATTERNS = {
@@ -60,92 +60,94 @@ _VOLUME_PATTERNS = {
 }
 
 
-def build_pod_template(asked: Kubernetes, command: list[str], container: str) -> dict[str, Any]:
-    """Return the template of the pods.
+def build_pod_template(settings: Kubernetes, command: list[str], container: str) -> dict[str, Any]:
+    """Return the pod template.
 
     Args:
-        command: a training command whose recipe lies in RECIPE_FOLDER.
-        container: its name; operators look for theirs.
+        command: a training command whose recipe is in RECIPE_FOLDER.
+        container: name of the container; operators expect a particular one.
     """
-    mounts = _build_volumes(asked)
+    mounts = _build_volumes(settings)
     spec: dict[str, Any] = {
-        "terminationGracePeriodSeconds": asked.grace,
-        **({"nodeSelector": dict(parse_pairs(asked.node_selector))} if asked.node_selector else {}),
-        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if asked.host_network else {}),
-        **({"imagePullSecrets": [{"name": name} for name in asked.pull_secret]} if asked.pull_secret else {}),
-        "containers": [_build_container(asked, command, container, mounts)],
-        "volumes": [{"name": name, **one.source} for name, one in mounts.items()],
+        "terminationGracePeriodSeconds": settings.grace,
+        **({"nodeSelector": dict(parse_pairs(settings.node_selector))} if settings.node_selector else {}),
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if settings.host_network else {}),
+        **({"imagePullSecrets": [{"name": name} for name in settings.pull_secret]} if settings.pull_secret else {}),
+        "containers": [_build_container(settings, command, container, mounts)],
+        "volumes": [{"name": name, **volume.source} for name, volume in mounts.items()],
     }
-    return {**({"metadata": {"labels": get_chip_labels(asked)}} if get_chip_labels(asked) else {}), "spec": spec}
+    return {**({"metadata": {"labels": get_chip_labels(settings)}} if get_chip_labels(settings) else {}), "spec": spec}
 
 
-def get_chip_labels(asked: Kubernetes) -> dict[str, str]:
-    """Return the labels of the job and its pods, by which the vendor's scheduler knows the chip."""
-    return dict(ACCELERATORS[asked.chip].labels)
+def get_chip_labels(settings: Kubernetes) -> dict[str, str]:
+    """Return the labels of the job and its pods that tell the vendor's scheduler the chip."""
+    return dict(ACCELERATORS[settings.chip].labels)
 
 
-def _build_container(asked: Kubernetes, command: list[str], name: str, mounts: dict[str, PodVolume]) -> dict[str, Any]:
+def _build_container(
+    settings: Kubernetes, command: list[str], name: str, mounts: dict[str, PodVolume]
+) -> dict[str, Any]:
     env: list[dict[str, Any]] = [
-        {"name": key, "value": escape_expansion(value)} for key, value in parse_pairs(asked.env)
+        {"name": key, "value": escape_expansion(value)} for key, value in parse_pairs(settings.env)
     ]
-    for key, place in parse_pairs(asked.secret_env):
-        secret, _, inner = place.partition("/")
-        env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": inner}}})
+    for key, reference in parse_pairs(settings.secret_env):
+        secret, _, secret_key = reference.partition("/")
+        env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": secret_key}}})
     return {
         "name": name,
-        "image": asked.image,
-        "imagePullPolicy": asked.pull_policy,
-        "command": [escape_expansion(word) for word in _build_command(asked, command)],
-        **({"workingDir": asked.workdir} if asked.workdir else {}),
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": [escape_expansion(argument) for argument in _build_command(settings, command)],
+        **({"workingDir": settings.workdir} if settings.workdir else {}),
         **({"env": env} if env else {}),
-        **({"envFrom": [{"secretRef": {"name": one}} for one in asked.env_from]} if asked.env_from else {}),
-        "ports": [{"name": "pytorchjob-port", "containerPort": asked.master_port}],
-        "resources": _build_resources(asked),
-        **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if asked.rdma else {}),
+        **({"envFrom": [{"secretRef": {"name": item}} for item in settings.env_from]} if settings.env_from else {}),
+        "ports": [{"name": "pytorchjob-port", "containerPort": settings.master_port}],
+        "resources": _build_resources(settings),
+        **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if settings.rdma else {}),
         "volumeMounts": [
-            {"name": key, "mountPath": one.path, **({"readOnly": True} if one.read_only else {})}
-            for key, one in mounts.items()
+            {"name": key, "mountPath": item.path, **({"readOnly": True} if item.read_only else {})}
+            for key, item in mounts.items()
         ],
     }
 
 
 def escape_expansion(text: str) -> str:
-    """Return a text of which Kubernetes expands nothing: it takes `$(NAME)` in commands and variables for a variable.
+    """Escape a text so that Kubernetes expands nothing in it: in commands and variables it expands `$(NAME)`.
 
     Source: kubernetes.io, "Define Dependent Environment Variables": `$$(NAME)` stays `$(NAME)`.
     """
     return text.replace("$(", "$$(")
 
 
-def _build_command(asked: Kubernetes, command: list[str]) -> list[str]:
-    launch = ["anabatic", "launch", f"--nproc={asked.nproc}", f"--max-restarts={asked.max_restarts}"]
-    if asked.max_pods > 1:
-        launch += [f"--nnodes={asked.nnodes}", f"--master-port={asked.master_port}", f"--job-id={asked.name}"]
-    words = [*launch, "--", *command, "-c", f"{RECIPE_FOLDER}/{RECIPE_FILE}"]
-    if not asked.setup:
-        return words
-    return ["bash", "-c", "\n".join([*asked.setup, f"exec {shlex.join(words)}"])]
+def _build_command(settings: Kubernetes, command: list[str]) -> list[str]:
+    launch = ["anabatic", "launch", f"--nproc={settings.nproc}", f"--max-restarts={settings.max_restarts}"]
+    if settings.max_pods > 1:
+        launch += [f"--nnodes={settings.nnodes}", f"--master-port={settings.master_port}", f"--job-id={settings.name}"]
+    arguments = [*launch, "--", *command, "-c", f"{RECIPE_FOLDER}/{RECIPE_FILE}"]
+    if not settings.setup:
+        return arguments
+    return ["bash", "-c", "\n".join([*settings.setup, f"exec {shlex.join(arguments)}"])]
 
 
-def _build_resources(asked: Kubernetes) -> dict[str, Any]:
-    name = asked.resource or ACCELERATORS[asked.chip].resource
-    wanted = {
-        **({name: str(asked.nproc)} if name else {}),
-        **({asked.rdma: "1"} if asked.rdma else {}),
-        **({"cpu": asked.cpu} if asked.cpu else {}),
-        **({"memory": asked.memory} if asked.memory else {}),
+def _build_resources(settings: Kubernetes) -> dict[str, Any]:
+    name = settings.resource or ACCELERATORS[settings.chip].resource
+    amounts = {
+        **({name: str(settings.nproc)} if name else {}),
+        **({settings.rdma: "1"} if settings.rdma else {}),
+        **({"cpu": settings.cpu} if settings.cpu else {}),
+        **({"memory": settings.memory} if settings.memory else {}),
     }
-    return {"requests": dict(wanted), "limits": dict(wanted)} if wanted else {}
+    return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
 
 
-def _build_volumes(asked: Kubernetes) -> dict[str, PodVolume]:
-    found = {
-        _RECIPE_VOLUME: PodVolume({"configMap": {"name": f"{asked.name}-recipe"}}, RECIPE_FOLDER, True),
-        _SHM_VOLUME: PodVolume({"emptyDir": {"medium": "Memory", "sizeLimit": asked.shm}}, "/dev/shm"),
+def _build_volumes(settings: Kubernetes) -> dict[str, PodVolume]:
+    volumes = {
+        _RECIPE_VOLUME: PodVolume({"configMap": {"name": f"{settings.name}-recipe"}}, RECIPE_FOLDER, True),
+        _SHM_VOLUME: PodVolume({"emptyDir": {"medium": "Memory", "sizeLimit": settings.shm}}, "/dev/shm"),
     }
-    if asked.driver_mounts:
-        for path, kind in ACCELERATORS[asked.chip].mounts:
+    if settings.driver_mounts:
+        for path, kind in ACCELERATORS[settings.chip].mounts:
             name = re.sub(r"[^a-z0-9]+", "-", path.lower().rpartition("/")[2])
-            found[name] = PodVolume({"hostPath": {"path": path, "type": kind}}, path, True)
-    found.update({f"volume-{number}": parse_volume(text) for number, text in enumerate(asked.volume)})
-    return found
+            volumes[name] = PodVolume({"hostPath": {"path": path, "type": kind}}, path, True)
+    volumes.update({f"volume-{index}": parse_volume(text) for index, text in enumerate(settings.volume)})
+    return volumes

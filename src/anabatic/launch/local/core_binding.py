@@ -1,8 +1,8 @@
-"""Which cores each process of this machine runs on: those beside its device, divided among the processes there.
+"""Bind the processes of this machine to cores near their devices.
 
 Sources: Linux Documentation/ABI/testing/sysfs-bus-pci (numa_node), Documentation/ABI/stable/sysfs-devices-node
-(cpulist), Documentation/admin-guide/cputopology.rst (thread_siblings_list); `npu-smi info -t topo` names cores where
-sysfs does not, in virtual machines for one.
+(cpulist), Documentation/admin-guide/cputopology.rst (thread_siblings_list); `npu-smi info -t topo` lists cores where
+sysfs does not, for example in virtual machines.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from anabatic.core.formatting import format_spans
 _PCI_ADDRESS = re.compile(r"(?P<domain>[0-9A-Fa-f]{4,8}):(?P<rest>[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 
 MIN_CORES_PER_PROCESS = 2
-"""Cores of a process that is bound: besides the one that computes, threads read data and talk to other processes."""
+"""Fewest cores of a bound process: besides the computing thread, others read data and communicate."""
 
 
 @dataclass(frozen=True)
 class DeviceLocality:
-    """Where a device is.
+    """Location of a device.
 
     Attributes:
-        pci_address: its PCI address; empty: unknown.
-        cores: those that the driver names as near, as Linux writes them; empty: it does not say.
+        pci_address: PCI address; empty: unknown.
+        cores: near cores according to the driver, in Linux's list format; empty: unknown.
     """
 
     pci_address: str = ""
@@ -37,11 +37,11 @@ class DeviceLocality:
 
 @dataclass(frozen=True)
 class CoreAssignment:
-    """What the processes get.
+    """Cores of the processes.
 
     Attributes:
-        cores: of each local rank.
-        numa_nodes: NUMA node of each; -1: unknown, or several.
+        cores: cores of each local rank.
+        numa_nodes: NUMA node of each local rank; -1: unknown, or several.
     """
 
     cores: tuple[tuple[int, ...], ...]
@@ -49,93 +49,97 @@ class CoreAssignment:
 
     @property
     def threads_per_process(self) -> int:
-        """Threads for compute of each process."""
-        return max(1, min(len(share) for share in self.cores))
+        """Return the number of compute threads of each process."""
+        return max(1, min(len(cores) for cores in self.cores))
 
     def format_variable(self) -> str:
-        """The value of `affinity.CORES_VARIABLE`."""
-        return ";".join(format_spans(share) for share in self.cores)
+        """Return the value of `affinity.CORES_VARIABLE`."""
+        return ";".join(format_spans(cores) for cores in self.cores)
 
     def format_line(self) -> str:
-        """One line about it."""
+        """Return one log line about the assignment."""
         known = -1 not in self.numa_nodes
-        told = [
-            f"{format_spans(share)}{f' (NUMA node {node})' if known else ''}"
-            for share, node in zip(self.cores, self.numa_nodes, strict=True)
+        descriptions = [
+            f"{format_spans(cores)}{f' (NUMA node {node})' if known else ''}"
+            for cores, node in zip(self.cores, self.numa_nodes, strict=True)
         ]
         return (
-            f"cores of each process: {'; '.join(told)}; {self.threads_per_process} "
+            f"cores of each process: {'; '.join(descriptions)}; {self.threads_per_process} "
             f"thread{'s' if self.threads_per_process > 1 else ''} each"
         )
 
 
 def assign_cores(
-    nproc: int, near: Sequence[DeviceLocality], allowed: Iterable[int], root: str | Path = "/"
+    nproc: int, localities: Sequence[DeviceLocality], allowed_cores: Iterable[int], root: str | Path = "/"
 ) -> CoreAssignment | None:
-    """Divide cores among the processes of a machine; None where there are fewer than LEAST for each.
+    """Divide cores among the processes of a machine; None with fewer than MIN_CORES_PER_PROCESS for each.
 
-    A process gets cores of its device's NUMA node where these are known and are enough for the processes there;
-    otherwise all processes get parts of all cores, cut so that a part lies on one node where that is possible. Threads
-    of one physical core stay together.
+    A process gets cores of its device's NUMA node if these are known and enough for the processes there; otherwise
+    all cores are divided among all processes, each part on one node where possible. Threads of one physical core stay
+    together.
 
     Args:
-        near: where the device of each local rank is; empty: there are none.
-        allowed: cores that this process may use.
-        root: folder in which `sys` lies.
+        localities: location of the device of each local rank; empty: no devices.
+        allowed_cores: cores that this process may use.
+        root: folder that contains `sys`.
     """
     sys = Path(root) / "sys"
-    usable = sorted(set(allowed))
-    if len(usable) < MIN_CORES_PER_PROCESS * nproc:
+    usable_cores = sorted(set(allowed_cores))
+    if len(usable_cores) < MIN_CORES_PER_PROCESS * nproc:
         return None
-    node_of = _read_numa_nodes(sys)
-    order = sorted(usable, key=lambda core: (node_of.get(core, -1), _first_sibling(sys, core), core))
-    homes = [_find_local_cores(Path(root), one, node_of) for one in near] if len(near) == nproc else [None] * nproc
-    cut: list[tuple[int, ...]] = [()] * nproc
-    for home in dict.fromkeys(homes):
-        ranks = [rank for rank, other in enumerate(homes) if other == home]
-        pool = [core for core in order if home is None or core in home]
+    numa_nodes = _read_numa_nodes(sys)
+    ordered_cores = sorted(usable_cores, key=lambda core: (numa_nodes.get(core, -1), _first_sibling(sys, core), core))
+    local_cores = (
+        [_find_local_cores(Path(root), locality, numa_nodes) for locality in localities]
+        if len(localities) == nproc
+        else [None] * nproc
+    )
+    assigned: list[tuple[int, ...]] = [()] * nproc
+    for near_cores in dict.fromkeys(local_cores):
+        ranks = [rank for rank, other in enumerate(local_cores) if other == near_cores]
+        pool = [core for core in ordered_cores if near_cores is None or core in near_cores]
         if len(pool) < MIN_CORES_PER_PROCESS * len(ranks):
-            return CoreAssignment(_split_evenly(order, nproc), (-1,) * nproc)
-        for rank, part in zip(ranks, _split_evenly(pool, len(ranks)), strict=True):
-            cut[rank] = part
-    return CoreAssignment(tuple(cut), tuple(_common_numa_node(part, node_of) for part in cut))
+            return CoreAssignment(_split_evenly(ordered_cores, nproc), (-1,) * nproc)
+        for rank, cores in zip(ranks, _split_evenly(pool, len(ranks)), strict=True):
+            assigned[rank] = cores
+    return CoreAssignment(tuple(assigned), tuple(_common_numa_node(cores, numa_nodes) for cores in assigned))
 
 
 def _split_evenly(cores: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
-    ends = [len(cores) * part // parts for part in range(parts + 1)]
-    return tuple(tuple(cores[start:end]) for start, end in zip(ends, ends[1:], strict=False))
+    bounds = [len(cores) * part // parts for part in range(parts + 1)]
+    return tuple(tuple(cores[start:end]) for start, end in zip(bounds, bounds[1:], strict=False))
 
 
-def _common_numa_node(part: Sequence[int], node_of: Mapping[int, int]) -> int:
-    found = {node_of.get(core, -1) for core in part}
-    return found.pop() if len(found) == 1 else -1
+def _common_numa_node(cores: Sequence[int], numa_nodes: Mapping[int, int]) -> int:
+    nodes = {numa_nodes.get(core, -1) for core in cores}
+    return nodes.pop() if len(nodes) == 1 else -1
 
 
 def _read_numa_nodes(sys: Path) -> dict[int, int]:
-    """Core -> NUMA node."""
-    found = {}
+    """Return core -> NUMA node."""
+    numa_nodes = {}
     for path in sys.glob("devices/system/node/node[0-9]*/cpulist"):
         for core in _read_core_list(path):
-            found[core] = int(path.parent.name.removeprefix("node"))
-    return found
+            numa_nodes[core] = int(path.parent.name.removeprefix("node"))
+    return numa_nodes
 
 
-def read_device_numa_node(near: DeviceLocality, root: str | Path = "/") -> int | None:
-    """Return the NUMA node of a device as the bus has it; None where the firmware does not say, or it is not there."""
-    bus = _PCI_ADDRESS.fullmatch(near.pci_address.strip())
-    if bus is None:
+def read_device_numa_node(locality: DeviceLocality, root: str | Path = "/") -> int | None:
+    """Return the NUMA node of a device from sysfs; None if the firmware does not report it or there is no device."""
+    address = _PCI_ADDRESS.fullmatch(locality.pci_address.strip())
+    if address is None:
         return None
-    name = f"{int(bus['domain'], 16):04x}:{bus['rest'].lower()}"
+    name = f"{int(address['domain'], 16):04x}:{address['rest'].lower()}"
     node = _read_text(Path(root) / "sys" / "bus" / "pci" / "devices" / name / "numa_node").strip()
     return int(node) if node.isdecimal() else None  # -1: not known
 
 
-def _find_local_cores(root: Path, near: DeviceLocality, node_of: Mapping[int, int]) -> frozenset[int] | None:
-    """The cores beside a device; None where nobody knows."""
-    node = read_device_numa_node(near, root)
+def _find_local_cores(root: Path, locality: DeviceLocality, numa_nodes: Mapping[int, int]) -> frozenset[int] | None:
+    """Return the cores near a device; None if unknown."""
+    node = read_device_numa_node(locality, root)
     if node is not None:
-        return frozenset(core for core, other in node_of.items() if other == node) or None
-    return frozenset(_parse_core_list(near.cores)) or None
+        return frozenset(core for core, other in numa_nodes.items() if other == node) or None
+    return frozenset(_parse_core_list(locality.cores)) or None
 
 
 def _first_sibling(sys: Path, core: int) -> int:

@@ -1,4 +1,4 @@
-"""A device that has gone while a job ran is replaced by a free one when the workers start again."""
+"""Replace a device that was lost during a job by a free one when the workers restart."""
 
 from __future__ import annotations
 
@@ -10,55 +10,65 @@ from anabatic.monitor.sources import selection
 from anabatic.monitor.sources.selection import DeviceSource
 
 FIXED_DEVICES_VARIABLE = "ANABATIC_DEVICES_FIXED"
-"""Environment variable: the user, or a scheduler, has chosen the devices; others are not ours to take."""
+"""Environment variable: the user or a scheduler has chosen the devices, so no other device may be used."""
 _UNUSABLE_HEALTH = ("Alarm", "Critical")
-"""Health, as npu-smi says it, of a device that is not used again where another one is free."""
+"""Health in npu-smi of devices that are replaced when another one is free."""
 _DEVICE_TABLE_ROWS = {"npu": "npu", "gpu": "cuda"}
-"""Kind of a device as the monitor names it -> row of the device table."""
+"""Device kind of the monitor -> row of the device table."""
 
 SourceLookup = tuple[DeviceSource | None, list[str]]
 
 
 def has_visible_devices(environ: Mapping[str, str]) -> bool:
-    """True when the environment hides devices from the job."""
+    """True when the environment restricts the visible devices."""
     return any(environ.get(DEVICES[row].visible_env or "") for row in _DEVICE_TABLE_ROWS.values())
 
 
 def replace_lost_devices(
-    nproc: int, environ: Mapping[str, str], look: Callable[[], SourceLookup] = selection.find_accelerator_source
+    nproc: int, environ: Mapping[str, str], find_source: Callable[[], SourceLookup] = selection.find_accelerator_source
 ) -> tuple[dict[str, str], str]:
-    """Return the variables for another start of the workers, and a line about it; nothing where no device has gone.
+    """Return the variables for the next start of the workers and a log line; both empty if no device was lost.
 
     Args:
         nproc: processes on this machine.
-        environ: of the start before.
-        look: finds the source that tells of devices.
+        environ: environment of the last start.
+        find_source: returns the metrics source for devices.
     """
-    source, _ = look()
+    source, _ = find_source()
     snapshot = source.read() if source is not None else Snapshot("none")
     if snapshot.error is not None or not snapshot.devices or environ.get(FIXED_DEVICES_VARIABLE):
         return {}, ""
     kind = snapshot.devices[0].kind
     variable = DEVICES[_DEVICE_TABLE_ROWS[kind]].visible_env or "" if kind in _DEVICE_TABLE_ROWS else ""
-    words = environ.get(variable, ",".join(map(str, range(nproc)))).split(",")
-    if not variable or not all(word.isdecimal() for word in words):
+    entries = environ.get(variable, ",".join(map(str, range(nproc)))).split(",")
+    if not variable or not all(entry.isdecimal() for entry in entries):
         return {}, ""
-    here = {index if one.logic_id is None else one.logic_id: one for index, one in enumerate(snapshot.devices)}
-    used = [int(word) for word in words[:nproc]]
-    gone = [number for number in used if number not in here or here[number].health in _UNUSABLE_HEALTH]
-    free = [number for number, one in sorted(here.items()) if number not in used and _is_available(one, snapshot)]
-    if not gone:
+    devices = {
+        index if device.logic_id is None else device.logic_id: device for index, device in enumerate(snapshot.devices)
+    }
+    used = [int(entry) for entry in entries[:nproc]]
+    lost = [
+        device_id for device_id in used if device_id not in devices or devices[device_id].health in _UNUSABLE_HEALTH
+    ]
+    free = [
+        device_id
+        for device_id, device in sorted(devices.items())
+        if device_id not in used and _is_available(device, snapshot)
+    ]
+    if not lost:
         return {}, ""
-    names = ", ".join(map(str, gone))
-    if len(free) < len(gone):
+    names = ", ".join(map(str, lost))
+    if len(free) < len(lost):
         return {}, f"device {names} has gone or is broken, and {len(free) or 'none'} of the others is free"
-    taken = dict(zip(gone, free, strict=False))
+    replacements = dict(zip(lost, free, strict=False))
     # torch_npu sees no device at all unless the numbers ascend (`_device_count_ascend_hal`).
-    value = ",".join(map(str, sorted(taken.get(number, number) for number in used)))
-    others = ", ".join(map(str, taken.values()))
-    return {variable: value}, f"device {names} has gone or is broken: {others} takes its place"
+    value = ",".join(map(str, sorted(replacements.get(device_id, device_id) for device_id in used)))
+    replacement_names = ", ".join(map(str, replacements.values()))
+    return {variable: value}, f"device {names} has gone or is broken: {replacement_names} takes its place"
 
 
 def _is_available(device: DeviceReading, snapshot: Snapshot) -> bool:
-    busy = any((one.npu_id, one.chip_id or 0) == (device.npu_id, device.chip_id or 0) for one in snapshot.processes)
+    busy = any(
+        (process.npu_id, process.chip_id or 0) == (device.npu_id, device.chip_id or 0) for process in snapshot.processes
+    )
     return not busy and device.health not in _UNUSABLE_HEALTH

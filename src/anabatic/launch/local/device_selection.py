@@ -1,4 +1,4 @@
-"""Which devices of this machine a job takes: the free ones, by what the driver's tools say."""
+"""Select free devices of this machine for a job, from the output of the driver's tools."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anabatic.monitor.sources.selection import DeviceSource
 from anabatic.plan.detect_chip import has_torch_backend
 
 MAX_IDLE_MEMORY_FRACTION = 0.15
-"""Of a device's memory that may be in use while it counts as free: an idle 910B holds 3 of 64 GiB, a 310P 1.8 of 21
-(tables of `npu-smi info`); a container does not see the processes of others, but their memory."""
+"""Fraction of memory in use up to which a device counts as free: an idle 910B uses 3 of 64 GiB, a 310P 1.8 of 21
+(tables of `npu-smi info`); a container sees the memory of others' processes, but not the processes."""
 _USABLE_HEALTH = (None, "OK", "Warning", "UNKNOWN")
 _RING_CHIPS = ("910A", "910B", "910ProA", "910ProB", "910PremiumA")
-"""First generation as npu-smi names it: devices 0-3 and 4-7 are two rings, and up to four processes must be in one
+"""First generation by its names in npu-smi: devices 0-3 and 4-7 form two rings, and up to four processes must share one
 (MindCluster, "NPU affinity scheduling")."""
 _RING_SIZE = 4
 
@@ -32,10 +32,10 @@ class DeviceSelection:
 
     Attributes:
         kind: a row of the device table.
-        devices: of each local rank; fewer where the user's own choice is not understood.
-        indices: their numbers in a process that sees all.
-        variables: what hides the others.
-        summary: what was chosen and why; empty: nothing was to choose.
+        devices: device of each local rank; fewer if the user's choice is not understood.
+        indices: their indices in a process that sees all devices.
+        variables: environment variables that hide the other devices.
+        summary: log line about the choice; empty: there was no choice.
     """
 
     kind: str
@@ -46,24 +46,24 @@ class DeviceSelection:
 
 
 def select_devices(
-    wanted: str,
+    device_type: str,
     nproc: int,
     environ: Mapping[str, str],
-    look: Callable[[], SourceLookup] = selection.find_accelerator_source,
+    find_source: Callable[[], SourceLookup] = selection.find_accelerator_source,
 ) -> DeviceSelection | None:
-    """Choose devices for as many processes; None where there are none, or another device is trained on.
+    """Select devices for `nproc` processes; None if there are none or the job runs on another device type.
 
     Args:
-        wanted: the setting device.type.
-        environ: where the user's own choice stands.
-        look: finds the source that tells of devices.
+        device_type: the setting device.type.
+        environ: environment, with the user's own choice.
+        find_source: returns the metrics source for devices.
 
     Raises:
-        DeviceError: there are not as many, or not as many free ones.
+        DeviceError: there are too few devices, or too few free ones.
     """
-    kinds = {"auto": ("npu", "cuda"), "npu": ("npu",), "cuda": ("cuda",)}.get(wanted, ())
+    kinds = {"auto": ("npu", "cuda"), "npu": ("npu",), "cuda": ("cuda",)}.get(device_type, ())
     usable = [kind for kind in kinds if has_torch_backend(kind)]
-    source = look()[0] if usable else None
+    source = find_source()[0] if usable else None
     if source is None:
         return None
     snapshot = source.read()
@@ -72,64 +72,68 @@ def select_devices(
     kind = "npu" if snapshot.devices and snapshot.devices[0].kind == "npu" else "cuda"
     if not snapshot.devices or kind not in usable:
         return None
-    here = _index_devices(snapshot.devices)
-    own = environ.get(DEVICES[kind].visible_env)
-    if own is not None:
-        named = _parse_visible_devices(own, here)
-        return DeviceSelection(kind, tuple(here[index] for index in named), named, {})
-    return _select_available_devices(kind, nproc, here, snapshot)
+    devices = _index_devices(snapshot.devices)
+    visible = environ.get(DEVICES[kind].visible_env)
+    if visible is not None:
+        indices = _parse_visible_devices(visible, devices)
+        return DeviceSelection(kind, tuple(devices[index] for index in indices), indices, {})
+    return _select_available_devices(kind, nproc, devices, snapshot)
 
 
 def _select_available_devices(
-    kind: str, nproc: int, here: Mapping[int, DeviceReading], snapshot: Snapshot
+    kind: str, nproc: int, devices_by_index: Mapping[int, DeviceReading], snapshot: Snapshot
 ) -> DeviceSelection:
-    word, variable = "NPU" if kind == "npu" else "GPU", DEVICES[kind].visible_env
-    if nproc > len(here):
+    label, variable = "NPU" if kind == "npu" else "GPU", DEVICES[kind].visible_env
+    if nproc > len(devices_by_index):
         raise DeviceError(
-            f"{nproc} processes need as many {word}s, and there are {len(here)}",
-            f"lower --nproc to at most {len(here)}, or train on the processor by --device.type cpu",
+            f"{nproc} processes need as many {label}s, and there are {len(devices_by_index)}",
+            f"lower --nproc to at most {len(devices_by_index)}, or train on the processor by --device.type cpu",
         )
-    taken = {index: why for index, device in here.items() if (why := _explain_unavailable(device, snapshot))}
-    free = [index for index in here if index not in taken]
-    chosen = _pick_least_used(here, free, nproc)
+    unavailable = {
+        index: reason
+        for index, device in devices_by_index.items()
+        if (reason := _explain_unavailable(device, snapshot))
+    }
+    free = [index for index in devices_by_index if index not in unavailable]
+    chosen = _pick_least_used(devices_by_index, free, nproc)
     if len(chosen) < nproc:
-        wanted = f"{nproc} {word}{'s are' if nproc > 1 else ' is'} wanted"
-        wanted += " in one ring of four" if len(free) >= nproc else ""
-        told = "; ".join(f"{index}: {why}" for index, why in list(taken.items())[:8])
+        request = f"{nproc} {label}{'s are' if nproc > 1 else ' is'} wanted"
+        request += " in one ring of four" if len(free) >= nproc else ""
+        reasons = "; ".join(f"{index}: {reason}" for index, reason in list(unavailable.items())[:8])
         raise DeviceError(
-            f"{wanted}, {len(free)} of {len(here)} are free ({told})",
+            f"{request}, {len(free)} of {len(devices_by_index)} are free ({reasons})",
             f"wait, lower --nproc, or name devices that you will share by {variable}; `anabatic monitor` shows them",
         )
-    devices = tuple(here[index] for index in chosen)
-    if chosen == list(range(len(here))):
+    devices = tuple(devices_by_index[index] for index in chosen)
+    if chosen == list(range(len(devices_by_index))):
         return DeviceSelection(kind, devices, tuple(chosen), {})
-    rest = f"; {format_spans(taken)} {'is' if len(taken) == 1 else 'are'} in use" if taken else ""
-    line = f"{word} {format_spans(chosen)} of {len(here)}: nothing runs there{rest}"
+    remark = f"; {format_spans(unavailable)} {'is' if len(unavailable) == 1 else 'are'} in use" if unavailable else ""
+    summary = f"{label} {format_spans(chosen)} of {len(devices_by_index)}: nothing runs there{remark}"
     return DeviceSelection(
-        kind, devices, tuple(chosen), {variable: _format_visible_devices(kind, devices, chosen)}, line
+        kind, devices, tuple(chosen), {variable: _format_visible_devices(kind, devices, chosen)}, summary
     )
 
 
 def _index_devices(devices: Sequence[DeviceReading]) -> dict[int, DeviceReading]:
-    """Return the devices by their numbers in a process that sees all; one that is lost leaves a gap."""
+    """Return the devices by their index in a process that sees all; a lost device leaves a gap."""
     known = [device.logic_id for device in devices if device.logic_id is not None]
     if len(set(known)) < len(devices):
         return dict(enumerate(devices))
     return dict(sorted(zip(known, devices, strict=True), key=lambda pair: pair[0]))
 
 
-def _parse_visible_devices(text: str, here: Mapping[int, DeviceReading]) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",")]
-    if all(word.isdecimal() and int(word) in here for word in words):
-        return tuple(int(word) for word in words)
-    return tuple(index for word in words for index, device in here.items() if device.uuid == word)
+def _parse_visible_devices(text: str, devices: Mapping[int, DeviceReading]) -> tuple[int, ...]:
+    entries = [entry.strip() for entry in text.split(",")]
+    if all(entry.isdecimal() and int(entry) in devices for entry in entries):
+        return tuple(int(entry) for entry in entries)
+    return tuple(index for entry in entries for index, device in devices.items() if device.uuid == entry)
 
 
 def _explain_unavailable(device: DeviceReading, snapshot: Snapshot) -> str:
-    """Return what stands against a device; empty when it is free."""
+    """Return why a device is unavailable; empty when it is free."""
     if device.health not in _USABLE_HEALTH:
         return f"its health is {device.health}"
-    running = [one for one in snapshot.processes if _is_process_on_device(one, device)]
+    running = [process for process in snapshot.processes if _is_process_on_device(process, device)]
     if running:
         more = f" and {len(running) - 1} more" if len(running) > 1 else ""
         return f"{_describe_process(running[0])}{more}"
@@ -140,8 +144,8 @@ def _explain_unavailable(device: DeviceReading, snapshot: Snapshot) -> str:
 
 
 def _is_process_on_device(process: DeviceProcess, device: DeviceReading) -> bool:
-    same = process.chip_id is None or device.chip_id is None or process.chip_id == device.chip_id
-    return process.npu_id == device.npu_id and same
+    same_chip = process.chip_id is None or device.chip_id is None or process.chip_id == device.chip_id
+    return process.npu_id == device.npu_id and same_chip
 
 
 def _describe_process(process: DeviceProcess) -> str:
@@ -150,21 +154,21 @@ def _describe_process(process: DeviceProcess) -> str:
     return f"{process.name or 'process'} ({process.pid}{user}){memory}"
 
 
-def _pick_least_used(here: Mapping[int, DeviceReading], free: Sequence[int], nproc: int) -> list[int]:
-    """Return the least used of the free ones, in ascending order; fewer when there are not enough."""
+def _pick_least_used(devices: Mapping[int, DeviceReading], free: Sequence[int], nproc: int) -> list[int]:
+    """Return the least used free devices, in ascending order; fewer if there are not enough."""
     pools = [list(free)]
-    first = next(iter(here.values()))
+    first = next(iter(devices.values()))
     if nproc <= _RING_SIZE and first.kind == "npu" and (first.name or "").removeprefix("Ascend") in _RING_CHIPS:
         rings = [
-            [index for index in free if index // _RING_SIZE == ring] for ring in range(max(here) // _RING_SIZE + 1)
+            [index for index in free if index // _RING_SIZE == ring] for ring in range(max(devices) // _RING_SIZE + 1)
         ]
-        pools = sorted((ring for ring in rings if len(ring) >= nproc), key=len) or [[]]  # the other stays whole
-    ordered = sorted(pools[0], key=lambda index: (here[index].used_mb or 0, index))
+        pools = sorted((ring for ring in rings if len(ring) >= nproc), key=len) or [[]]  # the other ring stays free
+    ordered = sorted(pools[0], key=lambda index: (devices[index].used_mb or 0, index))
     return sorted(ordered[:nproc])
 
 
 def _format_visible_devices(kind: str, devices: Sequence[DeviceReading], chosen: Sequence[int]) -> str:
-    """GPUs by their UUIDs: without CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA counts them in another order than the tools."""
+    """Name GPUs by their UUIDs: without CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA orders them differently from the tools."""
     if kind == "cuda" and all(device.uuid for device in devices):
         return ",".join(str(device.uuid) for device in devices)
     return ",".join(map(str, chosen))

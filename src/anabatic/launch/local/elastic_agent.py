@@ -1,7 +1,7 @@
-"""`torch.distributed.run` without its tracebacks: the launcher reads what the workers left (`worker_reports.py`).
+"""`torch.distributed.run` without its tracebacks: the launcher reads the reports of the workers (`worker_reports.py`).
 
-The words are those of torch.distributed.run. Each start of the workers gets a folder of its own for reports, `try-0`,
-`try-1`, ..., in the folder that ANABATIC_REPORTS names. torch is imported in functions: the module is run by name.
+The arguments are those of torch.distributed.run. Each start of the workers has a report folder, `try-0`, `try-1`, ...,
+in the folder of ANABATIC_REPORTS. torch is imported inside functions, because the module is run as a program.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from anabatic.launch.local.forkserver import PRELOAD_VARIABLE, WORKER_COMMAND, F
 from anabatic.launch.rendezvous import MachineRendezvous, describe_store_error
 
 _QUIET_EXCEPTIONS = ("ChildFailedError", "SignalException")
-"""Exceptions of torch's agent that only say: a worker failed, or a signal came."""
+"""Exceptions of torch's agent that only mean that a worker failed or a signal arrived."""
 _SIGNAL_GRACE_SECONDS = 5.0
-"""Seconds in which a signal that has reached the workers reaches their agent as well."""
+"""Seconds within which a signal that reached the workers also reaches their agent."""
 _LOG_LEVEL_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 _LOST_EXCEPTIONS = (
     "RendezvousConnectionError",
@@ -43,34 +43,36 @@ _LOST_EXCEPTIONS = (
     "DistNetworkError",
     "DistStoreError",
 )
-"""Exceptions of torch's agent that say: the other machines, or the place where they meet, are gone."""
+"""Exceptions of torch's agent that mean that the other machines or the rendezvous are lost."""
 
 
 def main() -> None:
     """Run the agent with the arguments of this process."""
-    logging.disable(logging.CRITICAL)  # `spawn` says what went wrong; the workers' logging is their own
+    logging.disable(logging.CRITICAL)  # `spawn` reports errors; workers configure their own logging
     sys.unraisablehook = _ignore_thread_join_error
-    # The launcher hands it on as SIGTERM. Not ignored: what is started here would ignore it, too.
+    # The launcher forwards it as SIGTERM. A handler instead of SIG_IGN, which child processes would inherit.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    parent = os.getppid()
+    parent_pid = os.getppid()
     modules = os.environ.pop(PRELOAD_VARIABLE, "")
-    server = Forkserver(modules) if modules else None  # it imports while we do, and is started before any thread is
-    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
+    server = (
+        Forkserver(modules) if modules else None
+    )  # it imports in parallel with the agent, and starts before any thread does
+    threading.Thread(target=_leave_with_parent, args=(parent_pid,), daemon=True).start()
     _import_quietly()
     if server is not None:
         _install_worker_fork(server)
     root = relaunch.get_reports_folder()
     if root is not None:
         _install_reporting_agent(root, devices=not modules)
-        if why := _await_machine_0(root):
-            (root / worker_reports.LOST_FILE).write_text(why, encoding="utf-8")
+        if reason := _await_machine_0(root):
+            (root / worker_reports.LOST_FILE).write_text(reason, encoding="utf-8")
             sys.exit(relaunch.EXIT_RENDEZVOUS_LOST)
-    roll = None
+    rendezvous = None
     if root is not None and (root / worker_reports.MACHINE_FILE).is_file():
         machine = json.loads((root / worker_reports.MACHINE_FILE).read_text(encoding="utf-8"))
-        node_rank.take_node_rank(machine["number"], functools.partial(_yield_to_replacement, root))
-        roll = MachineRendezvous(**machine, refuse=functools.partial(_refuse_job, root))
-        roll.start()
+        node_rank.take_node_rank(machine["node_rank"], functools.partial(_yield_to_replacement, root))
+        rendezvous = MachineRendezvous(**machine, refuse=functools.partial(_refuse_job, root))
+        rendezvous.start()
     _install_stop_handler()
     try:
         importlib.import_module("torch.distributed.run").main()
@@ -80,36 +82,40 @@ def main() -> None:
             sys.exit(1)
         if name not in _LOST_EXCEPTIONS or root is None:
             raise
-        told = describe_store_error(error)
-        why = roll.describe_missing() if roll is not None and roll.missing_machines and told.startswith(name) else told
-        (root / worker_reports.LOST_FILE).write_text(why, encoding="utf-8")
+        message = describe_store_error(error)
+        reason = (
+            rendezvous.describe_missing()
+            if rendezvous is not None and rendezvous.missing_machines and message.startswith(name)
+            else message
+        )
+        (root / worker_reports.LOST_FILE).write_text(reason, encoding="utf-8")
         sys.exit(relaunch.EXIT_RENDEZVOUS_LOST)
     finally:
-        if roll is not None:
-            roll.stop_waiting()
+        if rendezvous is not None:
+            rendezvous.stop_waiting()
 
 
 def _install_stop_handler() -> None:
-    """Let the first signal end the agent, and the workers have their time: torch's own handler ends them at the second.
+    """Pass only the first signal to torch's handler: a second one would end workers that are saving.
 
-    That is `_terminate_process_handler` of torch 2.13 (elastic/multiprocessing/api.py): it raises wherever the agent
-    is, also while it waits for workers that save.
+    `_terminate_process_handler` of torch 2.13 (elastic/multiprocessing/api.py) raises wherever the agent is, also while
+    it waits for workers that save.
     """
     from torch.distributed.elastic.multiprocessing import api
 
-    end, wish = api._terminate_process_handler, StopRequest(supervised=True)
+    terminate, stop_request = api._terminate_process_handler, StopRequest(supervised=True)
 
-    def handle_first_signal(number: int, frame: FrameType | None) -> None:
-        if wish.classify_signal(number) == FIRST_SIGNAL:
-            end(number, frame)
+    def handle_first_signal(signum: int, frame: FrameType | None) -> None:
+        if stop_request.classify_signal(signum) == FIRST_SIGNAL:
+            terminate(signum, frame)
 
-    setattr(api, end.__name__, handle_first_signal)
+    setattr(api, terminate.__name__, handle_first_signal)
 
 
 def _import_quietly() -> None:
-    """Import torch so that its stores write no stack of C++ frames for every attempt; the workers keep their level.
+    """Import torch so that its stores print no C++ stack for every attempt; the workers keep their log level.
 
-    torch 2.13 reads TORCH_CPP_LOG_LEVEL once, at its import (c10/util/Logging.cpp, initLogging).
+    torch 2.13 reads TORCH_CPP_LOG_LEVEL once, at import (c10/util/Logging.cpp, initLogging).
     """
     level = os.environ.get(_LOG_LEVEL_VARIABLE, "")
     if level in ("", "ERROR"):
@@ -118,33 +124,31 @@ def _import_quietly() -> None:
     os.environ[_LOG_LEVEL_VARIABLE] = level or "ERROR"
 
 
-def _ignore_thread_join_error(what: Any) -> None:
-    """Leave out what torch 2.13 says when a signal ends the agent in its keep-alive thread: that joins itself."""
-    if "cannot join current thread" not in str(what.exc_value):
-        sys.__unraisablehook__(what)
+def _ignore_thread_join_error(unraisable: Any) -> None:
+    """Hide an error of torch 2.13 when a signal ends the agent in its keep-alive thread, which joins itself."""
+    if "cannot join current thread" not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
 
 
 def _await_machine_0(root: Path) -> str:
-    """Wait for machine 0 where another one holds the store; return why it does not answer."""
+    """Wait for machine 0 if another machine hosts the store; return the problem if it does not answer."""
     path = root / worker_reports.RENDEZVOUS_FILE
     return rendezvous_probe.await_port(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
 
 
 def _install_worker_fork(server: Forkserver) -> None:
-    """Start workers by a fork: `SubprocessHandler._popen` of torch 2.13 (elastic/multiprocessing)."""
+    """Patch `SubprocessHandler._popen` of torch 2.13 (elastic/multiprocessing) to fork workers."""
     atexit.register(server.close)
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     start = SubprocessHandler._popen
 
-    def fork_or_popen(handler: SubprocessHandler, words: tuple[str, ...], environment: dict[str, str]) -> Any:
-        plain = (
-            handler._stdout is None
-            and handler._stderr is None
-            and tuple(words[: len(WORKER_COMMAND)]) == WORKER_COMMAND
+    def fork_or_popen(handler: SubprocessHandler, args: tuple[str, ...], environment: dict[str, str]) -> Any:
+        is_forkable = (
+            handler._stdout is None and handler._stderr is None and tuple(args[: len(WORKER_COMMAND)]) == WORKER_COMMAND
         )
-        forked = server.fork_worker(words[len(WORKER_COMMAND) :], environment) if plain else None
-        return start(handler, words, environment) if forked is None else forked
+        forked = server.fork_worker(args[len(WORKER_COMMAND) :], environment) if is_forkable else None
+        return start(handler, args, environment) if forked is None else forked
 
     SubprocessHandler._popen = fork_or_popen  # type: ignore[assignment, method-assign]
 
@@ -155,7 +159,7 @@ def _refuse_job(root: Path, differences: list[str]) -> None:
 
 
 def _yield_to_replacement(root: Path, address: str) -> NoReturn:
-    """End, and leave the rendezvous open for the process that has taken our place: torch closes it for other errors."""
+    """Exit and leave the rendezvous open for the process that replaces this one: torch closes it on other errors."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     (root / worker_reports.REPLACED_FILE).write_text(address, encoding="utf-8")
@@ -163,12 +167,12 @@ def _yield_to_replacement(root: Path, address: str) -> NoReturn:
 
 
 def _install_reporting_agent(root: Path, devices: bool) -> None:
-    """Give every start of the workers a folder, and leave there who failed by itself and how.
+    """Create a report folder for every start of the workers, and record there which ranks failed first, and how.
 
-    With `devices` a later start does without those that have gone.
+    With `devices`, a restart replaces lost devices.
 
-    `LocalElasticAgent._start_workers` and `_monitor_workers` of torch 2.13 (elastic/agent/server): the agent stops all
-    workers when one fails, and tells nobody which one it was until its restarts are used up.
+    Patches `LocalElasticAgent._start_workers` and `_monitor_workers` of torch 2.13 (elastic/agent/server): the agent
+    stops all workers when one fails, and reports which one only when its restarts are used up.
     """
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.launcher import api
@@ -193,29 +197,29 @@ def _install_reporting_agent(root: Path, devices: bool) -> None:
                     json.dumps(codes), encoding="utf-8"
                 )
                 if worker_reports.is_stop_requested(codes.values()):
-                    if elastic:  # the others may be wanted further: only a signal of our own ends this machine's part
+                    if elastic:  # other machines may go on: only a signal to this agent ends its part
                         time.sleep(_SIGNAL_GRACE_SECONDS)
                     else:
                         self._remaining_restarts = 0
                 elif relaunch.EXIT_USER_ERROR in codes.values():
-                    self._remaining_restarts = 0  # another start would end in the same way
+                    self._remaining_restarts = 0  # a restart would fail in the same way
                 elif Path(os.environ[relaunch.REPORTS_VARIABLE], relaunch.RESTART_FILE).is_file():
-                    self._remaining_restarts += 1  # this one is free
+                    self._remaining_restarts += 1  # this restart is free
                     _kill_workers(self._pcontext.pids().values() if self._pcontext else ())
             return result
 
     api.LocalElasticAgent = ReportingAgent  # type: ignore[misc]
 
 
-def _is_elastic(words: Iterable[str]) -> bool:
-    """True when the job continues with fewer machines."""
-    given = next((word.partition("=")[2] for word in words if word.startswith("--nnodes=")), "1")
-    least, _, most = given.partition(":")
-    return bool(most) and least != most
+def _is_elastic(arguments: Iterable[str]) -> bool:
+    """True when the job can continue with fewer machines."""
+    nodes_option = next((argument.partition("=")[2] for argument in arguments if argument.startswith("--nnodes=")), "1")
+    min_nodes, _, max_nodes = nodes_option.partition(":")
+    return bool(max_nodes) and min_nodes != max_nodes
 
 
 def _kill_workers(pids: Iterable[int]) -> None:
-    """End workers that wait in a collective for one that has gone: they have nothing to save without it."""
+    """Kill workers that wait in a collective for a lost one: they have nothing to save without it."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -228,20 +232,20 @@ def _replace_devices(nproc: int) -> None:
         sys.stderr.write(f"warning: {line}\n")
 
 
-def _leave_with_parent(parent: int) -> None:
-    """Stop the workers when whoever started us was killed: they would hold the devices for ever."""
-    while os.getppid() == parent:
+def _leave_with_parent(parent_pid: int) -> None:
+    """Stop the workers when the parent process was killed: they would hold the devices for ever."""
+    while os.getppid() == parent_pid:
         time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run_and_exit() -> None:
-    """Run `main` and leave at once: the roll call may still be in torch's store."""
+    """Run `main` and exit at once: the rendezvous thread may still be in torch's store."""
     code: Any = 0
     try:
         main()
-    except SystemExit as end:
-        code = end.code or 0
+    except SystemExit as system_exit:
+        code = system_exit.code or 0
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -1,4 +1,4 @@
-"""What libraries wrote to the standard error of the ranks: kept in the logs, explained where a rank left no message."""
+"""Standard error of native libraries in the ranks: kept in the logs, explained if a rank left no message."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from anabatic.core.paths import RunFolder
 from anabatic.launch.local.worker_reports import WorkerReport
 
 _MAX_TAIL_BYTES = 65536
-"""Bytes of the end that are read: what took a process down stands there."""
+"""Most bytes read from the end, where the reason for a crash is."""
 
 
 def read_stderr_tail(folder: Path, rank: int) -> str:
-    """The end of what the libraries of a rank wrote in one start; empty when they wrote nothing."""
+    """Return the tail of the native standard error of a rank in one start; empty if there is none."""
     path = folder / relaunch.NATIVE_STDERR_FILE.format(rank)
     try:
         with open(path, "rb") as file:
@@ -25,29 +25,29 @@ def read_stderr_tail(folder: Path, rank: int) -> str:
 
 
 def append_to_rank_logs(folder: Path, ranks: list[int], out: Path | None) -> None:
-    """Add it to the ranks' logs in the run folder."""
+    """Append the native standard error to the ranks' logs in the run folder."""
     for rank in ranks if out is not None and out.is_dir() else ():
-        if written := read_stderr_tail(folder, rank):
+        if text := read_stderr_tail(folder, rank):
             with open(RunFolder(str(out)).log_path(rank), "a", encoding="utf-8") as log:
-                log.write(written if written.endswith("\n") else f"{written}\n")
+                log.write(text if text.endswith("\n") else f"{text}\n")
 
 
-def explain_stderr(written: str) -> str:
-    """One line from what `anabatic explain` knows of it; empty when that is nothing."""
-    if not written or os.environ.get(relaunch.EXPLAIN_VARIABLE) == "0":
+def explain_stderr(text: str) -> str:
+    """Return one line from the knowledge of `anabatic explain`; empty if nothing matches."""
+    if not text or os.environ.get(relaunch.EXPLAIN_VARIABLE) == "0":
         return ""
     from anabatic.doctor import knowledge_base, language
     from anabatic.doctor.explain import diagnosis, rendering
 
     return rendering.format_hint(
-        diagnosis.explain_text(written, knowledge_base.load_knowledge()), language.choose_language(None, os.environ)
+        diagnosis.explain_text(text, knowledge_base.load_knowledge()), language.choose_language(None, os.environ)
     )
 
 
-def explain_failure(folder: Path, told: WorkerReport) -> str:
-    """The hint about the first message, for a rank that was taken down before it could explain itself."""
-    if told.silent_ranks or not told.messages:
+def explain_failure(folder: Path, report: WorkerReport) -> str:
+    """Return the hint about the first message, for a rank that was killed before it could print one."""
+    if report.silent_ranks or not report.messages:
         return ""
     return explain_stderr(
-        "\n".join([told.format_messages()[0], *(read_stderr_tail(folder, rank) for rank in told.failed)])
+        "\n".join([report.format_messages()[0], *(read_stderr_tail(folder, rank) for rank in report.failed)])
     )

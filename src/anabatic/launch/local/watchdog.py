@@ -1,4 +1,4 @@
-"""See when no process of a job moves any more, learn where they stand, and end them."""
+"""Detect that no process of a job makes progress, collect their stacks, and kill them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from anabatic.core import heartbeat
 
 _STACK_SECONDS = 3.0
-"""Seconds that processes get to write their stacks."""
+"""Seconds for the processes to write their stacks."""
 _PHASE_NAMES = {
     heartbeat.STEP_NOT_TRAINING: "before the first step",
     heartbeat.STEP_JOINING: "where the processes meet",
@@ -24,12 +24,12 @@ _FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<fun
 
 @dataclass(frozen=True)
 class HungProcess:
-    """Where one process stands.
+    """State of one hung process.
 
     Attributes:
-        step: the last one it has finished.
-        state: of the process as Linux names it, `T` is stopped; empty when it is gone.
-        stack: of all its threads as faulthandler writes it; empty where it did not answer.
+        step: last finished step.
+        state: process state in Linux, `T` is stopped; empty when the process is gone.
+        stack: stacks of all its threads in faulthandler's format; empty if it did not answer.
     """
 
     rank: int
@@ -39,102 +39,106 @@ class HungProcess:
     stack: str
 
     def describe_position(self) -> str:
-        """One line about it."""
-        place = "it did not tell where"
+        """Return one line about its position."""
+        position = "it did not tell where"
         if self.state in ("T", "t"):
-            place = "the process is stopped (SIGSTOP)"
+            position = "the process is stopped (SIGSTOP)"
         elif not self.state:
-            place = "the process is gone"
-        elif found := find_innermost_frame(self.stack):
-            place = f"in {found}"
-        when = _PHASE_NAMES.get(self.step, f"after step {self.step}")
-        return f"rank {self.rank} stands {when}: {place}"
+            position = "the process is gone"
+        elif frame := find_innermost_frame(self.stack):
+            position = f"in {frame}"
+        phase = _PHASE_NAMES.get(self.step, f"after step {self.step}")
+        return f"rank {self.rank} stands {phase}: {position}"
 
 
 class HangWatchdog:
-    """Looks at the heartbeats of one start of the workers.
+    """Watches the heartbeats of one start of the workers.
 
     Args:
-        folder: of their reports.
-        patience: seconds without any beat after which they count as hung; 0: never.
-        meeting: seconds that they may wait for processes of other machines to join them, if that is longer.
-        now: a clock in seconds.
+        folder: their report folder.
+        timeout: seconds without a heartbeat after which they count as hung; 0: never.
+        join_timeout: seconds to wait for processes of other machines to join, if that is longer.
+        clock: returns the time in seconds.
 
     Attributes:
-        limit_seconds: seconds that hold now.
+        limit_seconds: the timeout that applies now.
     """
 
     def __init__(
-        self, folder: Path, patience: float, meeting: float = 0.0, now: Callable[[], float] = time.monotonic
+        self, folder: Path, timeout: float, join_timeout: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.folder, self.patience, self.meeting, self.now = folder, patience, meeting, now
-        self.limit_seconds = patience
+        self.folder, self.timeout, self.join_timeout, self.clock = folder, timeout, join_timeout, clock
+        self.limit_seconds = timeout
         self._last_signatures: dict[str, tuple[int, int, int]] = {}
-        self._last_progress = now()
+        self._last_progress = clock()
         self._is_over = False
 
     def is_hung(self) -> bool:
-        """True when none of the processes has moved for too long; those that have ended or are gone do not count.
+        """True when no process has made progress for too long; processes that have ended or are gone do not count.
 
-        A process that trains moves when it beats; one that does not train yet, when it takes CPU time.
+        Progress is a new heartbeat; before training starts, also CPU time.
         """
-        beats = {
+        signatures = {
             path.name: _get_progress_signature(path)
             for path in self.folder.glob("*.beat")
             if not _has_ended(path) and not _is_gone(path)
         }
-        if beats != self._last_signatures or not beats:
-            self._last_signatures, self._last_progress = beats, self.now()
-        waits = all(step == heartbeat.STEP_JOINING for _, _, step in beats.values())
-        self.limit_seconds = max(self.patience, self.meeting) if waits else self.patience
+        if signatures != self._last_signatures or not signatures:
+            self._last_signatures, self._last_progress = signatures, self.clock()
+        is_joining = all(step == heartbeat.STEP_JOINING for _, _, step in signatures.values())
+        self.limit_seconds = max(self.timeout, self.join_timeout) if is_joining else self.timeout
         return (
-            bool(self.patience and beats)
+            bool(self.timeout and signatures)
             and not self._is_over
-            and self.now() - self._last_progress > self.limit_seconds
+            and self.clock() - self._last_progress > self.limit_seconds
         )
 
     def dump_stacks_and_kill(self) -> list[HungProcess]:
-        """Ask every process for its stack, kill them all, and return where they stood: the least step first."""
+        """Ask every process for its stack, kill them all, and return their states, lowest step first."""
         self._is_over = True
-        found = [
+        running = [
             (path, beat)
             for path in self.folder.glob("*.beat")
             if not _has_ended(path) and (beat := heartbeat.read_heartbeat(path))
         ]
-        for _, (pid, _) in found:
+        for _, (pid, _) in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, heartbeat.DUMP_SIGNAL)
         deadline = time.monotonic() + _STACK_SECONDS
         while time.monotonic() < deadline and not all(
-            _read_stack(path) or _read_process_state(beat[0]) in "Tt" for path, beat in found
+            _read_stack(path) or _read_process_state(beat[0]) in "Tt" for path, beat in running
         ):
             time.sleep(0.05)
-        time.sleep(0.1)  # the last lines of a stack
-        stands = []
-        for path, (pid, step) in found:
-            stands.append(HungProcess(_parse_rank(path), pid, step, _read_process_state(pid), _read_stack(path)))
+        time.sleep(0.1)  # for the last lines of a stack
+        hung_processes = []
+        for path, (pid, step) in running:
+            hung_processes.append(
+                HungProcess(_parse_rank(path), pid, step, _read_process_state(pid), _read_stack(path))
+            )
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return sorted(stands, key=lambda stand: (stand.step, stand.state not in ("T", "t", ""), stand.rank))
+        return sorted(
+            hung_processes, key=lambda process: (process.step, process.state not in ("T", "t", ""), process.rank)
+        )
 
 
 def find_innermost_frame(stack: str) -> str:
-    """Return `FILE:LINE function` of the main thread's innermost frame; empty when there is none."""
-    *_, main = stack.partition("Current thread") if "Current thread" in stack else ("", stack)
-    for line in main.splitlines():
-        if found := _FRAME_LINE.match(line):
-            return f"{found['file']}:{found['line']} {found['function']}"
+    """Return `FILE:LINE function` of the main thread's innermost frame; empty if there is none."""
+    *_, main_stack = stack.partition("Current thread") if "Current thread" in stack else ("", stack)
+    for line in main_stack.splitlines():
+        if match := _FRAME_LINE.match(line):
+            return f"{match['file']}:{match['line']} {match['function']}"
     return ""
 
 
 def _get_progress_signature(path: Path) -> tuple[int, int, int]:
-    """What changes while a process moves: the time of its beat, its CPU time before the first step, its step."""
+    """Return values that change with progress: time of the heartbeat, CPU time before the first step, step."""
     pid, step = heartbeat.read_heartbeat(path) or (0, heartbeat.STEP_NOT_TRAINING)
     return path.stat().st_mtime_ns, _cpu_seconds(pid) if step < 0 else 0, step
 
 
 def _cpu_seconds(pid: int) -> int:
-    """Whole seconds of CPU time that a process has taken (proc_pid_stat(5), fields 14 and 15); 0 when it is gone."""
+    """Return the CPU time of a process in whole seconds (proc_pid_stat(5), fields 14 and 15); 0 when it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -146,23 +150,23 @@ def _parse_rank(path: Path) -> int:
     return int(path.stem.partition("-")[2])
 
 
-def _has_ended(beat: Path) -> bool:
-    return beat.with_suffix(".code").exists()
+def _has_ended(beat_path: Path) -> bool:
+    return beat_path.with_suffix(".code").exists()
 
 
-def _is_gone(beat: Path) -> bool:
-    """True when its process is not there any more: its agent knows, or is away itself."""
-    found = heartbeat.read_heartbeat(beat)
-    return found is not None and not _read_process_state(found[0])
+def _is_gone(beat_path: Path) -> bool:
+    """True when its process does not exist any more: the agent handles that, or has ended itself."""
+    beat = heartbeat.read_heartbeat(beat_path)
+    return beat is not None and not _read_process_state(beat[0])
 
 
-def _read_stack(beat: Path) -> str:
-    path = beat.with_suffix(".stack")
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+def _read_stack(beat_path: Path) -> str:
+    stack_path = beat_path.with_suffix(".stack")
+    return stack_path.read_text(encoding="utf-8", errors="replace") if stack_path.exists() else ""
 
 
 def _read_process_state(pid: int) -> str:
-    """The letter of `/proc/PID/stat` (proc_pid_stat(5)); empty for a process that is gone or not collected yet."""
+    """Return the state letter of `/proc/PID/stat` (proc_pid_stat(5)); empty for a process that is gone or a zombie."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):

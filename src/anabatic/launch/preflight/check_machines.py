@@ -1,4 +1,4 @@
-"""`anabatic launch --check`: the machines meet as for a job, compare themselves, and measure what is between them."""
+"""`anabatic launch --check`: machines join a rendezvous as for a job, compare their facts, and measure their links."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from anabatic.launch.preflight import machine_report
 _MAX_SHOWN_ERRORS = 10
 
 
-def run(launch: LaunchSettings, tree: Mapping[str, Any] | None) -> None:
-    """Check the machines of a job; return when nothing speaks against it.
+def run(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> None:
+    """Check the machines of a job; return if it can run.
 
     Args:
-        tree: the resolved settings of the job; None: the machines alone are checked.
+        settings: the resolved settings of the job; None: check only the machines.
 
     Raises:
-        ConfigError: machines differ in what must be the same, or lack something; each is named.
-        Failure: the machines did not meet.
+        ConfigError: machines differ in facts that must be equal, or lack something; the message lists all problems.
+        Failure: the rendezvous failed.
     """
     if launch.is_multi_node and launch.node_rank is None:
         raise ConfigError(
             "--check needs the place of this machine among the others",
             f"give another --node-rank on each of the {launch.max_nodes}, for which it waits",
         )
-    result = _run_link_probe(_build_task(launch, tree), rendezvous_endpoint.interface_variables(launch))
-    if why := result.get("why"):
+    result = _run_link_probe(_build_task(launch, settings), rendezvous_endpoint.interface_variables(launch))
+    if reason := result.get("why"):
         raise Failure(
-            f"the machines did not meet for the check: {why}",
+            f"the machines did not meet for the check: {reason}",
             "start the same command on every machine, and let the port of --master-port through their firewalls",
         )
-    found = machine_report.parse_result(result)
-    errors, warnings = machine_report.find_errors(found), machine_report.find_warnings(found)
+    report = machine_report.parse_result(result)
+    errors, warnings = machine_report.find_errors(report), machine_report.find_warnings(report)
     if not launch.node_rank:
-        for line in machine_report.format_tables(found):
+        for line in machine_report.format_tables(report):
             log.info(line)
         for line in warnings:
             log.warn(line)
@@ -59,16 +59,16 @@ def run(launch: LaunchSettings, tree: Mapping[str, Any] | None) -> None:
         log.info(f"check passed, {len(warnings)} warning{'' if len(warnings) == 1 else 's'}")
 
 
-def _build_task(launch: LaunchSettings, tree: Mapping[str, Any] | None) -> dict[str, Any]:
+def _build_task(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> dict[str, Any]:
     address = rendezvous_endpoint.prepare_rendezvous(launch) if launch.is_multi_node else ""
-    recipe = rendezvous.flatten_settings(tree) if tree is not None else {}
+    recipe = rendezvous.flatten_settings(settings) if settings is not None else {}
     device = str(recipe.get("device.type", "auto"))
-    out = recipe.get("out") if tree is not None else None
+    out = recipe.get("out") if settings is not None else None
     return {
         "host": launch.master_addr,
         "port": launch.master_port,
         "job_id": launch.job_id,
-        "number": launch.node_rank or 0,
+        "node_rank": launch.node_rank or 0,
         "size": launch.max_nodes,
         "seconds": launch.join_seconds,
         "address": address,
@@ -78,19 +78,19 @@ def _build_task(launch: LaunchSettings, tree: Mapping[str, Any] | None) -> dict[
 
 
 def _run_link_probe(task: dict[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Run the program that meets the others and return what it found."""
-    with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
-        file = Path(name) / "task.json"
-        file.write_text(json.dumps(task), encoding="utf-8")
-        given = {"TORCH_CPP_LOG_LEVEL": "FATAL", **variables, **relaunch.build_child_environment()}
-        given.pop(relaunch.REPORTS_VARIABLE, None)
-        done = subprocess.run(
-            [sys.executable, "-m", "anabatic.launch.preflight.link_probe", os.fspath(file)],
-            env=given,
+    """Run the link probe in a subprocess and return its result."""
+    with tempfile.TemporaryDirectory(prefix="anabatic-") as folder:
+        task_path = Path(folder) / "task.json"
+        task_path.write_text(json.dumps(task), encoding="utf-8")
+        environment = {"TORCH_CPP_LOG_LEVEL": "FATAL", **variables, **relaunch.build_child_environment()}
+        environment.pop(relaunch.REPORTS_VARIABLE, None)
+        process = subprocess.run(
+            [sys.executable, "-m", "anabatic.launch.preflight.link_probe", os.fspath(task_path)],
+            env=environment,
             stdin=subprocess.DEVNULL,
         )
-        out = file.with_suffix(".out")
-        if done.returncode or not out.is_file():
-            raise Failure(f"the check ended with exit code {done.returncode}", "its messages stand above")
-        result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        result_path = task_path.with_suffix(".out")
+        if process.returncode or not result_path.is_file():
+            raise Failure(f"the check ended with exit code {process.returncode}", "its messages stand above")
+        result: dict[str, Any] = json.loads(result_path.read_text(encoding="utf-8"))
         return result

@@ -1,9 +1,9 @@
-"""The program of the pre-flight, one process a machine: meets the others, compares clocks, measures every link.
+"""The preflight program, one process per machine: joins the rendezvous, compares clocks, measures every link.
 
-It reads its task from a file (JSON) and writes what was found beside it. torch is imported in functions: the module
-is run by name. Clocks are compared as NTP does (RFC 5905, section 8): the answer to the quickest of several questions.
-A link's figure is bytes over time of an all-reduce between its two machines; for two ranks that is the bandwidth of
-the wire (`algbw = busbw` for n = 2 in PERFORMANCE.md of NVIDIA/nccl-tests).
+It reads its task from a JSON file and writes the result next to it. torch is imported inside functions, because the
+module is run as a program. Clocks are compared as in NTP (RFC 5905, section 8): by the query with the shortest round
+trip. The rate of a link is bytes over time of an all-reduce between its two machines; for two ranks that is the
+bandwidth of the wire (`algbw = busbw` for n = 2 in PERFORMANCE.md of NVIDIA/nccl-tests).
 """
 
 from __future__ import annotations
@@ -23,184 +23,188 @@ from anabatic.launch.preflight import machine_info
 from anabatic.launch.rendezvous import MachineRendezvous, describe_store_error
 
 _ALL_REDUCE_BYTES = 32 << 20
-"""In one all-reduce."""
+"""Bytes of one all-reduce."""
 _LINK_SECONDS = 0.5
-"""To measure one link for, about."""
+"""Approximate time to measure one link."""
 _MAX_REPEATS = 20
 _CLOCK_QUERIES = 10
 _TIMEOUT = timedelta(seconds=120)
 _MARK_PREFIX = ".anabatic-check-"
 _DESTROYED_GROUPS: list[Any] = []
-"""Groups that are destroyed but referenced: gloo's destructor of torch 2.7 joins its threads while it holds the GIL,
-which one of them may be waiting for."""
+"""Destroyed groups, kept referenced: gloo's destructor in torch 2.7 joins its threads while it holds the GIL, for which
+one of them may wait."""
 
 
-def main(file: Path) -> None:
-    """Work off the task in `file`; what is found goes to `file` with the suffix `.out`, a failure as `why`."""
+def main(task_path: Path) -> None:
+    """Run the task in `task_path`; write the result to `task_path` with the suffix `.out`, a failure as `why`."""
     relaunch.die_with_parent()
-    task = json.loads(file.read_text(encoding="utf-8"))
+    task = json.loads(task_path.read_text(encoding="utf-8"))
     result = _meet_and_measure(**task)
-    file.with_suffix(".out").write_text(json.dumps(result), encoding="utf-8")
+    task_path.with_suffix(".out").write_text(json.dumps(result), encoding="utf-8")
     sys.stdout.flush()
-    os._exit(0)  # stores and groups whose other ends are gone have nothing to say any more
+    os._exit(0)  # skips destructors of stores and groups whose peers are gone
 
 
 def _meet_and_measure(
     host: str,
     port: int,
     job_id: str,
-    number: int,
+    node_rank: int,
     size: int,
     seconds: float,
     address: str,
     interface: str,
     job: dict[str, Any],
 ) -> dict[str, Any]:
-    own = {**machine_info.collect_machine_facts(**job), "address": address, "interface": interface}
+    facts = {**machine_info.collect_machine_facts(**job), "address": address, "interface": interface}
     if size == 1:
-        return {"found": {"0": own}, "clocks": {}, "links": [], "shared": []}
+        return {"found": {"0": facts}, "clocks": {}, "links": [], "shared": []}
     from torch.distributed import DistError, TCPStore
 
-    if number and (why := rendezvous_probe.await_port(host, port, seconds)):
-        return {"why": why}
+    if node_rank and (reason := rendezvous_probe.await_port(host, port, seconds)):
+        return {"why": reason}
     try:
-        server = TCPStore(host, port, is_master=True, wait_for_workers=False) if number == 0 else None
-        roll = MachineRendezvous(host, port, job_id, number, size, own, refuse=None)
-        found = roll.gather_facts(seconds)
-        if not found:
-            return {"why": roll.describe_missing()}
+        server = TCPStore(host, port, is_master=True, wait_for_workers=False) if node_rank == 0 else None
+        rendezvous = MachineRendezvous(host, port, job_id, node_rank, size, facts, refuse=None)
+        facts_by_machine = rendezvous.gather_facts(seconds)
+        if not facts_by_machine:
+            return {"why": rendezvous.describe_missing()}
         store = server or TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
-        result = _measure_machines(store, number, size, found, job["out"])
-        _leave_store(store, number, size)
+        result = _measure_machines(store, node_rank, size, facts_by_machine, job["out"])
+        _leave_store(store, node_rank, size)
     except (DistError, RuntimeError) as error:
         return {"why": describe_store_error(error)}
     return result
 
 
 def _measure_machines(
-    store: Any, number: int, size: int, found: dict[int, dict[str, Any]], out: str | None
+    store: Any, node_rank: int, size: int, facts_by_machine: dict[int, dict[str, Any]], out: str | None
 ) -> dict[str, Any]:
     import torch.distributed as dist
 
-    meeting = dist.PrefixStore("gloo", store)
-    dist.init_process_group("gloo", store=meeting, rank=number, world_size=size, timeout=_TIMEOUT)
-    parts: list[Any] = [None] * size
-    mine = {
-        "clocks": _compare_clocks(number, size),
-        "shared": _sees_run_folder(store, number, out),
-        "links": _measure_links(number, size, found),
+    group_store = dist.PrefixStore("gloo", store)
+    dist.init_process_group("gloo", store=group_store, rank=node_rank, world_size=size, timeout=_TIMEOUT)
+    results: list[Any] = [None] * size
+    local_result = {
+        "clocks": _compare_clocks(node_rank, size),
+        "shared": _sees_run_folder(store, node_rank, out),
+        "links": _measure_links(node_rank, size, facts_by_machine),
     }
-    dist.all_gather_object(parts, mine)
+    dist.all_gather_object(results, local_result)
     return {
-        "found": found,
-        "clocks": parts[0]["clocks"],
-        "shared": [part["shared"] for part in parts],
-        "links": [link for part in parts for link in part["links"]],
+        "found": facts_by_machine,
+        "clocks": results[0]["clocks"],
+        "shared": [result["shared"] for result in results],
+        "links": [link for result in results for link in result["links"]],
     }
 
 
-def _compare_clocks(number: int, size: int) -> dict[int, list[float]]:
-    """Machine -> seconds by which its clock is ahead of machine 0's, and half of the way there and back."""
+def _compare_clocks(node_rank: int, size: int) -> dict[int, list[float]]:
+    """Return machine -> seconds by which its clock is ahead of machine 0's, and half of the round trip."""
     import torch
     import torch.distributed as dist
 
     result = {}
     for other in range(1, size):
-        best = float("inf")
+        best_round_trip = float("inf")
         for _ in range(_CLOCK_QUERIES):
-            told = torch.zeros(1, dtype=torch.float64)
-            if number == other:
-                dist.recv(told, 0)
+            remote_time = torch.zeros(1, dtype=torch.float64)
+            if node_rank == other:
+                dist.recv(remote_time, 0)
                 dist.send(torch.tensor([time.time()], dtype=torch.float64), 0)
-            elif number == 0:
-                asked = time.time()
-                dist.send(told, other)
-                dist.recv(told, other)
-                took = time.time() - asked
-                if took < best:
-                    best = took
-                    result[other] = [float(told) - (asked + took / 2), took / 2]
+            elif node_rank == 0:
+                sent_at = time.time()
+                dist.send(remote_time, other)
+                dist.recv(remote_time, other)
+                round_trip = time.time() - sent_at
+                if round_trip < best_round_trip:
+                    best_round_trip = round_trip
+                    result[other] = [float(remote_time) - (sent_at + round_trip / 2), round_trip / 2]
     return result
 
 
-def _sees_run_folder(store: Any, number: int, out: str | None) -> bool:
-    """Whether a file that machine 0 writes beside the run folder is seen here."""
+def _sees_run_folder(store: Any, node_rank: int, out: str | None) -> bool:
+    """Check that a file that machine 0 writes next to the run folder is visible here."""
     import torch.distributed as dist
 
     if out is None:
         return True
     folder = next(iter(machine_info.nearest_existing_folders(out)))
-    if number == 0:
+    if node_rank == 0:
         name = f"{_MARK_PREFIX}{os.urandom(8).hex()}"
         if os.access(folder, os.W_OK):
             Path(folder, name).touch()
         store.set("mark", name)
     mark = os.path.join(folder, store.get("mark").decode())
-    deadline = time.monotonic() + 3.0  # network file systems take their time
+    deadline = time.monotonic() + 3.0  # network file systems show it late
     while not (seen := os.path.exists(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     dist.barrier()
-    if number == 0 and seen:
+    if node_rank == 0 and seen:
         os.unlink(mark)
     return seen
 
 
 def schedule_pairs(size: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield rounds of pairs; each two of `size` meet once, nobody is in two pairs of a round (the circle method)."""
-    places = list(range(size + size % 2))
-    for _ in range(len(places) - 1):
-        pairs = zip(places[: len(places) // 2], reversed(places[len(places) // 2 :]), strict=True)
+    """Yield rounds of disjoint pairs in which every pair of `size` machines occurs once (the circle method)."""
+    machines = list(range(size + size % 2))
+    for _ in range(len(machines) - 1):
+        pairs = zip(machines[: len(machines) // 2], reversed(machines[len(machines) // 2 :]), strict=True)
         yield [(min(pair), max(pair)) for pair in pairs if max(pair) < size]
-        places = [places[0], places[-1], *places[1:-1]]
+        machines = [machines[0], machines[-1], *machines[1:-1]]
 
 
-def _measure_links(number: int, size: int, found: dict[int, dict[str, Any]]) -> list[list[Any]]:
-    """Measure the links of this machine; return [machine, machine, backend, bytes a second] of those it is first in."""
+def _measure_links(node_rank: int, size: int, facts_by_machine: dict[int, dict[str, Any]]) -> list[list[Any]]:
+    """Measure this machine's links; return [machine, machine, backend, bytes per second] where it is the first."""
     import torch.distributed as dist
 
     from anabatic.device.table import DEVICES
 
-    kinds = {facts["devices"]["kind"] if facts["devices"]["count"] else "" for facts in found.values()}
-    ways = [("gloo", "cpu")]
+    kinds = {facts["devices"]["kind"] if facts["devices"]["count"] else "" for facts in facts_by_machine.values()}
+    backends = [("gloo", "cpu")]
     if len(kinds) == 1 and (kind := kinds.pop()) in ("npu", "cuda"):
-        ways.append((DEVICES[kind].collective, kind))
+        backends.append((DEVICES[kind].collective, kind))
     result = []
-    for backend, device in ways:
+    for backend, device in backends:
         for pairs in schedule_pairs(size):
-            pair = next((pair for pair in pairs if number in pair), None)
+            pair = next((pair for pair in pairs if node_rank in pair), None)
             if pair is not None:
                 rate = _measure_rate(list(pair), backend, device)
-                result += [[*pair, backend, rate]] if number == pair[0] else []
+                result += [[*pair, backend, rate]] if node_rank == pair[0] else []
             dist.barrier()
     return result
 
 
 def _measure_rate(pair: list[int], backend: str, device: str) -> float:
-    """Return bytes a second of an all-reduce between two machines."""
+    """Return bytes per second of an all-reduce between two machines."""
     import torch
     import torch.distributed as dist
 
     from anabatic.parallel import collective_timing
 
     group = dist.new_group(pair, timeout=_TIMEOUT, backend=backend, use_local_synchronization=True)
-    values, where = torch.ones(_ALL_REDUCE_BYTES // 4, device=device), torch.device(device)
+    values, torch_device = torch.ones(_ALL_REDUCE_BYTES // 4, device=device), torch.device(device)
 
     def all_reduce_values() -> None:
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
 
-    times = collective_timing.count_calls(all_reduce_values, where, _LINK_SECONDS, _MAX_REPEATS, group)
-    rate = _ALL_REDUCE_BYTES * times / collective_timing.time_slowest_rank(all_reduce_values, times, where, group)
+    repeats = collective_timing.count_calls(all_reduce_values, torch_device, _LINK_SECONDS, _MAX_REPEATS, group)
+    rate = (
+        _ALL_REDUCE_BYTES
+        * repeats
+        / collective_timing.time_slowest_rank(all_reduce_values, repeats, torch_device, group)
+    )
     dist.destroy_process_group(group)
     _DESTROYED_GROUPS.append(group)
     return rate
 
 
-def _leave_store(store: Any, number: int, size: int) -> None:
-    """Leave machine 0, which holds the store, last; the others when its port is closed: the job's comes next."""
+def _leave_store(store: Any, node_rank: int, size: int) -> None:
+    """Leave the store: machine 0, its host, last; the others once its port is closed, which the job opens again."""
     from torch.distributed import DistError
 
-    store.set(f"bye/{number}", "")
-    if number == 0:
+    store.set(f"bye/{node_rank}", "")
+    if node_rank == 0:
         deadline = time.monotonic() + rendezvous_probe.REMINDER_SECONDS
         while not store.check([f"bye/{other}" for other in range(size)]) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What the pre-flight found, judged and laid out: pure functions of what the machines say of themselves."""
+"""Errors, warnings and tables of a preflight: pure functions of the machines' facts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from anabatic.core.formatting import format_size
 from anabatic.launch import rendezvous
 
 MUST_MATCH_VERSIONS = ("anabatic", "torch", "torch_npu", "CANN")
-"""Versions without whose equality machines do not work together (HCCL: EI0008 for CANN)."""
+"""Versions that must be equal for machines to work together (HCCL: EI0008 for CANN)."""
 MAX_CLOCK_SKEW_SECONDS = 1.0
-"""Seconds between two clocks from which logs and the age of files mislead."""
+"""Difference between clocks above which logs and file times mislead."""
 LOW_DISK_BYTES = 10 << 30
-"""Free bytes below which a place is worth a word."""
+"""Free bytes below which a folder gets a warning."""
 _SLOW_LINK_FRACTION = 0.5
-"""A link below this share of the median is worth a word."""
+"""A link below this fraction of the median rate gets a warning."""
 
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """The result of `links.py`.
+    """The result of `link_probe.py`.
 
     Attributes:
-        machines: number -> facts of `machine_info.py`, with `address` and `interface`.
-        clocks: number -> seconds ahead of machine 0, and the uncertainty.
-        links: machine, machine, backend, bytes a second.
-        sees_run_folder: machine by machine, whether it sees what machine 0 writes beside the run folder.
+        machines: machine -> facts of `machine_info.py`, with `address` and `interface`.
+        clocks: machine -> seconds ahead of machine 0, and the uncertainty.
+        links: machine, machine, backend, bytes per second.
+        sees_run_folder: for each machine, whether it sees a file that machine 0 writes next to the run folder.
     """
 
     machines: Mapping[int, Mapping[str, Any]]
@@ -36,106 +36,116 @@ class PreflightResult:
     links: list[tuple[int, int, str, float]]
     sees_run_folder: list[bool]
 
-    def machine_name(self, number: int) -> str:
-        """What a machine is called."""
-        return f"machine {number} ({self.machines[number]['name']})"
+    def machine_name(self, node_rank: int) -> str:
+        """Return the name of a machine in messages."""
+        return f"machine {node_rank} ({self.machines[node_rank]['name']})"
 
 
 def parse_result(result: Mapping[str, Any]) -> PreflightResult:
-    """Return what was written as JSON, where keys are texts."""
-    machines = {int(number): facts for number, facts in sorted(result["found"].items(), key=lambda pair: int(pair[0]))}
-    clocks = {int(number): (float(ahead), float(about)) for number, (ahead, about) in result["clocks"].items()}
+    """Convert the JSON result, whose keys are strings."""
+    machines = {
+        int(node_rank): facts for node_rank, facts in sorted(result["found"].items(), key=lambda pair: int(pair[0]))
+    }
+    clocks = {
+        int(node_rank): (float(offset), float(uncertainty))
+        for node_rank, (offset, uncertainty) in result["clocks"].items()
+    }
     return PreflightResult(machines, clocks, [tuple(link) for link in result["links"]], result["shared"])
 
 
-def find_errors(found: PreflightResult) -> list[str]:
-    """Return what keeps the job from running, by name."""
-    told = rendezvous.describe_differences(found.machines, "recipe")
-    told += [
+def find_errors(result: PreflightResult) -> list[str]:
+    """Return the problems that keep the job from running."""
+    errors = rendezvous.describe_differences(result.machines, "recipe")
+    errors += [
         line
-        for line in rendezvous.describe_differences(found.machines, "versions")
+        for line in rendezvous.describe_differences(result.machines, "versions")
         if line.split(" is ")[0] in MUST_MATCH_VERSIONS
     ]
-    told += _find_file_differences(found)
-    for number, facts in found.machines.items():
+    errors += _find_file_differences(result)
+    for node_rank, facts in result.machines.items():
         devices = facts["devices"]
         accelerated = devices["kind"] in ("npu", "cuda")
         if devices["problem"]:
-            told.append(f"{found.machine_name(number)}: {devices['problem']}")
+            errors.append(f"{result.machine_name(node_rank)}: {devices['problem']}")
         elif accelerated and facts["nproc"] > devices["count"]:
-            told.append(
-                f"{found.machine_name(number)} is to run {facts['nproc']} processes on {devices['count']} devices"
+            errors.append(
+                f"{result.machine_name(node_rank)} is to run {facts['nproc']} processes on {devices['count']} devices"
             )
-        if devices["kind"] != found.machines[0]["devices"]["kind"]:
-            told.append(
-                f"devices are {found.machines[0]['devices']['kind']} on machine 0 and"
-                f" {devices['kind']} on {found.machine_name(number)}"
+        if devices["kind"] != result.machines[0]["devices"]["kind"]:
+            errors.append(
+                f"devices are {result.machines[0]['devices']['kind']} on machine 0 and"
+                f" {devices['kind']} on {result.machine_name(node_rank)}"
             )
-    if found.sees_run_folder and not found.sees_run_folder[0]:
-        told.append(f"{found.machine_name(0)} cannot write beside the run folder")
-    elif apart := [number for number, seen in enumerate(found.sees_run_folder) if not seen]:
-        told.append(f"the run folder on {', '.join(map(found.machine_name, apart))} is not that of machine 0")
-    return told
+    if result.sees_run_folder and not result.sees_run_folder[0]:
+        errors.append(f"{result.machine_name(0)} cannot write beside the run folder")
+    elif other_folders := [node_rank for node_rank, is_seen in enumerate(result.sees_run_folder) if not is_seen]:
+        errors.append(
+            f"the run folder on {', '.join(map(result.machine_name, other_folders))} is not that of machine 0"
+        )
+    return errors
 
 
-def _find_file_differences(found: PreflightResult) -> Iterator[str]:
-    everything = dict.fromkeys(name for facts in found.machines.values() for name in facts["files"])
-    for name in everything:
-        seen = {number: facts["files"].get(name) for number, facts in found.machines.items()}
-        if absent := [number for number, what in seen.items() if what is None]:
-            yield f"{name} is not there on {', '.join(map(found.machine_name, absent))}"
+def _find_file_differences(result: PreflightResult) -> Iterator[str]:
+    names = dict.fromkeys(name for facts in result.machines.values() for name in facts["files"])
+    for name in names:
+        amounts = {node_rank: facts["files"].get(name) for node_rank, facts in result.machines.items()}
+        if missing_machines := [node_rank for node_rank, amount in amounts.items() if amount is None]:
+            yield f"{name} is not there on {', '.join(map(result.machine_name, missing_machines))}"
             continue
-        for number, what in seen.items():
-            if what != seen[0]:
+        for node_rank, amount in amounts.items():
+            if amount != amounts[0]:
                 yield (
-                    f"{name} has {_format_amount(seen[0])} on machine 0 and {_format_amount(what)} on "
-                    f"{found.machine_name(number)}"
+                    f"{name} has {_format_amount(amounts[0])} on machine 0 and {_format_amount(amount)} on "
+                    f"{result.machine_name(node_rank)}"
                 )
 
 
-def _format_amount(what: list[int] | None) -> str:
-    files, total = what or (0, 0)
+def _format_amount(amount: list[int] | None) -> str:
+    files, total = amount or (0, 0)
     return f"{total:,} bytes" + (f" in {files} files" if files != 1 else "")
 
 
-def find_warnings(found: PreflightResult) -> list[str]:
-    """Return what deserves a look, by name."""
-    told = [
+def find_warnings(result: PreflightResult) -> list[str]:
+    """Return the problems that do not keep the job from running."""
+    warnings = [
         line
-        for line in rendezvous.describe_differences(found.machines, "versions")
+        for line in rendezvous.describe_differences(result.machines, "versions")
         if line.split(" is ")[0] not in MUST_MATCH_VERSIONS
     ]
-    told += rendezvous.describe_differences(found.machines, "variables")
-    for number, facts in found.machines.items():
-        told += [f"{found.machine_name(number)}: {line}" for line in facts["doctor"]]
-        told += [
-            f"{found.machine_name(number)}: {format_size(free)} free in {place}"
-            for place, free in facts["free"].items()
+    warnings += rendezvous.describe_differences(result.machines, "variables")
+    for node_rank, facts in result.machines.items():
+        warnings += [f"{result.machine_name(node_rank)}: {line}" for line in facts["doctor"]]
+        warnings += [
+            f"{result.machine_name(node_rank)}: {format_size(free)} free in {folder}"
+            for folder, free in facts["free"].items()
             if free < LOW_DISK_BYTES
         ]
-        mine, theirs = (each["devices"] for each in (found.machines[0], facts))
-        if (mine["name"], mine["count"]) != (theirs["name"], theirs["count"]) and mine["kind"] == theirs["kind"]:
-            told.append(
-                f"devices are {_format_devices(mine)} on machine 0 and {_format_devices(theirs)} on "
-                f"{found.machine_name(number)}"
+        first_devices, devices = (machine["devices"] for machine in (result.machines[0], facts))
+        if (first_devices["name"], first_devices["count"]) != (devices["name"], devices["count"]) and first_devices[
+            "kind"
+        ] == devices["kind"]:
+            warnings.append(
+                f"devices are {_format_devices(first_devices)} on machine 0 and {_format_devices(devices)} on "
+                f"{result.machine_name(node_rank)}"
             )
-    for number, (ahead, _) in found.clocks.items():
-        if abs(ahead) >= MAX_CLOCK_SKEW_SECONDS:
-            told.append(
-                f"the clock of {found.machine_name(number)} is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
+    for node_rank, (offset, _) in result.clocks.items():
+        if abs(offset) >= MAX_CLOCK_SKEW_SECONDS:
+            warnings.append(
+                f"the clock of {result.machine_name(node_rank)} is {abs(offset):.1f} s"
+                f" {'ahead' if offset > 0 else 'behind'}"
             )
-    return [*told, *_find_slow_links(found)]
+    return [*warnings, *_find_slow_links(result)]
 
 
-def _find_slow_links(found: PreflightResult) -> Iterator[str]:
-    for backend in dict.fromkeys(link[2] for link in found.links):
-        rates = [link for link in found.links if link[2] == backend]
-        middle = statistics.median(rate for *_, rate in rates)
-        for one, other, _, rate in rates:
-            if rate < _SLOW_LINK_FRACTION * middle:
+def _find_slow_links(result: PreflightResult) -> Iterator[str]:
+    for backend in dict.fromkeys(link[2] for link in result.links):
+        links = [link for link in result.links if link[2] == backend]
+        median = statistics.median(rate for *_, rate in links)
+        for first, second, _, rate in links:
+            if rate < _SLOW_LINK_FRACTION * median:
                 yield (
-                    f"{backend} between machines {one} and {other}: {_format_rate(rate)} MB/s, the median is "
-                    f"{_format_rate(middle)}"
+                    f"{backend} between machines {first} and {second}: {_format_rate(rate)} MB/s, the median is "
+                    f"{_format_rate(median)}"
                 )
 
 
@@ -148,16 +158,16 @@ def _format_rate(rate: float) -> str:
     return f"{rate / 1e6:,.0f}"
 
 
-def format_tables(found: PreflightResult) -> list[str]:
-    """Return the tables: machines, versions, links."""
+def format_tables(result: PreflightResult) -> list[str]:
+    """Return the lines of the tables: machines, versions, links."""
     rows = [("", "machine", "address", "interface", "devices", "processes", "free", "clock")]
-    for number, facts in found.machines.items():
-        ahead, about = found.clocks.get(number, (0.0, 0.0))
-        clock = f"{ahead * 1e3:+.1f} ms (± {about * 1e3:.1f})" if number in found.clocks else ""
+    for node_rank, facts in result.machines.items():
+        offset, uncertainty = result.clocks.get(node_rank, (0.0, 0.0))
+        clock = f"{offset * 1e3:+.1f} ms (± {uncertainty * 1e3:.1f})" if node_rank in result.clocks else ""
         free = format_size(min(facts["free"].values()))
         rows.append(
             (
-                str(number),
+                str(node_rank),
                 facts["name"],
                 facts["address"],
                 facts["interface"],
@@ -167,23 +177,24 @@ def format_tables(found: PreflightResult) -> list[str]:
                 clock,
             )
         )
-    first = found.machines[0]["versions"]
-    different = {line.split(" is ")[0] for line in rendezvous.describe_differences(found.machines, "versions")}
-    same = ", ".join(f"{name} {version}" for name, version in first.items() if version and name not in different)
-    told = [*_align_columns(rows), f"same {'on all' if len(found.machines) > 1 else 'here'}: {same}"]
-    if found.links:
-        ways = list(dict.fromkeys(link[2] for link in found.links))
-        rates = {(one, other, way): rate for one, other, way, rate in found.links}
-        pairs = list(dict.fromkeys((one, other) for one, other, *_ in sorted(found.links)))
-        heads = ("link", *(f"{way} MB/s" for way in ways))
-        figures = [
-            (f"{one} - {other}", *(_format_rate(rates[one, other, way]) for way in ways)) for one, other in pairs
+    versions = result.machines[0]["versions"]
+    different = {line.split(" is ")[0] for line in rendezvous.describe_differences(result.machines, "versions")}
+    same = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name not in different)
+    lines = [*_align_columns(rows), f"same {'on all' if len(result.machines) > 1 else 'here'}: {same}"]
+    if result.links:
+        backends = list(dict.fromkeys(link[2] for link in result.links))
+        rates = {(first, second, backend): rate for first, second, backend, rate in result.links}
+        pairs = list(dict.fromkeys((first, second) for first, second, *_ in sorted(result.links)))
+        header = ("link", *(f"{backend} MB/s" for backend in backends))
+        link_rows = [
+            (f"{first} - {second}", *(_format_rate(rates[first, second, backend]) for backend in backends))
+            for first, second in pairs
         ]
-        told += _align_columns([heads, *figures])
-    return told
+        lines += _align_columns([header, *link_rows])
+    return lines
 
 
 def _align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    used = [place for place in range(len(rows[0])) if any(row[place] for row in rows[1:])]
-    widths = {place: max(len(row[place]) for row in rows) for place in used}
-    return ["  ".join(f"{row[place]:<{widths[place]}}" for place in used).rstrip() for row in rows]
+    columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    widths = {column: max(len(row[column]) for row in rows) for column in columns}
+    return ["  ".join(f"{row[column]:<{widths[column]}}" for column in columns).rstrip() for row in rows]

@@ -1,7 +1,7 @@
-"""A job on a Ray cluster: a placement group with one bundle for each machine, and in each bundle our launcher.
+"""Run a job on a Ray cluster: a placement group with one bundle per machine, and the launcher in each bundle.
 
-Ray finds the machines and hides other jobs' devices (it sets ASCEND_RT_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES of
-what runs in a bundle: docs.ray.io, "Accelerator Support"); all that keeps the processes alive is the launcher's own.
+Ray finds the machines and hides other jobs' devices (it sets ASCEND_RT_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES in a
+bundle: docs.ray.io, "Accelerator Support"); the launcher supervises the processes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from anabatic.core import relaunch
 relaunch.tie_to_parent()
 os.execv(sys.executable, [sys.executable, "-m", "anabatic", *sys.argv[1:]])
 """
-"""A launcher that does not outlive the actor: Ray ends actors whose driver was killed."""
+"""Runs the launcher so that it ends with the actor: Ray ends actors whose driver was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayJob:
-    """What the cluster is asked for.
+    """Resources and options of a job on Ray.
 
     Attributes:
-        address: of the cluster; `auto`: RAY_ADDRESS, else the one on this machine.
-        resource: Ray's name of the devices, `NPU` or `GPU`; empty: only cores are asked for.
+        address: address of the cluster; `auto`: RAY_ADDRESS, else the cluster on this machine.
+        resource: Ray's resource name of the devices, `NPU` or `GPU`; empty: only cores are requested.
         cpus: cores of each bundle.
-        spread_nodes: every bundle on a machine of its own.
-        timeout_seconds: to wait until the cluster has what is asked for.
-        options: of `anabatic launch` on every machine.
-        env: variables of the launchers; Ray hands over none of the driver's.
+        spread_nodes: place every bundle on a separate machine.
+        timeout_seconds: timeout for the cluster to reserve the resources.
+        options: options of `anabatic launch` on every machine.
+        env: variables of the launchers; Ray forwards none of the driver's.
     """
 
     address: str = "auto"
@@ -58,19 +58,19 @@ class RayJob:
 
     @property
     def bundle_resources(self) -> dict[str, float]:
-        """What one machine gives."""
+        """Return the resources of one bundle."""
         return {"CPU": float(self.cpus), **({self.resource: float(self.nproc)} if self.resource else {})}
 
 
 class RayNode:
-    """The launcher in one bundle; an actor."""
+    """Actor that runs the launcher in one bundle."""
 
     def __init__(self) -> None:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._temp_folder = tempfile.TemporaryDirectory(prefix="anabatic-")
 
     def find_endpoint(self) -> tuple[str, int]:
-        """Return the machine's address, as Ray knows it, and a port that is free there."""
+        """Return the machine's address in Ray, and a free port on it."""
         import ray
 
         with socket.socket() as probe:
@@ -78,21 +78,21 @@ class RayNode:
             return str(ray.util.get_node_ip_address()), int(probe.getsockname()[1])
 
     def start(self, launch: list[str], command: list[str], recipe: str, env: dict[str, str]) -> None:
-        """Start `anabatic launch`, with the recipe in a file of its own."""
+        """Start `anabatic launch` with the recipe in a temporary file."""
         path = Path(self._temp_folder.name) / "job.yaml"
         path.write_text(recipe, encoding="utf-8")
         variables = {**relaunch.build_child_environment(), **env}
         if "OMP_NUM_THREADS" not in env:
-            variables.pop("OMP_NUM_THREADS", None)  # Ray's, for one task; the launcher divides the cores itself
-        words = [sys.executable, "-c", _LAUNCHER_SCRIPT, "launch", *launch, "--", *command, "-c", str(path)]
-        self._launcher = subprocess.Popen(words, env=variables)
+            variables.pop("OMP_NUM_THREADS", None)  # Ray's value is for one task; the launcher divides the cores
+        argv = [sys.executable, "-c", _LAUNCHER_SCRIPT, "launch", *launch, "--", *command, "-c", str(path)]
+        self._launcher = subprocess.Popen(argv, env=variables)
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code, None while it runs."""
+        """Return the launcher's exit code; None while it runs."""
         return None if self._launcher is None else self._launcher.poll()
 
     def stop(self) -> None:
-        """Let the launcher's processes save and leave."""
+        """Ask the launcher's processes to save and exit."""
         if self._launcher is not None and self._launcher.poll() is None:
             self._launcher.terminate()
 
@@ -102,11 +102,11 @@ def run(job: RayJob, command: list[str], recipe: str) -> int:
 
     Raises:
         ConfigError: ray is not installed, or there is no cluster at the address.
-        Failure: the cluster does not have what is asked for, or a machine was lost.
+        Failure: the cluster lacks the requested resources, or a machine was lost.
     """
     ray = _connect_cluster(job)
     received: list[int] = []
-    old = {number: signal.signal(number, _make_signal_recorder(received)) for number in STOP_SIGNALS}
+    previous_handlers = {signum: signal.signal(signum, _make_signal_recorder(received)) for signum in STOP_SIGNALS}
     try:
         group = _reserve_bundles(ray, job)
         driver = _RayDriver(ray, job, group, received)
@@ -117,19 +117,21 @@ def run(job: RayJob, command: list[str], recipe: str) -> int:
             ray.util.remove_placement_group(group)
     finally:
         ray.shutdown()
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for signum, handler in previous_handlers.items():
+            signal.signal(signum, handler)
 
 
 def _make_signal_recorder(received: list[int]) -> Any:
-    def record_signal(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+    def record_signal(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
 
     return record_signal
 
 
 def _connect_cluster(job: RayJob) -> Any:
-    os.environ.setdefault("RAY_COLOR_PREFIX", str(int(log.should_use_colour())))  # before the lines that it hands on
+    os.environ.setdefault(
+        "RAY_COLOR_PREFIX", str(int(log.should_use_colour()))
+    )  # before ray prints lines of the workers
     try:
         import ray
     except ImportError as error:
@@ -137,9 +139,9 @@ def _connect_cluster(job: RayJob) -> Any:
     try:
         ray.init(address=job.address, logging_level="ERROR", namespace="anabatic")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"there is no Ray cluster at {job.address}: {said}",
+            f"there is no Ray cluster at {job.address}: {message}",
             "start one by `ray start --head` and `ray start --address HEAD:6379`, or give --address",
         ) from error
     return ray
@@ -158,11 +160,13 @@ def _reserve_bundles(ray: Any, job: RayJob) -> Any:
         ray.util.remove_placement_group(group)
         machines = sum(bool(node["Alive"]) for node in ray.nodes())
         total, free = ray.cluster_resources(), ray.available_resources()
-        have = "; ".join(f"{name} {total.get(name, 0):g}, {free.get(name, 0):g} free" for name in job.bundle_resources)
+        resources = "; ".join(
+            f"{name} {total.get(name, 0):g}, {free.get(name, 0):g} free" for name in job.bundle_resources
+        )
         raise Failure(
             f"Ray did not give {job.nodes} x ({_format_bundle(job.bundle_resources)}) within {job.timeout_seconds:g} "
             f"s: the cluster has"
-            f" {machines} machines with {have}",
+            f" {machines} machines with {resources}",
             "lower --nnodes or --nproc, choose --resource, or allow several bundles on one machine by --pack",
         ) from error
     return group
@@ -175,24 +179,26 @@ def _format_bundle(bundle: dict[str, float]) -> str:
 class _RayDriver:
     def __init__(self, ray: Any, job: RayJob, group: Any, received: list[int]) -> None:
         self.ray, self.job, self.received = ray, job, received
-        pinned = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        strategy_class = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         devices = {job.resource: job.nproc} if job.resource not in ("", "GPU") else {}
         options = {"num_cpus": job.cpus, "num_gpus": job.nproc if job.resource == "GPU" else 0, "resources": devices}
         actor = ray.remote(RayNode)
         self.nodes = [
-            actor.options(**options, scheduling_strategy=pinned(group, placement_group_bundle_index=index)).remote()
+            actor.options(
+                **options, scheduling_strategy=strategy_class(group, placement_group_bundle_index=index)
+            ).remote()
             for index in range(job.nodes)
         ]
         self.exit_codes: dict[int, int] = {}
         self.first_failure_code = 0
-        """Exit code of the launcher that was the first to fail."""
+        """Exit code of the launcher that failed first."""
         self.is_stopping = False
 
     def run(self, command: list[str], recipe: str) -> int:
         """Start all launchers and wait for their end."""
-        places = self.ray.get([node.find_endpoint.remote() for node in self.nodes])
-        address, port = places[0]
-        log.info(f"machines: {', '.join(one for one, _ in places)}; they meet at {address}:{port}")
+        endpoints = self.ray.get([node.find_endpoint.remote() for node in self.nodes])
+        address, port = endpoints[0]
+        log.info(f"machines: {', '.join(host for host, _ in endpoints)}; they meet at {address}:{port}")
         for index, node in enumerate(self.nodes):
             launch = [f"--nproc={self.job.nproc}", *self.job.options]
             if self.job.nodes > 1:
@@ -201,34 +207,34 @@ class _RayDriver:
             self.ray.get(node.start.remote(launch, command, recipe, dict(self.job.env)))
         while len(self.exit_codes) < len(self.nodes):
             time.sleep(_POLL_SECONDS)
-            self._poll_nodes(places)
+            self._poll_nodes(endpoints)
             if (self.received or self.first_failure_code) and not self.is_stopping:
                 self._stop_nodes()
         return self.first_failure_code
 
     def close(self) -> None:
-        """End the actors, and with them what still runs."""
+        """Kill the actors, and with them their processes."""
         for node in self.nodes:
             self.ray.kill(node)
 
-    def _poll_nodes(self, places: list[tuple[str, int]]) -> None:
+    def _poll_nodes(self, endpoints: list[tuple[str, int]]) -> None:
         for index, node in enumerate(self.nodes):
             if index in self.exit_codes:
                 continue
             try:
                 code = self.ray.get(node.poll.remote())
             except self.ray.exceptions.RayActorError as error:
-                self._stop_nodes(without=index)
+                self._stop_nodes(lost_index=index)
                 raise Failure(
-                    f"machine {index} ({places[index][0]}) of the Ray cluster is lost: {str(error).splitlines()[0]}",
+                    f"machine {index} ({endpoints[index][0]}) of the Ray cluster is lost: {str(error).splitlines()[0]}",
                     "start the same command again: it continues from the newest checkpoint",
                 ) from error
             if code is not None:
                 self.exit_codes[index] = code if code >= 0 else 128 - code
                 self.first_failure_code = self.first_failure_code or self.exit_codes[index]
 
-    def _stop_nodes(self, without: int = -1) -> None:
+    def _stop_nodes(self, lost_index: int = -1) -> None:
         self.is_stopping = True
         for index, node in enumerate(self.nodes):
-            if index not in self.exit_codes and index != without:
+            if index not in self.exit_codes and index != lost_index:
                 self.ray.get(node.stop.remote())

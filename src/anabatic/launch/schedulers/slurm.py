@@ -1,4 +1,4 @@
-"""A batch script for Slurm that runs `anabatic launch` on every machine of an allocation, and its submission.
+"""Write and submit a Slurm batch script that runs `anabatic launch` on every machine of an allocation.
 
 Options of sbatch and variables as in sbatch(1) and srun(1), schedmd.com.
 """
@@ -15,23 +15,23 @@ from anabatic.core import relaunch
 from anabatic.core.errors import ConfigError, Failure
 
 DEFAULT_GRES = "npu"
-"""Kind of devices that is asked for unless another is named."""
+"""Default kind of devices to request."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What the scheduler is asked for.
+    """Resources and options of a Slurm job.
 
     Attributes:
-        name: of the job.
-        nodes: machines.
-        nproc: processes, and devices, on each.
-        gres: kind of the devices as the site names it, `npu` or `gpu`; empty: none is asked for.
-        grace: seconds before the end of the time limit at which the job is asked to save itself.
-        options: further options of sbatch, `--partition=train` say, one a line.
-        max_restarts: how often processes that fail are started again within the job.
-        max_requeues: starts in a row without a new checkpoint after which it ends with an error; 0: any number.
-        setup: lines of the shell before the command: modules, environments.
+        name: name of the job.
+        nodes: number of machines.
+        nproc: processes, and devices, on each machine.
+        gres: the site's name of the devices, `npu` or `gpu`; empty: none are requested.
+        grace: seconds before the end of the time limit at which the job is asked to save.
+        options: further options of sbatch, for example `--partition=train`, one per line.
+        max_restarts: how often failed processes are restarted within the job.
+        max_requeues: starts in a row without a new checkpoint after which the job fails; 0: any number.
+        setup: shell lines before the command: modules, environments.
     """
 
     name: str
@@ -49,12 +49,12 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
     """Return the batch script that runs a training command.
 
     Raises:
-        ConfigError: a value would not stay on its line of the script.
+        ConfigError: a value does not fit on one line of the script.
     """
-    for option, value in (("name", batch.name), *(("option", one) for one in batch.options), ("gres", batch.gres)):
+    for option, value in (("name", batch.name), *(("option", extra) for extra in batch.options), ("gres", batch.gres)):
         if not value.isprintable() or (not value.strip() and option != "gres"):
             raise ConfigError(f"--{option} is {value!r}", "write one line of text")
-    asked = [
+    options = [
         _quote_option(f"--job-name={batch.name}"),
         f"--nodes={batch.nodes}",
         "--ntasks-per-node=1",
@@ -73,7 +73,7 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
     inner = f"{_TRAP_SIGNALS}; {rank}{shlex.join([*launch, '--', *command])}; code=$?; {_SHIFT_EXIT_CODE}"
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in asked),
+        *(f"#SBATCH {option}" for option in options),
         "",
         *batch.setup,
         *_RENDEZVOUS_LINES[: 2 if batch.nodes > 1 else 0],
@@ -92,18 +92,18 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
 
 
 def _quote_option(text: str) -> str:
-    """Quote a word that holds more than sbatch takes as it stands; it reads quotes as a shell does."""
+    """Quote an option with characters that sbatch does not accept as they are; it reads quotes as a shell does."""
     return text if re.fullmatch(r"[\w=:.,/%@+-]*", text) else shlex.quote(text)
 
 
 _FAILURE_CODE_OFFSET = 160
-"""What is added to the exit code of a launcher that failed by itself.
+"""Offset added to the exit code of a launcher that failed.
 
-srun returns the highest code of all machines, and ends those that are left by a SIGTERM, at which they save and say
-143: without it a job that has failed on one machine would be put back into the queue because of the others.
+srun returns the highest code of all machines and stops the others with SIGTERM, after which they save and exit with
+143: without the offset a job that has failed on one machine would be requeued because of the others.
 """
 _TRAP_SIGNALS = "trap : TERM INT HUP USR1"
-"""A shell that waits for its command whatever it is sent: the signals of Slurm reach the command as well."""
+"""Makes the shell wait for its command despite signals: Slurm's signals reach the command as well."""
 _SHIFT_EXIT_CODE = (
     f'case "$code" in 0|{relaunch.EXIT_PREEMPTED}) exit "$code";; esac; exit $((code < 64 ? code + '
     f"{_FAILURE_CODE_OFFSET} : code))"
@@ -112,22 +112,22 @@ _RENDEZVOUS_LINES = (
     'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
     'export MASTER_PORT="$((20000 + SLURM_JOB_ID % 20000))"',
 )
-"""Machine 0 is the first of the list, as SLURM_NODEID counts; jobs that share a machine get different ports."""
+"""Machine 0 is the first of the list, as for SLURM_NODEID; jobs on the same machine get different ports."""
 
 
 def submit_script(text: str) -> str:
-    """Hand a batch script to sbatch and return what it says.
+    """Submit a batch script with sbatch and return its output.
 
     Raises:
         ConfigError: there is no sbatch here.
-        Failure: it refuses.
+        Failure: sbatch refuses the script.
     """
     if shutil.which("sbatch") is None:
         raise ConfigError("there is no sbatch on the PATH", "leave --submit out, and take the script to a login node")
-    done = subprocess.run(["sbatch"], input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
+    result = subprocess.run(["sbatch"], input=text, capture_output=True, text=True, check=False)
+    if result.returncode:
         raise Failure(
-            f"sbatch refuses with exit code {done.returncode}: {' '.join(done.stderr.split())}",
+            f"sbatch refuses with exit code {result.returncode}: {' '.join(result.stderr.split())}",
             "change what it does not like by --option, for example --option=--partition=train",
         )
-    return done.stdout.strip()
+    return result.stdout.strip()

@@ -1,7 +1,7 @@
-"""Expert layers of transformers 5: weights of all experts in one tensor, a class that says how they lie.
+"""Fused forward of expert layers in transformers 5, whose weights of all experts are one tensor.
 
-`use_experts_implementation` (transformers.integrations.moe) leaves on every such module whether weights are stored
-transposed, have biases and a gate; and the class's own loop over the experts is the reference of the probe.
+`use_experts_implementation` (transformers.integrations.moe) sets attributes on every such module: whether weights are
+transposed, have biases and a gate. The loop over experts in the class is the reference of the probe.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ _EXPERTS, _SIZE, _INNER = 3, 8, 6
 
 
 def is_expert_layer(module: nn.Module) -> bool:
-    """True for a module of stacked experts with a gate."""
+    """True for a module of stacked, gated experts."""
     return getattr(module, "has_gate", False) is True and {"gate_up_proj", "down_proj"} <= set(module._parameters)
 
 
 def make_expert_forward(ops: DeviceOps, silu: bool) -> Callable[..., Tensor]:
-    """The forward of such a module by a device's operators; `silu`: its gate is SwiGLU over two halves."""
+    """Return a forward with a device's operators; `silu`: the activation is SwiGLU over two halves."""
 
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        rows, places = ops.permute(_cast_for_autocast(hidden_states), top_k_index)
+        rows, positions = ops.permute(_cast_for_autocast(hidden_states), top_k_index)
         ends = compute_expert_ends(top_k_index, self.num_experts)
-        owners = top_k_index.flatten().sort().values if self.has_bias else None
-        both = _grouped_product(self, "gate_up_proj", rows, ends, owners, ops)
-        inner = ops.swiglu_joint(both) if silu else self._apply_gate(both)
-        out = _grouped_product(self, "down_proj", inner, ends, owners, ops)
-        return ops.unpermute(out, places, top_k_weights.to(out.dtype)).to(hidden_states.dtype)
+        row_experts = top_k_index.flatten().sort().values if self.has_bias else None
+        gate_up = _grouped_product(self, "gate_up_proj", rows, ends, row_experts, ops)
+        inner = ops.swiglu_joint(gate_up) if silu else self._apply_gate(gate_up)
+        out = _grouped_product(self, "down_proj", inner, ends, row_experts, ops)
+        return ops.unpermute(out, positions, top_k_weights.to(out.dtype)).to(hidden_states.dtype)
 
     return forward
 
 
 def _grouped_product(
-    module: Any, name: str, rows: Tensor, ends: Tensor, owners: Tensor | None, ops: DeviceOps
+    module: Any, name: str, rows: Tensor, ends: Tensor, row_experts: Tensor | None, ops: DeviceOps
 ) -> Tensor:
     weight = getattr(module, name).to(rows.dtype)
     out = ops.grouped(rows, weight if module.is_transposed else weight.transpose(1, 2), ends)
-    if owners is None:
+    if row_experts is None:
         return out
     bias: Tensor = getattr(module, f"{name}_bias").to(rows.dtype)
-    return out + bias.index_select(0, owners)
+    return out + bias.index_select(0, row_experts)
 
 
 def _cast_for_autocast(x: Tensor) -> Tensor:
-    """Autocast does not know grouped products: its rule for matrix products, by hand."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    """Cast as autocast does for matrix products: it does not cover grouped products."""
+    device_type = x.device.type
+    return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
 
 
 def choose_expert_forward(module: nn.Module, ops: DeviceOps) -> tuple[Callable[..., Tensor] | None, str, str]:
-    """Return the fused forward if a small copy of the module proves it, else None; the kind; the reason."""
-    own = getattr(type(module).forward, "__wrapped__", None)
+    """Return the fused forward if it matches on a small copy of the module, else None; the kind; the reason."""
+    original = getattr(type(module).forward, "__wrapped__", None)
     name = type(module).__name__
-    if own is None or module.__dict__.get("has_post_expert_norm"):
+    if original is None or module.__dict__.get("has_post_expert_norm"):
         return None, "expert layers", name
     probe, inputs = _make_probe(module)
     try:
-        expected = own(probe, *inputs)
+        expected = original(probe, *inputs)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
         return None, "expert layers", name
     for silu in (True, False):
@@ -75,7 +75,7 @@ def choose_expert_forward(module: nn.Module, ops: DeviceOps) -> tuple[Callable[.
 
 
 def _make_probe(module: Any) -> tuple[Any, tuple[Tensor, Tensor, Tensor]]:
-    """A copy with three small experts, and five tokens with two choices each."""
+    """Return a copy with three small experts, and inputs of five tokens with two experts each."""
     generator = torch.Generator().manual_seed(0)
 
     def draw_tensor(*shape: int) -> Tensor:

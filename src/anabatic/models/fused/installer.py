@@ -1,8 +1,8 @@
-"""Give a model the device's fused operators: modules are recognised by their structure and proved by a probe.
+"""Install the device's fused operators in a model: modules are matched by structure and verified by a probe.
 
-A probe is a shallow copy of the module with a few small random weights in place of its own, so the weights themselves
-may be anywhere: on `meta`, sharded, in half precision. A module gets the fused operator only if the probe returns what
-the plain operator returns; a gate with another activation stays as it is, and the summary says so.
+A probe is a shallow copy of the module with small random weights, so the module's own weights may be on `meta`,
+sharded or in half precision. A module gets the fused operator only if the probe gives the result of the plain
+operator; a gate with another activation stays unchanged, and the summary lists it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anabatic.models.lora.grouped import compute_joint_output, group_adapters
 _SIZE, _INNER = 8, 6
 """Sizes of the probes."""
 GATED_LAYER_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-"""Names of gate, up and down."""
+"""Names of the gate, up and down projections."""
 _JOINT_LAYER_NAMES = ("gate_up_proj", "down_proj")
 
 Forward = Callable[..., Any]
@@ -33,7 +33,7 @@ Forward = Callable[..., Any]
 
 @dataclass
 class FusionSummary:
-    """How many modules of a kind got fused operators, and how many stay plain, by reason."""
+    """Number of fused modules by kind, and of plain modules by kind and reason."""
 
     fused: Counter[str] = field(default_factory=Counter)
     plain: Counter[str] = field(default_factory=Counter)
@@ -48,40 +48,40 @@ def _format_counts(counts: Counter[str]) -> str:
 
 @torch.no_grad()
 def install_fused_ops(model: nn.Module, ops: DeviceOps) -> FusionSummary:
-    """Exchange the forward of every recognised module, whatever device its weights are on.
+    """Replace the forward of every matching module, on any device.
 
-    May be repeated, also with other operators; linear layers may be exchanged for adapted ones before or after.
+    May be repeated, also with other operators; adapters may be inserted into linear layers before or after.
     """
-    found = FusionSummary()
+    summary = FusionSummary()
     for module in model.modules():
         with torch.device("cpu"):
             forward, kind, reason = _choose_forward(module, ops)
         if forward is not None:
             module.__dict__["forward"] = types.MethodType(forward, module)
-            found.fused[kind] += 1
+            summary.fused[kind] += 1
         elif reason:
-            found.plain[f"{kind} ({reason})"] += 1
-    return found
+            summary.plain[f"{kind} ({reason})"] += 1
+    return summary
 
 
 def apply_fused_setting(model: nn.Module, choice: Literal["auto", "off"], device_type: str) -> str:
-    """Do what the setting `fused` says; return a line that tells what came of it.
+    """Apply the setting `fused`; return a line about the result.
 
     `auto`: fused operators and, on accelerators, adapters in groups; `off`: every module's own forward.
     """
     if choice == "off":
         remove_fused_ops(model)
         return "fused: off (asked for); attention is packed anyway"
-    found = install_fused_ops(model, get_device_ops(device_type))
+    summary = install_fused_ops(model, get_device_ops(device_type))
     model.__dict__["adapter_bank"] = group_adapters(model) if DEVICES[device_type].group_adapters else None
     if bank := model.__dict__["adapter_bank"]:
         adapters = sum(len(group.layers) for group in bank.groups)
-        found.fused[f"adapters in {len(bank.groups)} groups"] = adapters
-    return f"{found}, attention packed"
+        summary.fused[f"adapters in {len(bank.groups)} groups"] = adapters
+    return f"{summary}, attention packed"
 
 
 def remove_fused_ops(model: nn.Module) -> None:
-    """Give every module its own forward back."""
+    """Restore the original forward of every module."""
     for module in model.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, types.MethodType) and "_anabatic" in forward.__func__.__dict__:
@@ -89,9 +89,9 @@ def remove_fused_ops(model: nn.Module) -> None:
 
 
 def _choose_forward(module: nn.Module, ops: DeviceOps) -> tuple[Forward | None, str, str]:
-    """Return the fused forward or None, the module's kind, and why it stays plain; no reason: it is none of ours."""
-    for recognise in (_match_norm, _match_gated, _match_rotary, _match_experts):
-        choice = recognise(module, ops)
+    """Return the fused forward or None, the module's kind, and why it stays plain; no reason: no match."""
+    for match in (_match_norm, _match_gated, _match_rotary, _match_experts):
+        choice = match(module, ops)
         if choice is not None:
             forward, kind, reason = choice
             if forward is not None:
@@ -112,18 +112,18 @@ def _random_tensor(*shape: int) -> Tensor:
 
 
 def _make_probe(module: nn.Module, parameters: dict[str, Tensor], children: dict[str, nn.Module]) -> nn.Module:
-    """A copy with other weights and children that runs the class's own forward."""
+    """Return a copy with other weights and children that runs the forward of its class."""
     probe = copy.copy(module)
-    own = {name: child for name, child in module._modules.items() if name not in children}
+    kept = {name: child for name, child in module._modules.items() if name not in children}
     probe.__dict__["_parameters"] = {name: nn.Parameter(value) for name, value in parameters.items()}
-    probe.__dict__["_modules"] = {**own, **children}
+    probe.__dict__["_modules"] = {**kept, **children}
     probe.__dict__.pop("forward", None)
     probe.__dict__["_compiled_call_impl"] = None
     return probe
 
 
 def _run_probe(probe: nn.Module, x: Tensor) -> Tensor | None:
-    """The output, or None where the module wants other inputs."""
+    """Return the output, or None if the module needs other inputs."""
     try:
         out = probe.forward(x)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError):
@@ -131,8 +131,8 @@ def _run_probe(probe: nn.Module, x: Tensor) -> Tensor | None:
     return out if isinstance(out, Tensor) else None
 
 
-def _random_linear(rows: int, columns: int, like: nn.Module) -> nn.Linear:
-    layer = nn.Linear(columns, rows, bias=getattr(like, "bias", None) is not None)
+def _random_linear(rows: int, columns: int, base: nn.Module) -> nn.Linear:
+    layer = nn.Linear(columns, rows, bias=getattr(base, "bias", None) is not None)
     for parameter in layer.parameters():
         parameter.copy_(_random_tensor(*parameter.shape) / 2)
     return layer
@@ -147,10 +147,10 @@ def _get_eps(module: nn.Module) -> float | None:
 
 
 def _match_norm(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
-    """RMSNorm whose factor is its weight, or one more than its weight (Gemma)."""
-    eps, own = _get_eps(module), module._parameters
-    weight = own.get("weight")
-    if eps is None or set(own) != {"weight"} or weight is None or weight.dim() != 1 or module._modules:
+    """Match an RMSNorm whose factor is its weight, or its weight plus one (Gemma)."""
+    eps, parameters = _get_eps(module), module._parameters
+    weight = parameters.get("weight")
+    if eps is None or set(parameters) != {"weight"} or weight is None or weight.dim() != 1 or module._modules:
         return None
     if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
         return None
@@ -170,42 +170,42 @@ def _make_norm_forward(ops: DeviceOps, eps: float, offset: int) -> Forward:
 
     def forward_offset(self: Any, x: Tensor) -> Tensor:
         weight = self.weight
-        wide = weight if weight.dtype == torch.float64 else weight.float()
-        return _cast_for_autocast(ops.rms_norm(x, 1 + wide, eps).to(x.dtype), x)
+        upcast = weight if weight.dtype == torch.float64 else weight.float()
+        return _cast_for_autocast(ops.rms_norm(x, 1 + upcast, eps).to(x.dtype), x)
 
     return forward_offset if offset else forward_plain
 
 
 def _cast_for_autocast(out: Tensor, x: Tensor) -> Tensor:
-    """Cast a normed fp32 stream for the products that read it: autocast would, once and in memory for each of them."""
-    kind = x.device.type
-    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
-        return out.to(torch.get_autocast_dtype(kind))
+    """Cast a normalized fp32 output once; autocast would cast it for every product that reads it."""
+    device_type = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(device_type):
+        return out.to(torch.get_autocast_dtype(device_type))
     return out
 
 
 def _match_gated(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
-    """A gated block: `down(silu(gate x) * up x)`."""
+    """Match a gated block: `down(silu(gate x) * up x)`."""
     if module._parameters:
         return None
     for names in GATED_LAYER_NAMES:
         layers = _get_linears(module, names)
         if layers:
             gate, up, down = layers
-            small = [
+            probes = [
                 _random_linear(_INNER, _SIZE, gate),
                 _random_linear(_INNER, _SIZE, up),
                 _random_linear(_SIZE, _INNER, down),
             ]
             x = _random_tensor(3, _SIZE)
-            expected = small[2](REFERENCE_OPS.swiglu(small[0](x), small[1](x)))
-            return _gated_choice(module, names, small, x, expected, _make_gated_forward(ops, names))
+            expected = probes[2](REFERENCE_OPS.swiglu(probes[0](x), probes[1](x)))
+            return _gated_choice(module, names, probes, x, expected, _make_gated_forward(ops, names))
     layers = _get_linears(module, _JOINT_LAYER_NAMES)
     if layers:
-        small = [_random_linear(2 * _INNER, _SIZE, layers[0]), _random_linear(_SIZE, _INNER, layers[1])]
+        probes = [_random_linear(2 * _INNER, _SIZE, layers[0]), _random_linear(_SIZE, _INNER, layers[1])]
         x = _random_tensor(3, _SIZE)
-        expected = small[1](REFERENCE_OPS.swiglu_joint(small[0](x)))
-        return _gated_choice(module, _JOINT_LAYER_NAMES, small, x, expected, _make_joint_forward(ops))
+        expected = probes[1](REFERENCE_OPS.swiglu_joint(probes[0](x)))
+        return _gated_choice(module, _JOINT_LAYER_NAMES, probes, x, expected, _make_joint_forward(ops))
     return None
 
 
@@ -215,11 +215,11 @@ def _get_linears(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 def _gated_choice(
-    module: nn.Module, names: Sequence[str], small: Sequence[nn.Module], x: Tensor, expected: Tensor, forward: Forward
+    module: nn.Module, names: Sequence[str], probes: Sequence[nn.Module], x: Tensor, expected: Tensor, forward: Forward
 ) -> FusionChoice | None:
-    if len(small) != len(names):
+    if len(probes) != len(names):
         return None
-    out = _run_probe(_make_probe(module, {}, dict(zip(names, small, strict=True))), x)
+    out = _run_probe(_make_probe(module, {}, dict(zip(names, probes, strict=True))), x)
     if out is not None and _is_close(out, expected):
         return forward, "gated MLPs", ""
     activation = next((child for name, child in module._modules.items() if name not in names), None)
@@ -227,12 +227,12 @@ def _gated_choice(
 
 
 def _make_gated_forward(ops: DeviceOps, names: Sequence[str]) -> Forward:
-    first, second, third = names
+    gate_name, up_name, down_name = names
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        gate, up, down = self._modules[first], self._modules[second], self._modules[third]
-        both = compute_joint_output((gate, up), x)
-        inner = ops.swiglu(gate(x), up(x)) if both is None else ops.swiglu_joint(both)
+        gate, up, down = self._modules[gate_name], self._modules[up_name], self._modules[down_name]
+        gate_up = compute_joint_output((gate, up), x)
+        inner = ops.swiglu(gate(x), up(x)) if gate_up is None else ops.swiglu_joint(gate_up)
         out: Tensor = down(inner)
         return out
 
@@ -248,19 +248,23 @@ def _make_joint_forward(ops: DeviceOps) -> Forward:
 
 
 def _match_rotary(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
-    """An attention module that turns queries and keys by a function of its file."""
-    own = type(module).forward
-    if not isinstance(own, types.FunctionType):
+    """Match an attention module that applies a rotary function of its file to queries and keys."""
+    original = type(module).forward
+    if not isinstance(original, types.FunctionType):
         return None
-    names = own.__code__.co_names
-    found = next((name for name in names if name in rotary.ROTARY_FUNCTION_NAMES), None)
-    if found is None:
+    names = original.__code__.co_names
+    function_name = next((name for name in names if name in rotary.ROTARY_FUNCTION_NAMES), None)
+    if function_name is None:
         return None
-    others = [name for name in names if name.startswith("apply_rotary") and name != found]
-    kind = None if others or own.__closure__ else rotary.detect_rotary_kind(own.__globals__[found])
+    others = [name for name in names if name.startswith("apply_rotary") and name != function_name]
+    kind = None if others or original.__closure__ else rotary.detect_rotary_kind(original.__globals__[function_name])
     if kind is None:
         return None, "rotary embeddings", "of another kind"
-    return rotary.replace_function(own, found, rotary.make_rotary_function(ops, kind)), "rotary embeddings", ""
+    return (
+        rotary.replace_function(original, function_name, rotary.make_rotary_function(ops, kind)),
+        "rotary embeddings",
+        "",
+    )
 
 
 def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
@@ -269,9 +273,9 @@ def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
 
 @torch.no_grad()
 def compile_blocks(model: nn.Module) -> int:
-    """torch.compile the norms and gated blocks, whose shapes are the same for every packed batch; return how many.
+    """Apply torch.compile to norms and gated blocks, whose shapes are equal for every packed batch; return how many.
 
-    Attention stays as it is: its plan differs from batch to batch, and every plan would be compiled again.
+    Attention is not compiled: its plan differs between batches, and every plan would trigger a recompilation.
     """
     blocks = [
         module

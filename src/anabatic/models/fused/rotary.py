@@ -1,7 +1,7 @@
-"""Rotary embeddings of transformers' models: which way they turn, and one model's attention with another operator.
+"""Rotary embeddings of transformers' models: detect their layout, and replace the operator in one model's attention.
 
-Attention modules call `apply_rotary_pos_emb` of their file by name. An exchanged forward sees another function by that
-name; the file, and every other model made from it, keep theirs.
+Attention modules call `apply_rotary_pos_emb` of their file by name. The replaced forward finds another function under
+that name; the file, and other models that use it, are unchanged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps
 
 RotaryKind = Literal["halves", "spread", "neighbours"]
-"""Number i of a head turns with number i + half of it (Llama); or with its neighbour, by the first half of the angles
-spread (GLM), or by angles that are spread already (Cohere)."""
+"""Element i of a head is paired with element i + half (Llama); or with its neighbour, with the first half of the angles
+repeated (GLM), or with angles that are already repeated (Cohere)."""
 ROTARY_FUNCTION_NAMES = ("apply_rotary_pos_emb",)
 _HEAD = 8
 
@@ -27,12 +27,12 @@ RotaryFunction = Callable[..., tuple[Tensor, Tensor]]
 
 @functools.cache
 def make_rotary_function(ops: DeviceOps, kind: RotaryKind) -> RotaryFunction:
-    """The function by a device's operator; heads wider than the angles keep the rest as it is (Phi-3, GLM).
+    """Return the function with a device's operator; elements of a head beyond the angles are unchanged (Phi-3, GLM).
 
-    All layers are given the same angles: they are cast, spread and shaped once and remembered until there are others.
+    All layers get the same angles: they are cast, repeated and reshaped once and cached until they change.
     """
     operator = ops.rotary if kind == "halves" else ops.rotary_neighbours
-    last: tuple[Tensor, Tensor, int, Tensor, Tensor] | None = None
+    cached: tuple[Tensor, Tensor, int, Tensor, Tensor] | None = None
 
     def fit_angle(angle: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         angle = angle.to(dtype)
@@ -41,10 +41,16 @@ def make_rotary_function(ops: DeviceOps, kind: RotaryKind) -> RotaryFunction:
         return angle.unsqueeze(dim)
 
     def fit_angles(cos: Tensor, sin: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        nonlocal last
-        if last is None or last[0] is not cos or last[1] is not sin or last[2] != dim or last[3].dtype != dtype:
-            last = (cos, sin, dim, fit_angle(cos, dim, dtype), fit_angle(sin, dim, dtype))
-        return last[3:]
+        nonlocal cached
+        if (
+            cached is None
+            or cached[0] is not cos
+            or cached[1] is not sin
+            or cached[2] != dim
+            or cached[3].dtype != dtype
+        ):
+            cached = (cos, sin, dim, fit_angle(cos, dim, dtype), fit_angle(sin, dim, dtype))
+        return cached[3:]
 
     def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         size = cos.shape[-1]
@@ -55,29 +61,32 @@ def make_rotary_function(ops: DeviceOps, kind: RotaryKind) -> RotaryFunction:
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
         cos, sin = fit_angles(cos, sin, unsqueeze_dim, q.dtype)
         if unsqueeze_dim == 1 and q.shape[2] == 1 and not torch.is_grad_enabled():  # one token: the fewest calls
-            both = rotate_heads(torch.cat((q, k), dim=1), cos, sin)
-            return both.split_with_sizes((q.shape[1], k.shape[1]), dim=1)
+            rotated = rotate_heads(torch.cat((q, k), dim=1), cos, sin)
+            return rotated.split_with_sizes((q.shape[1], k.shape[1]), dim=1)
         return rotate_heads(q, cos, sin), rotate_heads(k, cos, sin)
 
     return apply_rotary_pos_emb
 
 
-def detect_rotary_kind(theirs: Callable[..., Any]) -> RotaryKind | None:
-    """Which way a file's function turns whole heads, and parts of heads too unless it refuses them; None: another."""
+def detect_rotary_kind(function: Callable[..., Any]) -> RotaryKind | None:
+    """Return the layout of a file's function for full heads, and partial heads if it supports them; None: unknown."""
     for kind in get_args(RotaryKind):
-        if _is_same_rotation(theirs, kind, _HEAD) is True and _is_same_rotation(theirs, kind, _HEAD // 2) is not False:
-            found: RotaryKind = kind
-            return found
+        if (
+            _is_same_rotation(function, kind, _HEAD) is True
+            and _is_same_rotation(function, kind, _HEAD // 2) is not False
+        ):
+            matched: RotaryKind = kind
+            return matched
     return None
 
 
-def _is_same_rotation(theirs: Callable[..., Any], kind: RotaryKind, size: int) -> bool | None:
-    """Does it turn the first `size` numbers of a head as ours does? None: it does not take such inputs."""
+def _is_same_rotation(function: Callable[..., Any], kind: RotaryKind, size: int) -> bool | None:
+    """Return whether it rotates the first `size` elements of a head like ours; None: it does not accept such inputs."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 2, 3, _HEAD, generator=generator) for _ in range(2))
     cos, sin = (torch.randn(1, 3, size, generator=generator) for _ in range(2))
     try:
-        out = theirs(q, k, cos, sin)
+        out = function(q, k, cos, sin)
     except (TypeError, RuntimeError):
         return None
     expected = make_rotary_function(REFERENCE_OPS, kind)(q, k, cos, sin)
@@ -86,9 +95,9 @@ def _is_same_rotation(theirs: Callable[..., Any], kind: RotaryKind, size: int) -
     )
 
 
-def replace_function(method: types.FunctionType, name: str, exchanged: RotaryFunction) -> types.FunctionType:
-    """Return a copy of `method` that sees `exchanged` where it calls `name`."""
-    seen = {**method.__globals__, name: exchanged}
-    made = types.FunctionType(method.__code__, seen, method.__name__, method.__defaults__, method.__closure__)
-    made.__kwdefaults__ = method.__kwdefaults__
-    return made
+def replace_function(method: types.FunctionType, name: str, replacement: RotaryFunction) -> types.FunctionType:
+    """Return a copy of `method` that calls `replacement` for `name`."""
+    namespace = {**method.__globals__, name: replacement}
+    copied = types.FunctionType(method.__code__, namespace, method.__name__, method.__defaults__, method.__closure__)
+    copied.__kwdefaults__ = method.__kwdefaults__
+    return copied

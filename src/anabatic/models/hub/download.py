@@ -1,4 +1,4 @@
-"""Models by name: fetched from Hugging Face or ModelScope into a local cache, never more than is read.
+"""Download models from Hugging Face or ModelScope into a local cache, only the files that are read.
 
 Sources: huggingface_hub's `snapshot_download`; ModelScope's HTTP API as its own client calls it (modelscope/hub/api.py:
 `/api/v1/models/ID/repo/files` lists `Path`, `Size`, `Sha256`, `/api/v1/models/ID/repo?FilePath=` is a file).
@@ -22,46 +22,46 @@ Hub = Literal["huggingface", "modelscope"]
 HUBS: tuple[Hub, ...] = ("huggingface", "modelscope")
 
 ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
-"""Configuration, tokenizer, weights. Pickled weights (*.bin, *.pt, *.pth) are never fetched: loading them runs code."""
+"""Configuration, tokenizer, weights. Pickled weights (*.bin, *.pt, *.pth) are excluded: loading them runs code."""
 IGNORE_PATTERNS = ("*/*", "consolidated*")
-"""Folders hold other formats, and `consolidated*.safetensors` are the same weights again under Mistral's names."""
+"""Folders hold other formats, and `consolidated*.safetensors` duplicate the weights under Mistral's names."""
 
 
 def resolve_hub(hub: Hub | None = None) -> Hub:
-    """Return the hub: the one given, else `ANABATIC_HUB`, else ModelScope under `USE_MODELSCOPE_HUB=1`.
+    """Return the hub: the argument, else `ANABATIC_HUB`, else ModelScope with `USE_MODELSCOPE_HUB=1`.
 
     Raises:
-        ConfigError: `ANABATIC_HUB` names none.
+        ConfigError: `ANABATIC_HUB` is not a hub.
     """
     if hub is not None:
         return hub
-    named = os.environ.get("ANABATIC_HUB", "")
-    if named and named not in HUBS:
-        raise ConfigError(f"ANABATIC_HUB is {named!r}", f"use one of {', '.join(HUBS)}")
-    swift = os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true")
-    return named or ("modelscope" if swift else "huggingface")
+    value = os.environ.get("ANABATIC_HUB", "")
+    if value and value not in HUBS:
+        raise ConfigError(f"ANABATIC_HUB is {value!r}", f"use one of {', '.join(HUBS)}")
+    use_modelscope = os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true")
+    return value or ("modelscope" if use_modelscope else "huggingface")
 
 
 def fetch_model(name: str, hub: Hub | None = None, world: World | None = None) -> Path:
-    """Return the local folder of a model, fetched if need be: configuration, tokenizer and safetensors.
+    """Return the local folder of a model, downloaded if needed: configuration, tokenizer and safetensors.
 
-    One rank of each node fetches; the others wait and take it from the cache.
+    One rank of each node downloads; the others wait and read the cache.
 
     Args:
         name: `OWNER/NAME`.
-        hub: where it lies; None: `resolve_hub` decides.
-        world: the processes that call this together; None: this one alone.
+        hub: the hub; None: `resolve_hub` decides.
+        world: the ranks that call this together; None: only this process.
 
     Raises:
         DataError: no such model, no access, no connection, or a broken download.
     """
-    get = _FETCHERS[resolve_hub(hub)]
+    fetch = _FETCHERS[resolve_hub(hub)]
     world = world or World()
-    waits = world.size > 1 and os.environ.get("LOCAL_RANK", "0") != "0"
-    if waits:
+    should_wait = world.size > 1 and os.environ.get("LOCAL_RANK", "0") != "0"
+    if should_wait:
         barrier(world)
-    folder = get(name, waits)
-    if not waits:
+    folder = fetch(name, should_wait)
+    if not should_wait:
         barrier(world)
     log.debug(f"{name} lies in {folder}")
     return folder
@@ -75,7 +75,7 @@ def _fetch_huggingface(name: str, cached: bool) -> Path:
     offline = constants.is_offline_mode()
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
-    elsewhere = (
+    alternatives = (
         "set HF_ENDPOINT to a mirror such as https://hf-mirror.com, take ModelScope with ANABATIC_HUB=modelscope,"
         " or copy the folder here and give its path"
     )
@@ -102,17 +102,19 @@ def _fetch_huggingface(name: str, cached: bool) -> Path:
             "look at the spelling; for a private one set HF_TOKEN; ModelScope is ANABATIC_HUB=modelscope",
         ) from error
     except errors.HfHubHTTPError as error:
-        what = f"{name}: {endpoint} answers {error.response.status_code}"
-        raise DataError(what, f"try again later; or {elsewhere}") from error
+        message = f"{name}: {endpoint} answers {error.response.status_code}"
+        raise DataError(message, f"try again later; or {alternatives}") from error
     except errors.LocalEntryNotFoundError as error:
-        why = "HF_HUB_OFFLINE is set" if offline else f"{endpoint} cannot be reached"
-        unset = "unset HF_HUB_OFFLINE, or give the model's folder" if offline else ""
-        raise DataError(f"{name}: no such folder, not (wholly) in the cache, and {why}", unset or elsewhere) from error
-    except Exception as error:  # the HTTP library changes with the versions of huggingface_hub
+        reason = "HF_HUB_OFFLINE is set" if offline else f"{endpoint} cannot be reached"
+        offline_hint = "unset HF_HUB_OFFLINE, or give the model's folder" if offline else ""
+        raise DataError(
+            f"{name}: no such folder, not (wholly) in the cache, and {reason}", offline_hint or alternatives
+        ) from error
+    except Exception as error:  # the HTTP library depends on the version of huggingface_hub
         if isinstance(error, errors.HFValidationError) or not _is_transfer(error):
             raise
-        what = f"{name}: the download from {endpoint} broke off: {_first_line(error)}"
-        raise DataError(what, f"start again, what is here is kept; or {elsewhere}") from error
+        message = f"{name}: the download from {endpoint} broke off: {_first_line(error)}"
+        raise DataError(message, f"start again, what is here is kept; or {alternatives}") from error
 
 
 def _is_transfer(error: Exception) -> bool:
@@ -124,7 +126,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_wanted(path: str) -> bool:
-    return any(fnmatch(path, one) for one in ALLOW_PATTERNS) and not any(fnmatch(path, one) for one in IGNORE_PATTERNS)
+    return any(fnmatch(path, pattern) for pattern in ALLOW_PATTERNS) and not any(
+        fnmatch(path, pattern) for pattern in IGNORE_PATTERNS
+    )
 
 
 def _fetch_modelscope(name: str, cached: bool) -> Path:

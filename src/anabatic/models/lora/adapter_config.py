@@ -1,4 +1,4 @@
-"""What an adapter folder says of itself: `adapter_config.json`, ours or PEFT's, and the names in its weights.
+"""Read the configuration of an adapter folder: `adapter_config.json`, ours or PEFT's, and the names of its weights.
 
 Keys: PEFT 0.21, `peft/tuners/lora/config.py`.
 """
@@ -34,24 +34,24 @@ _UNSUPPORTED_KEYS = (
     "kasa_config",
     "monteclora_config",
 )
-"""Kinds of adapters that make other numbers than `W + scale B A`; set, they cannot be skipped."""
+"""Keys of adapters that compute something else than `W + scale B A`; they must not be ignored when set."""
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Values of `init_lora_weights` with which PEFT changes the base model's weights whenever it loads the adapter."""
+"""Values of `init_lora_weights` with which PEFT changes the base model's weights on every load of the adapter."""
 
 
 def parse_adapter_spec(spec: str) -> tuple[str, float]:
-    """Read `FOLDER[@WEIGHT]`; a folder that exists as written, `@` included, is taken as written.
+    """Parse `FOLDER[@WEIGHT]`; an existing folder with `@` in its name is used as it is.
 
     Raises:
-        ConfigError: no folder, or a weight that is no number but 0.
+        ConfigError: there is no folder, or the weight is 0 or not a number.
     """
     match = re.fullmatch(r"(.+)@([^@/]*)", spec)
     if match is None or Path(spec).expanduser().exists():
         if not spec.strip():
             raise ConfigError("adapter: a name is empty", _USAGE)
         return spec, 1.0
-    number = re.fullmatch(r"-?[0-9]*\.?[0-9]+(?:[eE]-?[0-9]+)?", match[2])
-    if number is None or float(match[2]) == 0.0:
+    weight_match = re.fullmatch(r"-?[0-9]*\.?[0-9]+(?:[eE]-?[0-9]+)?", match[2])
+    if weight_match is None or float(match[2]) == 0.0:
         raise ConfigError(f'adapter: "{match[2]}" in "{spec}" is no weight', f"{_USAGE}; any number but 0")
     return match[1], float(match[2])
 
@@ -65,7 +65,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     """Return `adapter_config.json`.
 
     Raises:
-        DataError: it is missing, torn, or of another kind of adapter.
+        DataError: it is missing, damaged, or of another type of adapter.
     """
     path = folder / ADAPTER_CONFIG_FILE
     try:
@@ -75,8 +75,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or "peft_type" not in config:
         raise DataError(f"{path} says no peft_type: it is not an adapter's", "copy the folder again")
     if config["peft_type"] != "LORA":
-        what = f"{path}: the adapter is {config['peft_type']}, not LORA"
-        raise DataError(what, "only LoRA adapters (with DoRA, rsLoRA) are read")
+        message = f"{path}: the adapter is {config['peft_type']}, not LORA"
+        raise DataError(message, "only LoRA adapters (with DoRA, rsLoRA) are read")
     return config
 
 
@@ -84,18 +84,19 @@ def parse_lora_settings(config: dict[str, Any], folder: Path) -> Lora:
     """Return the settings of a saved adapter.
 
     Raises:
-        DataError: they are damaged, or of an adapter that makes other numbers than ours do.
+        DataError: they are damaged, or of an unsupported adapter.
     """
     path = folder / ADAPTER_CONFIG_FILE
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         raise DataError(f"{path}: ranks differ from layer to layer", _MERGE_FIRST_HINT)
-    other = next((key for key in _UNSUPPORTED_KEYS if config.get(key)), None)
-    if other is not None:
-        raise DataError(f"{path}: {other} is set, which is not done here", _MERGE_FIRST_HINT)
-    begun = str(config.get("init_lora_weights", True))
-    if begun.startswith(_BASE_CHANGING_INITS):
+    unsupported = next((key for key in _UNSUPPORTED_KEYS if config.get(key)), None)
+    if unsupported is not None:
+        raise DataError(f"{path}: {unsupported} is set, which is not done here", _MERGE_FIRST_HINT)
+    init_method = str(config.get("init_lora_weights", True))
+    if init_method.startswith(_BASE_CHANGING_INITS):
         raise DataError(
-            f"{path}: init_lora_weights is {begun}: the adapter fits a base model that PEFT changes while it loads",
+            f"{path}: init_lora_weights is {init_method}: the adapter fits a base model that PEFT changes while it"
+            " loads",
             f"save it with path_initial_model_for_weight_conversion, or {_MERGE_FIRST_HINT}",
         )
     targets = config.get("target_modules") or []
@@ -116,10 +117,10 @@ def parse_lora_settings(config: dict[str, Any], folder: Path) -> Lora:
 
 
 def require_adapter_weights(folder: Path) -> None:
-    """Make sure that an adapter folder holds tensors.
+    """Check that an adapter folder has weights.
 
     Raises:
-        DataError: it does not.
+        DataError: it has none.
     """
     if not (folder / ADAPTER_WEIGHTS_FILE).is_file():
         raise DataError(
@@ -128,12 +129,12 @@ def require_adapter_weights(folder: Path) -> None:
 
 
 def list_adapted_layers(folder: Path) -> list[str]:
-    """Return the layers that have an adapter, in the order of their names; read from the head of the weights' file.
+    """Return the layers with an adapter, sorted by name, from the header of the weight file.
 
-    `target_modules` may be a regular expression, and `layers_to_transform` a part of the blocks: the tensors say it.
+    The tensor names are exact: `target_modules` may be a regular expression, `layers_to_transform` limits the blocks.
 
     Raises:
-        DataError: the file is missing or torn, or holds no adapter.
+        DataError: the file is missing or damaged, or has no adapter.
     """
     require_adapter_weights(folder)
     try:
@@ -141,11 +142,11 @@ def list_adapted_layers(folder: Path) -> list[str]:
             names = list(file.keys())
     except Exception as error:  # safetensors raises its own class, straight from Rust
         raise DataError(f"{folder / ADAPTER_WEIGHTS_FILE} cannot be read: {error}", "copy the folder again") from error
-    found = sorted(
+    layers = sorted(
         name.removeprefix(PEFT_PREFIX).removesuffix(_LORA_A_SUFFIX) for name in names if name.endswith(_LORA_A_SUFFIX)
     )
-    if not found:
+    if not layers:
         raise DataError(
             f"{folder / ADAPTER_WEIGHTS_FILE} holds no adapter: {len(names)} tensors", "copy the folder again"
         )
-    return found
+    return layers

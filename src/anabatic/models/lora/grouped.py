@@ -1,9 +1,9 @@
-"""Adapters with few operators: layers that read the same input are computed together, all adapters are cast at once.
+"""Adapters with few kernel launches: layers with the same input are computed in groups, all adapters are cast at once.
 
-An accelerator fed by a busy host feels every launch. A layer by itself takes two casts and three products forward,
-seven more backward, and two casts of gradients. Here the frozen weights of a group (queries, keys and values; gate and
-up) lie behind each other in memory and are one product, their `A` another, their `B` a third with zeros between the
-blocks; and one copy makes the low-precision adapters of a whole step, another their gradients.
+On a busy host every launch costs time. A single layer needs two casts and three products forward, seven more backward,
+and two casts of gradients. Here the frozen weights of a group (queries, keys and values; gate and up) are contiguous in
+memory and one product, their `A` another, their `B` a third with zeros between the blocks; one copy casts all adapters
+of a step, another their gradients.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from anabatic.models.lora.linear import LoraLinear, add_product
 
 _GROUPED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of layers of one module that read the same input; that they do is checked whenever they run."""
+"""Names of layers of one module with the same input, which is checked whenever they run."""
 
 
 class _CastFunction(torch.autograd.Function):
-    """fp32 parameters -> views of one tensor of another type; gradients come back the same way, times `scale`."""
+    """fp32 parameters -> views of one tensor of another dtype; gradients are cast back likewise, times `scale`."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, scale: float, *params: Tensor) -> tuple[Tensor, ...]:
@@ -35,46 +35,49 @@ class _CastFunction(torch.autograd.Function):
         return None, None, *_split_like(flat, ctx.like)
 
 
-def _split_like(flat: Tensor, like: Sequence[tuple[torch.Size, int]]) -> tuple[Tensor, ...]:
-    parts = flat.split([numel for _, numel in like])
-    return tuple(part.view(shape) for part, (shape, _) in zip(parts, like, strict=True))
+def _split_like(flat: Tensor, shapes: Sequence[tuple[torch.Size, int]]) -> tuple[Tensor, ...]:
+    parts = flat.split([numel for _, numel in shapes])
+    return tuple(part.view(shape) for part, (shape, _) in zip(parts, shapes, strict=True))
 
 
 def _view_as_one(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensors as one, `[sum of rows, ...]`, if they lie behind each other in one memory; else None."""
+    """Return a view of all tensors, `[sum of rows, ...]`, if they are contiguous in one storage; else None."""
     first = tensors[0]
-    at = first.data_ptr()
+    next_address = first.data_ptr()
     for tensor in tensors:
-        same = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or tensor.data_ptr() != at or not tensor.is_contiguous():
+        same_storage = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same_storage or tensor.data_ptr() != next_address or not tensor.is_contiguous():
             return None
-        at += tensor.numel() * tensor.element_size()
+        next_address += tensor.numel() * tensor.element_size()
     shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
     return first.detach().as_strided(shape, first.stride(), first.storage_offset())
 
 
 def _store_contiguously(tensors: Sequence[Tensor]) -> None:
-    """Move frozen parameters into one memory."""
-    whole = torch.cat([tensor.detach() for tensor in tensors])
-    for tensor, part in zip(tensors, whole.split([tensor.shape[0] for tensor in tensors]), strict=True):
+    """Move frozen parameters into one storage."""
+    joined = torch.cat([tensor.detach() for tensor in tensors])
+    for tensor, part in zip(tensors, joined.split([tensor.shape[0] for tensor in tensors]), strict=True):
         tensor.data = part
 
 
 class _GroupedProduct(torch.autograd.Function):
     """`x W^T + bias + s (x A^T) B^T` of a group: x `[T, in]`, W `[O, in]`, A `[R, in]`, B `[O, R]` with a block for
-    each layer. Gradients are made for each layer's own A and B, without the factor s."""
+    each layer. Gradients are computed for each layer's A and B, without the factor s."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, a: Tensor, b: Tensor, *own: Tensor
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, a: Tensor, b: Tensor, *adapters: Tensor
     ) -> Tensor:
         down = x @ a.t()
         out = x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
         out = add_product(out, down, b.t(), scale)
         ctx.save_for_backward(x, weight, a, b, down)
-        half = len(own) // 2
+        half = len(adapters) // 2
         ctx.scale = scale
-        ctx.ranks, ctx.outs = [one.shape[0] for one in own[:half]], [one.shape[0] for one in own[half:]]
+        ctx.ranks, ctx.outs = (
+            [adapter.shape[0] for adapter in adapters[:half]],
+            [adapter.shape[0] for adapter in adapters[half:]],
+        )
         return out
 
     @staticmethod
@@ -84,13 +87,13 @@ class _GroupedProduct(torch.autograd.Function):
         d_down = grad @ b
         d_x = (grad @ weight).addmm_(d_down, a, alpha=ctx.scale) if ctx.needs_input_grad[0] else None
         d_a = (d_down.t() @ x).split(ctx.ranks)
-        pieces = zip(grad.split(ctx.outs, dim=1), down.split(ctx.ranks, dim=1), strict=True)
-        d_b = [out.t() @ inner for out, inner in pieces]
+        blocks = zip(grad.split(ctx.outs, dim=1), down.split(ctx.ranks, dim=1), strict=True)
+        d_b = [grad_block.t() @ down_block for grad_block, down_block in blocks]
         return d_x, None, None, None, None, None, *d_a, *d_b
 
 
 class LoraGroup:
-    """Layers that are computed together as long as they are given the same tensor, one after the other."""
+    """Layers that are computed together when they are called in turn with the same tensor."""
 
     def __init__(self, layers: Sequence[LoraLinear]) -> None:
         self.layers = list(layers)
@@ -109,43 +112,43 @@ class LoraGroup:
 
     @property
     def params(self) -> list[nn.Parameter]:
-        """A of every layer, then B of every layer; sharding may exchange them."""
+        """Return A of every layer, then B of every layer; sharding may replace them."""
         return [layer.lora_A for layer in self.layers] + [layer.lora_B for layer in self.layers]
 
     @torch.no_grad()
     def set_casts(self, casts: Sequence[Tensor]) -> None:
-        """Use these low-precision adapters, A of every layer and then B of every layer, while the parameters stay."""
+        """Use these low-precision adapters, A of every layer, then B of every layer, until the parameters change."""
         self._casts, self._versions = list(casts), [param._version for param in self.params]
         self._input, self._remaining = None, {}
         half = len(self.layers)
         if half == 1:
             return
-        ranks = [one.shape[0] for one in casts[:half]]
+        ranks = [cast.shape[0] for cast in casts[:half]]
         if self._block is None or self._block.dtype != casts[0].dtype or self._block.device != casts[0].device:
             self._block = casts[0].new_zeros(sum(self.out_sizes), sum(ranks))
         rows = zip(self._block.split(self.out_sizes), casts[half:], range(half), strict=True)
-        for row, b, number in rows:
-            row.split(ranks, dim=1)[number].copy_(b)
+        for row, b, index in rows:
+            row.split(ranks, dim=1)[index].copy_(b)
 
     def compute_output(self, layer: LoraLinear, x: Tensor) -> Tensor | None:
-        """The output of one layer; None: the adapters have changed since they were cast, compute it alone."""
+        """Return the output of one layer; None if the adapters have changed since the cast: compute it separately."""
         if _is_disabled():
             return None
-        number = self.layers.index(layer)
-        if x is not self._input or number not in self._remaining:
+        index = self.layers.index(layer)
+        if x is not self._input or index not in self._remaining:
             out = self.compute_all(x)
             if out is None:
                 return None
             if len(self.layers) == 1:
                 return out
             self._input, self._remaining = x, dict(enumerate(out.split(self.out_sizes, dim=-1)))
-        found = self._remaining.pop(number)
+        output = self._remaining.pop(index)
         if not self._remaining:
             self._input = None
-        return found
+        return output
 
     def compute_all(self, x: Tensor) -> Tensor | None:
-        """`[..., in]` -> the outputs of all layers behind each other, `[..., O]`; None as for `compute_output`."""
+        """Return the concatenated outputs of all layers, `[..., in]` -> `[..., O]`; None as in `compute_output`."""
         weights, half = [layer.weight for layer in self.layers], len(self.layers)
         if not self._casts or [param._version for param in self.params] != self._versions:
             return None
@@ -167,34 +170,34 @@ class LoraGroup:
 
 
 def _is_disabled() -> bool:
-    """Casts are made for training; and where a tensor is in memory cannot be traced by a compiler."""
+    """True outside of training, where adapters are not cast, and in a compiler, which cannot trace data pointers."""
     return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
 
 def compute_joint_output(layers: Sequence[nn.Module], x: Tensor) -> Tensor | None:
-    """The outputs of `layers` behind each other, if they are a group; else None."""
+    """Return the concatenated outputs of `layers` if they are a group, else None."""
     if _is_disabled():
         return None
     group = getattr(layers[0], "group", None)
     if not isinstance(group, LoraGroup) or len(group.layers) != len(layers):
         return None
-    if any(one is not other for one, other in zip(group.layers, layers, strict=True)):
+    if any(expected is not layer for expected, layer in zip(group.layers, layers, strict=True)):
         return None
     return group.compute_all(x)
 
 
 class AdapterBank:
-    """All adapters of a model in groups. `cast_adapters` once before every forward pass that is trained."""
+    """All adapters of a model in groups. Call `cast_adapters` before every training forward pass."""
 
     def __init__(self, groups: Sequence[LoraGroup]) -> None:
         self.groups = list(groups)
         self.scale = groups[0].layers[0].scale
 
     def cast_adapters(self) -> None:
-        """Make the low-precision adapters of this forward pass."""
+        """Cast the adapters for this forward pass."""
         first = self.groups[0].layers[0]
         params = [param for group in self.groups for param in group.params]
-        if not all(_is_plain(param) for param in params):  # sharded since they were gathered: each layer by itself
+        if not all(_is_plain(param) for param in params):  # sharded after grouping: compute each layer separately
             return
         dtype = first.get_compute_dtype(first.weight.device.type)
         casts = list(_CastFunction.apply(dtype, self.scale, *params))  # type: ignore[no-untyped-call]
@@ -203,29 +206,31 @@ class AdapterBank:
 
 
 def group_adapters(model: nn.Module) -> AdapterBank | None:
-    """Group a model's adapters; None where there are none, or where one is sharded, dropped out or DoRA."""
+    """Group a model's adapters; None if there are none, or one is sharded or has dropout or DoRA."""
     adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
     if not adapted or not all(_is_groupable(layer, adapted[0]) for layer in adapted):
         return None
     groups: list[LoraGroup] = []
     for module in model.modules():
         children = module._modules
-        taken: set[str] = set()
+        grouped_names: set[str] = set()
         for names in _GROUPED_LAYERS:
             layers = [child for name in names if isinstance(child := children.get(name), LoraLinear)]
             if len(layers) == len(names) and _is_alike(layers):
                 groups.append(LoraGroup(layers))
-                taken.update(names)
-        alone = [child for name, child in children.items() if isinstance(child, LoraLinear) and name not in taken]
-        groups.extend(LoraGroup([layer]) for layer in alone)
+                grouped_names.update(names)
+        single_layers = [
+            child for name, child in children.items() if isinstance(child, LoraLinear) and name not in grouped_names
+        ]
+        groups.extend(LoraGroup([layer]) for layer in single_layers)
     return AdapterBank(groups)
 
 
 def _is_groupable(layer: LoraLinear, first: LoraLinear) -> bool:
     plain = _is_plain(layer.lora_A) and _is_plain(layer.lora_B) and layer.quantized is None
     trained = layer.lora_A.requires_grad and layer.lora_B.requires_grad and not layer.weight.requires_grad
-    same = layer.scale == first.scale and layer.weight.dtype == first.weight.dtype
-    return plain and trained and same and not layer.dropout and layer.lora_magnitude is None
+    matches_first = layer.scale == first.scale and layer.weight.dtype == first.weight.dtype
+    return plain and trained and matches_first and not layer.dropout and layer.lora_magnitude is None
 
 
 def _is_plain(param: Tensor) -> bool:
@@ -233,5 +238,5 @@ def _is_plain(param: Tensor) -> bool:
 
 
 def _is_alike(layers: Sequence[LoraLinear]) -> bool:
-    biased = {layer.bias is not None for layer in layers}
-    return len(biased) == 1 and len({layer.in_features for layer in layers}) == 1
+    bias_flags = {layer.bias is not None for layer in layers}
+    return len(bias_flags) == 1 and len({layer.in_features for layer in layers}) == 1

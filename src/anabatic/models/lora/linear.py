@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) inside a model's linear layers.
 
-A layer computes `x W^T + s (x A^T) B^T` with W frozen, `A [r, in]`, `B [out, r]` and `s = alpha / r`. Beside the input,
-which the layer below keeps anyway, the forward pass saves `x A^T` alone (`[T, r]`): three matrix products forward, five
-backward, and no product of the size of W.
+A layer computes `x W^T + s (x A^T) B^T` with W frozen, `A [r, in]`, `B [out, r]` and `s = alpha / r`. Besides the
+input, which the layer below keeps anyway, the forward pass saves only `x A^T` (`[T, r]`): three matrix products
+forward, five backward, and no product of the size of W.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from anabatic.parallel.tensor_linear import get_local_bias, reduce_from_parallel
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Return `total + scale * a b`, in the memory of `total` unless somebody keeps it: selective recomputation does."""
+    """Return `total + scale * a b`, in place unless selective recomputation, which keeps `total`, is active."""
     if is_in_torch_dispatch_mode():
         return torch.addmm(total, a, b, alpha=scale)
     return total.addmm_(a, b, alpha=scale)
 
 
 class _LoraFunction(torch.autograd.Function):
-    """Shapes: x `[T, in]`, weight `[out, in]`, a `[r, in]`, b `[out, r]`; all of one dtype but a and b, which may be
-    wider: their gradients have their own."""
+    """Shapes: x `[T, in]`, weight `[out, in]`, a `[r, in]`, b `[out, r]`; all of one dtype except a and b, which may be
+    wider; their gradients have their dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -60,7 +60,7 @@ class LayerGroup(Protocol):
     """Layers that are computed together."""
 
     def compute_output(self, layer: LoraLinear, x: Tensor) -> Tensor | None:
-        """The output of one of them, or None when it must be computed alone."""
+        """Return the output of one layer, or None if it must be computed separately."""
 
 
 class LoraLinear(nn.Linear):
@@ -69,17 +69,17 @@ class LoraLinear(nn.Linear):
     Args:
         base: the layer; its weight and bias are shared, not copied.
         rank, scale: `r` and `s` above.
-        dropout: share of the adapter's inputs that is zeroed in training.
-        dora: also train the length of every row of the sum (DoRA, arXiv 2402.09353, equation 5).
+        dropout: dropout rate of the adapter's inputs in training.
+        dora: also train the norm of every row of the sum (DoRA, arXiv 2402.09353, equation 5).
     """
 
     lora_A_start: Tensor | None
     lora_B_start: Tensor | None
-    packed: QuantizedWeight | None
+    quantized: QuantizedWeight | None
     group: LayerGroup | None = None
-    """Layers it is computed together with (`grouped.py`)."""
+    """Group of layers that are computed together (`grouped.py`)."""
     input_group: RankGroup | None = None
-    """Ranks that each hold the weight's columns for some inputs, with tensor parallelism."""
+    """Ranks that shard the weight's columns, with tensor parallelism."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float = 0.0, dora: bool = False) -> None:
         nn.Module.__init__(self)
@@ -98,35 +98,35 @@ class LoraLinear(nn.Linear):
 
     @torch.no_grad()
     def init_adapter(self, generator: torch.Generator) -> None:
-        """Draw A as PEFT does (uniform, Kaiming with a = sqrt 5), B zero: the layer begins as the frozen one."""
+        """Draw A as PEFT does (uniform, Kaiming with a = sqrt 5), B zero: the layer starts as the frozen one."""
         bound = 1 / math.sqrt(self.in_features)
         copy_from_full(self.lora_A, torch.empty(self.lora_A.shape).uniform_(-bound, bound, generator=generator))
         to_local(self.lora_B).zero_()
-        if self.lora_magnitude is not None:  # rows are shared out as the weight's are
+        if self.lora_magnitude is not None:  # sharded like the weight's rows
             to_local(self.lora_magnitude).copy_(self._row_norms(to_local(self.weight).float()))
 
     @torch.no_grad()
     def init_pissa(self) -> None:
-        """PiSSA (arXiv 2404.02948, section 3): begin with the largest singular vectors, and freeze the rest.
+        """PiSSA (arXiv 2404.02948, section 3): start with the largest singular vectors, and freeze the rest.
 
-        The start is kept, so that the difference to the original weight can be saved as a plain adapter.
+        The initial adapter is kept, so that the difference to the original weight can be saved as a plain adapter.
         """
-        wide = gather_full_tensor(self.weight).float()
-        u, sizes, v = torch.linalg.svd(wide, full_matrices=False)
+        weight = gather_full_tensor(self.weight).float()
+        u, singular_values, v = torch.linalg.svd(weight, full_matrices=False)
         rank = self.lora_A.shape[0]
-        root = (sizes[:rank] / self.scale).sqrt()
-        self.lora_A_start, self.lora_B_start = root[:, None] * v[:rank], u[:, :rank] * root
+        root_values = (singular_values[:rank] / self.scale).sqrt()
+        self.lora_A_start, self.lora_B_start = root_values[:, None] * v[:rank], u[:, :rank] * root_values
         copy_from_full(self.lora_A, self.lora_A_start)
         copy_from_full(self.lora_B, self.lora_B_start)
-        copy_from_full(self.weight, wide - self.compute_initial_product())
+        copy_from_full(self.weight, weight - self.compute_initial_product())
 
     def compute_initial_product(self) -> Tensor:
-        """Return what `init_pissa` took out of the weight, `[out, in]`."""
+        """Return the product that `init_pissa` subtracted from the weight, `[out, in]`."""
         assert self.lora_A_start is not None and self.lora_B_start is not None
         return self.scale * self.lora_B_start @ self.lora_A_start
 
     def gather_delta(self) -> tuple[Tensor, Tensor]:
-        """Return whole A and B for the *original* weight, of twice the rank after `init_pissa`. All ranks call it."""
+        """Return full A and B for the *original* weight, of twice the rank after `init_pissa`. All ranks call it."""
         a, b = gather_full_tensor(self.lora_A), gather_full_tensor(self.lora_B)
         if self.lora_A_start is None or self.lora_B_start is None:
             return a, b
@@ -134,8 +134,8 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        if self.group is not None and (together := self.group.compute_output(self, input)) is not None:
-            return together
+        if self.group is not None and (grouped_output := self.group.compute_output(self, input)) is not None:
+            return grouped_output
         x = input.to(self.get_compute_dtype(input.device.type))
         out = self._forward_adapted(x) if self.quantized is None else self._forward_quantized(x, self.quantized)
         return out if self.input_group is None else reduce_from_parallel_region(out, self.input_group)
@@ -157,29 +157,29 @@ class LoraLinear(nn.Linear):
             )
         return out.unflatten(0, x.shape[:-1])
 
-    def _forward_quantized(self, x: Tensor, packed: QuantizedWeight) -> Tensor:
+    def _forward_quantized(self, x: Tensor, quantized: QuantizedWeight) -> Tensor:
         dropped = F.dropout(x, self.dropout) if self.dropout and self.training else x
         with torch.autocast(x.device.type, enabled=False):
-            out = packed.apply_linear(x, None if self.bias is None else self.bias.to(x.dtype))
+            out = quantized.apply_linear(x, None if self.bias is None else self.bias.to(x.dtype))
             return out + F.linear(F.linear(dropped, self._cast_a(x)), self._cast_b(x)) * self.scale
 
     def _forward_dora(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The length is taken as a constant in the backward pass (section 4.3 of the paper)."""
+        """Compute DoRA; the norm is a constant in the backward pass (section 4.3 of the paper)."""
         assert self.lora_magnitude is not None
         with torch.no_grad():
-            change = self.scale * to_local(self.lora_B) @ to_local(self.lora_A)
-            length = self._row_norms(to_local(self.weight).float() + change)
+            delta = self.scale * to_local(self.lora_B) @ to_local(self.lora_A)
+            row_norms = self._row_norms(to_local(self.weight).float() + delta)
         dropped = F.dropout(x, self.dropout) if self.dropout and self.training else x
-        change = F.linear(F.linear(dropped, self._cast_a(x)), self._cast_b(x)) * self.scale
-        ratio = (to_local(self.lora_magnitude) / length).to(x.dtype)
+        delta = F.linear(F.linear(dropped, self._cast_a(x)), self._cast_b(x)) * self.scale
+        ratio = (to_local(self.lora_magnitude) / row_norms).to(x.dtype)
         if dropped is x:
-            out = (F.linear(x, weight) + change) * ratio
+            out = (F.linear(x, weight) + delta) * ratio
         else:
-            out = F.linear(x, weight) + (ratio - 1) * F.linear(dropped, weight) + change * ratio
+            out = F.linear(x, weight) + (ratio - 1) * F.linear(dropped, weight) + delta * ratio
         return out if bias is None else out + bias
 
     def _row_norms(self, weight: Tensor) -> Tensor:
-        """The length of every row, also where each rank has some columns."""
+        """Return the norm of every row, also if the columns are sharded."""
         if self.input_group is None:
             return torch.linalg.vector_norm(weight, dim=1)
         return all_reduce_sum(weight.square().sum(1), self.input_group).sqrt()
@@ -191,18 +191,18 @@ class LoraLinear(nn.Linear):
         return to_local(self.lora_B).to(x.dtype)
 
     def get_compute_dtype(self, device_type: str) -> torch.dtype:
-        """Autocast does not reach into an autograd function: its rule for matrix products, by hand."""
+        """Return the dtype of autocast for matrix products, which it does not apply inside an autograd function."""
         if torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
         return self.weight.dtype
 
     def extra_repr(self) -> str:
-        """For printing."""
+        """Return the description for printing."""
         return f"{super().extra_repr()}, rank={self.lora_A.shape[0]}, scale={self.scale:g}"
 
     @torch.no_grad()
     def compute_merged_weight(self) -> Tensor:
-        """Return the one weight that does the work of both, in the frozen weight's dtype."""
+        """Return the merged weight in the frozen weight's dtype."""
         total = self.weight.float() + self.scale * self.lora_B @ self.lora_A
         if self.lora_magnitude is not None:
             total *= (self.lora_magnitude / torch.linalg.vector_norm(total, dim=1))[:, None]
