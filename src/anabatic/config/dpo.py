@@ -53,8 +53,8 @@ class DpoJob(TuneJob, WithAuto):
             value = getattr(self, name)
             require_setting(value >= 0, f"{name} is {value}", "use 0 or more")
             changed = value != type(self).__dataclass_fields__[name].default
-            told = f"{name} is {value} with loss_type {self.loss_type}"
-            require_setting(not changed or self.loss_type == loss, told, f"it belongs to loss_type {loss}")
+            problem = f"{name} is {value} with loss_type {self.loss_type}"
+            require_setting(not changed or self.loss_type == loss, problem, f"it belongs to loss_type {loss}")
         weights = self.desirable_weight + self.undesirable_weight
         require_setting(weights > 0, "desirable_weight and undesirable_weight are both 0", "nothing would be learned")
         require_setting(
@@ -68,8 +68,10 @@ class DpoJob(TuneJob, WithAuto):
             "it belongs to loss_type sigmoid",
         )
         plain = self.loss_type not in ("kto", "orpo")
-        told = f"rpo_alpha is {self.rpo_alpha} with loss_type {self.loss_type}"
-        require_setting(not self.rpo_alpha or plain, told, "orpo has that term already, and kto no pairs: leave it out")
+        problem = f"rpo_alpha is {self.rpo_alpha} with loss_type {self.loss_type}"
+        require_setting(
+            not self.rpo_alpha or plain, problem, "orpo has that term already, and kto no pairs: leave it out"
+        )
         require_setting(
             self.rpo_alpha is None or self.rpo_alpha >= 0, f"rpo_alpha is {self.rpo_alpha}", "use 0 or more"
         )

@@ -56,8 +56,8 @@ class ExportJob:
         require_setting(
             self.context is None or self.context >= 16, f"context is {self.context}", "use 16 tokens or more"
         )
-        named = self.name is None or re.fullmatch(r"[\w][\w.-]*", self.name, re.ASCII) is not None
-        require_setting(named, f'name is "{self.name}"', "use letters, digits, dots, _ and -")
+        is_valid_name = self.name is None or re.fullmatch(r"[\w][\w.-]*", self.name, re.ASCII) is not None
+        require_setting(is_valid_name, f'name is "{self.name}"', "use letters, digits, dots, _ and -")
         twice = len(set(self.recipes)) < len(self.recipes)
         require_setting(not twice, f"recipes are {', '.join(self.recipes)}", "name each once")
         lone = self.gguf == "none" and self.llama_cpp is not None

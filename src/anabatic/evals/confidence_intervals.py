@@ -31,11 +31,11 @@ def wilson_interval(right: int, n: int) -> Estimate:
     """Return a share with its score interval (Wilson 1927, doi 10.1080/01621459.1927.10502953)."""
     if not n:
         return Estimate(math.nan, math.nan, math.nan, "wilson")
-    share, square = right / n, _Z_95 * _Z_95
-    centre = (share + square / (2 * n)) / (1 + square / n)
-    half = _Z_95 / (1 + square / n) * math.sqrt(share * (1 - share) / n + square / (4 * n * n))
+    proportion, square = right / n, _Z_95 * _Z_95
+    centre = (proportion + square / (2 * n)) / (1 + square / n)
+    half = _Z_95 / (1 + square / n) * math.sqrt(proportion * (1 - proportion) / n + square / (4 * n * n))
     low = 0.0 if right == 0 else max(0.0, centre - half)
-    return Estimate(share, low, 1.0 if right == n else min(1.0, centre + half), "wilson")
+    return Estimate(proportion, low, 1.0 if right == n else min(1.0, centre + half), "wilson")
 
 
 def bootstrap_interval(rows: np.ndarray, figure: Callable[[np.ndarray], float], seed: int) -> Estimate:

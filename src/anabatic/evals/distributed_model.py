@@ -50,8 +50,8 @@ class DistributedModel:
             what=what, texts=lambda: [(np.asarray(text.tokens).tolist(), text.num_scored) for text in texts]
         )
         yield from self._local.score_texts(texts, what)
-        for theirs in self._gather_answers({}):
-            yield {int(number): Likelihood(*one) for number, one in theirs.items()}
+        for answers in self._gather_answers({}):
+            yield {int(number): Likelihood(*one) for number, one in answers.items()}
 
     def generate_replies(self, prompts: Sequence[list[int]], sampling: Sampling, what: str) -> Iterator[dict[int, str]]:
         """Yield replies by number of the prompt, of this process's share as they are finished, then all others'.
@@ -61,8 +61,8 @@ class DistributedModel:
         """
         self._broadcast_request(what=what, prompts=lambda: prompts, sampling=lambda: asdict(sampling))
         yield from self._local.generate_replies(prompts, sampling, what)
-        for theirs in self._gather_answers({}):
-            yield {int(number): one for number, one in theirs.items()}
+        for answers in self._gather_answers({}):
+            yield {int(number): one for number, one in answers.items()}
 
     def close(self) -> None:
         """Let the other processes go."""
@@ -77,35 +77,35 @@ class DistributedModel:
             Failure: the model is broken, or the folder cannot be written.
         """
         kept = rank_cache_path(store, self._world.rank)
-        while told := json.loads(broadcast_text("", self._world)):
+        while message := json.loads(broadcast_text("", self._world)):
             kept.unlink(missing_ok=True)  # rank 0 asks anew: it has kept all that it asked before
             writer = JsonlWriter(kept)
-            mine: dict[int, Any] = {}
-            for names, found in self._iter_answers(told):
+            rank_answers: dict[int, Any] = {}
+            for names, found in self._iter_answers(message):
                 writer.write({names[number]: one for number, one in found.items()})
-                mine |= found
+                rank_answers |= found
             writer.close()
-            self._gather_answers(mine)
+            self._gather_answers(rank_answers)
         kept.unlink(missing_ok=True)
 
-    def _iter_answers(self, told: dict[str, Any]) -> Iterator[tuple[list[str], dict[int, Any]]]:
+    def _iter_answers(self, message: dict[str, Any]) -> Iterator[tuple[list[str], dict[int, Any]]]:
         """Yield the names of all that is asked, and what was found of it, batch by batch."""
-        if "texts" in told:
-            texts = [ScoredText(np.array(tokens, dtype=np.int64), scored) for tokens, scored in told["texts"]]
+        if "texts" in message:
+            texts = [ScoredText(np.array(tokens, dtype=np.int64), scored) for tokens, scored in message["texts"]]
             names = [make_text_key(text) for text in texts]
-            for scored in self._local.score_texts(texts, told["what"]):
+            for scored in self._local.score_texts(texts, message["what"]):
                 yield names, {number: list(one) for number, one in scored.items()}
             return
-        sampling = Sampling(**told["sampling"])
-        names = [make_reply_key(prompt, sampling) for prompt in told["prompts"]]
-        for replies in self._local.generate_replies(told["prompts"], sampling, told["what"]):
+        sampling = Sampling(**message["sampling"])
+        names = [make_reply_key(prompt, sampling) for prompt in message["prompts"]]
+        for replies in self._local.generate_replies(message["prompts"], sampling, message["what"]):
             yield names, dict(replies)
 
-    def _broadcast_request(self, **told: Any) -> None:
+    def _broadcast_request(self, **message: Any) -> None:
         if self._world.size > 1:
-            made = {name: value() if callable(value) else value for name, value in told.items()}
-            broadcast_text(json.dumps(made), self._world)
+            resolved = {name: value() if callable(value) else value for name, value in message.items()}
+            broadcast_text(json.dumps(resolved), self._world)
 
-    def _gather_answers(self, mine: dict[int, Any]) -> list[dict[str, Any]]:
+    def _gather_answers(self, rank_answers: dict[int, Any]) -> list[dict[str, Any]]:
         """Return what the other ranks found."""
-        return [json.loads(text) for text in all_gather_text(json.dumps(mine), self._world)[1:]]
+        return [json.loads(text) for text in all_gather_text(json.dumps(rank_answers), self._world)[1:]]

@@ -74,25 +74,27 @@ class EndpointModel:
         """
         yield from self._map_requests(lambda prompt: self._request_reply(prompt, sampling), prompts, what)
 
-    def _map_requests(self, call: Callable[[T], R], asked: Sequence[T], what: str) -> Iterator[dict[int, R]]:
-        with ThreadPoolExecutor(self._max_concurrent) as pool, ProgressBar(what, len(asked)) as bar:
-            for first in range(0, len(asked), self._max_concurrent):
-                found = list(pool.map(call, asked[first : first + self._max_concurrent]))
+    def _map_requests(self, call: Callable[[T], R], requests: Sequence[T], what: str) -> Iterator[dict[int, R]]:
+        with ThreadPoolExecutor(self._max_concurrent) as pool, ProgressBar(what, len(requests)) as bar:
+            for first in range(0, len(requests), self._max_concurrent):
+                found = list(pool.map(call, requests[first : first + self._max_concurrent]))
                 bar.update(first + len(found))
                 yield dict(enumerate(found, start=first))
 
     def _request_reply(self, prompt: list[int], sampling: Sampling) -> str:
-        asked = {"prompt": prompt, "max_tokens": sampling.max_new_tokens, "temperature": 0}
-        told = self._post_completion({**asked, **({"stop": sampling.stop} if sampling.stop else {})})
-        if not isinstance(told.get("text"), str):
-            raise Failure(f"{self._url} answers without a text: {str(told)[:200]}", "is it an endpoint?")
-        return str(told["text"])
+        parameters = {"prompt": prompt, "max_tokens": sampling.max_new_tokens, "temperature": 0}
+        completion = self._post_completion({**parameters, **({"stop": sampling.stop} if sampling.stop else {})})
+        if not isinstance(completion.get("text"), str):
+            raise Failure(f"{self._url} answers without a text: {str(completion)[:200]}", "is it an endpoint?")
+        return str(completion["text"])
 
     def _request_likelihood(self, text: ScoredText) -> Likelihood:
         # One new token, which is left out: not every server takes 0.
-        asked = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        parameters = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
         try:
-            told = self._post_completion({"prompt": np.asarray(text.tokens).tolist(), **asked}).get("logprobs") or {}
+            told = (
+                self._post_completion({"prompt": np.asarray(text.tokens).tolist(), **parameters}).get("logprobs") or {}
+            )
         except _RejectedRequestError as error:
             raise self._no_logprobs_error(str(error)) from error
         size = len(text.tokens)

@@ -100,7 +100,7 @@ def _open_writer(path: Path) -> JsonlWriter:
 def _read_shard_state(path: Path) -> tuple[dict[str, Any], int] | None:
     """Return what a part was begun with, and how many rows it holds; a line torn by a crash is cut off. None: it holds
     nothing whole."""
-    whole = lines = 0
+    complete_bytes = lines = 0
     job: dict[str, Any] | None = None
     with open(path, "rb+") as file:
         for line in file:
@@ -110,8 +110,8 @@ def _read_shard_state(path: Path) -> tuple[dict[str, Any], int] | None:
                 job = _parse_shard_header(path, line)
             else:
                 lines += 1
-            whole += len(line)
-        file.truncate(whole)
+            complete_bytes += len(line)
+        file.truncate(complete_bytes)
     return None if job is None else (job, lines)
 
 

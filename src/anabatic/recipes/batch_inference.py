@@ -114,10 +114,10 @@ def _load_engine(job: InferJob, ranks: int) -> Engine:
     else:
         folder = resolve_model_folder(job.model)
         classifier.require_text_model(folder)
-        shares = resolve_merged_adapters(job.adapter, folder)
-        tokens = custom_templates.folder_with_template(find_tokenizer_folder(folder, shares), job.chat_template)
+        adapters = resolve_merged_adapters(job.adapter, folder)
+        tokens = custom_templates.folder_with_template(find_tokenizer_folder(folder, adapters), job.chat_template)
         require_tokenizer_fits(load_config(folder), tokenizers.load_tokenizer(tokens), folder)
-        model = load_model(folder, device.torch_device, device.dtype, shares, job.quantize)
+        model = load_model(folder, device.torch_device, device.dtype, adapters, job.quantize)
     tokenizer = tokenizers.load_tokenizer(tokens)
     log.info(f"{folder} on {device.name} ({device.reasons['device']})")
     return make_engine(model, tokenizer, device, job.batching, ranks)
@@ -144,7 +144,7 @@ def _prepare_requests(
         DataError: a row cannot be used; too many leave no room for an answer.
     """
     long = LongRowCounter(f"{', '.join(job.inputs)}: prompts", engine.max_len - 1, job.long_share, "--long-share")
-    own = len(range(rank, rows, ranks))
+    num_rows = len(range(rank, rows, ranks))
     for number, row in enumerate(read_prompts(job.inputs, job.columns)):
         if number % ranks != rank or number // ranks < done:
             continue
@@ -158,8 +158,8 @@ def _prepare_requests(
             yield InferenceRow(number, row, engine.request(prompt, sampling, name=row.location))
         except PromptTooLong as error:
             long.count_row(len(prompt), row.location)
-            if long.exceeds_limit(own):
-                long.check_fraction(own)
+            if long.exceeds_limit(num_rows):
+                long.check_fraction(num_rows)
             yield InferenceRow(number, skip_reason=_locate_error(row, error))
         except DataError as error:
             if job.on_bad_row == "fail":
@@ -207,14 +207,14 @@ def _format_answer(job: InferJob, engine: Engine, place: InferenceRow, totals: l
     """Return the line of a row, and count its tokens."""
     if place.request is None or place.prompt_row is None:
         return {"row": place.row_index, "skipped": place.skip_reason}
-    asked, request = place.prompt_row, place.request
+    prompt_row, request = place.prompt_row, place.request
     answer = engine.get_completion(request)
     for at, number in enumerate((1, len(request.prompt), len(answer.ids))):
         totals[at] += number
-    line: dict[str, Any] = {"row": place.row_index, "id": asked.id}
-    line |= {"text": asked.text} if asked.messages is None else {"messages": asked.messages}
+    line: dict[str, Any] = {"row": place.row_index, "id": prompt_row.id}
+    line |= {"text": prompt_row.text} if prompt_row.messages is None else {"messages": prompt_row.messages}
     line |= {"response": answer.text, "finish_reason": answer.finish_reason}
-    line |= {} if asked.label is None else {"label": asked.label}
+    line |= {} if prompt_row.label is None else {"label": prompt_row.label}
     line |= {"prompt_tokens": len(request.prompt), "response_tokens": len(answer.ids)}
     if job.sampling.top_logprobs:
         line |= {"logprobs": answer.logprobs, "top_logprobs": answer.top_logprobs}

@@ -46,21 +46,21 @@ def load_checkpoint_model(
         raise describe_wrong_model(path)
     if not path.is_dir():
         found = [one.name for one in path.parent.glob("checkpoint-*")] if path.parent.is_dir() else []
-        there = f"there are {', '.join(sorted(found)[:8])}" if found else "there is no checkpoint beside it"
-        raise DataError(f"{path} does not exist.{did_you_mean(path.name, found)}", there)
+        contents = f"there are {', '.join(sorted(found)[:8])}" if found else "there is no checkpoint beside it"
+        raise DataError(f"{path} does not exist.{did_you_mean(path.name, found)}", contents)
     if (path / "config.json").is_file() or (path / adapter.ADAPTER_CONFIG_FILE).is_file():
-        named = resolve_model_folder(path)
-        shares = resolve_merged_adapters(adapters, named)
-        return load_model(named, device.torch_device, device.dtype, shares, quantize), _find_tokenizer_folder(
-            named, shares, path
-        )
+        named_folder = resolve_model_folder(path)
+        adapters_to_merge = resolve_merged_adapters(adapters, named_folder)
+        return load_model(
+            named_folder, device.torch_device, device.dtype, adapters_to_merge, quantize
+        ), _find_tokenizer_folder(named_folder, adapters_to_merge, path)
     return _load_run_checkpoint(path, device)
 
 
-def _find_tokenizer_folder(named: Path, shares: list[merging.WeightedAdapter], path: Path) -> Path:
+def _find_tokenizer_folder(named_folder: Path, adapters_to_merge: list[merging.WeightedAdapter], path: Path) -> Path:
     """The folder of the tokenizer: that of an adapter without one is its base model's."""
-    folder = find_tokenizer_folder(named, shares)
-    return folder if (folder / "tokenizer.json").is_file() else resolve_base_folder(named)
+    folder = find_tokenizer_folder(named_folder, adapters_to_merge)
+    return folder if (folder / "tokenizer.json").is_file() else resolve_base_folder(named_folder)
 
 
 def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, Path]:
@@ -77,12 +77,12 @@ def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, P
             f"use them: -m {path.parent}",
         )
     job: TuneJob = settings_module.load_job(_infer_command(settings), [path / "config.yaml"])
-    named = resolve_model_folder(job.model)
-    base = resolve_base_folder(named)
-    shares = resolve_merged_adapters(job.adapter, named)
+    named_folder = resolve_model_folder(job.model)
+    base = resolve_base_folder(named_folder)
+    adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder)
     model = build_meta_causal_lm(base, device.dtype)
-    if named != base:
-        adapter.insert_saved_adapter(model, named)
+    if named_folder != base:
+        adapter.insert_saved_adapter(model, named_folder)
     elif job.tuner == "lora":
         adapter.insert_adapter(model, job.lora)
     elif job.tuner == "freeze":
@@ -90,12 +90,12 @@ def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, P
     model = prepare_model(model, device.torch_device)
     materialize_parameters(model, device.torch_device, device.torch_device)
     load_folder_weights(model, base)
-    merging.merge_adapters(model, shares)
-    if job.tuner == "lora" and named == base:
+    merging.merge_adapters(model, adapters_to_merge)
+    if job.tuner == "lora" and named_folder == base:
         adapter.init_adapter_weights(model, job.lora, job.seed)
     _load_trained_weights(path, model)
     log.info(f"{path}: the model of step {path.name.rpartition('-')[2]}, on {base}")
-    tokens = Path(job.tokenizer) if job.tokenizer else _find_tokenizer_folder(named, shares, path)
+    tokens = Path(job.tokenizer) if job.tokenizer else _find_tokenizer_folder(named_folder, adapters_to_merge, path)
     return model, custom_templates.folder_with_template(tokens, job.chat_template)
 
 
@@ -108,10 +108,10 @@ def _load_trained_weights(path: Path, model: PreTrainedModel) -> None:
     """Put what was trained into the model, in the model's format."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
-    own = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name in buffers}
-    wide = {f"model.{name}": tensor.detach().float() for name, tensor in own.items()}
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name in buffers}
+    wide = {f"model.{name}": tensor.detach().float() for name, tensor in tensors.items()}
     before = adapter.get_initial_products(model)
     storage.read_tensors(path, wide, World())
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         tensor.copy_(wide[f"model.{name}"])
     adapter.restore_pissa_base(model, before)

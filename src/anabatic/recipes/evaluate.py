@@ -73,18 +73,18 @@ def run(job: EvalJob) -> None:
     data_sets = _task_data_folder(job)
     plan = registry.plan_tasks(job.tasks, data_sets)
     require_setting(bool(plan.tasks or not job.tasks), "tasks names none", "give --tasks arc_easy, or leave it out")
-    how = EvalOptions(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox)
+    options = EvalOptions(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox)
     prepared = [
-        prepare_task(planned, how) for planned in plan.tasks
+        prepare_task(planned, options) for planned in plan.tasks
     ]  # what is wrong with rows is said before a model loads
     folder = resolve_model_folder(job.model)
     out = _output_folder(job, folder)
     if out is not None:
         RunFolder(out).create_folder()
     result: dict[str, Any] = {"model": str(folder)}
-    way = _evaluate_endpoint if job.endpoint else _evaluate_local_model
-    asked = way(job, prepared, folder, how, result)
-    _write_results(job, plan, asked, result, out)
+    evaluate = _evaluate_endpoint if job.endpoint else _evaluate_local_model
+    results = evaluate(job, prepared, folder, options, result)
+    _write_results(job, plan, results, result, out)
 
 
 def _evaluate_local_model(
@@ -94,7 +94,7 @@ def _evaluate_local_model(
     model = _EvalModel(job, folder)
     log.info(f"{folder} on {model.device.name} ({model.device.reasons['device']})")
     if model.adapters:
-        result["adapters"] = [str(share) for share in model.adapters]
+        result["adapters"] = [str(adapter) for adapter in model.adapters]
     if job.data.valid or job.data.train:
         bits = model.measure_bits_per_byte()
         result["bits_per_byte"] = bits.as_json()
@@ -138,7 +138,7 @@ class _EvalModel:
         self.evaluator = DistributedModel(local, self.world)
         more = [self.device.type, str(self.device.dtype), *map(str, self.adapters)]
         more += [str(self.tokenizer_folder)] if job.chat_template else []
-        name = fingerprint_model([folder, *(share.folder for share in self.adapters)], more)
+        name = fingerprint_model([folder, *(adapter.folder for adapter in self.adapters)], more)
         self.answer_cache = get_cache_root() / "evals" / f"{name}.jsonl"
 
     def measure_bits_per_byte(self) -> BitsPerByte:
@@ -156,9 +156,11 @@ def _evaluate_endpoint(
 ) -> list[TaskResult]:
     """Ask a served model; nothing is kept, for it may change behind its address."""
     tokenizer = tokenizers.load_tokenizer(custom_templates.folder_with_template(folder, job.chat_template))
-    asked = EndpointModel(str(job.endpoint), tokenizer, load_config(folder).max_position_embeddings, job.batch_size)
-    result |= {"endpoint": job.endpoint, "served": asked.model_name}
-    return _run_tasks(prepared, asked, how, AnswerCache(None))
+    endpoint_model = EndpointModel(
+        str(job.endpoint), tokenizer, load_config(folder).max_position_embeddings, job.batch_size
+    )
+    result |= {"endpoint": job.endpoint, "served": endpoint_model.model_name}
+    return _run_tasks(prepared, endpoint_model, how, AnswerCache(None))
 
 
 def _task_data_folder(job: EvalJob) -> Path | None:
@@ -170,14 +172,14 @@ def _task_data_folder(job: EvalJob) -> Path | None:
 
 
 def _run_tasks(
-    prepared: list[PreparedTask], asked: EvaluatedModel, how: EvalOptions, store: AnswerCache
+    prepared: list[PreparedTask], model: EvaluatedModel, options: EvalOptions, store: AnswerCache
 ) -> list[TaskResult]:
     found = []
     try:
         for each in prepared:
-            require_runnable(each.task, asked, how)
+            require_runnable(each.task, model, options)
         for each in prepared:
-            one = run_task(each, asked, how, store)
+            one = run_task(each, model, options, store)
             again = f", {one.num_cached:,} answers known from before" if one.num_cached else ""
             log.info(f"{one.task.name}: {len(one.records):,} items in {one.seconds:.1f} s{again}")
             found.append(one)
@@ -187,33 +189,33 @@ def _run_tasks(
 
 
 def _write_results(
-    job: EvalJob, plan: EvalPlan, asked: list[TaskResult], result: dict[str, Any], out: Path | None
+    job: EvalJob, plan: EvalPlan, task_results: list[TaskResult], result: dict[str, Any], out: Path | None
 ) -> None:
     """Print the table, and write the files."""
-    sums = result_tables.compute_totals(plan.groups, asked)
-    if asked:
-        result |= result_tables.as_json(asked, sums, job.show)
+    sums = result_tables.compute_totals(plan.groups, task_results)
+    if task_results:
+        result |= result_tables.as_json(task_results, sums, job.show)
         result["settings"] = {"seed": job.seed, "shots": job.shots, "limit": job.limit}
-        sys.stdout.write(result_tables.format_table(asked, sums, job.show))
+        sys.stdout.write(result_tables.format_table(task_results, sums, job.show))
     if out is None:
         log.info("eval.json is not written: this model is in no run folder (give one with --out DIR)")
         return
-    if asked:
-        rows = [{"task": one.task.name, **record} for one in asked for record in one.records]
+    if task_results:
+        rows = [{"task": one.task.name, **record} for one in task_results for record in one.records]
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(out / "samples.jsonl", lines.encode("utf-8", "backslashreplace"))
         about = [f"Model: `{result['model']}`. Seed {job.seed}."]
-        write_atomic(out / "eval.md", result_tables.format_markdown("Evaluation", about, asked, sums))
+        write_atomic(out / "eval.md", result_tables.format_markdown("Evaluation", about, task_results, sums))
     write_atomic(out / "eval.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    log.info(f"wrote {out / 'eval.json'}" + (", eval.md and samples.jsonl" if asked else ""))
+    log.info(f"wrote {out / 'eval.json'}" + (", eval.md and samples.jsonl" if task_results else ""))
 
 
 def build_heldout_batches(job: EvalJob, folder: Path, seq_len: int, world: World) -> ValidationBatches:
     """Tokenise the held-out text, or take it from the cache, and return this process's share of one pass over it."""
-    named = job.data.valid or job.data.train
+    specs = job.data.valid or job.data.train
     if not world.is_main_process:
         parallel.barrier(world)
-    built = [part for part, _ in dataset_cache.build_datasets(named, folder, job.data, "valid", seq_len=seq_len)]
+    built = [part for part, _ in dataset_cache.build_datasets(specs, folder, job.data, "valid", seq_len=seq_len)]
     if world.is_main_process:
         parallel.barrier(world)
     limit = job.tokens or sum(part.num_tokens for part in built)

@@ -89,14 +89,19 @@ def run(
 
 
 def print_scaling(
-    job: Any, place: ClusterSize, most: int, tokens: int | None = None, as_json: bool = False, plot: str | None = None
+    job: Any,
+    place: ClusterSize,
+    max_devices: int,
+    tokens: int | None = None,
+    as_json: bool = False,
+    plot: str | None = None,
 ) -> int:
     """Print what a resolved job gains by more and more devices; return 0, or 1 when it fits on none.
 
     Where the recipe gives the tokens of a step they are divided (strong scaling), else each device has as many (weak).
 
     Args:
-        most: devices; place.npus: of a machine.
+        max_devices: devices; place.npus: of a machine.
         plot: SVG file for the picture.
 
     Raises:
@@ -105,7 +110,7 @@ def print_scaling(
     """
     given = getattr(job.batch, "global_batch_tokens", None)
     plans = []
-    for count in device_scaling.list_device_counts(place.npus_per_node, most, job.parallel.tensor):
+    for count in device_scaling.list_device_counts(place.npus_per_node, max_devices, job.parallel.tensor):
         there = replace(
             place, npus_per_node=min(count, place.npus_per_node), nodes=max(1, count // place.npus_per_node)
         )
@@ -115,7 +120,7 @@ def print_scaling(
         plans.append(plan)
     rows = device_scaling.build_scaling_rows(plans)
     if not rows:
-        log.warn(f"the job fits on no number of {place.chip.name} up to {most:,}, in whatever way it is divided")
+        log.warn(f"the job fits on no number of {place.chip.name} up to {max_devices:,}, in whatever way it is divided")
         return 1
     if plot is not None:
         title = f"{place.chip.name}, estimated: {device_scaling.describe_scaling(rows)}"
@@ -137,8 +142,8 @@ def resolve_cluster_size(job: Any, chip: str, npus: int, nodes: int) -> ClusterS
     if npus * nodes > MAX_DEVICES:
         raise ConfigError(f"{npus:,} devices x {nodes:,} machines is more than {MAX_DEVICES:,}", "plan a smaller job")
     if chip == LOCAL_CHIP:
-        found, said = detect_chip.detect_job_chip(job.device.type, npus)
-        return ClusterSize(found, npus, nodes, said)
+        found, explanation = detect_chip.detect_job_chip(job.device.type, npus)
+        return ClusterSize(found, npus, nodes, explanation)
     return ClusterSize(find_chip(chip), npus, nodes)
 
 
@@ -175,23 +180,34 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
     micro, step = _resolve_batch_tokens(job, base, assumed)
     if micro is None:
         choice = strategy_search.find_largest_micro_batch(base, step, chip)
-        told = "the largest that fits" if choice.can_fit else "the smallest"
-        assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, {told}")
+        choice_text = "the largest that fits" if choice.can_fit else "the smallest"
+        assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, {choice_text}")
     else:
         choice = strategy_search.estimate_strategy(
             replace(base, micro_tokens=micro, micro_steps=max(1, step // (micro * ranks))), chip
         )
     if job.batch.global_batch_tokens not in (None, choice.step_time.tokens) and not isinstance(job, RlJob):
-        told = f"batch.global_batch_tokens {step} is no multiple of {ranks} ranks x {choice.setup.micro_tokens} tokens"
-        assumed.append(f"a step of {choice.step_time.tokens} tokens; {told}, and a training refuses it")
+        choice_text = (
+            f"batch.global_batch_tokens {step} is no multiple of {ranks} ranks x {choice.setup.micro_tokens} tokens"
+        )
+        assumed.append(f"a step of {choice.step_time.tokens} tokens; {choice_text}, and a training refuses it")
     steps = _estimate_steps(job, shape, tokens, choice.step_time.tokens)
     fixed = micro if isinstance(job, RlJob) else None
     fitting = [one for one in strategy_search.list_fitting(base, step, chip, fixed) if _supports_sharding(job, one)]
-    beside = estimate_host_resources(
+    host_resources = estimate_host_resources(
         choice.setup, job, chip, place.npus_per_node, steps * choice.step_time.total_seconds, tokens
     )
     return output.JobPlan(
-        source, chip, place.npus_per_node, place.nodes, choice, fitting, steps, assumed, beside, place.chip_source
+        source,
+        chip,
+        place.npus_per_node,
+        place.nodes,
+        choice,
+        fitting,
+        steps,
+        assumed,
+        host_resources,
+        place.chip_source,
     )
 
 
@@ -237,12 +253,12 @@ def find_chip(name: str) -> Chip:
     Raises:
         ConfigError: there is none.
     """
-    wanted = name.lower().replace(" ", "")
+    normalized = name.lower().replace(" ", "")
     rows = {chip.name: chip for chip in table.CHIPS}
-    ends = [chip for title, chip in rows.items() if title.lower().replace(" ", "").endswith(wanted)]
-    first = [chip for title, chip in rows.items() if wanted in title.lower().replace(" ", "")]
-    if wanted == "910c":
+    ends = [chip for title, chip in rows.items() if title.lower().replace(" ", "").endswith(normalized)]
+    first = [chip for title, chip in rows.items() if normalized in title.lower().replace(" ", "")]
+    if normalized == "910c":
         return rows["Ascend910_9391"]
-    if not wanted or not (ends or first):
+    if not normalized or not (ends or first):
         raise ConfigError(f"no chip {name!r} is known.{did_you_mean(name, rows)}", f"these are: {', '.join(rows)}")
     return (ends or first)[0]

@@ -49,9 +49,9 @@ def read_local_config(name: str) -> dict[str, Any]:
         folder = find_local_model(name)
         if folder is None:
             return {}
-        whole = (folder / "config.json").is_file()
-        found = read_json_object(folder / ("config.json" if whole else "adapter_config.json"))
-        if whole:
+        has_config = (folder / "config.json").is_file()
+        found = read_json_object(folder / ("config.json" if has_config else "adapter_config.json"))
+        if has_config:
             return found
         name = str(found.get("base_model_name_or_path") or "")
         if not name:

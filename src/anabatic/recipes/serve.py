@@ -110,8 +110,8 @@ def _open_listening_socket(host: str, port: int) -> socket.socket:
         listening.listen(_LISTEN_BACKLOG)  # two that are only bound would both have the address
     except (OSError, ValueError, TypeError) as error:  # the latter two: no host can be called so
         listening.close()
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{host}:{port} cannot be listened at: {why}", "give another --host or --port") from error
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{host}:{port} cannot be listened at: {reason}", "give another --host or --port") from error
     return listening
 
 
@@ -168,11 +168,11 @@ def _load_served_models(job: ServeJob, device: Device, one: str, first: bool) ->
     name, folder = sequence_length.split_name_and_folder(one)
     root = resolve_model_folder(folder)
     classifier.require_text_model(root)
-    shares = resolve_merged_adapters([], root)
-    tokens = custom_templates.folder_with_template(find_tokenizer_folder(root, shares), job.chat_template)
+    adapters = resolve_merged_adapters([], root)
+    tokens = custom_templates.folder_with_template(find_tokenizer_folder(root, adapters), job.chat_template)
     tokenizer = tokenizers.load_tokenizer(tokens)
     require_tokenizer_fits(load_config(root), tokenizer, root)
-    model = load_model(root, device.torch_device, device.dtype, shares, job.quantize)
+    model = load_model(root, device.torch_device, device.dtype, adapters, job.quantize)
     log.info(f"{name}: {folder}, {format_count(count_parameters(model)[0])} parameters on {device.name}")
     engine = make_engine(model, tokenizer, device, job.batching, step_seconds=STEP_SECONDS)
     yield ServedModel(name, engine, model)

@@ -35,11 +35,14 @@ class HeldoutRewards:
 
         Rewards that fail are reported and count 0: a few questions are too few to end a run for.
         """
-        made = self.make_generator().generate_rollouts(self._make_requests())
-        assert made is not None  # nobody stops an evaluation
-        self.rewards.score_rollouts(made, self.questions)
-        shares = all_gather_text(json.dumps([vars(one) for one in made]), self.world)
-        every = sorted((Rollout(**one) for share in shares for one in json.loads(share)), key=lambda one: one.number)
+        rollouts = self.make_generator().generate_rollouts(self._make_requests())
+        assert rollouts is not None  # nobody stops an evaluation
+        self.rewards.score_rollouts(rollouts, self.questions)
+        gathered = all_gather_text(json.dumps([vars(one) for one in rollouts]), self.world)
+        every = sorted(
+            (Rollout(**one) for rank_rollouts in gathered for one in json.loads(rank_rollouts)),
+            key=lambda one: one.number,
+        )
         warn_faults(every)
         row = {f"valid_{key}": value for key, value in summarize_rollouts(every).items()}
         if self.job.eval.samples > 1:

@@ -80,8 +80,8 @@ def _describe_error(error: BaseException) -> str:
     """Return kind, text and line of what a user's code has raised."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" (line {frames[-1].lineno} of {os.path.basename(frames[-1].filename)})" if frames else ""
-    said = str(error)
-    return f"{type(error).__name__}: {said[:_MAX_ERROR_CHARS]}{'...' if len(said) > _MAX_ERROR_CHARS else ''}{at}"
+    message = str(error)
+    return f"{type(error).__name__}: {message[:_MAX_ERROR_CHARS]}{'...' if len(message) > _MAX_ERROR_CHARS else ''}{at}"
 
 
 def _write_answer(out: Any, answer: dict[str, Any]) -> None:

@@ -38,17 +38,17 @@ def score_answer(rollout: Rollout, question: Question) -> float:
     return float(is_same_answer(question.answer, rollout.text))
 
 
-def is_same_answer(expected: str, said: str) -> bool:
+def is_same_answer(expected: str, given_answer: str) -> bool:
     """Tell whether what was said ends in what was expected.
 
     Of both counts what stands behind the last `####` (GSM8K), else in the last `\\boxed{}` (MATH), else of numbers the
     last one, else everything. Numbers are compared as numbers, other texts without regard to case and blanks.
     """
-    wanted = extract_final_answer(expected)
-    number = answer_extraction.normalize_number(wanted)
+    expected_answer = extract_final_answer(expected)
+    number = answer_extraction.normalize_number(expected_answer)
     if number is None:
-        return wanted.casefold().split() == extract_final_answer(said).casefold().split()
-    return answer_extraction.extract_number(said) == number
+        return expected_answer.casefold().split() == extract_final_answer(given_answer).casefold().split()
+    return answer_extraction.extract_number(given_answer) == number
 
 
 def extract_final_answer(text: str) -> str:
@@ -79,12 +79,12 @@ def score_with_file(rollout: Rollout, question: Question, file: RewardWorker, fu
 
 def describe_rollout(rollout: Rollout, question: Question) -> dict[str, Any]:
     """Return what a user's function gets: the row of the file, and above it what we know."""
-    told = {
+    row = {
         "question": question.last_turn_text,
         "messages": [*question.messages, *rollout.turns],
         "answer": question.answer,
     }
-    return {**question.row, **told, "truncated": rollout.truncated, "tokens": rollout.num_chosen}
+    return {**question.row, **row, "truncated": rollout.truncated, "tokens": rollout.num_chosen}
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class RewardSet:
         file.require_function(_TURN_FUNCTION)
 
         def call_turn_function(question: Question, messages: list[Message]) -> str | None:
-            told = {**question.row, "question": question.last_turn_text, "answer": question.answer}
-            said = file.call_function(_TURN_FUNCTION, messages, told)
-            if said is not None and not isinstance(said, str):
-                raise RewardCallError(f"{_TURN_FUNCTION} returned {said!r}, neither a text nor None")
-            return said
+            question_row = {**question.row, "question": question.last_turn_text, "answer": question.answer}
+            reply = file.call_function(_TURN_FUNCTION, messages, question_row)
+            if reply is not None and not isinstance(reply, str):
+                raise RewardCallError(f"{_TURN_FUNCTION} returned {reply!r}, neither a text nor None")
+            return reply
 
         return call_turn_function
 

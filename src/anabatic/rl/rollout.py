@@ -107,10 +107,10 @@ class RolloutGenerator:
             DataError: a prompt leaves no room for an answer.
             Failure: the model's logits are not numbers.
         """
-        made = [Rollout(ask.question_index, ask.answer_index, list(ask.prompt), len(ask.prompt)) for ask in asks]
-        for ask, rollout in zip(asks, made, strict=True):
+        rollouts = [Rollout(ask.question_index, ask.answer_index, list(ask.prompt), len(ask.prompt)) for ask in asks]
+        for ask, rollout in zip(asks, rollouts, strict=True):
             self._submit_request(ask, rollout)
-        told = time.monotonic()
+        last_log_time = time.monotonic()
         was_training = self._root.training
         self._root.eval()
         try:
@@ -122,14 +122,14 @@ class RolloutGenerator:
                     finished = self._engine.step()
                 for request in finished:
                     self._collect_answer(request, *self._live_requests.pop(request))
-                if time.monotonic() - told > _PROGRESS_SECONDS:
+                if time.monotonic() - last_log_time > _PROGRESS_SECONDS:
                     log.info(f"  answering: {len(asks) - len(self._live_requests)} of {len(asks)}")
-                    told = time.monotonic()
+                    last_log_time = time.monotonic()
         finally:
             self._engine.cancel_requests(self._live_requests)
             self._live_requests.clear()
             self._root.train(was_training)
-        return made
+        return rollouts
 
     def _submit_request(self, ask: RolloutRequest, rollout: Rollout) -> None:
         question = self._questions[ask.question_index]
@@ -147,8 +147,8 @@ class RolloutGenerator:
         rollout.text = done.text
         rollout.turns.append({"role": "assistant", "content": done.text})
         rollout.truncated = done.finish_reason == "length"
-        said = [turn for turn in rollout.turns if turn["role"] == "assistant"]
-        if rollout.truncated or self._turn_function is None or len(said) >= self._max_turns:
+        assistant_turns = [turn for turn in rollout.turns if turn["role"] == "assistant"]
+        if rollout.truncated or self._turn_function is None or len(assistant_turns) >= self._max_turns:
             return
         question = self._questions[rollout.question]
         try:

@@ -83,48 +83,50 @@ class RolloutBatches:
     def __next__(self) -> Batch | None:
         """Return the next micro-batch; None: a signal came while answers were drawn or judged."""
         if not self._queue:
-            held, told = self.state["held"], self.state["told"]
-            if not held:
+            pending, round_metrics = self.state["held"], self.state["told"]
+            if not pending:
                 answered = self._run_round(self.state["round"])
                 if answered is None:
                     return None
-                held, told = answered
-            self._queue_micro_batches([Rollout(**one) for one in held], held, told)
+                pending, round_metrics = answered
+            self._queue_micro_batches([Rollout(**one) for one in pending], pending, round_metrics)
         return self._queue.popleft()
 
     def _run_round(self, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
         """Answer and judge; return all answers of all ranks, and their metrics."""
         start = time.perf_counter()
-        mine = self.make_generator().generate_rollouts(self._make_requests(number))
-        if mine is None:
+        rank_rollouts = self.make_generator().generate_rollouts(self._make_requests(number))
+        if rank_rollouts is None:
             return None
-        drawn = time.perf_counter()
-        if not self.rewards.score_rollouts(mine, self.questions, self.should_stop):
+        generated_at = time.perf_counter()
+        if not self.rewards.score_rollouts(rank_rollouts, self.questions, self.should_stop):
             return None
         judged = time.perf_counter()
-        shares = all_gather_text(json.dumps([vars(one) for one in mine]), self.world)
-        every = sorted((Rollout(**one) for share in shares for one in json.loads(share)), key=lambda one: one.number)
+        gathered = all_gather_text(json.dumps([vars(one) for one in rank_rollouts]), self.world)
+        every = sorted((Rollout(**one) for text in gathered for one in json.loads(text)), key=lambda one: one.number)
         self.rewards.require_working_rewards(every)
         rewards = np.array([one.reward for one in every]).reshape(-1, self.job.num_samples)
         advantages = ADVANTAGES[self.job.advantage or self.algorithm.advantage_name](rewards)
         for one, advantage in zip(every, advantages.reshape(-1).tolist(), strict=True):
             one.advantage = advantage
-        told = {
+        round_metrics = {
             **summarize_rollouts(every),
             "reward_std": float(rewards.std(axis=1).mean()),
             "flat_groups": float((np.ptp(rewards, axis=1) == 0).mean()),
-            "rollout_s": round(drawn - start, 4),
-            "reward_s": round(judged - drawn, 4),
-            "rollout_tokens_per_s": sum(one.num_chosen for one in every) / max(drawn - start, 1e-9),
+            "rollout_s": round(generated_at - start, 4),
+            "reward_s": round(judged - generated_at, 4),
+            "rollout_tokens_per_s": sum(one.num_chosen for one in every) / max(generated_at - start, 1e-9),
         }
         warn_faults(every)
-        self._warn_idle_round(told)
-        return [vars(one) for one in every], told
+        self._warn_idle_round(round_metrics)
+        return [vars(one) for one in every], round_metrics
 
-    def _warn_idle_round(self, told: dict[str, Any]) -> None:
+    def _warn_idle_round(self, round_metrics: dict[str, Any]) -> None:
         """Say, once, why a round teaches nothing."""
         idle = [
-            share for share in _IDLE_REASONS if told[share] == 1 and (self.job.mask_truncated or share != "truncated")
+            reason
+            for reason in _IDLE_REASONS
+            if round_metrics[reason] == 1 and (self.job.mask_truncated or reason != "truncated")
         ]
         if idle and idle[0] not in self._warned:
             self._warned.add(idle[0])
@@ -153,7 +155,9 @@ class RolloutBatches:
             Random(f"{self.job.seed}/{turn}").shuffle(self._order)
         return self._order[place]
 
-    def _queue_micro_batches(self, every: list[Rollout], held: list[dict[str, Any]], told: dict[str, Any]) -> None:
+    def _queue_micro_batches(
+        self, every: list[Rollout], pending: list[dict[str, Any]], round_metrics: dict[str, Any]
+    ) -> None:
         """Fill the queue with this rank's micro-batches of the next update."""
         update, data = self.state["update"], self.world.data_group
         size = len(every) // self.job.updates
@@ -167,8 +171,8 @@ class RolloutBatches:
             "micro_batch": self.state["micro_batch"] + self.micro_steps * data.size,
             "round": self.state["round"] + last,
             "update": 0 if last else update + 1,
-            "held": [] if last else held,
-            "told": told,
+            "held": [] if last else pending,
+            "told": round_metrics,
         }
         idle = min(part, key=lambda one: len(one.ids))
         rest = self._count_targets(counted) - self._count_targets(learned)
@@ -202,12 +206,12 @@ def derive_seed(name: str) -> int:
     return Random(name).getrandbits(62)
 
 
-def balance_batches(rollouts: Sequence[Rollout], bins: int, most: int) -> list[list[Rollout]]:
-    """Part answers into batches of about equally many tokens, at most `most` answers each, the longest first."""
+def balance_batches(rollouts: Sequence[Rollout], bins: int, max_rollouts: int) -> list[list[Rollout]]:
+    """Part answers into batches of about equally many tokens, at most `max_rollouts` answers each, the longest first."""
     parts: list[list[Rollout]] = [[] for _ in range(bins)]
     sizes = [0] * bins
     for one in sorted(rollouts, key=lambda one: (-len(one.ids), one.number)):
-        at = min((at for at in range(bins) if len(parts[at]) < most), key=lambda at: (sizes[at], at))
+        at = min((at for at in range(bins) if len(parts[at]) < max_rollouts), key=lambda at: (sizes[at], at))
         parts[at].append(one)
         sizes[at] += len(one.ids)
     return parts
@@ -230,11 +234,11 @@ def summarize_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 def warn_faults(rollouts: Sequence[Rollout]) -> None:
     """Show faults, each text once: those of rewards, and of `turn`, which ends the conversation there."""
-    told: dict[str, int] = {}
+    fault_counts: dict[str, int] = {}
     for one in rollouts:
         for name, what in one.faults.items():
-            told[f"{name}: {what}"] = told.get(f"{name}: {what}", 0) + 1
-    for what, count in list(told.items())[:_MAX_WARNINGS]:
+            fault_counts[f"{name}: {what}"] = fault_counts.get(f"{name}: {what}", 0) + 1
+    for what, count in list(fault_counts.items())[:_MAX_WARNINGS]:
         name = what.partition(":")[0]
         then = "and counts 0 there" if name in rollouts[0].scores else "and ends the conversation there"
         log.warn(f"{name} failed for {count} of {len(rollouts)} answers, {then}:{what.removeprefix(name)[1:]}")

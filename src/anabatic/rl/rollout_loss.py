@@ -56,7 +56,9 @@ def collate_rollouts(rollouts: Sequence[Rollout], pad_id: int, seq_len: int) -> 
         pieces.append(TokenSegment(np.array(rollout.ids, dtype=np.int64), mask))
     batch = collate_packed(pieces, sum(piece.num_inputs for piece in pieces), pad_id, seq_len)
     lengths = [rollout.num_chosen for rollout in rollouts]
-    old = [logprob for one in rollouts for logprob, mine in zip(one.logprobs, one.chosen, strict=True) if mine]
+    old = [
+        logprob for one in rollouts for logprob, is_sampled in zip(one.logprobs, one.chosen, strict=True) if is_sampled
+    ]
     answers = torch.repeat_interleave(torch.arange(len(rollouts)), torch.tensor(lengths))
     extra = {
         "old": torch.tensor(old),

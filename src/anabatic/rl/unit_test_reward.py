@@ -43,8 +43,8 @@ def require_tests(questions: Sequence[Question]) -> None:
     """
     for question in questions:
         row = question.row
-        whole = isinstance(row.get("test"), str) and str(row.get("entry_point", "")).isidentifier()
-        if not whole and read_assertions(row) is None:
+        is_complete = isinstance(row.get("test"), str) and str(row.get("entry_point", "")).isidentifier()
+        if not is_complete and read_assertions(row) is None:
             raise DataError(f"{question.id}: the row has no tests", f"the reward `tests` reads {_TEST_COLUMNS_HINT}")
 
 
@@ -52,11 +52,11 @@ def score_tests(rollout: Rollout, question: Question, sandbox: Sandbox) -> float
     """1 where the program passes all tests of its row, else 0; one that does not end, or takes too much, has not."""
     row = question.row
     program = extract_program(rollout.text, row)
-    own = read_assertions(row)
+    assertions = read_assertions(row)
     prompt = row.get("prompt")
     helpers = prompt if isinstance(prompt, str) else ""
-    if own is None:
+    if assertions is None:
         done = check_entry_point(sandbox, program, row["test"], row["entry_point"], helpers)
     else:
-        done = sandbox.check_program(program, own, helpers)
+        done = sandbox.check_program(program, assertions, helpers)
     return float(done.passed)

@@ -34,7 +34,7 @@ def write_training_run(
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(str(folder.name))
     rows: list[dict[str, Any]] = []
-    drawn = dict.fromkeys(LEVEL_MIXES, 0)
+    counts = dict.fromkeys(LEVEL_MIXES, 0)
     for step in range(1, steps + 1):
         done = step / steps
         trend = 1.9 + (first_loss - 1.9) * math.exp(-7 * done) + 0.5 * (1 - done)
@@ -53,8 +53,8 @@ def write_training_run(
         if levels:
             stage = sum(done > until for until in (0.3, 0.7))
             for name in draw.choices(list(LEVEL_MIXES), [mix[stage] for mix in LEVEL_MIXES.values()], k=24):
-                drawn[name] += 1
-            row |= {"stage": stage + 1, "samples": dict(drawn)}
+                counts[name] += 1
+            row |= {"stage": stage + 1, "samples": dict(counts)}
         rows.append({"step": step, "time": start + step * 0.34, "kind": "train", **row})
         if step % max(1, steps // 8) == 0:
             rows.append(_build_eval_row(step, start, trend))

@@ -19,11 +19,11 @@ def write_byte_tokenizer(folder: Path) -> Path:
     """Write a tokenizer whose tokens are single bytes, with our special tokens and chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*hf_folder.SPECIAL_TOKENS, *alphabet])}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.add_special_tokens(list(hf_folder.SPECIAL_TOKENS))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    hf_folder.save_tokenizer(made, folder)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens(list(hf_folder.SPECIAL_TOKENS))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    hf_folder.save_tokenizer(tokenizer, folder)
     return folder
 
 

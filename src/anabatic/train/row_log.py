@@ -34,11 +34,11 @@ class RowLog:
 
     def __init__(self, folder: RunFolder, world: World, step: int) -> None:
         self._path = row_log_path(folder, world.rank)
-        own = [self._path]
+        paths = [self._path]
         if world.is_main_process:  # ranks that an earlier, larger run had
             names = folder.root.glob("rows-rank-*.jsonl")
-            own += [name for name in names if int(name.stem.rpartition("-")[2]) >= world.size]
-        for file in own:
+            paths += [name for name in names if int(name.stem.rpartition("-")[2]) >= world.size]
+        for file in paths:
             _truncate_rows(file, step)
         self._writer = None if world.tensor_group.rank else JsonlWriter(self._path)
 

@@ -85,8 +85,8 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
             _archive_old_run(folder)
         barrier(world)
         return None
-    found = storage.find_newest_checkpoint(folder, world)
-    if found is None:
+    checkpoint = storage.find_newest_checkpoint(folder, world)
+    if checkpoint is None:
         if job.save.resume == "must":
             raise CheckpointError(
                 f"save.resume is must, but {folder.root} holds no whole checkpoint",
@@ -94,8 +94,8 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
             )
         _require_no_final_model(folder)
         return None
-    _require_same_settings(found, get_job_identity(job))
-    return found
+    _require_same_settings(checkpoint, get_job_identity(job))
+    return checkpoint
 
 
 def _require_no_final_model(folder: RunFolder) -> None:
@@ -111,7 +111,7 @@ def _require_no_final_model(folder: RunFolder) -> None:
 
 def _archive_old_run(folder: RunFolder) -> None:
     """Move what an earlier run has left into `superseded-<time>`; its log files are continued."""
-    kept = (
+    output_paths = (
         folder.best_model,
         folder.final_model,
         folder.summary,
@@ -121,17 +121,19 @@ def _archive_old_run(folder: RunFolder) -> None:
         folder.root / bad_steps.BAD_STEPS_FILE,
         *folder.root.glob("rows-rank-*.jsonl"),
     )
-    old = [path for _, path in manifest.list_checkpoint_folders(folder.root)] + [path for path in kept if path.exists()]
+    old = [path for _, path in manifest.list_checkpoint_folders(folder.root)] + [
+        path for path in output_paths if path.exists()
+    ]
     if not old:
         return
-    aside = folder.root / f"superseded-{time.strftime('%Y%m%d-%H%M%S')}"
+    archive = folder.root / f"superseded-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        aside.mkdir()
+        archive.mkdir()
         for path in old:
-            path.rename(aside / path.name)
+            path.rename(archive / path.name)
     except OSError as error:
-        raise make_write_error(aside, error) from error
-    log.warn(f"save.resume is never: {len(old)} files and folders of the earlier run were moved to {aside}")
+        raise make_write_error(archive, error) from error
+    log.warn(f"save.resume is never: {len(old)} files and folders of the earlier run were moved to {archive}")
 
 
 def get_job_identity(job: LoopJob) -> dict[str, Any]:
@@ -149,23 +151,23 @@ def get_job_identity(job: LoopJob) -> dict[str, Any]:
     return flat
 
 
-def _require_same_settings(found: storage.CheckpointInfo, now: dict[str, Any]) -> None:
-    before = found.state.identity
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+def _require_same_settings(checkpoint: storage.CheckpointInfo, identity: dict[str, Any]) -> None:
+    before = checkpoint.state.identity
+    changed = [key for key in sorted(before.keys() | identity.keys()) if before.get(key) != identity.get(key)]
     if changed:
-        told = [
-            f"{key} = {_format_value(before.get(key))}, the recipe now says {_format_value(now.get(key))}"
+        changes = [
+            f"{key} = {_format_value(before.get(key))}, the recipe now says {_format_value(identity.get(key))}"
             for key in changed[:3]
         ]
         more = f", and {len(changed) - 3} more: {', '.join(changed[3:9])}" if len(changed) > 3 else ""
         raise ConfigError(
-            f"{found.path} was saved with {'; '.join(told)}{more}",
+            f"{checkpoint.path} was saved with {'; '.join(changes)}{more}",
             "put it back to continue, choose another --out, or start over with --save.resume never",
         )
 
 
 def require_same_sizes(
-    found: storage.CheckpointInfo | None, sizes: Mapping[str, float], free: Collection[str] = ()
+    checkpoint: storage.CheckpointInfo | None, sizes: Mapping[str, float], free: Collection[str] = ()
 ) -> None:
     """Sizes that were left open follow from the machine; another machine must not change a run silently.
 
@@ -175,12 +177,12 @@ def require_same_sizes(
     Raises:
         ConfigError: a size is not that of the checkpoint.
     """
-    for name, value in sizes.items() if found is not None else ():
-        assert found is not None
-        before = found.state.sizes[name]
+    for name, value in sizes.items() if checkpoint is not None else ():
+        assert checkpoint is not None
+        before = checkpoint.state.sizes[name]
         if before != value and name not in free:
             raise ConfigError(
-                f"{found.path} was saved with {name} = {before:g}, here it came out as {value:g}",
+                f"{checkpoint.path} was saved with {name} = {before:g}, here it came out as {value:g}",
                 f"give --{name.replace('_', '-')} {before!r} to continue, or start over with --save.resume never",
             )
 
@@ -214,33 +216,33 @@ def collect_tensors(model: PreTrainedModel, optimizer: Optimizer, step: TrainSte
 
 
 def restore_checkpoint(
-    found: storage.CheckpointInfo | None, tensors: dict[str, Tensor], device: Device, world: World
+    checkpoint: storage.CheckpointInfo | None, tensors: dict[str, Tensor], device: Device, world: World
 ) -> TrainProgress:
     """Fill the tensors from the checkpoint and return its progress; a new `TrainProgress` without one."""
-    if found is None:
+    if checkpoint is None:
         return TrainProgress()
-    storage.load_checkpoint(found, tensors, device, world)
-    progress = replace(found.state.progress)
-    log.info(f"continuing from {found.path}: step {progress.step}, {format_count(progress.tokens)} tokens")
+    storage.load_checkpoint(checkpoint, tensors, device, world)
+    progress = replace(checkpoint.state.progress)
+    log.info(f"continuing from {checkpoint.path}: step {progress.step}, {format_count(progress.tokens)} tokens")
     return progress
 
 
 def open_metrics(
-    job: LoopJob, folder: RunFolder, device: Device, world: World, steps: int, found: storage.CheckpointInfo | None
+    job: LoopJob, folder: RunFolder, device: Device, world: World, steps: int, checkpoint: storage.CheckpointInfo | None
 ) -> MetricsRecorder:
     """Write config.yaml and start the metrics; silent on ranks other than 0."""
     if not world.is_main_process:
         return MetricsRecorder.make_silent()
     write_atomic(folder.config, settings.dump_job(job))
-    if found is None:
+    if checkpoint is None:
         folder.summary.unlink(missing_ok=True)  # it told of another run
     metrics = MetricsRecorder(
         folder,
         job.log,
         asdict(job),
         max_steps=steps,
-        resumed_step=found.step if found else 0,
-        evaluated_step=found.state.progress.evaluated if found else 0,
+        resumed_step=checkpoint.step if checkpoint else 0,
+        evaluated_step=checkpoint.state.progress.evaluated if checkpoint else 0,
     )
     metrics.log_event(
         "device",
@@ -254,7 +256,7 @@ def open_metrics(
         python=platform.python_version(),
         anabatic=__version__,
     )
-    metrics.log_event("resume" if found else "start", step=found.step if found else 0, steps=steps)
+    metrics.log_event("resume" if checkpoint else "start", step=checkpoint.step if checkpoint else 0, steps=steps)
     return metrics
 
 

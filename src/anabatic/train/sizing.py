@@ -77,34 +77,34 @@ def resolve_sizes(
     model: PreTrainedModel,
     epoch_tokens: int,
     tokens: float,
-    why: str,
+    reason: str,
     setup: TrainingSetup | None,
     tuned_lr: float | None,
     device: Device,
     world: RankGroup,
-    whole: int | None = None,
+    segment_tokens: int | None = None,
     settled: BatchSettings | None = None,
 ) -> StepSizes:
     """Settle batch, learning rates and steps, each with its reason in `plan`.
 
     Args:
         epoch_tokens: one pass over the training data.
-        tokens: horizon of the run where neither steps nor epochs are given, and `why`.
+        tokens: horizon of the run where neither steps nor epochs are given, and `reason`.
         setup: what of the job decides its memory; None: it is not known.
         tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
-        whole: tokens that a micro-batch must hold together; default: a segment.
+        segment_tokens: tokens that a micro-batch must hold together; default: a segment.
         settled: sizes that an earlier start has come to, in place of the job's.
 
     Raises:
         ConfigError: the sizes do not divide one another.
     """
     batch = settled or job.batch
-    batch = batch if whole is None else replace(batch, seq_len=whole)
+    batch = batch if segment_tokens is None else replace(batch, seq_len=segment_tokens)
     micro, global_batch, micro_steps = resolve_batch_sizes(plan, batch, tokens, setup, device, world)
     if settled is not None:
         plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
     lr, matrix_lr = resolve_learning_rates(plan, job.optim, model.config.hidden_size, global_batch, tuned_lr)
-    steps = resolve_total_steps(plan, job.schedule, epoch_tokens, tokens, why, global_batch)
+    steps = resolve_total_steps(plan, job.schedule, epoch_tokens, tokens, reason, global_batch)
     plan.add_value(
         "epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {format_count(epoch_tokens)} tokens"
     )
@@ -176,26 +176,26 @@ def resolve_batch_sizes(
     return micro, target, target // (micro * world.size)
 
 
-def find_divisor(target: int, ranks: int, most: int, least: int) -> int | None:
-    """Return the largest micro-batch of at most `most` and at least `least` tokens that divides the rank's share;
+def find_divisor(target: int, ranks: int, maximum: int, minimum: int) -> int | None:
+    """Return the largest micro-batch of at most `maximum` and at least `minimum` tokens that divides the rank's share;
     None where there is none."""
     if target % ranks:
         return None
-    share = target // ranks
-    for parts in range(1, share + 1):
-        if share // parts < least:
+    per_rank = target // ranks
+    for parts in range(1, per_rank + 1):
+        if per_rank // parts < minimum:
             return None
-        if share % parts == 0 and share // parts <= most:
-            return share // parts
+        if per_rank % parts == 0 and per_rank // parts <= maximum:
+            return per_rank // parts
     return None
 
 
-def _largest_fitting_tokens(seq_len: int, share: int, setup: TrainingSetup | None, device: Device) -> int:
+def _largest_fitting_tokens(seq_len: int, rank_tokens: int, setup: TrainingSetup | None, device: Device) -> int:
     """The largest power of two of tokens that fits beside the model, by the plan's count of its memory; where the plan
     does not know the model, a segment on a device, and what stays near the caches on a CPU."""
     chip = plan_inputs.get_local_chip(device)
     if setup is not None:
-        return strategy_search.find_largest_power_of_two(setup, chip, share)
+        return strategy_search.find_largest_power_of_two(setup, chip, rank_tokens)
     return max(seq_len, strategy_search.get_max_tokens(chip)) if device.type == "cpu" else seq_len
 
 
@@ -222,22 +222,22 @@ def resolve_learning_rates(
 
 
 def resolve_total_steps(
-    plan: DerivedSizes, schedule: Schedule, epoch_tokens: int, tokens: float, why: str, global_batch: int
+    plan: DerivedSizes, schedule: Schedule, epoch_tokens: int, tokens: float, reason: str, global_batch: int
 ) -> int:
     """Return the optimizer steps of the run."""
     if schedule.max_steps is not None:
-        steps, why = schedule.max_steps, "given"
+        steps, reason = schedule.max_steps, "given"
     elif schedule.epochs is not None:
         steps = max(1, math.ceil(schedule.epochs * epoch_tokens / global_batch - 1e-6))
-        why = f"{schedule.epochs:g} epochs of {format_count(epoch_tokens)} tokens"
+        reason = f"{schedule.epochs:g} epochs of {format_count(epoch_tokens)} tokens"
         if steps < MIN_USEFUL_STEPS:
-            why += "; so few teach little: raise schedule.epochs, or lower batch.global_batch_tokens"
+            reason += "; so few teach little: raise schedule.epochs, or lower batch.global_batch_tokens"
     else:
         steps = max(1, round(tokens / global_batch))
         if (passes := tokens / max(epoch_tokens, 1)) > MAX_USEFUL_EPOCHS:
             log.warn(
-                f"{why} are {passes:,.0f} passes over the data; after {MAX_USEFUL_EPOCHS} they teach next to nothing:"
+                f"{reason} are {passes:,.0f} passes over the data; after {MAX_USEFUL_EPOCHS} they teach next to nothing:"
                 " give more text, a smaller model, or --schedule.epochs 4"
             )
-    plan.values["steps"], plan.reasons["steps"] = steps, why
+    plan.values["steps"], plan.reasons["steps"] = steps, reason
     return steps

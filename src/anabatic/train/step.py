@@ -143,15 +143,15 @@ class TrainStep:
         loss = torch.zeros((), device=self.device.torch_device)
         targets = tokens = 0
         rows: list[SegmentOrigin] = []
-        told = time.perf_counter()
+        last_log_time = time.perf_counter()
         for index in range(micro_steps):
             if self.stop_signal and self.world.size == 1 and index:
                 self.optimizer.zero_grad()
                 return None
             start = time.perf_counter()
-            if start - told > _REPORT_AFTER_SECONDS:
+            if start - last_log_time > _REPORT_AFTER_SECONDS:
                 log.info(f"  in a step: micro-batch {index} of {micro_steps}")
-                told = start
+                last_log_time = start
             found = next(batches)
             if found is None:  # a signal came while the batch was made
                 self.optimizer.zero_grad()
@@ -189,8 +189,8 @@ class TrainStep:
         if self.world.tensor_group.rank:  # it has seen the same data as its neighbour
             row[:3], row[5:] = 0.0, 0.0
         row[3] = self._grad_squares()
-        here = torch.isfinite(row[0])
-        row, whole = self._reduce_over_ranks(row)
+        is_finite_here = torch.isfinite(row[0])
+        row, no_overflow = self._reduce_over_ranks(row)
         # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
         factor = (
             self.expected_tokens * self.world.data_group.size / self.loss_scale.value / row[1].clamp(min=1)
@@ -198,7 +198,7 @@ class TrainStep:
         norm = (row[3].sqrt() * factor).float()
         mean = row[0] / row[1].clamp(min=1)
         finite, ok = self.spike_detector.judge_step(
-            self.optimizer.step_number + 1, mean, norm, self.loss_scale.is_enabled, here, whole
+            self.optimizer.step_number + 1, mean, norm, self.loss_scale.is_enabled, is_finite_here, no_overflow
         )
         if self._is_refusing:
             finite, ok = torch.ones_like(finite), torch.zeros_like(ok)

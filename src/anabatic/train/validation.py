@@ -97,14 +97,14 @@ def predict_class_probabilities(
         with device.autocast():
             logits = root(class_logits, rows).to(wide)
         losses = F.cross_entropy(logits, rows.labels, reduction="none")
-        told = torch.cat((torch.softmax(logits, -1), losses[:, None], torch.ones_like(losses)[:, None]), dim=1)
-        found.index_copy_(0, rows.sequence_ids, told)
+        outputs = torch.cat((torch.softmax(logits, -1), losses[:, None], torch.ones_like(losses)[:, None]), dim=1)
+        found.index_copy_(0, rows.sequence_ids, outputs)
     found = all_reduce_sum(found, world).cpu().double()
     reshard_weights(root)
     root.train(was_training)
-    there = found[:sequences, -1:]
-    probabilities = found[:sequences, :classes] / there  # 0 / 0: not asked
-    return float(found[:, -2].sum() / there.sum()), probabilities.numpy()
+    is_present = found[:sequences, -1:]
+    probabilities = found[:sequences, :classes] / is_present  # 0 / 0: not asked
+    return float(found[:, -2].sum() / is_present.sum()), probabilities.numpy()
 
 
 def compute_perplexity(loss: float) -> float:

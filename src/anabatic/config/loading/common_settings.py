@@ -161,8 +161,8 @@ def count_further_settings(command: str) -> int:
     tasks = get_common_settings(command)
     if not tasks:
         return 0
-    shown = sum(len(keys) for keys in tasks.values())
-    return len(list(validation.iter_settings(command_table.get_command(command).import_job_class()))) - shown
+    num_shown = sum(len(keys) for keys in tasks.values())
+    return len(list(validation.iter_settings(command_table.get_command(command).import_job_class()))) - num_shown
 
 
 def list_common_commands() -> list[str]:

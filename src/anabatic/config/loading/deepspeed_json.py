@@ -114,33 +114,33 @@ def translate_config(content: dict[str, Any], source: str) -> DeepSpeedTranslati
     Raises:
         ConfigError: a value of the wrong type, or a thing that is not done here (NVMe).
     """
-    made = DeepSpeedTranslation()
+    translation = DeepSpeedTranslation()
     for key, value in content.items():
         handler = _KEY_HANDLERS.get(key)
         if value == "auto" or handler is None:
-            _note_unset_key(made, key, value)
+            _note_unset_key(translation, key, value)
             continue
         try:
-            handler(made, value)
+            handler(translation, value)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}", error.hint) from error
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             what = f"{source}: {key} is {json.dumps(value)[:80]}"
             raise ConfigError(what, f"{_EXPECTED_VALUES[key]} is expected, as in DeepSpeed's own files") from error
-    return made
+    return translation
 
 
-def _note_unset_key(made: DeepSpeedTranslation, key: str, value: Any) -> None:
+def _note_unset_key(translation: DeepSpeedTranslation, key: str, value: Any) -> None:
     """Name a key that sets nothing."""
-    ours, left = key in _NEEDLESS_KEYS, value == "auto" and (key in _KEY_HANDLERS or "." in key)
-    (made.needless if ours else made.auto if left else made.unknown).append(key)
+    is_needless, is_auto = key in _NEEDLESS_KEYS, value == "auto" and (key in _KEY_HANDLERS or "." in key)
+    (translation.needless if is_needless else translation.auto if is_auto else translation.unknown).append(key)
 
 
-def _translate_zero(made: DeepSpeedTranslation, section: dict[str, Any]) -> None:
+def _translate_zero(translation: DeepSpeedTranslation, section: dict[str, Any]) -> None:
     stage = int(section.get("stage", 0))
     if stage not in _STAGE_STRATEGIES:
         raise ConfigError(f"zero_optimization.stage is {stage}", "use 0, 1, 2 or 3")
-    made.settings["parallel.strategy"] = _STAGE_STRATEGIES[stage]
+    translation.settings["parallel.strategy"] = _STAGE_STRATEGIES[stage]
     for part in ("offload_optimizer", "offload_param"):
         inner = section.get(part) or {}
         where = inner.get("device", "none")
@@ -148,63 +148,65 @@ def _translate_zero(made: DeepSpeedTranslation, section: dict[str, Any]) -> None
             raise ConfigError(f"zero_optimization.{part}.device is nvme", "use cpu; disks are not used as memory here")
         if where == "cpu":
             if stage:
-                made.settings["parallel.offload"] = "cpu"
+                translation.settings["parallel.offload"] = "cpu"
             else:
-                made.unknown.append(f"zero_optimization.{part} of stage 0")
+                translation.unknown.append(f"zero_optimization.{part} of stage 0")
         for key in inner:
             if key != "device":
-                (made.needless if key in _OFFLOAD_KEYS else made.unknown).append(f"zero_optimization.{part}.{key}")
+                (translation.needless if key in _OFFLOAD_KEYS else translation.unknown).append(
+                    f"zero_optimization.{part}.{key}"
+                )
     for key, value in section.items():
         if key not in ("stage", "offload_optimizer", "offload_param"):
-            _note_unset_key(made, f"zero_optimization.{key}", value)
+            _note_unset_key(translation, f"zero_optimization.{key}", value)
 
 
 def _make_dtype_handler(name: str) -> Callable[[DeepSpeedTranslation, dict[str, Any]], None]:
-    def handle_dtype(made: DeepSpeedTranslation, section: dict[str, Any]) -> None:
+    def handle_dtype(translation: DeepSpeedTranslation, section: dict[str, Any]) -> None:
         if section.get("enabled") is True:
-            if made.settings.get("device.dtype", name) != name:
+            if translation.settings.get("device.dtype", name) != name:
                 raise ConfigError("fp16 and bf16 are both enabled", "enable one of them")
-            made.settings["device.dtype"] = name
+            translation.settings["device.dtype"] = name
         if section.get("enabled") == "auto":
-            made.auto.append(f"{name}.enabled")
+            translation.auto.append(f"{name}.enabled")
         if name == "fp16" and section.get("loss_scale"):
-            made.unknown.append("fp16.loss_scale")  # ours is dynamic, always
-        made.needless += [f"{name}.{key}" for key in section if key in _LOSS_SCALE_KEYS]
+            translation.unknown.append("fp16.loss_scale")  # ours is dynamic, always
+        translation.needless += [f"{name}.{key}" for key in section if key in _LOSS_SCALE_KEYS]
         rest = (key for key in section if key not in ("enabled", "loss_scale", *_LOSS_SCALE_KEYS))
-        made.unknown += [f"{name}.{key}" for key in rest]
+        translation.unknown += [f"{name}.{key}" for key in rest]
 
     return handle_dtype
 
 
-def _translate_optimizer(made: DeepSpeedTranslation, section: dict[str, Any]) -> None:
+def _translate_optimizer(translation: DeepSpeedTranslation, section: dict[str, Any]) -> None:
     kind = str(section.get("type", "AdamW"))
     if kind.lower() not in ("adam", "adamw"):
-        made.unknown.append(f"optimizer.type {kind}")
+        translation.unknown.append(f"optimizer.type {kind}")
         return
-    made.settings["optim.name"] = "adamw"
+    translation.settings["optim.name"] = "adamw"
     names = {"lr": "optim.lr", "eps": "optim.eps", "weight_decay": "optim.weight_decay"}
     for key, value in section.get("params", {}).items():
         if value == "auto":
-            made.auto.append(f"optimizer.params.{key}")
+            translation.auto.append(f"optimizer.params.{key}")
         elif key == "betas":
-            made.settings["optim.beta1"], made.settings["optim.beta2"] = map(_parse_number, value)
+            translation.settings["optim.beta1"], translation.settings["optim.beta2"] = map(_parse_number, value)
         elif key in names:
-            made.settings[names[key]] = _parse_number(value)
+            translation.settings[names[key]] = _parse_number(value)
         elif key not in ("torch_adam", "adam_w_mode"):
-            made.unknown.append(f"optimizer.params.{key}")
+            translation.unknown.append(f"optimizer.params.{key}")
 
 
 def _make_rows_handler(name: str) -> Callable[[DeepSpeedTranslation, Any], None]:
-    def handle_rows(made: DeepSpeedTranslation, value: Any) -> None:
+    def handle_rows(translation: DeepSpeedTranslation, value: Any) -> None:
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ValueError("not a whole number from 1")
-        setattr(made, name, int(value))
+        setattr(translation, name, int(value))
 
     return handle_rows
 
 
-def _translate_clipping(made: DeepSpeedTranslation, value: Any) -> None:
-    made.settings["optim.max_grad_norm"] = _parse_number(value)
+def _translate_clipping(translation: DeepSpeedTranslation, value: Any) -> None:
+    translation.settings["optim.max_grad_norm"] = _parse_number(value)
 
 
 def _parse_number(value: Any) -> float:
@@ -253,8 +255,8 @@ def apply_deepspeed(job: Any, world_size: int) -> tuple[Any, str, str]:
     source = job.parallel.deepspeed
     if source is None:
         return job, "", ""
-    made = translate_config(read_config(source), source)
-    settings = made.settings | _rows_to_tokens(made, job.batch.resolved_seq_len, world_size, source)
+    translation = translate_config(read_config(source), source)
+    settings = translation.settings | _rows_to_tokens(translation, job.batch.resolved_seq_len, world_size, source)
     fresh, changed = copy.deepcopy(job), []
     defaults = type(job)(**{name: getattr(job, name) for name in _required_settings(job)})
     for dotted, value in settings.items():
@@ -266,11 +268,15 @@ def apply_deepspeed(job: Any, world_size: int) -> tuple[Any, str, str]:
             )
         setattr(getattr(fresh, section), name, value)
         changed.append(f"{dotted} = {value}")
-    told = f"{source}: {', '.join(changed) or 'nothing to set'}"
-    lost = f"{source}: without a counterpart here, not used: {', '.join(made.unknown)}" if made.unknown else ""
+    summary = f"{source}: {', '.join(changed) or 'nothing to set'}"
+    lost = (
+        f"{source}: without a counterpart here, not used: {', '.join(translation.unknown)}"
+        if translation.unknown
+        else ""
+    )
     for section in ("parallel", "batch", "optim", "device"):
         getattr(fresh, section).__post_init__()
-    return fresh, told, lost
+    return fresh, summary, lost
 
 
 def _required_settings(job: Any) -> list[str]:
@@ -278,9 +284,9 @@ def _required_settings(job: Any) -> list[str]:
     return [name for name in ("model", "tokenizer", "data") if hasattr(job, name)]
 
 
-def _rows_to_tokens(made: DeepSpeedTranslation, seq_len: int, world_size: int, source: str) -> dict[str, Any]:
+def _rows_to_tokens(translation: DeepSpeedTranslation, seq_len: int, world_size: int, source: str) -> dict[str, Any]:
     """Rows become tokens: packed, a row is `seq_len` of them."""
-    micro, steps, batch = made.sequences, made.accumulation, made.batch
+    micro, steps, batch = translation.sequences, translation.accumulation, translation.batch
     if batch is not None and micro is not None and steps is not None and batch != micro * steps * world_size:
         raise ConfigError(
             f"{source}: train_batch_size is {batch}, but {micro} per process x {steps} x {world_size} processes"

@@ -107,8 +107,8 @@ def check_section(
     known = field_types(cls)
     if not isinstance(tree, dict):
         example = ", ".join(list(known)[:4])
-        wanted = f"a section (keys such as {example})"
-        raise _wrong_type_error(tree, wanted, where, path, "put its keys on indented lines below it")
+        expected = f"a section (keys such as {example})"
+        raise _wrong_type_error(tree, expected, where, path, "put its keys on indented lines below it")
     result = {}
     for key, value in tree.items():
         if key not in known:
@@ -203,8 +203,8 @@ def format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)[:60]
 
 
-def _wrong_type_error(value: Any, wanted: str, where: SettingNamer, path: KeyPath, hint: str) -> ConfigError:
-    return ConfigError(f"{where.format_path(path)} is {format_value(value)}, expected {wanted}", hint)
+def _wrong_type_error(value: Any, expected: str, where: SettingNamer, path: KeyPath, hint: str) -> ConfigError:
+    return ConfigError(f"{where.format_path(path)} is {format_value(value)}, expected {expected}", hint)
 
 
 def _convert_int(value: Any, hint: Any, where: SettingNamer, path: KeyPath) -> int:

@@ -120,7 +120,7 @@ def dump_scalar(value: Any) -> str:
     return text.removesuffix("\n...\n").rstrip("\n")
 
 
-def read_text(path: FilePath, wanted: str = "a YAML file") -> str:
+def read_text(path: FilePath, kind: str = "a YAML file") -> str:
     """Return the text of a file that somebody has written by hand.
 
     Raises:
@@ -131,7 +131,7 @@ def read_text(path: FilePath, wanted: str = "a YAML file") -> str:
             raise ConfigError(f"{path} is a folder", "give the recipe file inside it")
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             length = format_size(path.stat().st_size)
-            raise ConfigError(f"{path} has {length}, too much for a recipe", f"give {wanted}, not data")
+            raise ConfigError(f"{path} has {length}, too much for a recipe", f"give {kind}, not data")
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist", _suggest_file(path)) from error
@@ -140,9 +140,9 @@ def read_text(path: FilePath, wanted: str = "a YAML file") -> str:
     try:
         found = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not text (byte {error.start} is not UTF-8)", f"give {wanted}") from error
+        raise ConfigError(f"{path} is not text (byte {error.start} is not UTF-8)", f"give {kind}") from error
     if "\0" in found:
-        raise ConfigError(f"{path} is not text (byte {data.index(0)} is zero)", f"give {wanted}")
+        raise ConfigError(f"{path} is not text (byte {data.index(0)} is zero)", f"give {kind}")
     return found
 
 
@@ -208,7 +208,7 @@ class _TreeBuilder:
             raise self.make_error(node, f'"{node.value[:40]}" cannot be read as {kind}', "check the value") from error
 
     def build_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        own: dict[str, Any] = {}
+        own_keys: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -218,13 +218,13 @@ class _TreeBuilder:
                 continue
             key = key_node.value
             inner = (*path, key)
-            if key in own:
+            if key in own_keys:
                 first = self.lines.get(inner)
                 twice = f'key "{key}" is given twice (first on line {first})'
                 raise self.make_error(key_node, twice, "keep one of them")
             self.lines[inner] = key_node.start_mark.line + 1
-            own[key] = self.build_value(value_node, inner)
-        return {**merged, **own}
+            own_keys[key] = self.build_value(value_node, inner)
+        return {**merged, **own_keys}
 
     def merge_sections(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
         parts = node.value if isinstance(node, yaml.SequenceNode) else [node]

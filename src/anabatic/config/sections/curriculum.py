@@ -51,8 +51,8 @@ class Curriculum:
             fits = before < stage.until <= 1.0
             require_setting(fits, f"{where}.until is {stage.until:g}", f"use a share above {before:g}, at most 1")
             total = sum(stage.mix.values())
-            least = min(stage.mix.values(), default=0.0)
-            require_setting(least >= 0.0, f"{where}.mix has the share {least:g}", "use shares from 0")
+            smallest = min(stage.mix.values(), default=0.0)
+            require_setting(smallest >= 0.0, f"{where}.mix has the share {smallest:g}", "use shares from 0")
             require_setting(abs(total - 1.0) < 1e-6, f"{where}.mix sums to {total:g}", "make its shares sum to 1")
             before = stage.until
         require_setting(

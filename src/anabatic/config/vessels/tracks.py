@@ -67,10 +67,10 @@ class TrackSettings:
         require_setting(
             exact, f"resolution is {self.resolution}, the format cell has 10 digits", "use 10, or format compact"
         )
-        least = min(self.window_lengths)
-        require_setting(least >= 2, f"points is {least}", "use 2 or more; the source project has 30")
-        enough = 1 <= self.min_points <= least
-        require_setting(enough, f"min_points is {self.min_points}, points is {least}", "use 1 up to points")
+        shortest = min(self.window_lengths)
+        require_setting(shortest >= 2, f"points is {shortest}", "use 2 or more; the source project has 30")
+        enough = 1 <= self.min_points <= shortest
+        require_setting(enough, f"min_points is {self.min_points}, points is {shortest}", "use 1 up to points")
         require_setting(self.gap_minutes >= 0, f"gap_minutes is {self.gap_minutes}", "use 0 or more; 0 never cuts")
         require_setting(0 <= self.max_still <= 1, f"max_still is {self.max_still}", "use a share from 0 to 1")
         require_setting(self.max_knots > 0, f"max_knots is {self.max_knots}", "use more than 0; 80 passes fast ferries")

@@ -119,8 +119,10 @@ class MaskSettings:
 
     def __post_init__(self) -> None:
         require_setting(0 < self.ratio < 1, f"mask.ratio is {self.ratio}", "use a share such as 0.15")
-        shares = (self.h3, self.class_word, self.motion, self.other)
-        require_setting(min(shares) >= 0 and sum(shares) > 0, f"shares of mask are {shares}", "use numbers from 0")
+        fractions = (self.h3, self.class_word, self.motion, self.other)
+        require_setting(
+            min(fractions) >= 0 and sum(fractions) > 0, f"shares of mask are {fractions}", "use numbers from 0"
+        )
 
 
 @dataclass(kw_only=True)

@@ -59,10 +59,12 @@ def check_levels(found: Counter[str], settings: Curriculum) -> bool:
         return False
     unknown = {name: rows for name, rows in found.items() if name not in names}
     if unknown:
-        told = ", ".join(f'"{name}" ({rows:,})' if name else f"no level ({rows:,})" for name, rows in unknown.items())
+        description = ", ".join(
+            f'"{name}" ({rows:,})' if name else f"no level ({rows:,})" for name, rows in unknown.items()
+        )
         guess = next((text for name in unknown if (text := did_you_mean(name, names))), "")
         raise ConfigError(
-            f"rows of levels that no stage of the curriculum names: {told}.{guess}",
+            f"rows of levels that no stage of the curriculum names: {description}.{guess}",
             f"levels are {', '.join(names)}: name these too in curriculum.stages (0 leaves them out), or fix the rows",
         )
     empty = [name for name in names if not found[name] and any(stage.mix.get(name) for stage in settings.stages)]
@@ -114,40 +116,40 @@ def plan_stages(
     stages: list[MixtureStage] = []
     begin = 0.0
     for stage in settings.stages:
-        shares = []
-        for part, own in levels.leveled_sets:
-            share = stage.mix.get(levels.names[own], 0.0)
-            shares.append(share * part.num_docs / max(1, levels.count_samples(own)))
-        total = sum(shares)
+        weights = []
+        for part, level in levels.leveled_sets:
+            weight = stage.mix.get(levels.names[level], 0.0)
+            weights.append(weight * part.num_docs / max(1, levels.count_samples(level)))
+        total = sum(weights)
         first = round(begin * micro_batches / per_step) * per_step
-        stages.append(MixtureStage(first, tuple(share / total for share in shares)))
+        stages.append(MixtureStage(first, tuple(weight / total for weight in weights)))
         begin = stage.until
     return stages
 
 
 def describe_curriculum(settings: Curriculum, levels: DifficultyLevels) -> list[str]:
     """Return what is printed before the training: every stage and how many samples every level has."""
-    told = [f"curriculum: {', '.join(f'{levels.count_samples(n):,} {name}' for n, name in enumerate(levels.names))}"]
+    lines = [f"curriculum: {', '.join(f'{levels.count_samples(n):,} {name}' for n, name in enumerate(levels.names))}"]
     begin = 0.0
     for stage in settings.stages:
         mix = " + ".join(f"{stage.mix.get(name, 0.0):.0%} {name}" for name in levels.names)
-        told.append(f"  {begin:.0%}-{stage.until:.0%}: {mix}")
+        lines.append(f"  {begin:.0%}-{stage.until:.0%}: {mix}")
         begin = stage.until
-    return told
+    return lines
 
 
 def describe_drawn_samples(state: dict[str, object], levels: DifficultyLevels) -> str:
     """Return what is said at the end: how many samples of each level were drawn, and how often its rows came round."""
-    told = []
+    lines = []
     for number, (name, samples) in enumerate(count_drawn_by_level(state, levels).items()):
         rows = levels.count_samples(number)
-        told.append(f"{samples:,} {name}" + (f" ({samples / rows:.2f} times its {rows:,} rows)" if rows else ""))
-    return f"curriculum: drawn {', '.join(told)}"
+        lines.append(f"{samples:,} {name}" + (f" ({samples / rows:.2f} times its {rows:,} rows)" if rows else ""))
+    return f"curriculum: drawn {', '.join(lines)}"
 
 
 def count_drawn_by_level(state: dict[str, object], levels: DifficultyLevels) -> dict[str, int]:
     """Samples drawn so far of every level, from a loader's state."""
-    drawn = dict.fromkeys(levels.names, 0)
-    for samples, (_, own) in zip(state["samples"], levels.leveled_sets, strict=True):  # type: ignore[call-overload]
-        drawn[levels.names[own]] += samples
-    return drawn
+    counts = dict.fromkeys(levels.names, 0)
+    for samples, (_, level) in zip(state["samples"], levels.leveled_sets, strict=True):  # type: ignore[call-overload]
+        counts[levels.names[level]] += samples
+    return counts

@@ -171,12 +171,12 @@ class _BatchReader:
 
 def _iter_rank_batches(reader: _BatchReader, stream: MicroBatchStream, rank: int, world_size: int) -> Iterator[Batch]:
     while True:
-        mine: list[Any] = []
+        rank_batches: list[Any] = []
         for _ in range(world_size):
             number, slots = stream.micro_batch, stream.plan_micro_batch()
             if number % world_size == rank:
-                mine = slots
-        yield reader.read_batch(mine, stream.state_dict())
+                rank_batches = slots
+        yield reader.read_batch(rank_batches, stream.state_dict())
 
 
 def resolve_source_weights(sources: WeightedSources) -> list[float]:
@@ -211,8 +211,8 @@ def resolve_source_weights(sources: WeightedSources) -> list[float]:
 
 
 def _describe_dropped(shards: ShardSet | ShardSubset | SequenceDataset) -> str:
-    told = (f"{name.replace('_', ' ')} {number:,}" for name, number in shards.counts.items() if number)
-    return ", ".join(told) or "no rows"
+    counts = (f"{name.replace('_', ' ')} {number:,}" for name, number in shards.counts.items() if number)
+    return ", ".join(counts) or "no rows"
 
 
 def _count_epoch_tokens(shards: ShardSet | ShardSubset | SequenceDataset, seq_len: int) -> int:
@@ -228,6 +228,6 @@ def _count_epoch_tokens(shards: ShardSet | ShardSubset | SequenceDataset, seq_le
         total += int(np.minimum(lengths, seq_len).sum())
         cut += int(np.count_nonzero(lengths > seq_len))
     if cut:
-        share = cut / shards.num_docs
-        log.warn(f"{shards.name}: {cut:,} conversations ({share:.1%}) are cut to {seq_len} tokens on the right")
+        fraction = cut / shards.num_docs
+        log.warn(f"{shards.name}: {cut:,} conversations ({fraction:.1%}) are cut to {seq_len} tokens on the right")
     return total

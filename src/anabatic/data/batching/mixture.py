@@ -201,14 +201,14 @@ class MicroBatchStream:
         if len(self._cursors) == 1:
             return self._cursors[0].take_segment(room)
         weights = self._stages[self._stage_index].source_fractions if self._stages else self._weights
-        drawn = [
+        candidates = [
             cursor.samples_drawn - before if self._stages else cursor.tokens_drawn
             for cursor, before in zip(self._cursors, self._samples_before_stage, strict=True)
         ]
-        total = 1 + sum(drawn)
-        behind = [weight * total - each for weight, each in zip(weights, drawn, strict=True)]
-        wanted = [number for number in range(len(behind)) if weights[number] > 0.0]
-        for number in sorted(wanted, key=lambda number: -behind[number]):
+        total = 1 + sum(candidates)
+        behind = [weight * total - each for weight, each in zip(weights, candidates, strict=True)]
+        eligible = [number for number in range(len(behind)) if weights[number] > 0.0]
+        for number in sorted(eligible, key=lambda number: -behind[number]):
             if (slot := self._cursors[number].take_segment(room)) is not None:
                 return slot
         return None

@@ -28,12 +28,12 @@ def group_by_length(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     A batch takes rows in order of length for as long as `rows x longest` is at most `capacity`.
     """
     order = np.argsort(-lengths, kind="stable")
-    made, start = [], 0
+    batches, start = [], 0
     while start < len(order):
         stop = start + max(1, capacity // int(lengths[order[start]]))
-        made.append(order[start:stop])
+        batches.append(order[start:stop])
         start = stop
-    return made
+    return batches
 
 
 def estimate_epoch_batches(
@@ -121,9 +121,11 @@ class PaddedMicroBatchStream(MicroBatchStream):
             for cursor, position in zip(self._cursors, self._cursors_before_window, strict=True):
                 cursor.load_state_dict(position)
             rows = self._draw_rows(self._max_rows_for_batches(rows, left))
-        made = self._group_rows(rows)
-        shuffled = permute_indices(np.arange(len(made)), len(made), splitmix64_hash(self._seed, self._window_start, 1))
-        self._ready_batches = [[rows[row] for row in made[number]] for number in shuffled]
+        batches = self._group_rows(rows)
+        shuffled = permute_indices(
+            np.arange(len(batches)), len(batches), splitmix64_hash(self._seed, self._window_start, 1)
+        )
+        self._ready_batches = [[rows[row] for row in batches[number]] for number in shuffled]
 
     def _group_rows(self, rows: list[PlannedSegment]) -> list[np.ndarray]:
         return group_by_length(np.asarray([slot.num_inputs for slot in rows], dtype=np.int64), self._capacity)

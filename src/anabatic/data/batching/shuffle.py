@@ -77,8 +77,8 @@ class ShuffledOrder:
         if self._start < 0 or not 0 <= at < len(self._block):
             epoch, position = divmod(draw, self.num_entries)
             first = position - position % _BLOCK
-            wanted = np.arange(first, min(first + _BLOCK, self.num_entries), dtype=np.int64)
-            self._block = permute_indices(wanted, self.num_entries, splitmix64_hash(self._key, epoch)).tolist()
+            indices = np.arange(first, min(first + _BLOCK, self.num_entries), dtype=np.int64)
+            self._block = permute_indices(indices, self.num_entries, splitmix64_hash(self._key, epoch)).tolist()
             self._start = epoch * self.num_entries + first
             at = draw - self._start
         return self._block[at]

@@ -97,8 +97,8 @@ class ValidationBatches:
         return self.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        mine = chain(islice(self._batch_indices, self._rank, None, self._world_size), repeat([]))
-        for group in islice(mine, self.num_batches):
+        rank_batches = chain(islice(self._batch_indices, self._rank, None, self._world_size), repeat([]))
+        for group in islice(rank_batches, self.num_batches):
             yield self._collate_fn(list(map(self._read_segment, group)), self._capacity, self._eot, self._seq_len, None)
 
     def _read_segment(self, index: int) -> TokenSegment:

@@ -122,7 +122,7 @@ def select_wordings(fact: str, test: bool) -> tuple[str, ...]:
 def states_only_fact(fact_key: str, reply: str) -> bool:
     """True when `reply` says the fact with this key and no other fact: saying everything at once is no
     answer."""
-    said = " ".join(reply.lower().split())
-    return fact_key in said and not any(
-        fact.key_phrase in said for fact in FACTS.values() if fact.key_phrase != fact_key
+    normalized = " ".join(reply.lower().split())
+    return fact_key in normalized and not any(
+        fact.key_phrase in normalized for fact in FACTS.values() if fact.key_phrase != fact_key
     )

@@ -119,14 +119,14 @@ def _build_conversation(entry: DocumentedObject, rng: Random) -> list[Message]:
 
 
 def _build_exchange(question: str, answer: str, entry: DocumentedObject) -> list[Message]:
-    asked = question.format(module=entry.module, name=entry.name)
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    question_text = question.format(module=entry.module, name=entry.name)
+    return [{"role": "user", "content": question_text}, {"role": "assistant", "content": answer}]
 
 
 def _join_names(names: list[str]) -> str:
     """Return `a.`, `a and b.`, `a, b and c.`, or the first names `and others.`"""
-    shown = names if len(names) <= LISTED_NAMES else [*names[: LISTED_NAMES - 1], "others"]
-    return (f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]) + "."
+    listed = names if len(names) <= LISTED_NAMES else [*names[: LISTED_NAMES - 1], "others"]
+    return (f"{', '.join(listed[:-1])} and {listed[-1]}" if len(listed) > 1 else listed[0]) + "."
 
 
 def _iter_module_objects(path: Path) -> Iterator[DocumentedObject]:
@@ -210,9 +210,9 @@ def summarize_docstring(docstring: str | None) -> str:
 
 def _first_sentences(text: str) -> str:
     sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z])", text)
-    said = sentences[0]
-    if len(said) < SHORT_SENTENCE and len(sentences) > 1:
-        said = f"{said} {sentences[1]}"
-    if not 8 <= len(said) <= LONGEST_ANSWER or " " not in said:
+    summary = sentences[0]
+    if len(summary) < SHORT_SENTENCE and len(sentences) > 1:
+        summary = f"{summary} {sentences[1]}"
+    if not 8 <= len(summary) <= LONGEST_ANSWER or " " not in summary:
         return ""
-    return said[0].upper() + said[1:] + ("" if said[-1] in ".!?" else ".")
+    return summary[0].upper() + summary[1:] + ("" if summary[-1] in ".!?" else ".")

@@ -114,16 +114,16 @@ def _draw_spelling(rng: Random, test: bool) -> TaskProblem:
 
 def _draw_counting(rng: Random, test: bool) -> TaskProblem:
     """Draw how often the letter shall occur first, so that no answer is much more frequent than another."""
-    wanted = rng.randint(0, MAX_LETTER_COUNT)
+    target_count = rng.randint(0, MAX_LETTER_COUNT)
     while True:
         chosen = draw_word(rng, test, real_share=0.05)
-        letters = [c for c in VOWELS + CONSONANTS if chosen.count(c) == wanted]
+        letters = [c for c in VOWELS + CONSONANTS if chosen.count(c) == target_count]
         if letters:
             break
     letter = rng.choice(letters)
     question = rng.choice(COUNTING_QUESTIONS).format(c=letter, w=chosen)
     choices = tuple(str(number) for number in range(MAX_LETTER_COUNT + 1))
-    return TaskProblem(f"{chosen} {letter}", question, _number_letters(chosen, letter), str(wanted), choices)
+    return TaskProblem(f"{chosen} {letter}", question, _number_letters(chosen, letter), str(target_count), choices)
 
 
 def _number_letters(chosen: str, letter: str) -> str:
@@ -199,11 +199,11 @@ def generate_task_rows(name: str, split: Split, n: int | None, seed: int) -> Ite
         ConfigError: there is no task of this name.
     """
     tasks = get_tasks(name)
-    shares = [task.mixture_weight for task in tasks]
+    weights = [task.mixture_weight for task in tasks]
     rng = Random(f"{name}/{split}/{seed}")
     seen: set[tuple[str, str]] = set()
     for _ in itertools.count() if n is None else range(n):
-        task = tasks[0] if len(tasks) == 1 else rng.choices(tasks, shares)[0]
+        task = tasks[0] if len(tasks) == 1 else rng.choices(tasks, weights)[0]
         problem = task.draw_problem(rng, split == "test")
         if split == "test":
             problem = _draw_unseen(task, problem, rng, seen)
@@ -248,11 +248,11 @@ def generate_task_conversations(
     Raises:
         ConfigError: there is no task of this name.
     """
-    wanted = DEFAULT_ROWS if rows is None else rows
-    lengths = Random(f"turns {seed}").choices((1, 2, 3), weights=(6, 2, 2), k=wanted)
-    drawn = _rows(name, split, sum(lengths), seed)
+    num_rows = DEFAULT_ROWS if rows is None else rows
+    lengths = Random(f"turns {seed}").choices((1, 2, 3), weights=(6, 2, 2), k=num_rows)
+    drawn_rows = _rows(name, split, sum(lengths), seed)
     for length in lengths:
-        yield [message for row in itertools.islice(drawn, length) for message in row.messages]
+        yield [message for row in itertools.islice(drawn_rows, length) for message in row.messages]
 
 
 _rows = generate_task_rows
@@ -289,8 +289,10 @@ def chance_accuracy(task: str) -> float:
 
 
 def _best_constant_accuracy(task: SyntheticTask) -> float:
-    drawn = list(generate_task_rows(task.name, "test", CHANCE_ROWS, 0))
-    answers = Counter(row.answer for row in drawn)
-    replies = {row.answer: row.messages[-1]["content"] for row in drawn}.values()  # those of one answer score alike
+    drawn_rows = list(generate_task_rows(task.name, "test", CHANCE_ROWS, 0))
+    answers = Counter(row.answer for row in drawn_rows)
+    replies = {
+        row.answer: row.messages[-1]["content"] for row in drawn_rows
+    }.values()  # those of one answer score alike
     best = max(sum(number for answer, number in answers.items() if task.is_correct(answer, reply)) for reply in replies)
-    return best / len(drawn)
+    return best / len(drawn_rows)

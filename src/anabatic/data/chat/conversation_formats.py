@@ -100,11 +100,11 @@ def _parse_preference_row(row: RawColumns) -> Conversation:
 
 
 def _build_answer_side(system: list[Message], before: list[Message], value: Any, key: str) -> list[Message]:
-    said = _parse_answer_turns(value, key, before)
-    whole = said[0]["role"] not in ("assistant", "tool")  # it repeats what comes before it
-    if whole and said[0]["role"] == "system":
-        return said
-    return system + said if whole else system + before + said
+    answer_turns = _parse_answer_turns(value, key, before)
+    is_full_conversation = answer_turns[0]["role"] not in ("assistant", "tool")  # it repeats what comes before it
+    if is_full_conversation and answer_turns[0]["role"] == "system":
+        return answer_turns
+    return system + answer_turns if is_full_conversation else system + before + answer_turns
 
 
 def _parse_rejected_messages_row(row: RawColumns) -> Conversation:
@@ -180,9 +180,15 @@ def _join_instruction(row: RawColumns) -> str:
 
 def _prompt_response_parser(question: str, answer: str) -> Callable[[RawColumns], Conversation]:
     def parse_pair(row: RawColumns) -> Conversation:
-        asked, said = row[question], row[answer]
-        before = parse_turns(asked, question) if isinstance(asked, list) else [_build_message("user", asked, question)]
-        after = parse_turns(said, answer) if isinstance(said, list) else [_build_message("assistant", said, answer)]
+        prompt, response = row[question], row[answer]
+        before = (
+            parse_turns(prompt, question) if isinstance(prompt, list) else [_build_message("user", prompt, question)]
+        )
+        after = (
+            parse_turns(response, answer)
+            if isinstance(response, list)
+            else [_build_message("assistant", response, answer)]
+        )
         return Conversation(_parse_system_message(row) + _parse_history(row) + before + after, None, _parse_tools(row))
 
     return parse_pair

@@ -103,15 +103,15 @@ def folder_with_template(folder: Path, given: str | None) -> Path:
     parts["chat_template.jinja"] = template.encode()
     names = sorted(parts)
     digest = hashlib.sha256(b"".join(name.encode() + hashlib.sha256(parts[name]).digest() for name in names))
-    made = get_cache_root() / "templates" / digest.hexdigest()[:16] / source.parent.resolve().name
-    made.mkdir(parents=True, exist_ok=True)
+    target = get_cache_root() / "templates" / digest.hexdigest()[:16] / source.parent.resolve().name
+    target.mkdir(parents=True, exist_ok=True)
     for name in sorted(names, key=lambda one: one == "tokenizer.json"):  # last: a folder without it holds none
-        if not (made / name).is_file():
-            write_atomic(made / name, parts[name])
-    loaded = tokenizers.load_tokenizer(made, check=False)
+        if not (target / name).is_file():
+            write_atomic(target / name, parts[name])
+    loaded = tokenizers.load_tokenizer(target, check=False)
     text = try_template(loaded, template, given)
     _warn_split_tokens(loaded, text, given)
-    return made
+    return target
 
 
 def _config_with_template(before: bytes, template: str) -> str:
@@ -132,11 +132,11 @@ def try_template(tokenizer: Any, template: str, name: str) -> str:
     from jinja2.exceptions import SecurityError
 
     question, answer = _PROBE_TEXTS
-    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     what = f"chat_template: {name}"
     try:
         with limit_resources():
-            text: str = tokenizer.apply_chat_template(talk, chat_template=template, tokenize=False)
+            text: str = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
     except TemplateSyntaxError as error:
         raise ConfigError(f"{what} is broken at its line {error.lineno}: {error.message}", _HINT) from error
     except SecurityError as error:
@@ -188,12 +188,12 @@ def limit_resources() -> Iterator[None]:
 
     before = signal.signal(signal.SIGVTALRM, raise_timeout)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _address_space_bytes() + _MAX_RENDER_BYTES
-    bounds = most > _MAX_RENDER_BYTES and (soft == resource.RLIM_INFINITY or most < soft)
+    max_bytes = _address_space_bytes() + _MAX_RENDER_BYTES
+    bounds = max_bytes > _MAX_RENDER_BYTES and (soft == resource.RLIM_INFINITY or max_bytes < soft)
     signal.setitimer(signal.ITIMER_VIRTUAL, MAX_RENDER_SECONDS)
     try:
         if bounds:
-            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+            resource.setrlimit(resource.RLIMIT_AS, (max_bytes, hard))
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -60,11 +60,11 @@ def select_target_turns(messages: Sequence[dict[str, Any]], turns: LossTurns, na
     Raises:
         DataError: a weight that is neither 0 nor 1, or no turn that is learned.
     """
-    said = [message for message in messages if message["role"] == "assistant"]
-    marked = any("weight" in message or "loss" in message for message in said)
+    assistant_turns = [message for message in messages if message["role"] == "assistant"]
+    marked = any("weight" in message or "loss" in message for message in assistant_turns)
     if turns != "last" and not marked:
         return None
-    keep = [_read_turn_weight(message, name) for message in said]
+    keep = [_read_turn_weight(message, name) for message in assistant_turns]
     if turns == "last":
         keep = [False] * (len(keep) - 1) + keep[-1:]
     if keep and not any(keep):

@@ -39,14 +39,14 @@ def split_by_loss_mask(ids: np.ndarray, mask: np.ndarray, tokenizer: Any) -> lis
     """
     learned = np.asarray(mask, dtype=bool).copy()
     learned[:1] = False
-    made: list[MaskedSpan] = []
+    spans: list[MaskedSpan] = []
     before, stop = "", 0
     for what, run in groupby(learned.tolist()):
         stop += len(list(run))
         text = tokenizer.decode(ids[:stop].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        made.append(MaskedSpan(text[len(before) :], what))
+        spans.append(MaskedSpan(text[len(before) :], what))
         before = text
-    return made
+    return spans
 
 
 def format_preview(parts: Sequence[MaskedSpan], colour: bool) -> str:
@@ -64,12 +64,14 @@ def format_preview(parts: Sequence[MaskedSpan], colour: bool) -> str:
 
 def _truncate_middle(parts: Sequence[MaskedSpan]) -> tuple[list[MaskedSpan], list[MaskedSpan], int]:
     """Return what is shown before and behind the gap, and the characters in it."""
-    whole = "".join(part.text for part in parts)
-    if len(whole) <= MAX_PREVIEW_CHARS and whole.count("\n") < MAX_PREVIEW_LINES:
+    full_text = "".join(part.text for part in parts)
+    if len(full_text) <= MAX_PREVIEW_CHARS and full_text.count("\n") < MAX_PREVIEW_LINES:
         return list(parts), [], 0
-    stop = _chars_of_first_lines(whole[: MAX_PREVIEW_CHARS // 2], MAX_PREVIEW_LINES // 2)
-    start = len(whole) - _chars_of_first_lines(whole[: -MAX_PREVIEW_CHARS // 2 - 1 : -1], MAX_PREVIEW_LINES // 2)
-    return _slice_spans(parts, 0, stop), _slice_spans(parts, start, len(whole)), start - stop
+    stop = _chars_of_first_lines(full_text[: MAX_PREVIEW_CHARS // 2], MAX_PREVIEW_LINES // 2)
+    start = len(full_text) - _chars_of_first_lines(
+        full_text[: -MAX_PREVIEW_CHARS // 2 - 1 : -1], MAX_PREVIEW_LINES // 2
+    )
+    return _slice_spans(parts, 0, stop), _slice_spans(parts, start, len(full_text)), start - stop
 
 
 def _chars_of_first_lines(text: str, lines: int) -> int:
@@ -83,13 +85,13 @@ def _chars_of_first_lines(text: str, lines: int) -> int:
 
 
 def _slice_spans(parts: Sequence[MaskedSpan], start: int, stop: int) -> list[MaskedSpan]:
-    made, at = [], 0
+    sliced, offset = [], 0
     for text, learned in parts:
-        cut = text[max(0, start - at) : max(0, stop - at)]
-        at += len(text)
+        cut = text[max(0, start - offset) : max(0, stop - offset)]
+        offset += len(text)
         if cut:
-            made.append(MaskedSpan(cut, learned))
-    return made
+            sliced.append(MaskedSpan(cut, learned))
+    return sliced
 
 
 def _mark_targets(parts: Sequence[MaskedSpan], colour: bool) -> str:
@@ -113,13 +115,13 @@ def _escape_character(one: str) -> str:
 
 
 def iter_conversations(
-    sets: Sequence[ShardSet | ShardSubset], most: int
+    sets: Sequence[ShardSet | ShardSubset], max_conversations: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield `(source, ids, mask)` of the first `most` conversations, of every source in turn; of a pair, both."""
+    """Yield `(source, ids, mask)` of the first `max_conversations` conversations, of every source in turn; of a pair, both."""
     chats = [one for one in sets if one.is_chat]
     deepest = max((one.num_docs for one in chats), default=0)
     places = ((one, number) for number in range(deepest) for one in chats if number < one.num_docs)
-    for (one, number), _ in zip(places, range(most), strict=False):
+    for (one, number), _ in zip(places, range(max_conversations), strict=False):
         entry = one.locate_entry(number)
         piece = one.read_segment(entry, 0, entry.num_inputs)
         assert piece.loss_mask is not None  # every conversation has one
@@ -132,9 +134,9 @@ def iter_conversations(
                 yield f"{one.name} ({side})", answer.ids, answer.loss_mask
 
 
-def log_conversations(sets: Sequence[ShardSet | ShardSubset], tokenizer: Any, most: int) -> None:
-    """Show the first `most` conversations of the training data."""
-    for name, ids, mask in iter_conversations(sets, most):
+def log_conversations(sets: Sequence[ShardSet | ShardSubset], tokenizer: Any, max_conversations: int) -> None:
+    """Show the first `max_conversations` conversations of the training data."""
+    for name, ids, mask in iter_conversations(sets, max_conversations):
         parts = split_by_loss_mask(ids, mask, tokenizer)
         head = f"a conversation of {name}: {len(ids):,} tokens, {int(np.count_nonzero(mask[1:])):,} of them learned"
         log.info(

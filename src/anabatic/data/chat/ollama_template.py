@@ -89,16 +89,16 @@ def _probe_affixes(tokenizer: Any) -> TurnAffixes:
         ValueError: they do not stand where turns do.
     """
     first, second, third, fourth = _MARKER_WORDS
-    talk = _render_prompt(tokenizer, [_user_message(first), _assistant_message(second), _user_message(third)])
-    start, after_user, after_assistant, last = _split_at_marks(talk, (first, second, third))
+    conversation = _render_prompt(tokenizer, [_user_message(first), _assistant_message(second), _user_message(third)])
+    start, after_user, after_assistant, last = _split_at_marks(conversation, (first, second, third))
     if last != after_user:
         raise ValueError("the chat template begins an answer otherwise than it repeats one")
     try:
-        told = _render_prompt(tokenizer, [_system_message(fourth), _user_message(first)])
+        with_system = _render_prompt(tokenizer, [_system_message(fourth), _user_message(first)])
     except ValueError:
         turns = TurnAffixes(start, None, "", after_user, after_assistant)
     else:
-        start_system, after_system, _ = _split_at_marks(told, (fourth, first))
+        start_system, after_system, _ = _split_at_marks(with_system, (fourth, first))
         turns = TurnAffixes(start, start_system, after_system, after_user, after_assistant)
     texts = (start, turns.start_system or "", turns.after_system, after_user, after_assistant)
     if any("{{" in text or '"""' in text for text in texts):
@@ -112,9 +112,9 @@ def _strip_bos_token(tokenizer: Any, turns: TurnAffixes) -> TurnAffixes:
     Raises:
         ValueError: the template does not begin with it, so Ollama would see it where the model has not.
     """
-    bare, whole = tokenizer("x", add_special_tokens=False)["input_ids"], tokenizer("x")["input_ids"]
-    at = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
-    before = tokenizer.decode(whole[:at]) if at else ""
+    bare, with_special = tokenizer("x", add_special_tokens=False)["input_ids"], tokenizer("x")["input_ids"]
+    at = next((at for at in range(len(with_special)) if with_special[at : at + len(bare)] == bare), 0)
+    before = tokenizer.decode(with_special[:at]) if at else ""
     starts = [turns.start] + ([turns.start_system] if turns.start_system is not None else [])
     if not before:
         return turns
@@ -136,7 +136,7 @@ def _split_at_marks(text: str, marks: Sequence[str]) -> list[str]:
 
 def _verification_conversations(system: bool) -> list[tuple[str, Messages]]:
     """Conversations that must come out alike, and what is particular to each."""
-    talk = [
+    conversation = [
         _user_message("a"),
         _assistant_message("b"),
         _user_message('c\n\nd {x} "q" <b>'),
@@ -145,7 +145,7 @@ def _verification_conversations(system: bool) -> list[tuple[str, Messages]]:
     ]
     found: list[tuple[str, Messages]] = [
         ("a single question", [_user_message("What?\nWhy?")]),
-        ("a longer conversation", talk),
+        ("a longer conversation", conversation),
         (
             "the thoughts in an earlier answer",
             [_user_message("a"), _assistant_message("<think>\nb\n</think>\n\nc"), _user_message("d")],
@@ -154,7 +154,7 @@ def _verification_conversations(system: bool) -> list[tuple[str, Messages]]:
     if system:
         found += [
             ("a system message", [_system_message("Be\nshort."), _user_message("a")]),
-            ("a long one", [_system_message("s"), *talk]),
+            ("a long one", [_system_message("s"), *conversation]),
         ]
     return found
 

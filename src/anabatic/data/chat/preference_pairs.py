@@ -47,7 +47,7 @@ class PreferencePairEncoder(ChatEncoder):
                     names.append(f"{document.location} ({side})")
                     tools.append(document.tools)
         rendered = iter(rendering.render_conversations(conversations, self._tokenizer, names=names, tools=tools))
-        return [[next(rendered) if there else None for there in sides] for sides in kept]
+        return [[next(rendered) if is_present else None for is_present in sides] for sides in kept]
 
     def _build_entries(self, rendered: Any) -> list[EncodedEntry]:
         counts = self._counts
@@ -140,16 +140,16 @@ def collate_unpaired_answers(
         pieces: whole entries, together at most `capacity` tokens.
         seq_len: `max_pair_inputs` of a side's.
     """
-    there = [
+    present = [
         (side, good, number)
         for number, piece in enumerate(pieces)
         for side, good in zip(split_pair_segment(piece), (True, False), strict=True)
         if len(side.ids)
     ]
-    sides, goods, numbers = zip(*there, strict=True)
+    sides, goods, numbers = zip(*present, strict=True)
     batch = collate_packed(sides, capacity, pad_id, max(1, seq_len // 2), state)
     extra = {"desirable": torch.tensor(goods), "entry": torch.tensor(numbers)}
-    return replace(batch, num_targets=len(there), extra=extra)
+    return replace(batch, num_targets=len(present), extra=extra)
 
 
 def split_pair_segment(pair: TokenSegment) -> tuple[TokenSegment, TokenSegment]:

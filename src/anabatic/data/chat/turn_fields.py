@@ -75,8 +75,8 @@ def check_tools(tools: Any) -> None:
         _check_name(function, f'"tools" {number}')
         for key, kind in (("description", str), ("parameters", dict)):
             if not (function.get(key) is None or isinstance(function[key], kind)):
-                wanted = "text" if kind is str else "an object"
-                raise BadRowError(f'"tools" {number}: {key} is {json_type_name(function[key])}, not {wanted}')
+                expected_type = "text" if kind is str else "an object"
+                raise BadRowError(f'"tools" {number}: {key} is {json_type_name(function[key])}, not {expected_type}')
 
 
 def _check_name(function: Mapping[str, Any], where: str) -> None:

@@ -97,12 +97,12 @@ class RowIssue:
 
     def explain_against_format(self, form: RowFormat) -> RowIssue:
         """Return the problem as one of a row among others that were taken for `form`."""
-        wanted = [column.rpartition("=")[2] for column in form.columns]
-        lacking = [f'"{column}"' for column in wanted if column not in self.columns]
-        if not self.location or not lacking or form.name == "plain text":
+        required = [column.rpartition("=")[2] for column in form.columns]
+        missing = [f'"{column}"' for column in required if column not in self.columns]
+        if not self.location or not missing or form.name == "plain text":
             return self
-        there = ", ".join(f'"{column}"' for column in self.columns[:12]) or "no columns"
-        what = f"{self.location}: no column {', '.join(lacking)}, which the rows before have; the row has {there}"
+        present = ", ".join(f'"{column}"' for column in self.columns[:12]) or "no columns"
+        what = f"{self.location}: no column {', '.join(missing)}, which the rows before have; the row has {present}"
         return RowIssue(what, f"fix the row, {SKIP_HINT}")
 
     def raise_error(self) -> NoReturn:

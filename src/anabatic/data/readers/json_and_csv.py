@@ -28,12 +28,12 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         DuplicateKeyError: names the key.
     """
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise DuplicateKeyError(f'the key "{twice}" stands twice')
-    return made
+    return result
 
 
 T = TypeVar("T")

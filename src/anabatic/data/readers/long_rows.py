@@ -51,11 +51,11 @@ class LongRowCounter:
         """
         if not self.count:
             return
-        told = self._describe_long_rows(rows)
+        description = self._describe_long_rows(rows)
         if self.exceeds_limit(rows):
-            most = f"more than {self.option.removeprefix('--').replace('-', '_')} {self.max_fraction:g} allows"
-            raise DataError(f"{told}: {most}", self._build_hint(rows, other))
-        log.warn(f"{told}; passed over")
+            limit_text = f"more than {self.option.removeprefix('--').replace('-', '_')} {self.max_fraction:g} allows"
+            raise DataError(f"{description}: {limit_text}", self._build_hint(rows, other))
+        log.warn(f"{description}; passed over")
 
     def _describe_long_rows(self, rows: int) -> str:
         first = f", first {self.first_location}" if self.first_location else ""

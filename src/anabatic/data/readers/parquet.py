@@ -90,9 +90,9 @@ def _iter_raw_rows(
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise DamagedParquetError(f'the column "{twice}" stands twice')
-        wanted = columns(schema)
+        selected_columns = columns(schema)
         with catch_arrow_errors():
-            batches = file.iter_batches(batch_size=256, columns=wanted, use_threads=False)
+            batches = file.iter_batches(batch_size=256, columns=selected_columns, use_threads=False)
         while True:
             with catch_arrow_errors():
                 batch = next(batches, None)
@@ -114,15 +114,15 @@ def _select_columns(path: Path, schema: Any, settings: ColumnMapping) -> list[st
         )
     if form != "plain text":
         return select_needed_columns(names, settings)
-    theirs = dict(settings.renamed_columns).get(settings.text_column, settings.text_column)
-    kind = schema.field(theirs).type
+    text_column = dict(settings.renamed_columns).get(settings.text_column, settings.text_column)
+    kind = schema.field(text_column).type
     value = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
         raise DataError(
-            f'{path}: column "{theirs}" is {kind}, not text',
+            f'{path}: column "{text_column}" is {kind}, not text',
             f"name the column of the text with --data.text-column NAME; the file has {format_column_names(names)}",
         )
-    return [theirs]
+    return [text_column]
 
 
 def _rows_of_batch(batch: Any) -> list[dict[str, Any] | UnicodeDecodeError]:

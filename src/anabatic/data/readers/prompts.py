@@ -92,8 +92,8 @@ def _parse_line(
         if not text.strip():
             return None
         if path.name.lower().endswith(".txt"):
-            said = text.rstrip("\r\n")
-            return PromptRow(f"{file}:{number}", [{"role": "user", "content": said}], said)
+            stripped = text.rstrip("\r\n")
+            return PromptRow(f"{file}:{number}", [{"role": "user", "content": stripped}], stripped)
         return _build_prompt_row(json_reader.loads(text, reject_duplicate_keys), f"{file}:{number}", columns)
     except UnicodeDecodeError as error:
         return RowIssue(f"{place}: invalid UTF-8 at byte {error.start} of the line", _HINT)
@@ -109,8 +109,8 @@ def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
     row = rename_columns(row, columns)
     reject_media(row, "--on-bad-row skip")
     label = next((label for key in _LABEL_COLUMNS if (label := _label_as_text(row.get(key))) is not None), None)
-    asked = extract_prompt(row)
-    if asked is None:
+    prompt = extract_prompt(row)
+    if prompt is None:
         text = row.get("text")
         if not isinstance(text, str) or not text:
             empty = next((key for key in _PROMPT_COLUMNS if row.get(key) == ""), None)
@@ -121,12 +121,12 @@ def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
                 f" the row has {format_column_names(row)}"
             )
         return PromptRow(name, None, require_encodable_text(text, 'column "text"'), label=label, row=row)
-    turns = asked.messages
+    turns = prompt.messages
     if turns[-1]["role"] == "assistant":
         turns, label = turns[:-1], str(turns[-1]["content"])
     if not turns or turns[-1]["role"] in ("system", "developer"):
         raise BadRowError("no user's turn comes before the answer")
-    return PromptRow(name, turns, str(turns[-1]["content"]), asked.tools, label, row)
+    return PromptRow(name, turns, str(turns[-1]["content"]), prompt.tools, label, row)
 
 
 def _label_as_text(value: Any) -> str | None:

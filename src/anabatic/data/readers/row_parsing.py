@@ -37,13 +37,21 @@ def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -
             return _text_to_document(row[columns.text_column], doc_id, place, columns)
         if form is not None:
             reject_media(row, "data.on_bad_row: skip")
-            made = form.parse_row(row)
-            for turns in (made.messages, made.rejected or []):
+            document = form.parse_row(row)
+            for turns in (document.messages, document.rejected or []):
                 require_turn_order(turns)
             level = _read_level(row, columns)
-            told = _describe_row_format(form, tuple(row), columns)
+            row_format = _describe_row_format(form, tuple(row), columns)
             return Document(
-                None, made.messages, doc_id, made.tools, made.rejected, level, told, place, _read_label(row)
+                None,
+                document.messages,
+                doc_id,
+                document.tools,
+                document.rejected,
+                level,
+                row_format,
+                place,
+                _read_label(row),
             )
     except BadRowError as error:
         return RowIssue(
@@ -51,8 +59,8 @@ def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -
             error.hint or f"fix the row, or skip such rows with data.on_bad_row: skip; {_CONVERSATION_HINT}",
         )
     what = f"{place}: {describe_missing_columns(columns, row)}; the row has {format_column_names(row)}"
-    begun, _ = _find_partial_formats(row)
-    return RowIssue(what, hint_missing_columns(columns, row), "" if begun else place, tuple(row))
+    partial_formats, _ = _find_partial_formats(row)
+    return RowIssue(what, hint_missing_columns(columns, row), "" if partial_formats else place, tuple(row))
 
 
 def _read_level(row: dict[str, Any], columns: ColumnMapping) -> str:
@@ -92,15 +100,15 @@ def rename_columns(row: dict[str, Any], columns: ColumnMapping) -> dict[str, Any
     """
     if not columns.renamed_columns:
         return row
-    for ours, theirs in columns.renamed_columns:
-        if theirs not in row:
+    for standard_name, file_name in columns.renamed_columns:
+        if file_name not in row:
             raise BadRowError(
-                f'no column "{theirs}", which data.columns.{ours} names; the row has {format_column_names(row)}'
-                f"{did_you_mean(theirs, row)}"
+                f'no column "{file_name}", which data.columns.{standard_name} names; the row has {format_column_names(row)}'
+                f"{did_you_mean(file_name, row)}"
             )
-    taken = {theirs for _, theirs in columns.renamed_columns}
+    taken = {file_name for _, file_name in columns.renamed_columns}
     rest = {key: value for key, value in row.items() if key not in taken}
-    return {**rest, **{ours: row[theirs] for ours, theirs in columns.renamed_columns}}
+    return {**rest, **{standard_name: row[file_name] for standard_name, file_name in columns.renamed_columns}}
 
 
 @functools.lru_cache(maxsize=256)
@@ -108,15 +116,15 @@ def _describe_row_format(
     form: ConversationFormat | None, columns: tuple[str, ...], settings: ColumnMapping
 ) -> RowFormat:
     """What is said of rows with these columns (under our names); without a format they are plain text."""
-    wanted = (settings.text_column,) if form is None else (*form.required_columns, *form.optional_columns)
-    theirs = dict(settings.renamed_columns)
-    used = (f"{name}={theirs[name]}" if name in theirs else name for name in columns if name in wanted)
+    wanted_columns = (settings.text_column,) if form is None else (*form.required_columns, *form.optional_columns)
+    file_name = dict(settings.renamed_columns)
+    used = (f"{name}={file_name[name]}" if name in file_name else name for name in columns if name in wanted_columns)
     return RowFormat("plain text" if form is None else form.name, tuple(used))
 
 
 def detect_format_name(columns: list[str], settings: ColumnMapping) -> str:
     """Return the format of a table with these columns; empty: none that is known."""
-    names = [ours for ours, theirs in settings.renamed_columns if theirs in columns]
+    names = [standard_name for standard_name, file_name in settings.renamed_columns if file_name in columns]
     known = [*names, *(name for name in columns if name not in dict(settings.renamed_columns).values())]
     form = detect_format(known)
     if settings.text_column in known and (form is None or "messages" not in known):
@@ -126,52 +134,52 @@ def detect_format_name(columns: list[str], settings: ColumnMapping) -> str:
 
 def select_needed_columns(columns: list[str], settings: ColumnMapping) -> list[str]:
     """Return the columns of a table that reading its rows takes."""
-    ours = {theirs: ours for ours, theirs in settings.renamed_columns}
-    wanted = {
+    standard_name = {file_name: standard_name for standard_name, file_name in settings.renamed_columns}
+    wanted_columns = {
         settings.text_column,
         settings.level_column,
         *multimodal.MEDIA_COLUMNS,
         *(name for form in FORMATS for name in (*form.required_columns, *form.optional_columns)),
     }
-    return [name for name in columns if ours.get(name, name) in wanted]
+    return [name for name in columns if standard_name.get(name, name) in wanted_columns]
 
 
-def describe_missing_columns(columns: ColumnMapping, there: Mapping[str, Any] | list[str]) -> str:
+def describe_missing_columns(columns: ColumnMapping, present: Mapping[str, Any] | list[str]) -> str:
     """Return what is missing when neither the text column nor a whole conversation is there."""
-    begun, absent = _find_partial_formats(there)
+    partial_formats, absent = _find_partial_formats(present)
     if not absent:
         return f'no column "{columns.text_column}"'
-    return f"no column {_join_with_or(absent)}, which goes with {_join_with_or(begun)}"
+    return f"no column {_join_with_or(absent)}, which goes with {_join_with_or(partial_formats)}"
 
 
-def hint_missing_columns(columns: ColumnMapping, there: Mapping[str, Any] | list[str]) -> str:
+def hint_missing_columns(columns: ColumnMapping, present: Mapping[str, Any] | list[str]) -> str:
     """Return what to do about it."""
-    _, absent = _find_partial_formats(there)
+    _, absent = _find_partial_formats(present)
     known = {
         columns.text_column,
         *(name for form in FORMATS for name in (*form.required_columns, *form.optional_columns)),
     }
-    strange = next((ours for ours, _ in columns.renamed_columns if ours not in known), None)
-    if strange is not None:
-        guess = did_you_mean(strange, known)
-        return (
-            f'data.columns is OUR_NAME=NAME, and none of ours is "{strange}".{guess} Ours: {", ".join(sorted(known))}'
-        )
+    unknown_name = next(
+        (standard_name for standard_name, _ in columns.renamed_columns if standard_name not in known), None
+    )
+    if unknown_name is not None:
+        guess = did_you_mean(unknown_name, known)
+        return f'data.columns is OUR_NAME=NAME, and none of ours is "{unknown_name}".{guess} Ours: {", ".join(sorted(known))}'
     if absent:
         return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or fix the row, {SKIP_HINT}"
-    nearest = did_you_mean(columns.text_column, there)
+    nearest = did_you_mean(columns.text_column, present)
     return (
         f"name the column of the text with --data.text-column NAME.{nearest} Columns of conversations that are called"
         f" otherwise: --data.columns query=NAME response=NAME. Otherwise: {_CONVERSATION_HINT}"
     )
 
 
-def _find_partial_formats(there: Mapping[str, Any] | list[str]) -> tuple[list[str], list[str]]:
+def _find_partial_formats(present: Mapping[str, Any] | list[str]) -> tuple[list[str], list[str]]:
     """Return the columns of formats that are there in part, and those that would make them whole."""
-    partly = [form for form in FORMATS if any(name in there for name in form.required_columns)]
-    begun = dict.fromkeys(name for form in partly for name in form.required_columns if name in there)
-    absent = dict.fromkeys(name for form in partly for name in form.required_columns if name not in there)
-    return list(begun), list(absent)
+    partly = [form for form in FORMATS if any(name in present for name in form.required_columns)]
+    partial_formats = dict.fromkeys(name for form in partly for name in form.required_columns if name in present)
+    absent = dict.fromkeys(name for form in partly for name in form.required_columns if name not in present)
+    return list(partial_formats), list(absent)
 
 
 def _join_with_or(names: list[str]) -> str:

@@ -115,9 +115,9 @@ def source_kind(source: DataSource) -> str:
         return "glob"
     if os.path.islink(path):
         raise DataError(f"{source.path}: a link to {os.readlink(path)}, which is not there", "fix the link")
-    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     where = f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
-    near = did_you_mean(path.name, beside) or _suggest_files(path.parent, beside)
+    near = did_you_mean(path.name, siblings) or _suggest_files(path.parent, siblings)
     raise DataError(f"{source.path}: no such file or folder", f"{where}.{near}")
 
 
@@ -205,16 +205,16 @@ def _glob_files(source: DataSource) -> NamedFiles:
 
 def _filter_readable(source: DataSource, base: Path, found: list[Path]) -> NamedFiles:
     """Keep what has a reader, sorted by relative name; say how many files were left."""
-    named = [(path, path.relative_to(base).as_posix()) for path in found if get_reader(path)]
+    relative_paths = [(path, path.relative_to(base).as_posix()) for path in found if get_reader(path)]
     others = sorted({path.suffix or path.name for path in found if not get_reader(path)})
-    if not named:
-        there = f"{len(found)} other files ({', '.join(others[:8])})" if found else "no files at all"
+    if not relative_paths:
+        contents = f"{len(found)} other files ({', '.join(others[:8])})" if found else "no files at all"
         raise DataError(
-            f"{source.path}: no file with text, {there}", f"files are read by extension: {', '.join(READERS)}"
+            f"{source.path}: no file with text, {contents}", f"files are read by extension: {', '.join(READERS)}"
         )
     if others:
-        log.debug(f"{source.path}: passed over {len(found) - len(named)} files ({', '.join(others[:8])})")
-    return sorted(named, key=lambda item: item[1])
+        log.debug(f"{source.path}: passed over {len(found) - len(relative_paths)} files ({', '.join(others[:8])})")
+    return sorted(relative_paths, key=lambda item: item[1])
 
 
 def _stdlib_files(source: DataSource) -> NamedFiles:

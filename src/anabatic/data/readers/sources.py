@@ -125,8 +125,8 @@ def read_documents(
 def _report_skipped(source: DataSource, found: int, skips: SkippedRows, skipped: int) -> None:
     first = f"; first: {skips.examples[0]}" if skipped else ""
     if not found:
-        why = f"all {skipped:,} rows are bad{first}" if skipped else "its files hold no rows"
-        raise DataError(f"{source.path}: no document: {why}", "give text, or rows with a text column or messages")
+        reason = f"all {skipped:,} rows are bad{first}" if skipped else "its files hold no rows"
+        raise DataError(f"{source.path}: no document: {reason}", "give text, or rows with a text column or messages")
     if skipped:
         log.warn(f"{source.path}: passed over {skipped:,} bad rows of {found + skipped:,}{first}")
     if source.rows is not None and found < source.rows:

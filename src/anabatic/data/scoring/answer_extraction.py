@@ -56,9 +56,9 @@ def normalize_number(text: str) -> str | None:
         return None
     if not value.is_finite() or abs(value.adjusted()) > _MAX_DIGITS:
         return None
-    shown = format(value, "f")
-    shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
-    return "0" if shown in ("-0", "") else shown
+    digits = format(value, "f")
+    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return "0" if digits in ("-0", "") else digits
 
 
 def extract_choice_letter(reply: str) -> str | None:
@@ -125,20 +125,20 @@ def normalize_text(text: str) -> str:
     return " ".join(text.lower().split()).strip(".,;:!?\"' ")
 
 
-def exact_match(said: str, answer: str) -> bool:
+def exact_match(given_answer: str, answer: str) -> bool:
     """The same text, as `normalize_text`."""
-    return normalize_text(said) == normalize_text(answer)
+    return normalize_text(given_answer) == normalize_text(answer)
 
 
-def numbers_match(said: str, answer: str) -> bool:
+def numbers_match(given_answer: str, answer: str) -> bool:
     """The same number, however it is written."""
-    value = normalize_number(said)
+    value = normalize_number(given_answer)
     return value is not None and value == normalize_number(answer)
 
 
-def contains_answer(said: str, answer: str) -> bool:
+def contains_answer(given_answer: str, answer: str) -> bool:
     """The answer is part of what is said, as whole words."""
-    return re.search(rf"(?<!\w){re.escape(normalize_text(answer))}(?!\w)", normalize_text(said)) is not None
+    return re.search(rf"(?<!\w){re.escape(normalize_text(answer))}(?!\w)", normalize_text(given_answer)) is not None
 
 
 MATCHERS: dict[str, Callable[[str, str], bool]] = {
@@ -152,8 +152,8 @@ MATCHERS: dict[str, Callable[[str, str], bool]] = {
 def is_correct(reply: str, answer: str, method: str, check: str, pattern: str = "") -> bool:
     """Tell whether a reply is right. What is taken out of the reply is taken out of the answer, too, where it holds it
     (GSM8K's answers are whole solutions); a reply that says nothing of the kind is wrong."""
-    said = extract_answer(reply, method, pattern)
-    if said is None:
+    given_answer = extract_answer(reply, method, pattern)
+    if given_answer is None:
         return False
-    wanted = extract_answer(answer, method, pattern)
-    return MATCHERS[check](said, answer if wanted is None else wanted)
+    expected = extract_answer(answer, method, pattern)
+    return MATCHERS[check](given_answer, answer if expected is None else expected)

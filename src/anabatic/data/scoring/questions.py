@@ -54,13 +54,13 @@ def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question
         ConfigError, DataError: a source cannot be read, a row asks nothing, or nothing is left.
     """
     train: list[Question] = []
-    held: list[Question] = []
+    heldout: list[Question] = []
     for name in data.train:
         source = source_spec.parse_source(name)
         rows = _questions_of_source(source, data, "train", seed)
         if source_spec.source_kind(source) == "task":
             train += rows
-            held += (
+            heldout += (
                 []
                 if data.valid
                 else _questions_of_source(source_spec.DataSource(source.path, held_rows), data, "test", 0)
@@ -68,12 +68,12 @@ def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question
             continue
         apart = _choose_held_out_ids(rows, 0.0 if data.valid else data.valid_fraction)
         train += [row for row in rows if row.id not in apart]
-        held += [row for row in rows if row.id in apart]
+        heldout += [row for row in rows if row.id in apart]
     for name in data.valid:
-        held += _questions_of_source(source_spec.parse_source(name), data, "test", 0)
+        heldout += _questions_of_source(source_spec.parse_source(name), data, "test", 0)
     if not train:
         raise DataError("data.train holds no question", "give rows with a prompt, query, question or messages")
-    return train, held
+    return train, heldout
 
 
 def _questions_of_source(
@@ -82,10 +82,10 @@ def _questions_of_source(
     kind = source_spec.source_kind(source)
     if kind == "task":
         name = source.path.removeprefix("task:")
-        drawn = synthetic_tasks.generate_task_rows(name, split, source.rows or synthetic_tasks.DEFAULT_ROWS, seed)
+        task_rows = synthetic_tasks.generate_task_rows(name, split, source.rows or synthetic_tasks.DEFAULT_ROWS, seed)
         return [
             Question(f"{source.path}:{number}", list(row.messages[:-1]), row.answer, row.task)
-            for number, row in enumerate(drawn, start=1)
+            for number, row in enumerate(task_rows, start=1)
         ]
     if kind not in _FILE_KINDS:
         raise ConfigError(f"{source.path} asks no questions", "give task:NAME, or .jsonl files of questions")
@@ -94,11 +94,11 @@ def _questions_of_source(
     return _questions_of_files(source_spec.list_source_files(source), data, source.rows)
 
 
-def _questions_of_files(paths: Sequence[Path], data: Data, most: int | None) -> list[Question]:
+def _questions_of_files(paths: Sequence[Path], data: Data, max_rows: int | None) -> list[Question]:
     found: list[Question] = []
     skipped = 0
     for item in prompts.read_prompts([str(path) for path in paths], data.columns):
-        if most is not None and len(found) >= most:
+        if max_rows is not None and len(found) >= max_rows:
             break
         if isinstance(item, RowIssue) or item.messages is None:
             what = item.message if isinstance(item, RowIssue) else f"{item.location}: plain text, not a question"
@@ -114,8 +114,8 @@ def _questions_of_files(paths: Sequence[Path], data: Data, most: int | None) -> 
 
 def _choose_held_out_ids(rows: list[Question], fraction: float) -> set[str]:
     """Return the ids with the smallest hashes: exactly the share, at least one of two."""
-    wanted = 0 if fraction == 0 or len(rows) < 2 else max(1, round(len(rows) * fraction))
-    return set(sorted((row.id for row in rows), key=_hash_row_id)[:wanted])
+    num_heldout = 0 if fraction == 0 or len(rows) < 2 else max(1, round(len(rows) * fraction))
+    return set(sorted((row.id for row in rows), key=_hash_row_id)[:num_heldout])
 
 
 def _hash_row_id(name: str) -> bytes:

@@ -71,14 +71,14 @@ class WordMasking:
             chosen = places[random.random(len(places)) < self.mask_ratio * self.group_fractions[group[places]]]
             self._count_masked(group[chosen])
             return chosen
-        there = np.bincount(group[places], minlength=len(self.group_fractions))
-        wanted = self.mask_ratio * len(places)
-        quotas = allocate_mask_quota(there, self.group_fractions, wanted)
+        counts = np.bincount(group[places], minlength=len(self.group_fractions))
+        num_masked = self.mask_ratio * len(places)
+        quotas = allocate_mask_quota(counts, self.group_fractions, num_masked)
         chosen_parts = []
-        for number, share in enumerate(quotas):
-            count = int(share) + int(random.random() < share - int(share))
+        for number, quota in enumerate(quotas):
+            count = int(quota) + int(random.random() < quota - int(quota))
             if count:
-                chosen_parts.append(random.choice(places[group[places] == number], min(count, there[number]), False))
+                chosen_parts.append(random.choice(places[group[places] == number], min(count, counts[number]), False))
         chosen = np.sort(np.concatenate([*chosen_parts, np.empty(0, np.int64)])).astype(np.int64)
         self._count_masked(group[chosen])
         return chosen
@@ -88,22 +88,22 @@ class WordMasking:
             self.masked_counts[number] += int(found)
 
 
-def allocate_mask_quota(there: np.ndarray, shares: np.ndarray, wanted: float) -> np.ndarray:
+def allocate_mask_quota(counts: np.ndarray, fractions: np.ndarray, num_masked: float) -> np.ndarray:
     """Return how many words of each group to hide, as fractions: by the shares, no more than there are; what a group
     lacks goes to the others by their shares.
 
     Args:
-        there: words of each group in the sequence.
-        shares: of each group.
-        wanted: words to hide together.
+        counts: words of each group in the sequence.
+        fractions: of each group.
+        num_masked: words to hide together.
     """
-    found = np.zeros(len(shares))
-    open_groups = (there > 0) & (shares > 0)
-    while open_groups.any() and wanted - found.sum() > 1e-9:
-        part = np.where(open_groups, shares, 0.0)
-        found = found + (wanted - found.sum()) * part / part.sum()
-        full = open_groups & (found >= there)
-        found = np.minimum(found, there)
+    found = np.zeros(len(fractions))
+    open_groups = (counts > 0) & (fractions > 0)
+    while open_groups.any() and num_masked - found.sum() > 1e-9:
+        part = np.where(open_groups, fractions, 0.0)
+        found = found + (num_masked - found.sum()) * part / part.sum()
+        full = open_groups & (found >= counts)
+        found = np.minimum(found, counts)
         if not full.any():
             break
         open_groups &= ~full

@@ -67,12 +67,12 @@ class WordEncoder:
         count = self.unknown_words.total()
         if not count:
             return
-        share = count / self.num_words
+        fraction = count / self.num_words
         common = ", ".join(f"{word[:40]} ({number:,})" for word, number in self.unknown_words.most_common(3))
-        told = f"{what}: {count:,} of {self.num_words:,} words ({share:.2%}) are not in the vocabulary: {common}"
-        if share >= MAX_UNKNOWN_FRACTION:
-            raise DataError(told, "the text is written in other words than the model's: see `words` of its rows")
-        (log.warn if share >= WARN_UNKNOWN_FRACTION else log.info)(told)
+        message = f"{what}: {count:,} of {self.num_words:,} words ({fraction:.2%}) are not in the vocabulary: {common}"
+        if fraction >= MAX_UNKNOWN_FRACTION:
+            raise DataError(message, "the text is written in other words than the model's: see `words` of its rows")
+        (log.warn if fraction >= WARN_UNKNOWN_FRACTION else log.info)(message)
 
 
 def build_word_tokenizer(words: Sequence[str]) -> Any:

@@ -57,9 +57,9 @@ def build_datasets(
     Raises:
         AnabaticError: as `build_dataset` and `sources.parse_all`.
     """
-    made = partial(build_dataset, seq_len=seq_len, learning=learning)
+    build = partial(build_dataset, seq_len=seq_len, learning=learning)
     weights = [source.weight for source in sources.parse_sources(specs)]
-    return [(made(spec, tokenizer_folder, data, split), weight) for spec, weight in zip(specs, weights, strict=True)]
+    return [(build(spec, tokenizer_folder, data, split), weight) for spec, weight in zip(specs, weights, strict=True)]
 
 
 def build_dataset(
@@ -199,8 +199,8 @@ class _TokenizationJob:
         )
         if self.level[0]:  # after the choice of what is held out, which must not depend on the level
             selected = (document for document in selected if document.level == self.level[1])
-        told = dataset_summary.FormatCounter()
-        selected = told.count_documents(selected, counts, lambda: self.skipped_rows.count)
+        format_counter = dataset_summary.FormatCounter()
+        selected = format_counter.count_documents(selected, counts, lambda: self.skipped_rows.count)
         dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
         writer = ShardWriter(
             folder, "chat" if self.is_chat else "text", dtype, get_eot_id(backend, self.tokenizer_folder)
@@ -211,7 +211,7 @@ class _TokenizationJob:
             "split": self.split,
             "seq_len": self.seq_len if self.is_chat else None,
             "part_chars": self.part_chars,
-            "formats": told.format_counts,
+            "formats": format_counter.format_counts,
         }
         if self.is_chat:
             write_shards(selected, _count_chars, self._build_chat_encoder(counts), writer, counts, meta)

@@ -88,7 +88,9 @@ def log_dataset_summary(shards: ShardSet, cached: bool) -> None:
     log.debug(f"{shards.name} lies in {shards.path}")
 
 
-def require_few_too_long(sets: Iterable[ShardSet], seq_len: int, share: float, too_long: TruncationStrategy) -> None:
+def require_few_too_long(
+    sets: Iterable[ShardSet], seq_len: int, max_fraction: float, too_long: TruncationStrategy
+) -> None:
     """Make sure that not too many conversations were left out because they are too long.
 
     Args:
@@ -99,7 +101,7 @@ def require_few_too_long(sets: Iterable[ShardSet], seq_len: int, share: float, t
     """
     for shards in sets:
         read = sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread", "too_long"))
-        long = LongRowCounter(f"data {shards.name}", seq_len, share)
+        long = LongRowCounter(f"data {shards.name}", seq_len, max_fraction)
         long.count, long.longest_tokens = shards.counts["too_long"], shards.counts.get("longest", 0)
         if long.exceeds_limit(read):
             long.check_fraction(read, _OTHERWISE[too_long])
@@ -107,8 +109,8 @@ def require_few_too_long(sets: Iterable[ShardSet], seq_len: int, share: float, t
 
 def _describe_formats(formats: dict[str, dict[str, Any]], kept: str) -> str:
     """`1,200 rows as alpaca (instruction, input, output)`; of several formats each with its count."""
-    told = [
+    descriptions = [
         f"{one['rows']:,} rows as {name} ({', '.join(one['columns'])})" if name else f"{one['rows']:,} {kept}"
         for name, one in sorted(formats.items(), key=lambda item: -item[1]["rows"])
     ]
-    return " + ".join(told) or f"0 {kept}"
+    return " + ".join(descriptions) or f"0 {kept}"

@@ -57,8 +57,8 @@ def select_split(
         _ids_with_smallest_hashes([doc_id for doc_id, _ in ids], fraction) if len(ids) < EXACT_SPLIT_BELOW else None
     )
     for document in documents:
-        held = is_held_out(document.id, fraction) if chosen is None else document.id in chosen
-        if held == (split == "valid"):
+        is_heldout = is_held_out(document.id, fraction) if chosen is None else document.id in chosen
+        if is_heldout == (split == "valid"):
             yield document
         else:
             counts.held_out += 1
@@ -66,8 +66,8 @@ def select_split(
 
 def _ids_with_smallest_hashes(ids: list[str], fraction: float) -> set[str]:
     """Return the ids with the smallest hashes; none when there is just one."""
-    wanted = 0 if len(ids) < 2 else max(1, round(len(ids) * fraction))
-    return set(sorted(ids, key=hash_id)[:wanted])
+    num_heldout = 0 if len(ids) < 2 else max(1, round(len(ids) * fraction))
+    return set(sorted(ids, key=hash_id)[:num_heldout])
 
 
 def _split_long_text(document: Document, fraction: float, split: Split) -> Document:

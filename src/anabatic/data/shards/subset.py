@@ -14,17 +14,19 @@ from anabatic.data.shards.reader import EntryLocation, ShardSet
 class ShardSubset:
     """The entries `chosen` (their numbers, ascending) of a set of conversations; reads like a `ShardSet`."""
 
-    def __init__(self, whole: ShardSet, chosen: np.ndarray, name: str) -> None:
-        lengths = np.concatenate([whole.read_entry_lengths(shard) for shard in range(len(whole.meta["shards"]))])
-        self._parent, self._entry_indices = whole, chosen
+    def __init__(self, shard_set: ShardSet, chosen: np.ndarray, name: str) -> None:
+        lengths = np.concatenate(
+            [shard_set.read_entry_lengths(shard) for shard in range(len(shard_set.meta["shards"]))]
+        )
+        self._parent, self._entry_indices = shard_set, chosen
         self._entry_lengths = lengths[chosen]
-        self.name = f"{whole.name} ({name})"
-        self.key = hashlib.sha256(whole.key.encode() + chosen.tobytes()).hexdigest()
-        self.is_chat, self.eot = whole.is_chat, whole.eot
+        self.name = f"{shard_set.name} ({name})"
+        self.key = hashlib.sha256(shard_set.key.encode() + chosen.tobytes()).hexdigest()
+        self.is_chat, self.eot = shard_set.is_chat, shard_set.eot
         self.num_docs = len(chosen)
         self.num_tokens = int(self._entry_lengths.sum())
-        self.counts = whole.counts
-        self.meta: dict[str, Any] = {**whole.meta, "shards": [{"docs": self.num_docs}]}
+        self.counts = shard_set.counts
+        self.meta: dict[str, Any] = {**shard_set.meta, "shards": [{"docs": self.num_docs}]}
 
     def locate_entry(self, i: int, turn: int = 0) -> EntryLocation:
         """Return where entry `i` lies, read in pass `turn`."""

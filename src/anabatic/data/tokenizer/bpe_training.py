@@ -93,10 +93,10 @@ def train_tokenizer(job: TokenizerTrainJob) -> dict[str, Any]:
 def _refuse_overwrite(job: TokenizerTrainJob) -> None:
     """Another tokenizer under a model, or in place of one that shards were made with, would spoil both silently."""
     out = Path(job.out).expanduser()
-    there = [name for name in ("tokenizer.json", "config.json", "adapter_config.json") if (out / name).exists()]
-    if there and not job.overwrite:
+    existing = [name for name in ("tokenizer.json", "config.json", "adapter_config.json") if (out / name).exists()]
+    if existing and not job.overwrite:
         raise ConfigError(
-            f"{out} holds {' and '.join(there)} already",
+            f"{out} holds {' and '.join(existing)} already",
             "choose another --out, or replace the tokenizer with --overwrite",
         )
 

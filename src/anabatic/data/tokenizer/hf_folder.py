@@ -178,11 +178,11 @@ def _apply_chat_template(tokenizer: Any, messages: list[dict[str, Any]], /, **ho
     try:
         return tokenizer.apply_chat_template(messages, **how)
     except (TemplateError, *TEMPLATE_FAILURES) as error:
-        why = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         refused = ChatTemplateError(
-            f"the chat template of {tokenizer.name_or_path} refuses the conversation: {why}", _advice(error)
+            f"the chat template of {tokenizer.name_or_path} refuses the conversation: {reason}", _advice(error)
         )
-        refused.reason = why
+        refused.reason = reason
         raise refused from error
 
 
@@ -204,8 +204,8 @@ def get_turn_end_id(tokenizer: Any) -> int | None:
         return None
     mark = "answer0mark"
     try:
-        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
-        behind = render_chat(tokenizer, talk).partition(mark)[2].lstrip()
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+        behind = render_chat(tokenizer, messages).partition(mark)[2].lstrip()
     except DataError:
         return None
     ids = tokenizer(behind, add_special_tokens=False)["input_ids"]

@@ -31,8 +31,8 @@ def read_messages(history: bool, words: Sequence[str]) -> Iterator[str]:
     """
     message = MultilineMessage()
     for line in _read_terminal_lines(message, history, words) if _is_interactive() else sys.stdin:
-        if (whole := message.add_line(line)) is not None:
-            yield whole
+        if (text := message.add_line(line)) is not None:
+            yield text
     if message.is_incomplete:
         yield message.take_message()
 

@@ -51,12 +51,12 @@ def run(job: ChatJob) -> None:
     device = select_device(job.device)
     folder = resolve_model_folder(job.model)
     classifier.require_text_model(folder)
-    shares = resolve_merged_adapters(job.adapter, folder)
+    adapters = resolve_merged_adapters(job.adapter, folder)
     tokenizer = tokenizers.load_tokenizer(
-        custom_templates.folder_with_template(find_tokenizer_folder(folder, shares), job.chat_template)
+        custom_templates.folder_with_template(find_tokenizer_folder(folder, adapters), job.chat_template)
     )
     require_tokenizer_fits(load_config(folder), tokenizer, folder)
-    model = load_model(folder, device.torch_device, device.dtype, shares)
+    model = load_model(folder, device.torch_device, device.dtype, adapters)
     max_len = min(model.config.max_position_embeddings, MAX_CONTEXT_TOKENS)
     system = None if job.system is None else to_valid_utf8(job.system)
     log.info(

@@ -139,9 +139,9 @@ def _show_or_set_sampling(chat: ChatSession, text: str) -> None:
         chat.dialogue.sampling = update_sampling(chat.dialogue.sampling, text)
     values = asdict(chat.dialogue.sampling)
     name = text.split()[0] if text else ""
-    shown = {name: values[name]} if text else values
-    width = max(map(len, shown))
-    log.info("\n".join(f"{name:{width}}  {_format_value(value)}" for name, value in shown.items()))
+    selected = {name: values[name]} if text else values
+    width = max(map(len, selected))
+    log.info("\n".join(f"{name:{width}}  {_format_value(value)}" for name, value in selected.items()))
 
 
 def update_sampling(sampling: Sampling, text: str) -> Sampling:

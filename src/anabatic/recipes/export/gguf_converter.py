@@ -50,10 +50,10 @@ def require_converter_starts(converter: list[str]) -> None:
     Raises:
         ConfigError: it does not, for example because a package that it imports is missing.
     """
-    code, said = _run_converter([*converter, "--help"])
+    code, output = _run_converter([*converter, "--help"])
     if code != 0:
         raise ConfigError(
-            f"{converter[-1]} does not start (exit code {code}): {_last_lines(said, 1)}",
+            f"{converter[-1]} does not start (exit code {code}): {_last_lines(output, 1)}",
             "install what it asks for: pip install -r requirements/requirements-convert_hf_to_gguf.txt in llama.cpp",
         )
 
@@ -68,20 +68,20 @@ def convert_to_gguf(converter: list[str], folder: Path, kind: Gguf, file: Path) 
         Failure: the converter failed, or left no whole file.
     """
     log.info(f"{converter[-1]} writes {file.name}")
-    code, said = _run_converter([*converter, str(folder), "--outfile", str(file), "--outtype", kind])
-    log.debug(said)
+    code, output = _run_converter([*converter, str(folder), "--outfile", str(file), "--outtype", kind])
+    log.debug(output)
     if code != 0:
         end = f"signal {-code}" if code < 0 else f"exit code {code}"
         hint = (
             "llama.cpp knows the pre-tokenizers of published models only, not one that was trained here: serve the"
             " folder with vLLM or `anabatic serve`, or add the tokenizer to its convert_hf_to_gguf_update.py"
-            if _UNKNOWN_PRETOKENIZER in said
+            if _UNKNOWN_PRETOKENIZER in output
             else "the lines above are the converter's; leave --gguf out to write the folder alone"
         )
-        log.info(_last_lines(said, _TAIL_LINES))
+        log.info(_last_lines(output, _TAIL_LINES))
         raise Failure(f"{converter[-1]} failed with {end}", hint)
     if problem := gguf.find_gguf_fault(file):
-        log.info(_last_lines(said, _TAIL_LINES))
+        log.info(_last_lines(output, _TAIL_LINES))
         raise Failure(f"{converter[-1]} says that all is well, but {file.name} is not whole: {problem}", "run it again")
     log.info(f"{file.name}: {format_size(file.stat().st_size)}")
 
@@ -95,5 +95,5 @@ def _run_converter(line: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 
-def _last_lines(said: str, lines: int) -> str:
-    return "\n".join(said.strip().splitlines()[-lines:]) or "(it said nothing)"
+def _last_lines(output: str, lines: int) -> str:
+    return "\n".join(output.strip().splitlines()[-lines:]) or "(it said nothing)"

@@ -52,8 +52,8 @@ class MergedModel:
     @property
     def dtype(self) -> torch.dtype:
         """Number format of the base model's files."""
-        named = self.config.dtype
-        return named if isinstance(named, torch.dtype) else torch.float32
+        config_dtype = self.config.dtype
+        return config_dtype if isinstance(config_dtype, torch.dtype) else torch.float32
 
     @property
     def source_folders(self) -> list[Path]:
@@ -101,11 +101,16 @@ def find_merged_model(model: str, adapters: Sequence[str]) -> MergedModel:
     root = Path(model).expanduser()
     if (root / manifest.MANIFEST_FILE).is_file() and not (root / "config.json").is_file():
         raise ConfigError(f"{root} is a checkpoint to continue a run", f"anabatic checkpoint export {root} -o FOLDER")
-    named = resolve_model_folder(model)
-    if (named / classifier.DESCRIPTION_FILE).is_file():
+    named_folder = resolve_model_folder(model)
+    if (named_folder / classifier.DESCRIPTION_FILE).is_file():
         raise ConfigError(
-            f"{named} is a classifier: its head is ours, and no other program knows it",
+            f"{named_folder} is a classifier: its head is ours, and no other program knows it",
             "it is used by `anabatic classify predict` and `anabatic serve --classifier`",
         )
-    shares = resolve_merged_adapters(adapters, named)
-    return MergedModel(named, resolve_base_folder(named) if is_adapter(named) else named, shares, load_config(named))
+    adapters_to_merge = resolve_merged_adapters(adapters, named_folder)
+    return MergedModel(
+        named_folder,
+        resolve_base_folder(named_folder) if is_adapter(named_folder) else named_folder,
+        adapters_to_merge,
+        load_config(named_folder),
+    )

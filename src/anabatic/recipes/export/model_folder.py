@@ -56,10 +56,12 @@ def run(job: ExportJob) -> None:
         gguf_converter.require_converter_starts(converter)
     name = job.name or serving_configs.safe_model_name(out)
     gguf = f"{name}-{job.gguf}.gguf" if job.gguf != "none" else None
-    told = next(key for key, value in DTYPES.items() if value == dtype)
+    dtype_name = next(key for key, value in DTYPES.items() if value == dtype)
     model = parts.load_merged_model(dtype)
     generation = transformers4_names.merge_generation_config(parts.base_folder, get_chat_token_ids(tokenizer))
-    made = serving_configs.ExportInfo(out, name, told, parts.config, tokenizer, generation, gguf, job.devices, context)
+    export_info = serving_configs.ExportInfo(
+        out, name, dtype_name, parts.config, tokenizer, generation, gguf, job.devices, context
+    )
     notes: list[str] = []
 
     def complete_folder(folder: Path) -> None:
@@ -72,10 +74,10 @@ def run(job: ExportJob) -> None:
                 shutil.copyfile(path, folder / path.name)
         if gguf is not None:
             gguf_converter.convert_to_gguf(converter, folder, job.gguf, folder / gguf)
-        notes.extend(serving_configs.write_serving_configs(folder, list(job.recipes), made))
+        notes.extend(serving_configs.write_serving_configs(folder, list(job.recipes), export_info))
 
     save_model(model, out, tokenizer, True, complete_folder, int(job.shard_gib * 2**30))
-    _log_export(out, parts, count_parameters(model)[0], told, notes)
+    _log_export(out, parts, count_parameters(model)[0], dtype_name, notes)
 
 
 def _require_separate_folders(out: Path, parts: MergedModel) -> None:

@@ -80,16 +80,18 @@ def safe_model_name(out: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", out.resolve().name).strip("-.") or "model"
 
 
-def resolve_context_length(config: PretrainedConfig, asked: int | None) -> int:
+def resolve_context_length(config: PretrainedConfig, requested: int | None) -> int:
     """Return the longest context of the recipes.
 
     Raises:
         ConfigError: the model has a shorter one.
     """
     longest = int(config.max_position_embeddings)
-    if asked is not None and asked > longest:
-        raise ConfigError(f"context is {asked}, the model was made for {longest}", f"use --context {longest} or less")
-    return asked or min(longest, DEFAULT_MAX_CONTEXT)
+    if requested is not None and requested > longest:
+        raise ConfigError(
+            f"context is {requested}, the model was made for {longest}", f"use --context {longest} or less"
+        )
+    return requested or min(longest, DEFAULT_MAX_CONTEXT)
 
 
 def require_divisible_heads(config: PretrainedConfig, devices: int) -> None:
@@ -104,11 +106,11 @@ def require_divisible_heads(config: PretrainedConfig, devices: int) -> None:
         raise ConfigError(f"devices is {devices}, and the model has {heads} heads", f"use one of {fitting}")
 
 
-def write_serving_configs(folder: Path, names: list[str], made: ExportInfo) -> list[str]:
+def write_serving_configs(folder: Path, names: list[str], export_info: ExportInfo) -> list[str]:
     """Write the recipes of the servers `names` into a folder; return what the user should know of them."""
     notes = []
     for name in names:
-        path, text, note = _RENDERERS[name](made)
+        path, text, note = _RENDERERS[name](export_info)
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
         if path.endswith(".sh"):
@@ -118,38 +120,38 @@ def write_serving_configs(folder: Path, names: list[str], made: ExportInfo) -> l
     return notes
 
 
-def _render_ollama_modelfile(made: ExportInfo) -> tuple[str, str, str]:
-    turns, why = ollama_template.translate_chat_template(made.tokenizer)
-    lines = [f"# ollama create {made.name} -f Modelfile && ollama run {made.name}"]
-    notes = [f"without TEMPLATE: {why}"] if turns is None and made.tokenizer.chat_template else []
-    kind = str((made.config.architectures or [made.config.model_type])[0]).removesuffix("ForCausalLM")
-    if made.gguf is None and kind not in OLLAMA_ARCHITECTURES:
+def _render_ollama_modelfile(export_info: ExportInfo) -> tuple[str, str, str]:
+    turns, reason = ollama_template.translate_chat_template(export_info.tokenizer)
+    lines = [f"# ollama create {export_info.name} -f Modelfile && ollama run {export_info.name}"]
+    notes = [f"without TEMPLATE: {reason}"] if turns is None and export_info.tokenizer.chat_template else []
+    kind = str((export_info.config.architectures or [export_info.config.model_type])[0]).removesuffix("ForCausalLM")
+    if export_info.gguf is None and kind not in OLLAMA_ARCHITECTURES:
         notes.append(f"Ollama reads {kind} from a GGUF file only, export with --gguf")
         lines.append(f"# {notes[-1]}.")
-    lines.append(f"FROM ./{made.gguf}" if made.gguf else "FROM .")
+    lines.append(f"FROM ./{export_info.gguf}" if export_info.gguf else "FROM .")
     if turns is None:
-        lines.append(f"# No TEMPLATE: {why}.")
+        lines.append(f"# No TEMPLATE: {reason}.")
         lines.append("# Take that of the model's family: ollama show --template MODEL")
     else:
         lines.append("# The model's own template for conversations; tools are not part of it.")
         if turns.trims_whitespace:
             lines.append("# The model's own cuts blanks at the ends of turns away; this one leaves them.")
         lines.append(f'TEMPLATE """{turns.to_go_template()}"""')
-    lines += [f"PARAMETER stop {json.dumps(text)}" for text in _stop_tokens(made)]
-    sampled = made.generation.get("do_sample") is not False
+    lines += [f"PARAMETER stop {json.dumps(text)}" for text in _stop_tokens(export_info)]
+    sampled = export_info.generation.get("do_sample") is not False
     for key, name in _OLLAMA_PARAMETERS.items():
-        value = made.generation.get(key)
+        value = export_info.generation.get(key)
         if sampled and isinstance(value, int | float) and not isinstance(value, bool):
             lines.append(f"PARAMETER {name} {value:g}")
-    lines.append(f"PARAMETER num_ctx {min(made.context, OLLAMA_MAX_CONTEXT)}")
+    lines.append(f"PARAMETER num_ctx {min(export_info.context, OLLAMA_MAX_CONTEXT)}")
     return "Modelfile", "\n".join(lines) + "\n", "; ".join(notes)
 
 
-def _stop_tokens(made: ExportInfo) -> list[str]:
+def _stop_tokens(export_info: ExportInfo) -> list[str]:
     """Return the tokens that end an answer, as text."""
-    ends = made.generation.get("eos_token_id")
+    ends = export_info.generation.get("eos_token_id")
     ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    texts = made.tokenizer.convert_ids_to_tokens(ids)
+    texts = export_info.tokenizer.convert_ids_to_tokens(ids)
     return [text for text in texts if text and text.isascii() and text.isprintable()]
 
 
@@ -166,30 +168,30 @@ exec {command} "$@"
 """
 
 
-def _render_vllm_script(made: ExportInfo) -> tuple[str, str, str]:
+def _render_vllm_script(export_info: ExportInfo) -> tuple[str, str, str]:
     file = "serving/vllm-ascend.sh"
     options = {
-        "--served-model-name": made.name,
-        "--dtype": VLLM_DTYPES[made.dtype],
-        "--max-model-len": made.context,
-        "--tensor-parallel-size": made.devices,
+        "--served-model-name": export_info.name,
+        "--dtype": VLLM_DTYPES[export_info.dtype],
+        "--max-model-len": export_info.context,
+        "--tensor-parallel-size": export_info.devices,
         "--host": "127.0.0.1",
     }
     words = [word for key, value in options.items() for word in (key, shlex.quote(str(value)))]
-    kind = tool_call_parser.detect_style(made.tokenizer)
+    kind = tool_call_parser.detect_style(export_info.tokenizer)
     if kind is not None:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", tool_call_parser.VLLM_PARSERS[kind]]
     command = " \\\n    ".join(['vllm serve "$here"', " ".join(words[:6]), " ".join(words[6:])])
     note = (
         ""
-        if made.dtype != "fp32"
+        if export_info.dtype != "fp32"
         else "fp32 is slow there: --dtype bf16 (fp16 on 310P and 910A) is what devices are for"
     )
-    return file, _VLLM_TEMPLATE.format(name=made.name, file=file, command=command), note
+    return file, _VLLM_TEMPLATE.format(name=export_info.name, file=file, command=command), note
 
 
-def _render_mindie_config(made: ExportInfo) -> tuple[str, str, str]:
-    most = max(1, made.context - made.context // 4)
+def _render_mindie_config(export_info: ExportInfo) -> tuple[str, str, str]:
+    max_input_tokens = max(1, export_info.context - export_info.context // 4)
     content = {
         "Version": "1.0.0",
         "ServerConfig": {
@@ -206,20 +208,20 @@ def _render_mindie_config(made: ExportInfo) -> tuple[str, str, str]:
         "BackendConfig": {
             "backendName": "mindieservice_llm_engine",
             "modelInstanceNumber": 1,
-            "npuDeviceIds": [list(range(made.devices))],
+            "npuDeviceIds": [list(range(export_info.devices))],
             "tokenizerProcessNumber": 8,
             "multiNodesInferEnabled": False,
             "interNodeTLSEnabled": False,
             "ModelDeployConfig": {
-                "maxSeqLen": made.context,
-                "maxInputTokenLen": most,
+                "maxSeqLen": export_info.context,
+                "maxInputTokenLen": max_input_tokens,
                 "truncation": False,
                 "ModelConfig": [
                     {
                         "modelInstanceType": "Standard",
-                        "modelName": made.name,
-                        "modelWeightPath": str(made.out.resolve()),
-                        "worldSize": made.devices,
+                        "modelName": export_info.name,
+                        "modelWeightPath": str(export_info.out.resolve()),
+                        "worldSize": export_info.devices,
                         "cpuMemSize": 5,
                         "npuMemSize": -1,
                         "backendType": "atb",
@@ -232,13 +234,17 @@ def _render_mindie_config(made: ExportInfo) -> tuple[str, str, str]:
                 "templateName": "Standard_LLM",
                 "cacheBlockSize": _CACHE_BLOCK_SIZE,
                 "maxPrefillBatchSize": 50,
-                "maxPrefillTokens": max(_MIN_PREFILL_TOKENS, most),
+                "maxPrefillTokens": max(_MIN_PREFILL_TOKENS, max_input_tokens),
                 "maxBatchSize": 200,
-                "maxIterTimes": max(1, made.context - 1),
+                "maxIterTimes": max(1, export_info.context - 1),
             },
         },
     }
-    note = "fp32 is not known there: export with --dtype bf16, or fp16 on 310P and 910A" if made.dtype == "fp32" else ""
+    note = (
+        "fp32 is not known there: export with --dtype bf16, or fp16 on 310P and 910A"
+        if export_info.dtype == "fp32"
+        else ""
+    )
     return "serving/mindie-config.json", json.dumps(content, indent=2) + "\n", note
 
 

@@ -68,21 +68,21 @@ def run(
     """
     require_place(Path(job.out))
     stages, wrong = plan_stages_with_problems(job, vars or {})
-    todo = _choose_stages(stages, start, only)
-    problems = stage_checks.check_stages(stages, todo, wrong)
+    reasons = _choose_stages(stages, start, only)
+    problems = stage_checks.check_stages(stages, reasons, wrong)
     if dry_run:
-        _log_stage_plan(stages, todo, problems)
+        _log_stage_plan(stages, reasons, problems)
     if found := [error for errors in problems.values() for error in errors]:
         raise combine_errors(found)
     out = Path(job.out)
-    stage_checks.warn_low_disk_space(out, stages, todo)
+    stage_checks.warn_low_disk_space(out, stages, reasons)
     if dry_run:
         return 0
     try:
         out.mkdir(parents=True, exist_ok=True)
         with lock_folder(out, "`anabatic run`"), StageProcess(program) as process:
-            forced = set(todo) if start or only else set()
-            return _PipelineRun(job, out, process).run_stages(stages, todo, forced)
+            forced = set(reasons) if start or only else set()
+            return _PipelineRun(job, out, process).run_stages(stages, reasons, forced)
     except OSError as error:
         raise make_write_error(out, error) from error
 
@@ -95,27 +95,27 @@ def _choose_stages(stages: list[StagePlan], start: str | None, only: Sequence[st
             raise ConfigError(f'no stage "{name}".{did_you_mean(name, names)}', f"stages: {', '.join(names)}")
     if start and only:
         raise ConfigError("both --from and --only are given", "use one of them")
-    todo: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for position, stage in enumerate(stages):
         if only:
             reason = "asked for by --only" if stage.name in only else ""
         elif start and position >= names.index(start):
             reason = "asked for by --from"
         else:
-            rerun = [need for need in stage.depends_on if need in todo]
+            rerun = [need for need in stage.depends_on if need in reasons]
             reason = compare_stage_state(stage).rerun_reason or (f"stage {rerun[0]} runs again" if rerun else "")
         if reason:
-            todo[stage.name] = reason
-    return todo
+            reasons[stage.name] = reason
+    return reasons
 
 
-def _log_stage_plan(stages: list[StagePlan], todo: dict[str, str], problems: dict[str, list[AnabaticError]]) -> None:
+def _log_stage_plan(stages: list[StagePlan], reasons: dict[str, str], problems: dict[str, list[AnabaticError]]) -> None:
     for stage in stages:
-        word = "run " if stage.name in todo else "skip"
-        why = todo.get(stage.name) or _skip_reason(stage)
+        word = "run " if stage.name in reasons else "skip"
+        reason = reasons.get(stage.name) or _skip_reason(stage)
         wrong = len(problems.get(stage.name, []))
-        checked = f"; {wrong} problem{'s' * (wrong > 1)}" if wrong else "; checked" if stage.name in todo else ""
-        log.info(f"{word}  {stage.name}: {stage.command.name} -> {stage.folder} ({why}){checked}")
+        checked = f"; {wrong} problem{'s' * (wrong > 1)}" if wrong else "; checked" if stage.name in reasons else ""
+        log.info(f"{word}  {stage.name}: {stage.command.name} -> {stage.folder} ({reason}){checked}")
 
 
 def _skip_reason(stage: StagePlan) -> str:
@@ -133,18 +133,18 @@ class _PipelineRun:
         self.events = JsonlWriter(out / "pipeline.jsonl")
         self.summary_rows: list[tuple[str, str, float]] = []
 
-    def run_stages(self, stages: list[StagePlan], todo: dict[str, str], forced: set[str]) -> int:
-        """Run the stages in `todo`, those in `forced` from scratch; stop at the first that fails."""
-        self.log_event("pipeline_start", stages=[stage.name for stage in stages], run=list(todo))
-        for name in _mark_stale_stages(stages, set(todo), forced):
+    def run_stages(self, stages: list[StagePlan], reasons: dict[str, str], forced: set[str]) -> int:
+        """Run the stages in `reasons`, those in `forced` from scratch; stop at the first that fails."""
+        self.log_event("pipeline_start", stages=[stage.name for stage in stages], run=list(reasons))
+        for name in _mark_stale_stages(stages, set(reasons), forced):
             self.log_event("stage", stage=name, state="stale")
         code = 0
         for position, stage in enumerate(stages, start=1):
             where = f"[{position}/{len(stages)}] {stage.name}"
-            if stage.name not in todo:
+            if stage.name not in reasons:
                 self.skip_stage(stage, where)
                 continue
-            code = self.process.exit_code_if_interrupted or self.run_stage(stage, where, todo[stage.name])
+            code = self.process.exit_code_if_interrupted or self.run_stage(stage, where, reasons[stage.name])
             if code:
                 break
         self.log_event("pipeline_end", code=code)
@@ -162,13 +162,13 @@ class _PipelineRun:
         if state.is_done:
             self.log_event("stage", stage=stage.name, state="skip")
 
-    def run_stage(self, stage: StagePlan, where: str, why: str) -> int:
+    def run_stage(self, stage: StagePlan, where: str, reason: str) -> int:
         """Run one stage; return 0 when it is done."""
         before = _prepare_stage_folder(stage, compare_stage_state(stage))
         _write_stage_state(stage, "started", before)
         write_atomic(stage.folder / "stage.yaml", settings.dump_job(stage.job))
-        log.info(f"{where}: anabatic {stage.command.name} ({why})")
-        self.log_event("stage", stage=stage.name, state="run", command=stage.command.name, why=why)
+        log.info(f"{where}: anabatic {stage.command.name} ({reason})")
+        self.log_event("stage", stage=stage.name, state="run", command=stage.command.name, why=reason)
         began = time.monotonic()
         code = self.process.run([*stage.command.name.split(), "-c", str(stage.folder / "stage.yaml")])
         seconds = round(time.monotonic() - began, 3)
@@ -239,7 +239,7 @@ def _describe_exit_code(code: int) -> str:
     return f" (killed by signal {code - 128}{memory})"
 
 
-def _mark_stale_stages(stages: list[StagePlan], todo: set[str], forced: set[str]) -> list[str]:
+def _mark_stale_stages(stages: list[StagePlan], stage_names: set[str], forced: set[str]) -> list[str]:
     """Forget what a stage has made that must be made again, and return the names of such stages.
 
     A stage that runs without one that it is made from having to run first keeps what it has: it may go on.
@@ -247,9 +247,9 @@ def _mark_stale_stages(stages: list[StagePlan], todo: set[str], forced: set[str]
     """
     stale: list[str] = []
     for stage in stages:
-        rebuilt = stage.name in forced or any(need in todo or need in stale for need in stage.depends_on)
+        rebuilt = stage.name in forced or any(need in stage_names or need in stale for need in stage.depends_on)
         left = read_stage_state(stage)
-        if left is None or not (rebuilt or (stage.name in todo and not compare_stage_state(stage).is_resumable)):
+        if left is None or not (rebuilt or (stage.name in stage_names and not compare_stage_state(stage).is_resumable)):
             continue
         write_atomic(stage.folder / "stage.json", json.dumps({**left, "state": "again"}, indent=1, ensure_ascii=False))
         stale.append(stage.name)
@@ -277,8 +277,8 @@ def _prepare_stage_folder(stage: StagePlan, state: StageState) -> float:
 
 def _is_stage_folder_empty(stage: StagePlan) -> bool:
     """True for what a stage leaves that failed before it had made or saved anything."""
-    made = any((stage.folder / file).exists() for file in stage.command.output_files)
-    return not made and not any(stage.folder.glob("checkpoint-*"))
+    has_outputs = any((stage.folder / file).exists() for file in stage.command.output_files)
+    return not has_outputs and not any(stage.folder.glob("checkpoint-*"))
 
 
 def _write_stage_state(stage: StagePlan, state: str, seconds: float) -> None:

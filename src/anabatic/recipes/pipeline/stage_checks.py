@@ -25,12 +25,12 @@ _SAVED_BYTES, _CHECKPOINT_BYTES = 4, 12
 
 
 def check_stages(
-    stages: list[StagePlan], todo: Mapping[str, str], wrong: Mapping[str, UserError]
+    stages: list[StagePlan], reasons: Mapping[str, str], wrong: Mapping[str, UserError]
 ) -> dict[str, list[AnabaticError]]:
     """Return what is wrong with the stages that are to run, by stage; nothing is loaded, and no torch.
 
     Args:
-        todo: stages that run.
+        reasons: stages that run.
         wrong: stages whose settings could not be read, and why.
     """
     earlier: dict[str, StageOutput] = {}
@@ -41,7 +41,7 @@ def check_stages(
             found[name] = [wrong[name]]
             earlier[str(stage.output)] = StageOutput(name, command)
             continue
-        errors = jobs.find_problems(command, stage.job, earlier) if name in todo else []
+        errors = jobs.find_problems(command, stage.job, earlier) if name in reasons else []
         if errors:
             found[name] = [_add_stage_to_error(name, error) for error in errors]
         earlier[str(stage.output)] = predict_stage_output(name, command, stage.job, earlier)
@@ -54,14 +54,14 @@ def _add_stage_to_error(name: str, error: AnabaticError) -> AnabaticError:
     return type(error)(f"stages.{name}.job: {error}", hint)
 
 
-def warn_low_disk_space(out: Path, stages: list[StagePlan], todo: Mapping[str, str]) -> None:
+def warn_low_disk_space(out: Path, stages: list[StagePlan], reasons: Mapping[str, str]) -> None:
     """Warn where there is no room for the models and checkpoints of the stages that run, as far as sizes are known.
 
     It is an estimate, and room may be made while they run: a full disk ends a stage with what was saved.
     """
     params: dict[str, int] = {}
     entries: dict[str, int] = {}
-    wanted = 0
+    needed_bytes = 0
     for stage in stages:
         job, folder = stage.job, str(stage.output)
         if stage.command.name == "tokenizer train":
@@ -69,14 +69,14 @@ def warn_low_disk_space(out: Path, stages: list[StagePlan], todo: Mapping[str, s
         if not stage.command.is_training:
             continue
         params[folder] = _count_trained_params(job, params, entries)
-        if stage.name in todo:
+        if stage.name in reasons:
             checkpoints = (job.save.keep_last if job.save.every else 1) * _CHECKPOINT_BYTES
-            wanted += params[folder] * (2 * _SAVED_BYTES + checkpoints)
+            needed_bytes += params[folder] * (2 * _SAVED_BYTES + checkpoints)
     place = next(one for one in (out.absolute(), *out.absolute().parents) if one.exists())
     free = shutil.disk_usage(place).free
-    if free < wanted:
+    if free < needed_bytes:
         log.warn(
-            f"the stages write about {format_size(wanted)} of models and checkpoints, {place} has {format_size(free)} "
+            f"the stages write about {format_size(needed_bytes)} of models and checkpoints, {place} has {format_size(free)} "
             f"free: free some"
             " space, choose another folder with --out, or keep fewer checkpoints (save.keep_last)"
         )
@@ -89,8 +89,8 @@ def _count_trained_params(job: Any, params: Mapping[str, int], entries: Mapping[
         return 0
     if model:
         of = next((count for folder, count in params.items() if Path(model).is_relative_to(folder)), None)
-        here = Path(model).expanduser().is_dir() and bool(sequence_length.read_local_config(model))
-        return of if of is not None else _count_folder_params(model) if here else 0
+        is_local = Path(model).expanduser().is_dir() and bool(sequence_length.read_local_config(model))
+        return of if of is not None else _count_folder_params(model) if is_local else 0
     vocab = entries.get(str(getattr(job, "tokenizer", "")))
     if vocab is None:
         return 0

@@ -227,18 +227,18 @@ def read_stage_state(stage: StagePlan) -> dict[str, Any] | None:
     """Return the stage.json of an earlier run; None where there is none that can be read."""
     try:
         left = json_reader.read_json_file(stage.folder / "stage.json")
-        whole = isinstance(left["parts"], dict) and isinstance(left["key"], str) and float(left["seconds"]) >= 0
+        is_valid = isinstance(left["parts"], dict) and isinstance(left["key"], str) and float(left["seconds"]) >= 0
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return left if whole and left.get("state") in _STATE_REASONS else None
+    return left if is_valid and left.get("state") in _STATE_REASONS else None
 
 
 def compare_stage_state(stage: StagePlan) -> StageState:
     """Compare a stage with what an earlier run left in its folder."""
     left = read_stage_state(stage)
     if left is None:
-        there = (stage.folder / "stage.json").is_file()
-        return StageState("its stage.json is broken" if there else "not done yet")
+        has_state = (stage.folder / "stage.json").is_file()
+        return StageState("its stage.json is broken" if has_state else "not done yet")
     word, seconds = left["state"], float(left["seconds"])
     if left["key"] != stage.cache_key:
         return StageState(f"changed: {', '.join(_changed_keys(left['parts'], stage.key_inputs)) or 'key'}")

@@ -33,15 +33,15 @@ _PLAIN_TEXT_SUFFIXES = (".txt", ".md", ".py")
 """Read as one document: nothing can be wrong with a row."""
 
 
-def check_data_files(command: str, job: Any, made: IsStageOutput) -> Iterator[UserError]:
+def check_data_files(command: str, job: Any, is_stage_output: IsStageOutput) -> Iterator[UserError]:
     """Yield what is wrong with the files that a job reads: not there, not readable, of another form, too long."""
     own_check = import_precheck(command)
     if own_check is not None:
-        yield from own_check(job, made)
+        yield from own_check(job, is_stage_output)
         return
     of = _FILE_CHECKS.get(command)
     for name in list_sources(job):
-        if of is None or made(name):
+        if of is None or is_stage_output(name):
             continue
         try:
             of(job, name)
@@ -60,7 +60,7 @@ def find_absent_files(job: Any) -> dict[str, str]:
     for name in list_sources(job):
         source = source_spec.parse_source(name)
         try:
-            there = source_spec.source_kind(source) != "glob" or bool(
+            is_present = source_spec.source_kind(source) != "glob" or bool(
                 glob.glob(os.path.expanduser(source.path), recursive=True)
             )
         except DataError as error:
@@ -68,7 +68,7 @@ def find_absent_files(job: Any) -> dict[str, str]:
                 guess = _FORMAT_GUESSES.search(error.hint)
                 found[name] = f"{error}{f'. {guess[0]}' if guess else ''}"
             continue
-        if not there:
+        if not is_present:
             found[name] = f"{name}: no such files"
     return found
 
@@ -78,12 +78,12 @@ def list_sources(job: Any) -> list[str]:
     lists."""
     data = getattr(job, "data", None)
     if data is None or isinstance(data, list):
-        named = list(data or [])
+        specs = list(data or [])
     else:
         held_out = getattr(data, "valid", ()) if getattr(data, "holds_out", True) else ()  # `none` is no file
-        named = [*getattr(data, "train", ()), *held_out]
+        specs = [*getattr(data, "train", ()), *held_out]
     inputs = getattr(job, "inputs", None)
-    return [*named, *(inputs if isinstance(inputs, list) else ())]
+    return [*specs, *(inputs if isinstance(inputs, list) else ())]
 
 
 def _find_source_files(job: Any, name: str) -> tuple[source_spec.DataSource, list[Path]]:
@@ -127,10 +127,10 @@ def _check_preference_pairs(job: Any, name: str) -> None:
     source, paths = _find_source_files(job, name)
     rows = _read_first_documents(job, name)
     if any(row.messages is None for row in rows) or (paths and paths[0].name.lower().endswith(_PLAIN_TEXT_SUFFIXES)):
-        wanted = (
+        expected_text = (
             ("answers with labels", "messages and label") if labels else ("pairs of answers", "chosen and rejected")
         )
-        raise DataError(f"{source.path} is plain text, not {wanted[0]}", f"name rows of {wanted[1]}")
+        raise DataError(f"{source.path} is plain text, not {expected_text[0]}", f"name rows of {expected_text[1]}")
     for row in rows:
         if row.rejected is None and not (labels and row.label is not None) and job.data.on_bad_row == "fail":
             what = "one answer without a label" if labels else "one answer, where a pair has two"

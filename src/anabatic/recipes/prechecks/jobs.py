@@ -87,12 +87,12 @@ def require_to_plan(command: str, job: Any) -> list[str]:
     """
     absent = data_files.find_absent_files(job)
     later = [spec for spec in settings.list_adapters(job) if settings.is_absent(spec)]
-    here = replace(job, adapter=[spec for spec in job.adapter if spec not in later]) if later else job
+    checked_job = replace(job, adapter=[spec for spec in job.adapter if spec not in later]) if later else job
     found: list[AnabaticError] = list(data_files.check_data_files(command, job, lambda name: name in absent))
-    checks = (_check_chat_template(command, job, {}), _check_rewards(job), settings.check_named_files(here, {}))
+    checks = (_check_chat_template(command, job, {}), _check_rewards(job), settings.check_named_files(checked_job, {}))
     _raise_errors([*found, *(error for check in checks for error in check)])
-    lacking = (*absent.values(), *(f"{spec}: no such adapter" for spec in later))
-    return [f"{what} (the plan is made without it, the job needs it)" for what in lacking]
+    missing = (*absent.values(), *(f"{spec}: no such adapter" for spec in later))
+    return [f"{what} (the plan is made without it, the job needs it)" for what in missing]
 
 
 def _raise_errors(found: list[AnabaticError]) -> None:
@@ -104,9 +104,9 @@ def _check_model(command: str, job: Any, earlier: EarlierOutputs | None) -> Iter
     name = sequence_length.model_name(job)
     if not name or getattr(job, "endpoint", None):
         return
-    made = find_stage_output(name, earlier or {})
-    if made is not None:
-        yield from _check_stage_model(command, name, made, earlier or {})
+    stage_output = find_stage_output(name, earlier or {})
+    if stage_output is not None:
+        yield from _check_stage_model(command, name, stage_output, earlier or {})
         return
     if earlier is None:
         found = None if command.startswith("bench ") else settings.find_missing_model(name, getattr(job, "hub", None))
@@ -129,33 +129,42 @@ def _may_be_hub_id(name: str, earlier: EarlierOutputs) -> bool:
     return run_lookup.HUB_ID_PATTERN.fullmatch(name) is not None and not os.path.lexists(name) and not among
 
 
-def _suggest_path(path: Path, made: list[Path]) -> str:
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+def _suggest_path(path: Path, stage_paths: list[Path]) -> str:
+    siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
     return did_you_mean(
-        path.name, [*beside, *(one.name for one in made if one.absolute().parent == path.absolute().parent)]
+        path.name, [*siblings, *(one.name for one in stage_paths if one.absolute().parent == path.absolute().parent)]
     )
 
 
-def _check_stage_model(command: str, name: str, made: StageOutput, earlier: EarlierOutputs) -> Iterator[UserError]:
+def _check_stage_model(
+    command: str, name: str, stage_output: StageOutput, earlier: EarlierOutputs
+) -> Iterator[UserError]:
     takes = _ACCEPTED_MODEL_COMMANDS.get(command, TEXT_MODEL_COMMANDS)
     fit = [other.stage for other in earlier.values() if other.command in takes]
     hint = f"name a stage that does: {', '.join(fit)}" if fit else "put one that does before it"
-    if made.command == UNKNOWN_COMMAND:
+    if stage_output.command == UNKNOWN_COMMAND:
         return
-    if not made.has_model:
-        yield ConfigError(f"model is {name}, of stage {made.stage}: `{made.command}` makes no model", hint)
-    elif made.command not in takes:
-        kind = OTHER_MODEL_COMMANDS.get(made.command, "a model that writes text")
-        yield ConfigError(f"model is {name}: stage {made.stage} makes {kind}, which `{command}` cannot use", hint)
+    if not stage_output.has_model:
+        yield ConfigError(
+            f"model is {name}, of stage {stage_output.stage}: `{stage_output.command}` makes no model", hint
+        )
+    elif stage_output.command not in takes:
+        kind = OTHER_MODEL_COMMANDS.get(stage_output.command, "a model that writes text")
+        yield ConfigError(
+            f"model is {name}: stage {stage_output.stage} makes {kind}, which `{command}` cannot use", hint
+        )
     else:
         inside = next(
-            absolute_path(name).relative_to(absolute_path(folder)) for folder, one in earlier.items() if one is made
+            absolute_path(name).relative_to(absolute_path(folder))
+            for folder, one in earlier.items()
+            if one is stage_output
         )
         if str(inside.parts[0] if inside.parts else "") not in _MODEL_SUBFOLDERS and not str(inside).startswith(
             "checkpoint-"
         ):
             yield ConfigError(
-                f"model is {name}: stage {made.stage} writes nothing of that name", "name best_model or final_model"
+                f"model is {name}: stage {stage_output.stage} writes nothing of that name",
+                "name best_model or final_model",
             )
 
 
@@ -163,8 +172,8 @@ def _check_tokenizer(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
     name = getattr(job, "tokenizer", None)
     if not isinstance(name, str) or not name:
         return
-    made = find_stage_output(name, earlier)
-    if made is None:
+    stage_output = find_stage_output(name, earlier)
+    if stage_output is None:
         from anabatic.data.tokenizer import hf_folder
 
         try:
@@ -172,16 +181,16 @@ def _check_tokenizer(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
         except UserError as error:
             yield error
         return
-    if not made.has_model and made.command not in ("tokenizer train", UNKNOWN_COMMAND):
+    if not stage_output.has_model and stage_output.command not in ("tokenizer train", UNKNOWN_COMMAND):
         yield ConfigError(
-            f"tokenizer is {name}, of stage {made.stage}: `{made.command}` makes no tokenizer",
+            f"tokenizer is {name}, of stage {stage_output.stage}: `{stage_output.command}` makes no tokenizer",
             "name a stage of `tokenizer train`, or one that makes a model",
         )
     model = sequence_length.model_name(job)
     entries = read_model_sizes(model, earlier)[1] if model else None
-    if entries is not None and made.vocab_size is not None and made.vocab_size > entries:
+    if entries is not None and stage_output.vocab_size is not None and stage_output.vocab_size > entries:
         yield DataError(
-            f"the tokenizer of {name} has {made.vocab_size} entries, the model {entries}",
+            f"the tokenizer of {name} has {stage_output.vocab_size} entries, the model {entries}",
             "use the tokenizer that the model was trained with",
         )
 
@@ -243,8 +252,8 @@ def _check_lengths(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
     positions = read_model_sizes(model, earlier)[0] if model else None
     if positions is None:
         return
-    made = find_stage_output(model, earlier)
-    by = f" by stage {made.stage}" if made is not None else ""
+    stage_output = find_stage_output(model, earlier)
+    by = f" by stage {stage_output.stage}" if stage_output is not None else ""
     given = getattr(getattr(job, "batch", None), "seq_len", None)
     if given is not None and given > positions:
         yield DataError(

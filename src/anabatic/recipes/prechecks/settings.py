@@ -106,11 +106,13 @@ def _check_adapter(job: Any, spec: str, earlier: EarlierOutputs) -> None:
     from anabatic.models.lora import adapter_config
 
     name, _ = adapter_config.parse_adapter_spec(spec)
-    made = find_stage_output(name, earlier)
-    if made is not None:
-        if made.command != UNKNOWN_COMMAND and not made.has_model:
-            raise ConfigError(f"adapter is {name}, of stage {made.stage}: `{made.command}` makes no adapter")
-        if made.is_adapter is False:
+    stage_output = find_stage_output(name, earlier)
+    if stage_output is not None:
+        if stage_output.command != UNKNOWN_COMMAND and not stage_output.has_model:
+            raise ConfigError(
+                f"adapter is {name}, of stage {stage_output.stage}: `{stage_output.command}` makes no adapter"
+            )
+        if stage_output.is_adapter is False:
             raise adapter_config.whole_model_error(Path(name))
         return
     _require_model(name, getattr(job, "hub", None))

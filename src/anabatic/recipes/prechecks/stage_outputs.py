@@ -68,7 +68,8 @@ def _predicts_adapter(job: Any, base: str, earlier: EarlierOutputs) -> bool | No
 def find_stage_output(name: str, earlier: EarlierOutputs) -> StageOutput | None:
     """Return what an earlier stage will have made of a path; None: it lies elsewhere."""
     return next(
-        (made for folder, made in earlier.items() if absolute_path(name).is_relative_to(absolute_path(folder))), None
+        (output for folder, output in earlier.items() if absolute_path(name).is_relative_to(absolute_path(folder))),
+        None,
     )
 
 
@@ -79,9 +80,9 @@ def absolute_path(name: str) -> Path:
 
 def read_model_sizes(name: str, earlier: EarlierOutputs) -> tuple[int | None, int | None]:
     """Return positions and entries of the vocabulary of a model, as far as they are known."""
-    made = find_stage_output(name, earlier)
-    if made is not None:
-        return made.max_positions, made.vocab_size
+    stage_output = find_stage_output(name, earlier)
+    if stage_output is not None:
+        return stage_output.max_positions, stage_output.vocab_size
     config = sequence_length.read_local_config(name)
     vocab = config.get("vocab_size")
     return sequence_length.max_positions(config), vocab if isinstance(vocab, int) else None
@@ -89,14 +90,14 @@ def read_model_sizes(name: str, earlier: EarlierOutputs) -> tuple[int | None, in
 
 def read_model_config(name: str, earlier: EarlierOutputs) -> Mapping[str, Any]:
     """Return the config.json of a model, as far as it is known; of an adapter that of its base."""
-    made = find_stage_output(name, earlier)
-    return sequence_length.read_local_config(name) if made is None else made.config
+    stage_output = find_stage_output(name, earlier)
+    return sequence_length.read_local_config(name) if stage_output is None else stage_output.config
 
 
 def is_adapter(name: str, earlier: EarlierOutputs) -> bool | None:
     """Whether a model is an adapter; None: not known."""
-    made = find_stage_output(name, earlier)
-    if made is not None:
-        return made.is_adapter
+    stage_output = find_stage_output(name, earlier)
+    if stage_output is not None:
+        return stage_output.is_adapter
     folder = sequence_length.find_local_model(name)
     return None if folder is None else not (folder / "config.json").is_file()

@@ -58,9 +58,9 @@ def run(job: PretrainJob) -> int:
             init_weights(model, job.seed)
         log.info(installer.apply_fused_setting(model, job.fused, device.type))
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
-        tokens, why = sizing.compute_horizon_tokens(job.schedule, count_parameters(model)[1])
+        tokens, reason = sizing.compute_horizon_tokens(job.schedule, count_parameters(model)[1])
         if job.schedule.epochs is not None:
-            tokens, why = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
+            tokens, reason = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
         tuned_lr = None if job.model.path is None else 1e-4
         sizes = sizing.resolve_sizes(
             plan,
@@ -68,7 +68,7 @@ def run(job: PretrainJob) -> int:
             model,
             epoch_tokens,
             tokens,
-            why,
+            reason,
             plan_inputs.build_model_setup(job, model, device, world.data_group),
             tuned_lr,
             device,

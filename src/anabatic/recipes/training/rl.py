@@ -110,14 +110,14 @@ class RolloutSource:
         self, objective: Objective, sizes: StepSizes, metrics: MetricsRecorder
     ) -> Callable[[int], dict[str, Any]]:
         """Return what measures the rewards of held-out questions after a step."""
-        asked = self.questions
-        if not asked.heldout:
+        questions = self.questions
+        if not questions.heldout:
             return lambda step: {}
-        generator = functools.partial(self.make_generator, asked.heldout, lambda: False)
-        held = HeldoutRewards(
-            self.context.job, asked.heldout, asked.heldout_prompts, self.rewards, generator, self.context.world
+        generator = functools.partial(self.make_generator, questions.heldout, lambda: False)
+        heldout = HeldoutRewards(
+            self.context.job, questions.heldout, questions.heldout_prompts, self.rewards, generator, self.context.world
         )
-        return lambda step: _measure_heldout_rewards(held, step, metrics)
+        return lambda step: _measure_heldout_rewards(heldout, step, metrics)
 
     def log_summary(self, state: dict[str, Any]) -> None:
         """Nothing is drawn by level."""
@@ -129,26 +129,28 @@ def run(job: RlJob) -> int:
         job, device, world = context.job, context.device, context.world
         start = build_model(job, device, world)
         sharding = resolve_sharding(job.parallel, world, device)
-        whole = not sharding.is_sharded and world.tensor_group.size == 1
+        is_whole = not sharding.is_sharded and world.tensor_group.size == 1
         hint = "use parallel.strategy ddp, with adapters (--tuner lora) where memory is short"
-        require_setting(whole, f"{sharding.strategy} divides the weights, and answers are drawn from whole ones", hint)
+        require_setting(
+            is_whole, f"{sharding.strategy} divides the weights, and answers are drawn from whole ones", hint
+        )
         quantize_frozen(job, start, sharding)
         require_weight_files(start)
         micro_steps = batch_divisibility.count_micro_steps(job, world.data_group.size)
-        asked = _read_questions(job, start)
+        questions = _read_questions(job, start)
         with (
             open_python_tool(job.python, job.sandbox, start.tokenizer) as tool,
-            _open_rewards(job, asked, device) as rewards,
+            _open_rewards(job, questions, device) as rewards,
         ):
             turn = rewards.get_turn_function() if job.turns > 1 else None
             root = load_weights(job, start, sharding, device, world)
             log.info(installer.apply_fused_setting(start.model, job.fused, device.type))
             plan = DerivedSizes()
-            sizes = _resolve_sizes(job, plan, start, len(asked.train), micro_steps)
+            sizes = _resolve_sizes(job, plan, start, len(questions.train), micro_steps)
             log_plan(plan, start.model, world, sharding)
-            make_generator = _make_generator_factory(job, root, start.tokenizer, device, asked, turn, tool)
+            make_generator = _make_generator_factory(job, root, start.tokenizer, device, questions, turn, tool)
             pad_id = start.tokenizer.pad_token_id or 0
-            source = RolloutSource(context, asked, rewards, make_generator, micro_steps, pad_id)
+            source = RolloutSource(context, questions, rewards, make_generator, micro_steps, pad_id)
             model = TrainedModel(root, sharding, start.tokenizer, make_model_saver(start, world), is_chat=True)
             objective = _make_objective(job, root, device)
             code = Trainer(context, model, objective, source, plan, sizes, generates=True).train_and_save()
@@ -170,10 +172,10 @@ def _make_objective(job: RlJob, root: ModelRoot, device: Device) -> Objective:
 
 
 @contextmanager
-def _open_rewards(job: RlJob, asked: _Questions, device: Device) -> Iterator[RewardSet]:
+def _open_rewards(job: RlJob, questions: _Questions, device: Device) -> Iterator[RewardSet]:
     """Yield what judges answers, once the rows are known to have what it needs."""
     names = {spec.partition("=")[0] for spec in job.rewards}
-    rows = [*asked.train, *asked.heldout]
+    rows = [*questions.train, *questions.heldout]
     other: dict[str, ScoreFunction] = {}
     with ExitStack() as stack:
         if "tests" in names:
@@ -201,23 +203,23 @@ def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
     tokenizer = start.tokenizer
     if not tokenizer.chat_template:
         raise DataError(f"{start.named_folder} has no chat template", "fine-tune it with `anabatic sft` first")
-    train, held = reading.load_questions(job.data, job.seed, job.eval.rows)
+    train, heldout = reading.load_questions(job.data, job.seed, job.eval.rows)
     positions = start.model.config.max_position_embeddings
     train, prompts = _encode_prompts(job, tokenizer, train, "data.train", positions)
-    held, held_prompts = _encode_prompts(job, tokenizer, held[: job.eval.rows], "held out", 0)
+    heldout, held_prompts = _encode_prompts(job, tokenizer, heldout[: job.eval.rows], "held out", 0)
     if not train:
         raise DataError(
             "no question leaves room for an answer", _seq_len_hint(job, positions) or "shorten the questions"
         )
-    if not held:
+    if not heldout:
         log.warn("nothing is held out: the training has no held-out reward")
     longest = max(map(len, prompts))
-    log.info(f"{format_count(len(train))} questions of up to {longest} tokens, {format_count(len(held))} held out")
-    return _Questions(train, prompts, held, held_prompts)
+    log.info(f"{format_count(len(train))} questions of up to {longest} tokens, {format_count(len(heldout))} held out")
+    return _Questions(train, prompts, heldout, held_prompts)
 
 
 def _encode_prompts(
-    job: RlJob, tokenizer: Any, asked: list[Question], what: str, positions: int
+    job: RlJob, tokenizer: Any, questions: list[Question], what: str, positions: int
 ) -> tuple[list[Question], list[list[int]]]:
     """Return the questions that leave room for an answer, and their prompts; the others are skipped and counted.
 
@@ -225,7 +227,9 @@ def _encode_prompts(
         positions: of the model; 0: however many are too long, it is logged and no error.
     """
     system = [{"role": "system", "content": job.system}] if job.system else []
-    turns = [[*(system if question.messages[0]["role"] != "system" else []), *question.messages] for question in asked]
+    turns = [
+        [*(system if question.messages[0]["role"] != "system" else []), *question.messages] for question in questions
+    ]
     if not turns:
         return [], []
     prompts: list[list[int]] = tokenizer.apply_chat_template(
@@ -233,18 +237,18 @@ def _encode_prompts(
     )
     room_left = job.batch.resolved_seq_len - 1
     long = LongRowCounter(f"{what}: questions", room_left, job.data.long_share if positions else 1.0)
-    for question, prompt in zip(asked, prompts, strict=True):
+    for question, prompt in zip(questions, prompts, strict=True):
         if len(prompt) > room_left:
             long.count_row(len(prompt), question.id)
-    long.check_fraction(len(asked), _seq_len_hint(job, positions, long.longest_tokens + 1))
+    long.check_fraction(len(questions), _seq_len_hint(job, positions, long.longest_tokens + 1))
     fits = [at for at, prompt in enumerate(prompts) if len(prompt) <= room_left]
-    return [asked[at] for at in fits], [prompts[at] for at in fits]
+    return [questions[at] for at in fits], [prompts[at] for at in fits]
 
 
-def _seq_len_hint(job: RlJob, positions: int, wanted: int = 0) -> str:
+def _seq_len_hint(job: RlJob, positions: int, required: int = 0) -> str:
     """Return the advice to raise batch.seq_len, where the model has room for that."""
-    most = min(positions, wanted or positions)
-    return f"give --batch.seq-len {most}" if most > job.batch.resolved_seq_len else ""
+    maximum = min(positions, required or positions)
+    return f"give --batch.seq-len {maximum}" if maximum > job.batch.resolved_seq_len else ""
 
 
 def _resolve_sizes(
@@ -313,8 +317,10 @@ def _make_generator_factory(
     return make_generator
 
 
-def _measure_heldout_rewards(held: HeldoutRewards, step: int, metrics: MetricsRecorder) -> dict[str, Any]:
-    row, rollouts = held.measure_rewards()
-    for one in rollouts[:: held.job.eval.samples][: held.job.eval.show]:
-        metrics.log_sample(step, held.questions[one.question].last_turn_text, one.text, between="\n", reward=one.reward)
+def _measure_heldout_rewards(heldout: HeldoutRewards, step: int, metrics: MetricsRecorder) -> dict[str, Any]:
+    row, rollouts = heldout.measure_rewards()
+    for one in rollouts[:: heldout.job.eval.samples][: heldout.job.eval.show]:
+        metrics.log_sample(
+            step, heldout.questions[one.question].last_turn_text, one.text, between="\n", reward=one.reward
+        )
     return row

@@ -40,16 +40,18 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         Failure: the folder cannot be written, or another job works in it; memory ran out.
     """
     job = sequence_length.resolve_seq_len(job)
-    job, told, lost = deepspeed_json.apply_deepspeed(job, max(1, parallel.get_world_size() // job.parallel.tensor))
+    job, applied, ignored = deepspeed_json.apply_deepspeed(
+        job, max(1, parallel.get_world_size() // job.parallel.tensor)
+    )
     device = select_device(job.device)
     world = parallel.init_world(device, job.parallel.tensor)
     batch_divisibility.require_divisible_batch(job.batch, world.data_group.size)
     job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
     with open_run_folder(job, device, world) as folder:
-        if told:
-            log.info(told)
-        if lost:
-            log.warn(lost)
+        if applied:
+            log.info(applied)
+        if ignored:
+            log.warn(ignored)
         job = auto_sizing.apply_auto_strategy(job, device, world)
         with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
             yield TrainContext(job, folder, device, world, find_resume_checkpoint(job, folder, world))

@@ -64,17 +64,26 @@ class TrainableModel:
 
 def build_model(job: TuneJob, device: Device, world: World) -> TrainableModel:
     """Find the model of a job and build it without memory."""
-    named = resolve_model_folder(job.model, job.hub, world)
-    base = resolve_base_folder(named, job.hub, world)
-    shares = resolve_merged_adapters(job.adapter, named, job.hub, world)
-    own = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named, shares)
-    folder = custom_templates.folder_with_template(own, job.chat_template)
-    tokenizer = load_tokenizer(folder)
-    require_tokenizer_fits(load_config(base), tokenizer, folder, job.batch.resolved_seq_len)
-    return TrainableModel(named, base, shares, folder, tokenizer, *_build_meta_model(job, named, base, device))
+    named_folder = resolve_model_folder(job.model, job.hub, world)
+    base_folder = resolve_base_folder(named_folder, job.hub, world)
+    adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder, job.hub, world)
+    tokenizer_folder = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named_folder, adapters_to_merge)
+    template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
+    tokenizer = load_tokenizer(template_folder)
+    require_tokenizer_fits(load_config(base_folder), tokenizer, template_folder, job.batch.resolved_seq_len)
+    return TrainableModel(
+        named_folder,
+        base_folder,
+        adapters_to_merge,
+        template_folder,
+        tokenizer,
+        *_build_meta_model(job, named_folder, base_folder, device),
+    )
 
 
-def _build_meta_model(job: TuneJob, named: Path, base: Path, device: Device) -> tuple[PreTrainedModel, Lora | None]:
+def _build_meta_model(
+    job: TuneJob, named_folder: Path, base_folder: Path, device: Device
+) -> tuple[PreTrainedModel, Lora | None]:
     """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
 
     What is frozen is kept in the format of the matrix products, what is trained as `optim.weights` says.
@@ -82,18 +91,18 @@ def _build_meta_model(job: TuneJob, named: Path, base: Path, device: Device) -> 
     trained = resolve_weight_dtype(job.optim, device)
     tuner = job.tuner
     if tuner == "auto":
-        tuner = "full" if named == base else "lora"
+        tuner = "full" if named_folder == base_folder else "lora"
     for section, needed in (("lora", "lora"), ("freeze", "freeze")):
         if tuner != needed and getattr(job, section) != type(getattr(job, section))():
             log.warn(f"tuner is {tuner}: the settings of {section} are not used")
-    model = build_meta_causal_lm(base, trained if tuner == "full" else device.dtype)
+    model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
     lora = None
-    if named != base:
-        trainable_layers.require_adapter_tuner(named, job.tuner)
-        lora = adapter.insert_saved_adapter(model, named)
+    if named_folder != base_folder:
+        trainable_layers.require_adapter_tuner(named_folder, job.tuner)
+        lora = adapter.insert_saved_adapter(model, named_folder)
         unused = job.lora != Lora()
-        told = "; the settings of lora are not used: it continues as it is" if unused else ""
-        (log.warn if unused else log.info)(f"continuing with the adapter {named} of rank {lora.r}{told}")
+        note = "; the settings of lora are not used: it continues as it is" if unused else ""
+        (log.warn if unused else log.info)(f"continuing with the adapter {named_folder} of rank {lora.r}{note}")
     elif tuner == "lora":
         lora = job.lora
         targets = adapter.insert_adapter(model, lora)
@@ -109,14 +118,14 @@ def _build_meta_model(job: TuneJob, named: Path, base: Path, device: Device) -> 
 
 def quantize_frozen(job: TuneJob, start: TrainableModel, sharding: ShardingPlan) -> None:
     """Hold the frozen weights in few bits, if asked for. They are whole on every device, and stay as they are."""
-    lora, named = start.lora, start.named_folder
+    lora, named_folder = start.lora, start.named_folder
     if job.quantize == "none":
         return
     what = f"quantize is {job.quantize}"
     require_setting(
         lora is not None, f"{what}, and the model itself is trained", "use --tuner lora, or --quantize none"
     )
-    require_setting(lora is None or not lora.use_dora, f"{what}, and {named} has DoRA", "use --quantize none")
+    require_setting(lora is None or not lora.use_dora, f"{what}, and {named_folder} has DoRA", "use --quantize none")
     require_setting(
         not start.merged_adapters,
         f"{what}, and adapters become part of the weights",

@@ -82,8 +82,8 @@ def build_training_data(
         barrier(world)
     if valid is not None and not any(part.num_tokens for part in valid) and not data.valid:
         rows = sum(part.counts["unlearned"] + part.counts["too_long"] for part in valid)
-        why = f"all {rows:,} rows held out are too long" if rows else "no row is held out"
-        log.warn(f"{why} at data.valid_fraction {data.valid_fraction:g}: the training has no held-out loss")
+        reason = f"all {rows:,} rows held out are too long" if rows else "no row is held out"
+        log.warn(f"{reason} at data.valid_fraction {data.valid_fraction:g}: the training has no held-out loss")
         valid = None
     if valid is not None and not any(part.num_tokens for part in valid):
         raise DataError(

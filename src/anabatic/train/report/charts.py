@@ -91,20 +91,20 @@ def draw_chart(
         return None
     x = _make_step_scale(lines, steps)
     y, above = _make_value_scale(lines, zero)
-    drawn = [(line, downsample_points(line.points)) for line in lines]
+    sampled_lines = [(line, downsample_points(line.points)) for line in lines]
     main = next((line for line in lines if line.style == "line"), lines[0])
     values = [value for _, value in main.points if value is not None]
-    shown = f"{main.points[0][0]:,} to {main.points[-1][0]:,}"
+    step_range = f"{main.points[0][0]:,} to {main.points[-1][0]:,}"
     return Chart(
         title=title,
         last=write(values[-1]),
-        label=f"{title}, steps {shown}: from {write(values[0])} to {write(values[-1])}",
+        label=f"{title}, steps {step_range}: from {write(values[0])} to {write(values[-1])}",
         note=f"{above:,} {'point lies' if above == 1 else 'points lie'} beyond the axis" if above else "",
-        paths=[_draw_curve(line, points, x, y, write) for line, points in drawn],
+        paths=[_draw_curve(line, points, x, y, write) for line, points in sampled_lines],
         x_ticks=make_step_ticks(x.low, x.high),
         y_ticks=[(100 - y(tick) / 10, write(tick)) for tick in compute_ticks(y.low, y.high, 5)],
         marks=[(x(step) / 10, text) for step, text in marks if x.low <= step <= x.high],
-        data={"series": [_hover_data(line, points, x, y, write) for line, points in drawn]},
+        data={"series": [_hover_data(line, points, x, y, write) for line, points in sampled_lines]},
     )
 
 
@@ -130,14 +130,14 @@ def smooth_points(points: Points) -> Points:
     return result
 
 
-def downsample_points(points: Points, most: int = MAX_POINTS) -> Points:
-    """Return about `most` points or fewer: of each stretch the first, least, greatest and last, and a gap.
+def downsample_points(points: Points, max_points: int = MAX_POINTS) -> Points:
+    """Return about `max_points` points or fewer: of each stretch the first, least, greatest and last, and a gap.
 
     Unlike averages this keeps every spike and every hole visible.
     """
-    if len(points) <= most:
+    if len(points) <= max_points:
         return points
-    stretch = math.ceil(len(points) / (most / 4))
+    stretch = math.ceil(len(points) / (max_points / 4))
     kept: Points = []
     for start in range(0, len(points), stretch):
         part = range(start, min(start + stretch, len(points)))
@@ -161,8 +161,8 @@ def make_step_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _make_step_scale(lines: Sequence[Curve], steps: tuple[int, int] | None) -> _AxisScale:
-    own = [step for line in lines for step, _ in line.points]
-    first, last = (min(own), max(own)) if steps is None else steps
+    all_steps = [step for line in lines for step, _ in line.points]
+    first, last = (min(all_steps), max(all_steps)) if steps is None else steps
     return _AxisScale(0.0, last) if 0 < first <= 0.05 * last else _make_scale(first, last)
 
 

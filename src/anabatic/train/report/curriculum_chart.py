@@ -41,29 +41,29 @@ def draw_levels_chart(draws: Sequence[LevelCounts], steps: tuple[int, int] | Non
         {"name": path.name, "colour": path.colour, "style": "area", "step": [], "x": [], "y": [], "text": []}
         for path in paths
     ]
-    for first, last, shares in columns:
+    for first, last, fractions in columns:
         below = 0.0
-        for share, path, hover in zip(shares, paths, series, strict=True):
-            bottom, top = (max(0.0, BOX_SIZE * (1 - edge)) for edge in (below, below + share))
-            if share:
+        for fraction, path, hover in zip(fractions, paths, series, strict=True):
+            bottom, top = (max(0.0, BOX_SIZE * (1 - edge)) for edge in (below, below + fraction))
+            if fraction:
                 path.d += (
                     f"M{scale_step(first):.1f} {bottom:.1f}H{scale_step(last):.1f}V{top:.1f}H{scale_step(first):.1f}Z"
                 )
             hover["step"].append(last)
             hover["x"].append(round(scale_step((first + last) / 2) / 10, 2))
             hover["y"].append(round((bottom + top) / 20, 2))
-            hover["text"].append(f"{share:.0%}")
-            below += share
+            hover["text"].append(f"{fraction:.0%}")
+            below += fraction
     begins = [(before.step, f"stage {after.stage}") for before, after in pairwise(draws) if after.stage != before.stage]
-    told = ", ".join(f"{path.name} {path.last}" for path in paths)
+    latest = ", ".join(f"{path.name} {path.last}" for path in paths)
     return Chart(
         title="Levels of the curriculum, share of the samples",
         last="",
-        label=f"Share of each level over the steps 1 to {columns[-1][1]:,}; samples in all: {told}",
+        label=f"Share of each level over the steps 1 to {columns[-1][1]:,}; samples in all: {latest}",
         note="",
         paths=paths,
         x_ticks=make_step_ticks(low, high),
-        y_ticks=[(100.0 - share, f"{share} %") for share in (0, 25, 50, 75, 100)],
+        y_ticks=[(100.0 - fraction, f"{fraction} %") for fraction in (0, 25, 50, 75, 100)],
         marks=[(scale_step(step) / 10, text) for step, text in begins],
         data={"series": series},
         wide=True,
@@ -79,9 +79,9 @@ def _level_columns(draws: Sequence[LevelCounts], names: Sequence[str]) -> list[t
         closes = number == len(draws) or draws[number].stage != row.stage
         if number % stretch and not closes:
             continue
-        drawn = [max(0.0, row.samples.get(name, 0.0) - before[name]) for name in names]
-        if total := sum(drawn):
-            columns.append((begin, row.step, [each / total for each in drawn]))
+        counts = [max(0.0, row.samples.get(name, 0.0) - before[name]) for name in names]
+        if total := sum(counts):
+            columns.append((begin, row.step, [each / total for each in counts]))
         begin, before = row.step, {name: row.samples.get(name, 0.0) for name in names}
     return columns
 

@@ -168,7 +168,7 @@ def _task_scores(run: RunData) -> list[dict[str, Any]]:
 
 
 def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
-    accuracy, chance, asked = (to_finite_number(task.get(key)) for key in ("accuracy", "chance", "n"))
+    accuracy, chance, num_items = (to_finite_number(task.get(key)) for key in ("accuracy", "chance", "n"))
     examples = task.get("examples")
     rows = [row for row in examples if isinstance(row, dict)] if isinstance(examples, list) else []
     return {
@@ -177,7 +177,7 @@ def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
         "chance": MISSING if chance is None else f"{chance:.1%}",
         "width": 100 * min(1.0, max(0.0, accuracy or 0.0)),
         "mark": None if chance is None else 100 * min(1.0, max(0.0, chance)),
-        "asked": "" if asked is None else f"{asked:,.0f} questions",
+        "asked": "" if num_items is None else f"{num_items:,.0f} questions",
         "examples": [
             {
                 **{key: _shorten_text(_to_text(row.get(key, ""))) for key in ("prompt", "reply", "answer")},
@@ -288,7 +288,7 @@ def describe_run(run: RunData) -> dict[str, Any]:
 
 def _build_section(run: RunData) -> dict[str, Any]:
     charts = _build_charts(run)
-    section = {**describe_run(run), "loss": charts[0], "charts": [drawn for drawn in charts[1:] if drawn]}
+    section = {**describe_run(run), "loss": charts[0], "charts": [chart for chart in charts[1:] if chart]}
     return {**section, "large": any(section[key] for key in ("loss", "charts", "samples"))}
 
 
@@ -397,8 +397,8 @@ def _group_samples(samples: Sequence[GeneratedSample]) -> list[dict[str, Any]]:
         prompts.setdefault(sample.prompt, []).append(sample)
     result = []
     for prompt, all_texts in prompts.items():
-        most = min(MAX_SAMPLES, len(all_texts))
-        chosen = [all_texts[round(i * (len(all_texts) - 1) / max(1, most - 1))] for i in range(most)]
+        num_shown = min(MAX_SAMPLES, len(all_texts))
+        chosen = [all_texts[round(i * (len(all_texts) - 1) / max(1, num_shown - 1))] for i in range(num_shown)]
         texts = [(_format_sample_step(sample), _shorten_text(sample.text)) for sample in chosen]
         result.append({"prompt": _shorten_text(prompt), "texts": texts, "all": len(all_texts)})
     return result
@@ -410,9 +410,9 @@ def _format_sample_step(sample: GeneratedSample) -> str:
 
 def _format_event(event: dict[str, Any], began: float | None) -> tuple[str, str, str]:
     when = parse_time(event.get("time"))
-    shown = "" if when is None or began is None else f"+{format_duration(max(0.0, when - began))}"
+    elapsed = "" if when is None or began is None else f"+{format_duration(max(0.0, when - began))}"
     rest = [f"{key} {_to_text(value)}" for key, value in event.items() if key not in ("time", "event")]
-    return shown, str(event.get("event", "")), ", ".join(rest)
+    return elapsed, str(event.get("event", "")), ", ".join(rest)
 
 
 def _format_message(row: dict[str, Any]) -> tuple[str, str]:

@@ -167,8 +167,8 @@ class MetricsRows:
         for key in CURVE_KEYS.get(str(row.get("kind")), ()):
             if key in row:
                 self.columns.setdefault(key, {})[int(step)] = _parse_drawable(row[key])
-        if row.get("kind") == "train" and (drawn := _parse_level_counts(int(step), row)):
-            self.level_counts[int(step)] = drawn
+        if row.get("kind") == "train" and (level_counts := _parse_level_counts(int(step), row)):
+            self.level_counts[int(step)] = level_counts
         if row.get("kind") == "eval":
             self.evaluations[int(step)] = row
         if row.get("kind") == "sample":
