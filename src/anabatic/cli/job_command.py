@@ -143,7 +143,7 @@ def run_job(row: command_table.Command, job: Any) -> int:
 
 def launch_processes(row: command_table.Command, job: Any, launch: LaunchSettings) -> int:
     """Run a job in the processes that `launch` asks for."""
-    SIGNAL_LISTENER.start_listening(watches=False)  # its own processes are not there yet
+    SIGNAL_LISTENER.start_listening(watch=False)  # its own processes are not there yet
     from anabatic.launch.local import spawn
 
     out = settings_module.job_to_dict(job).get("out")

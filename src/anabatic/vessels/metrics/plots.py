@@ -66,7 +66,9 @@ def draw_reliability(levels: Sequence[tuple[str, float, list[CalibrationBin]]], 
         most = 1.05 * max(1, *(one.rows for one in bins))
         lower = svg_plot.PlotPanel(
             svg_plot.PlotAxis("confidence", 0.0, 1.0, _number_ticks(1.0)),
-            svg_plot.PlotAxis(name, 0.0, most, [(at, f"{at:,.0f}") for at in compute_ticks(0.0, most, 3, whole=True)]),
+            svg_plot.PlotAxis(
+                name, 0.0, most, [(at, f"{at:,.0f}") for at in compute_ticks(0.0, most, 3, integers_only=True)]
+            ),
             left=left,
             top=_UPPER_HEIGHT,
             width=_PANEL_WIDTH,
