@@ -48,9 +48,9 @@ class CommandLine:
     own_settings: dict[str, Any] = field(default_factory=dict)
     config_files: list[str] = field(default_factory=list)
 
-    def format_line(self, more: Sequence[str] = ()) -> str:
-        """Return the command line with `more` appended."""
-        return shlex.join(["anabatic", *self.head, *self.known_words, *more])
+    def format_line(self, extra_args: Sequence[str] = ()) -> str:
+        """Return the command line with `extra_args` appended."""
+        return shlex.join(["anabatic", *self.head, *self.known_words, *extra_args])
 
 
 def explain_usage_error(error: CycloptsError, tokens: Sequence[str]) -> ConfigError | None:

@@ -71,13 +71,13 @@ def get_stream_width(setup: TrainingSetup) -> int:
     return 2 if narrow or setup.tuner == "freeze" else 4
 
 
-def estimate_activations(setup: TrainingSetup, trained: bool = True) -> BlockActivations:
+def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> BlockActivations:
     """Return the bytes per token that one block saves, with fused operators on an NPU.
 
     Args:
-        trained: the block or one below it has a gradient; else nothing is saved.
+        has_gradient: the block or one below it has a gradient; else nothing is saved.
     """
-    if not trained:
+    if not has_gradient:
         return BlockActivations(0.0, 0.0, 0.0)
     s, width, stream_width = setup.shape, get_compute_width(setup), get_stream_width(setup)
     tensor_fraction = 1 / setup.tensor
@@ -129,9 +129,9 @@ def _activation_bytes(setup: TrainingSetup, blocks: int, is_recomputed: bool) ->
     if setup.recompute == "none":
         kinds = {"norms": act.stream, "attention": act.attention, "MLP": act.mlp, "adapters": act.adapters}
         return {name: size * t * blocks for name, size in kinds.items()}
-    kept = _kept_bytes(setup, act) * t
-    return {"kept of each block": kept * blocks} | (
-        {"a block made again": act.total * t - kept} if is_recomputed else {}
+    kept_bytes = _kept_bytes(setup, act) * t
+    return {"kept of each block": kept_bytes * blocks} | (
+        {"a block made again": act.total * t - kept_bytes} if is_recomputed else {}
     )
 
 
@@ -151,14 +151,14 @@ def get_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
         "frozen weights": _frozen_bytes(setup),
         "optimizer": moment * (setup.trained_params - matrices) + 4.0 * matrices,
     }
-    return parts | ({"reference": trained_bytes * setup.trained_params} if setup.reference else {})
+    return parts | ({"reference": trained_bytes * setup.trained_params} if setup.has_reference else {})
 
 
 def _local_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
     """Return the persistent bytes of one device, and the mask of the fused attention."""
     fraction = 0.0 if setup.offload else 1 / setup.ranks if setup.is_sharded else 1.0
     return {name: size * fraction for name, size in get_persistent_bytes(setup).items()} | {
-        "constants": 1.0 * _MASK_BYTES * setup.mask
+        "constants": 1.0 * _MASK_BYTES * setup.uses_attention_mask
     }
 
 
@@ -206,8 +206,8 @@ def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embed
     if setup.tuner == "full":
         num_params = (
             blocks * setup.block_params
-            + (s.embedding_params if head and setup.words else 0)
-            + (s.embedding_params if embedding and not (s.is_tied and setup.words) else 0)
+            + (s.embedding_params if head and setup.has_lm_head else 0)
+            + (s.embedding_params if embedding and not (s.is_tied and setup.has_lm_head) else 0)
         )
     elif setup.tuner == "lora":
         num_params = blocks * setup.adapter_block_params
@@ -230,7 +230,7 @@ def _estimate_loss(setup: TrainingSetup) -> PeakMemory:
     s, w, t = setup.shape, get_compute_width(setup), setup.micro_tokens
     target_tokens = t * setup.targets
     rows = min(target_tokens, max(MIN_LOGIT_ROWS, setup.chunk_bytes // (4 * s.vocab)))
-    head_trained = setup.tuner == "full" and setup.words
+    head_trained = setup.tuner == "full" and setup.has_lm_head
     norm_bytes = 1.0 * get_stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
     if setup.targets < 1:
         norm_bytes += w * s.hidden * target_tokens
@@ -241,7 +241,7 @@ def _estimate_loss(setup: TrainingSetup) -> PeakMemory:
         else 0.0
     )
     logits = (
-        rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.words
+        rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.has_lm_head
     )  # in fp32, and in the precision of their product
     if head_trained and setup.half:  # gradient of the head for one chunk, before it is accumulated in fp32
         logits += w * s.embedding_params
@@ -288,7 +288,9 @@ def _estimate_embedding(setup: TrainingSetup) -> PeakMemory:
     """Estimate the end of the backward pass: a dense gradient of the embedding, added to that of the head if tied."""
     s = setup.shape
     embedding_gradient = (
-        get_gradient_bytes(setup) * s.embedding_params if setup.tuner == "full" and s.is_tied and setup.words else 0.0
+        get_gradient_bytes(setup) * s.embedding_params
+        if setup.tuner == "full" and s.is_tied and setup.has_lm_head
+        else 0.0
     )
     parts = _local_persistent_bytes(setup) | {
         "gathered weights": _gathered_bytes(setup, 1),

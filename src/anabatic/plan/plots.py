@@ -51,13 +51,13 @@ def draw_frontier(plan: JobPlan) -> str:
     panel.draw_line([(available_gib, 0.0), (available_gib, panel.y.high)], "dash")
     panel.draw_text(available_gib, panel.y.high, f"{available_gib:.1f} GiB for a job", "soft halo", "end", (-6, 12))
     corners = [(estimate.needed_bytes / 2**30, estimate.tokens_per_s / unit) for estimate in frontier]
-    stairs = [
+    step_points = [
         point
         for corner, next_corner in zip(corners, corners[1:], strict=False)
         for point in (corner, (next_corner[0], corner[1]))
     ]
     if corners:
-        panel.draw_line([*stairs, corners[-1]], "line ink")
+        panel.draw_line([*step_points, corners[-1]], "line ink")
     for estimate in [*(estimate for estimate in plan.fitting if estimate not in frontier), *frontier]:
         needed, tokens_per_s = format_gib(estimate.needed_bytes), estimate.tokens_per_s
         tooltip = f"{format_strategy(estimate.setup)}: {needed} GiB, {tokens_per_s:,.0f} tokens/s"

@@ -135,14 +135,14 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     factor = (
         1 + (recomputed_fraction + 1) * backward_fraction + trained_fraction
     )  # forward, recomputation, input gradients, weight gradients
-    factor += setup.reference  # forward pass of the reference model
+    factor += setup.has_reference  # forward pass of the reference model
     target_tokens = t * setup.targets
     rows = min(target_tokens, max(MIN_LOGIT_ROWS, setup.chunk_bytes // (4 * s.vocab)))
     chunks = max(1.0, target_tokens / max(rows, 1.0))
     products = 3 if setup.tuner == "full" else 2
     head_ops = [_matmul_operator(rows, s.hidden, s.vocab, w)] * products + [("vector", 0.0, 8.0 * rows * s.vocab)] * 5
-    head, head_count = _sum_operators(head_ops if setup.words else [], rates)
-    head_factor = 1 + setup.reference / 3
+    head, head_count = _sum_operators(head_ops if setup.has_lm_head else [], rates)
+    head_factor = 1 + setup.has_reference / 3
     update, update_count = _estimate_update(setup, rates)
     passes = setup.micro_steps
     adapters, adapter_count = _sum_operators(_adapter_gradient_operators(setup), rates)
@@ -150,7 +150,7 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     block_launches = s.layers * (operators * (factor + 0.2) + adapter_count)
     launches = passes * (block_launches + chunks * head_count * head_factor) + update_count
     traffic, exposed = _estimate_collectives(setup, rates, s.layers * block, factor)
-    used_params = s.multiplying_params - (0 if setup.words else s.embedding_params)
+    used_params = s.multiplying_params - (0 if setup.has_lm_head else s.embedding_params)
     flops_per_token = 2.0 * used_params * 2 + 2.0 * (used_params if setup.tuner == "full" else setup.trained_params)
     flops_per_token += 12.0 * s.layers * s.heads * s.head_dim * setup.seq_len / 2
     tokens = int(t * passes) * setup.ranks

@@ -33,8 +33,8 @@ _LINEAR_LAYERS = {
 def count_blocks(config: Mapping[str, Any]) -> int | None:
     """Return the number of blocks from a config.json; None for unknown families."""
     blocks = config.get("num_hidden_layers")
-    known = config.get("model_type") in _LINEAR_LAYERS and "auto_map" not in config
-    return blocks if known and type(blocks) is int and blocks > 0 else None
+    is_known = config.get("model_type") in _LINEAR_LAYERS and "auto_map" not in config
+    return blocks if is_known and type(blocks) is int and blocks > 0 else None
 
 
 def list_linear_layers(config: Mapping[str, Any]) -> list[str]:

@@ -36,10 +36,10 @@ class TrainingSetup:
         half: matrix products run in half precision.
         fused_adamw: one kernel updates all parameters without copies.
         chunk_bytes: bytes of logits per chunk.
-        mask: the fused attention of the NPU is used, which allocates a mask.
-        whole: tokens that a micro-batch must contain together; 0: one segment.
-        words: the head covers the vocabulary; else it returns a few numbers per segment.
-        reference: a copy of the initial weights runs forward, too (`models/preference_loss.py`).
+        uses_attention_mask: the fused attention of the NPU is used, which allocates a mask.
+        indivisible_tokens: tokens that a micro-batch must contain together; 0: one segment.
+        has_lm_head: the head covers the vocabulary; else it returns a few numbers per segment.
+        has_reference: a copy of the initial weights runs forward, too (`models/preference_loss.py`).
     """
 
     shape: DecoderShape
@@ -62,10 +62,10 @@ class TrainingSetup:
     half: bool = True
     fused_adamw: bool = False
     chunk_bytes: int = 512 << 20
-    mask: bool = True
-    whole: int = 0
-    words: bool = True
-    reference: bool = False
+    uses_attention_mask: bool = True
+    indivisible_tokens: int = 0
+    has_lm_head: bool = True
+    has_reference: bool = False
 
     @property
     def world_size(self) -> int:
@@ -75,7 +75,7 @@ class TrainingSetup:
     @property
     def min_micro_batch(self) -> int:
         """Tokens of the smallest micro-batch."""
-        return self.whole or self.seq_len
+        return self.indivisible_tokens or self.seq_len
 
     @property
     def is_sharded(self) -> bool:
@@ -126,7 +126,7 @@ class TrainingSetup:
     def trained_params(self) -> int:
         """Number of parameters of a rank with a gradient."""
         if self.tuner == "full":
-            return self.params - (0 if self.words or self.shape.is_tied else self.shape.embedding_params)
+            return self.params - (0 if self.has_lm_head or self.shape.is_tied else self.shape.embedding_params)
         if self.tuner == "lora":
             return self.shape.layers * self.adapter_block_params
         return self.trained_blocks * self.block_params
@@ -185,7 +185,7 @@ def build_setup(
         half=half,
         fused_adamw=row.fused_adamw and job.optim.weights == "fp32",
         chunk_bytes=row.chunk_bytes,
-        mask=row.kernels == "npu",
+        uses_attention_mask=row.kernels == "npu",
         **_task_fields(job),
     )
 
@@ -227,14 +227,14 @@ def _task_fields(job: Any) -> dict[str, Any]:
     """Return the fields that depend on the command."""
     pair_tokens = 2 * job.batch.resolved_seq_len  # both sides of a pair are laid side by side
     if isinstance(job, DpoJob):
-        return {"whole": pair_tokens, "reference": job.loss_type not in ("orpo", "simpo")}
+        return {"indivisible_tokens": pair_tokens, "has_reference": job.loss_type not in ("orpo", "simpo")}
     if isinstance(job, RewardJob):
-        return {"whole": pair_tokens, "words": False}
+        return {"indivisible_tokens": pair_tokens, "has_lm_head": False}
     if isinstance(job, RlJob):
         answer_fraction = job.sampling.max_new_tokens / job.batch.resolved_seq_len
-        return {"reference": job.kl_coef > 0, "targets": min(1.0, answer_fraction)}
+        return {"has_reference": job.kl_coef > 0, "targets": min(1.0, answer_fraction)}
     if isinstance(job, ClassifyTrainJob):
-        return {"words": False}
+        return {"has_lm_head": False}
     if isinstance(job, ClassifyPretrainJob):
         return {"targets": 1.0 if job.objective == "next" else job.mask.ratio}
     return {}

@@ -73,7 +73,7 @@ def test_a_processor_by_its_clock_and_vectors(flags: str, lanes: int, tmp_path: 
     assert detect_chip.describe_processor(1, tmp_path / "nothing").half_tflops > 0
     assert (
         get_device_row(one).type == "cpu"
-        and strategy_search.estimate_strategy(TrainingSetup(SHAPE, half=False, mask=False), one).tokens_per_s > 0
+        and strategy_search.estimate_strategy(TrainingSetup(SHAPE, half=False, uses_attention_mask=False), one).tokens_per_s > 0
     )
 
 

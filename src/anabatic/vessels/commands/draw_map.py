@@ -32,12 +32,12 @@ def run(job: ClassifyMapJob) -> None:
     tables = [path for path in inputs if path not in rows]
     predictions = [path for path in rows if _holds_predictions(path, bad_rows)]
     prediction_rows = [row for path in predictions for row in read_prediction_rows(path, bad_rows)]
-    words = [path for path in rows if path not in predictions]
-    if not tables and not words and not all(row.get("original_text") for row in prediction_rows):
+    word_files = [path for path in rows if path not in predictions]
+    if not tables and not word_files and not all(row.get("original_text") for row in prediction_rows):
         raise DataError(
             f"{predictions[0]}: predictions without words hold no position", "name the AIS files beside them"
         )
-    vessels = _read_drawn_vessels(job, tables, words or predictions, bad_rows)
+    vessels = _read_drawn_vessels(job, tables, word_files or predictions, bad_rows)
     num_missing = drawn_vessels.add_predictions(vessels, prediction_rows)
     if num_missing:
         log.warn(f"{num_missing:,} predicted vessels are not among the points")
@@ -59,17 +59,17 @@ def _holds_predictions(path: Path, bad_rows: BadRowPolicy) -> bool:
 
 
 def _read_drawn_vessels(
-    job: ClassifyMapJob, tables: list[Path], words: list[Path], bad_rows: BadRowPolicy
+    job: ClassifyMapJob, tables: list[Path], word_files: list[Path], bad_rows: BadRowPolicy
 ) -> dict[str, DrawnVessel]:
     """Return the vessels with points from AIS files, else from rows of words."""
     if tables:
         with open_tracks(tables, job.tracks, bad_rows) as tracks:
             vessels = drawn_vessels.draw_tracks(tracks)
     else:
-        segments = read_word_rows(words, job.tracks, None, bad_rows)
+        segments = read_word_rows(word_files, job.tracks, None, bad_rows)
         if segments.spec.format == "motion":
             raise DataError(
-                f"{words[0]}: words of the format motion hold no position",
+                f"{word_files[0]}: words of the format motion hold no position",
                 "name the AIS files beside it, or write the words as compact, cell or char",
             )
         vessels = drawn_vessels.draw_segments(segments, segments.classes, segments.spec)

@@ -84,7 +84,7 @@ def predict_probabilities(classifier: TrajectoryClassifier, segments: list[Segme
 
 def _read_inputs(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:
     if job.text:
-        return [_segment_from_text(text, number) for number, text in enumerate(job.text, start=1)]
+        return [_segment_from_text(text, index) for index, text in enumerate(job.text, start=1)]
     return read_classifier_segments(job.inputs, job.tracks, classifier)
 
 

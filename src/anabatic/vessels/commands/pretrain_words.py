@@ -37,11 +37,11 @@ def run(job: ClassifyPretrainJob) -> int:
         base = vessel_splits.read_base_model_info(job.model.path)
         vessels = vessel_splits.read_vessel_segments(job, base)
         tokenizer, num_known = encoding.build_word_tokenizer(base, vessels.spec)
-        words = WordEncoder.from_tokenizer(tokenizer)
-        samplers = [make_target_sampler(job, words, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
+        encoder = WordEncoder.from_tokenizer(tokenizer)
+        samplers = [make_target_sampler(job, encoder, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
         options: dict[str, Any] = {"seq_len": context.seq_len}
-        train = encoding.encode_segments("training vessels", vessels.train, words, sampler=samplers[0], **options)
-        valid = encoding.encode_segments("held-out vessels", vessels.valid, words, sampler=samplers[1], **options)
+        train = encoding.encode_segments("training vessels", vessels.train, encoder, sampler=samplers[0], **options)
+        valid = encoding.encode_segments("held-out vessels", vessels.valid, encoder, sampler=samplers[1], **options)
         log_mask_rates(samplers[0], train)
 
         plan, model = initialization.build_meta_model(
@@ -75,12 +75,12 @@ def run(job: ClassifyPretrainJob) -> int:
     return code
 
 
-def make_target_sampler(job: ClassifyPretrainJob, words: WordEncoder, spec: WordSpec, seed: int) -> TargetSampler:
+def make_target_sampler(job: ClassifyPretrainJob, encoder: WordEncoder, spec: WordSpec, seed: int) -> TargetSampler:
     """Return the sampler of inputs and targets of a sequence."""
     if job.objective == "next":
         return NextWordTargets()
     mask = job.mask
-    groups = encoding.mask_group_ids(words, spec)
+    groups = encoding.mask_group_ids(encoder, spec)
     group_weights = np.asarray([mask.h3, mask.class_word, mask.motion, mask.other])
     if not (groups >= 0).any():
         raise ConfigError(f"words {spec.spec_name} have none that may be hidden", "use --objective next")
@@ -89,7 +89,7 @@ def make_target_sampler(job: ClassifyPretrainJob, words: WordEncoder, spec: Word
         groups,
         group_weights / group_weights.sum(),
         mask.ratio,
-        words.vocab[MASK_TOKEN],
+        encoder.vocab[MASK_TOKEN],
         seed,
         shift_targets=not is_source,
         is_independent=is_source,

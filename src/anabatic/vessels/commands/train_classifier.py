@@ -38,14 +38,14 @@ def run(job: ClassifyTrainJob) -> int:
         vessels = vessel_splits.keep_labelled_segments(vessel_splits.read_vessel_segments(job, base))
         description = describe_classifier(job, vessels)
         tokenizer, num_known = encoding.build_word_tokenizer(base, vessels.spec)
-        words = WordEncoder.from_tokenizer(tokenizer)
+        encoder = WordEncoder.from_tokenizer(tokenizer)
         weights = encoding.compute_vessel_weights(vessels.train, job.head.vessel_weights)
         options: dict[str, Any] = {"seq_len": job.batch.resolved_seq_len, "features": description.features}
-        crop = encoding.make_crop(job.head.crop, words, vessels.spec, job.seed)
+        crop = encoding.make_crop(job.head.crop, encoder, vessels.spec, job.seed)
         train = encoding.encode_segments(
-            "training vessels", vessels.train, words, weights=weights, crop=crop, **options
+            "training vessels", vessels.train, encoder, weights=weights, crop=crop, **options
         )
-        valid = encoding.encode_segments("held-out vessels", vessels.valid, words, **options)
+        valid = encoding.encode_segments("held-out vessels", vessels.valid, encoder, **options)
         vessel_ids = [row.vessel for row in vessels.valid]
 
         if description.trees_share == 1 and (job.schedule.epochs or 0) > 1 and not job.schedule.max_steps:

@@ -173,9 +173,9 @@ class PointConverter:
         is_complete = np.isfinite(rows["lat"]) & np.isfinite(rows["lon"]) & (rows["time"] != timestamps.NO_TIME)
         counts["points without time or position"] += int((keep & ~is_complete).sum())
         keep &= is_complete
-        nameless = keep & (rows["vessel"] == self.vessels.index_by_text.get("", -1))
-        counts["points without a vessel id"] += int(nameless.sum())
-        keep &= ~nameless
+        without_id = keep & (rows["vessel"] == self.vessels.index_by_text.get("", -1))
+        counts["points without a vessel id"] += int(without_id.sum())
+        keep &= ~without_id
         not_available = keep & ((np.abs(rows["lat"]) == 91) | (np.abs(rows["lon"]) == 181))
         outside = keep & ~not_available & ((np.abs(rows["lat"]) > 90) | (np.abs(rows["lon"]) > 180))
         extent.num_rows += int(keep.sum())

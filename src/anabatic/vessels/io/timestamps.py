@@ -66,28 +66,28 @@ def _parse_recognised(text: Any, offset_seconds: int) -> Ints:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    first = next((value for value in text.to_pylist() if value), "") if len(text) else ""
-    if _EPOCH_NUMBER.fullmatch(first):
+    first_value = next((value for value in text.to_pylist() if value), "") if len(text) else ""
+    if _EPOCH_NUMBER.fullmatch(first_value):
         numeric_text = pc.if_else(
             pc.match_substring_regex(text, r"^\d{9,13}(\.\d*)?$"), text, pa.scalar(None, text.type)
         )
         return _parse_epoch(numeric_text.cast(pa.float64()))
-    if "/" in first[:3]:
+    if "/" in first_value[:3]:
         parsed = pc.strptime(text, format="%d/%m/%Y %H:%M:%S", unit="s", error_is_null=True)
         result = _fill_missing(parsed.cast(pa.int64()), offset_seconds)
     else:
-        result = _parse_iso(text, first, offset_seconds)
+        result = _parse_iso(text, first_value, offset_seconds)
     rest = np.flatnonzero((result == NO_TIME) & (pc.fill_null(pc.utf8_length(text), 0).to_numpy() > 0))
     if len(rest):
         result[rest] = _parse_each(text.take(pa.array(rest)), (None, *_FALLBACK_FORMATS), offset_seconds)
     return result
 
 
-def _parse_iso(text: Any, first: str, offset_seconds: int) -> Ints:
+def _parse_iso(text: Any, first_value: str, offset_seconds: int) -> Ints:
     """Parse ISO 8601, with `T` or a space, with or without fraction and zone."""
     import pyarrow as pa
 
-    has_zone = _ZONED_TIME.fullmatch(first) is not None
+    has_zone = _ZONED_TIME.fullmatch(first_value) is not None
     arrow_type = pa.timestamp("us", "UTC") if has_zone else pa.timestamp("us")
     try:
         micros = text.cast(arrow_type).cast(pa.int64())

@@ -120,5 +120,5 @@ def open_tracks(paths: Sequence[Path], settings: TrackSettings, bad_rows: BadRow
 
 
 def _explain_no_points(bad_rows: BadRowPolicy) -> str:
-    left_out = ", ".join(f"{count:,} {what}" for what, count in bad_rows.counts.items() if count)
-    return f"left out: {left_out}" if left_out else "the files hold a heading only"
+    summary = ", ".join(f"{count:,} {reason}" for reason, count in bad_rows.counts.items() if count)
+    return f"left out: {summary}" if summary else "the files hold a heading only"

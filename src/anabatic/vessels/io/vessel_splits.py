@@ -192,9 +192,9 @@ def _log_split(vessels: VesselSegments, holds_out: bool) -> None:
 
 def word_model_files(vessels: VesselSegments, attention: str) -> dict[str, str]:
     """Return the files stored with the weights of every model of vessel words: name -> content."""
-    words = {"words": vessels.spec.spec_name, "attention": attention}
+    description = {"words": vessels.spec.spec_name, "attention": attention}
     split = json.dumps(vessels.split.as_json(), ensure_ascii=False, indent=1)
-    return {WORDS_FILE: json.dumps(words, indent=1) + "\n", SPLIT_FILE: split + "\n"}
+    return {WORDS_FILE: json.dumps(description, indent=1) + "\n", SPLIT_FILE: split + "\n"}
 
 
 def write_word_model_files(folder: Path, files: dict[str, str]) -> None:

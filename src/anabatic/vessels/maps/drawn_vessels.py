@@ -151,7 +151,7 @@ def iter_geojson(vessels: Iterable[DrawnVessel]) -> Iterator[bytes]:
     A line is a list of [longitude, latitude, altitude 0, unix seconds], the format of kepler.gl's trip layer.
     """
     yield b'{"type": "FeatureCollection", "features": ['
-    first = True
+    is_first = True
     for vessel in vessels:
         properties: dict[str, Any] = {"vessel": vessel.vessel, "class": vessel.truth or None, "wrong": vessel.is_wrong}
         if vessel.confidence is not None:
@@ -163,6 +163,6 @@ def iter_geojson(vessels: Iterable[DrawnVessel]) -> Iterator[bytes]:
                 coordinates = [[lon, lat, 0, time] for lon, lat, time in line]
                 geometry = {"type": "LineString", "coordinates": coordinates}
                 feature = {"type": "Feature", "properties": properties, "geometry": geometry}
-                yield (b"\n" if first else b",\n") + json.dumps(feature, ensure_ascii=False).encode()
-                first = False
+                yield (b"\n" if is_first else b",\n") + json.dumps(feature, ensure_ascii=False).encode()
+                is_first = False
     yield b"\n]}\n"

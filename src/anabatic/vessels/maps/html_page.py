@@ -31,15 +31,15 @@ def assign_colours(vessels: Sequence[DrawnVessel]) -> dict[str, str]:
 
 def describe_map(vessels: Sequence[DrawnVessel], num_left_out: int) -> str:
     """Return a summary: number of vessels and points, and the accuracy."""
-    known = [vessel for vessel in vessels if vessel.predicted and vessel.truth]
-    scored = [vessel for vessel in known if not vessel.was_trained_on]
+    labelled = [vessel for vessel in vessels if vessel.predicted and vessel.truth]
+    scored = [vessel for vessel in labelled if not vessel.was_trained_on]
     num_right = sum(not vessel.is_wrong for vessel in scored)
     points = sum(len(track) for vessel in vessels for track in vessel.lines)
     text = f"{len(vessels):,} vessels, {points:,} points."
     if scored:
         text += f" {num_right:,} of {len(scored):,} predicted rightly ({num_right / len(scored):.1%})."
-    if len(scored) < len(known):
-        text += f" {len(known) - len(scored):,} do not count: the model was trained on them."
+    if len(scored) < len(labelled):
+        text += f" {len(labelled) - len(scored):,} do not count: the model was trained on them."
     return text + (f" {num_left_out:,} more are not drawn." if num_left_out else "")
 
 

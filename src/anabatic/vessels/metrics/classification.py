@@ -104,7 +104,7 @@ def compute_scores(truth: Ints, predicted: Ints, classes: Sequence[str]) -> Clas
     matrix = confusion_matrix(truth, predicted, len(classes))
     precision, recall, f1, present = _per_class_scores(matrix)
     support = matrix.sum(1)
-    table = tuple(
+    class_scores = tuple(
         ClassScore(name, float(precision[index]), float(recall[index]), float(f1[index]), int(support[index]))
         for index, name in enumerate(classes)
     )
@@ -113,7 +113,7 @@ def compute_scores(truth: Ints, predicted: Ints, classes: Sequence[str]) -> Clas
         accuracy=float(np.trace(matrix) / matrix.sum()),
         macro_f1=float(f1[present].mean()),
         balanced_accuracy=float(recall[support > 0].mean()),
-        classes=table,
+        classes=class_scores,
         confusion=matrix,
     )
 

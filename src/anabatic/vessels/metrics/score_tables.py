@@ -94,8 +94,8 @@ def format_confidence(evaluation: VesselEvaluation) -> str:
     ]
     table = [["at least", "answered", "right"]]
     for row in evaluation.abstention:
-        right = f"{row['accuracy']:.1%}" if row["answered"] else "-"
-        table.append([f"{row['threshold']:.1f}", f"{row['answered']:.1%}", right])
+        accuracy = f"{row['accuracy']:.1%}" if row["answered"] else "-"
+        table.append([f"{row['threshold']:.1f}", f"{row['answered']:.1%}", accuracy])
     return "\n".join([*lines, grid(table)])
 
 

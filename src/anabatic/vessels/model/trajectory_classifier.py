@@ -79,7 +79,7 @@ class TrajectoryClassifier:
             forest.load_forest(folder, forest.VESSEL_FOREST_FILE) if self.description.vessel_share else None
         )
         self.folder = folder
-        self._words = WordEncoder.from_tokenizer(tokenizers.load_tokenizer(folder))
+        self._encoder = WordEncoder.from_tokenizer(tokenizers.load_tokenizer(folder))
         self._batch_tokens = max(batch_tokens, self.description.seq_len)
 
     @property
@@ -195,15 +195,15 @@ class TrajectoryClassifier:
     def _make_samples(self, texts: Sequence[str], features: np.ndarray | None) -> list[SequenceSegment]:
         features = self._check_features(len(texts), features)
         texts = self._remove_class_words(texts)
-        words = WordEncoder(self._words.vocab, self._words.unk_token_id)
+        encoder = WordEncoder(self._encoder.vocab, self._encoder.unk_token_id)
         samples = []
         for index, text in enumerate(texts):
-            ids = words(text)[: self.description.seq_len]
+            ids = encoder(text)[: self.description.seq_len]
             if not len(ids):
                 raise DataError(f"text {index + 1} of {len(texts)} has no words", "give the words of a segment")
             row_features = None if features is None else features[index]
             samples.append(SequenceSegment(ids, sequence_index=index, features=row_features))
-        words.report_unknown_words("the segments")
+        encoder.report_unknown_words("the segments")
         return samples
 
     def _remove_class_words(self, texts: Sequence[str]) -> list[str]:

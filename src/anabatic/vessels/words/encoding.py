@@ -41,7 +41,7 @@ def build_word_tokenizer(base: BaseModelInfo, spec: WordSpec) -> tuple[Any, int]
 def encode_segments(
     name: str,
     rows: Sequence[Segment],
-    words: WordEncoder,
+    encoder: WordEncoder,
     seq_len: int,
     sampler: TargetSampler | None = None,
     features: Sequence[str] = (),
@@ -53,7 +53,7 @@ def encode_segments(
     Args:
         features: names of the features to include.
     """
-    ids = [words(row.text) for row in rows]
+    ids = [encoder(row.text) for row in rows]
     truncated = [(row, len(sequence)) for row, sequence in zip(rows, ids, strict=True) if len(sequence) > seq_len]
     if truncated:
         points = sum(row.points * (length - seq_len) / length for row, length in truncated) / len(truncated)
@@ -62,7 +62,7 @@ def encode_segments(
             f" {points:.1f} points"
             f" each; the longest has {max(length for _, length in truncated):,} words: raise batch.seq_len"
         )
-    words.report_unknown_words(name)
+    encoder.report_unknown_words(name)
     labels = [IGNORE_INDEX if row.label is None else row.label for row in rows]
     return SequenceDataset(
         name,
@@ -121,16 +121,16 @@ def compute_vessel_weights(rows: Sequence[Segment], kind: str) -> np.ndarray | N
     return weights
 
 
-def mask_group_ids(words: WordEncoder, spec: WordSpec) -> np.ndarray:
+def mask_group_ids(encoder: WordEncoder, spec: WordSpec) -> np.ndarray:
     """Return the group of every id as an index of `MASK_GROUPS`; -1: never masked."""
-    groups = np.full(max(words.vocab.values()) + 1, -1, dtype=np.int64)
+    groups = np.full(max(encoder.vocab.values()) + 1, -1, dtype=np.int64)
     for word in build_vocabulary(spec):
         group = get_word_group(word, spec.classes)
-        groups[words.vocab[word]] = MASK_GROUPS.index(group) if group in MASK_GROUPS else -1
+        groups[encoder.vocab[word]] = MASK_GROUPS.index(group) if group in MASK_GROUPS else -1
     return groups
 
 
-def make_crop(min_fraction: float, words: WordEncoder, spec: WordSpec, seed: int) -> RandomCrop | None:
+def make_crop(min_fraction: float, encoder: WordEncoder, spec: WordSpec, seed: int) -> RandomCrop | None:
     """Return the random crop of points per epoch; None: no cropping.
 
     Raises:
@@ -143,7 +143,7 @@ def make_crop(min_fraction: float, words: WordEncoder, spec: WordSpec, seed: int
             f"head.crop is {min_fraction:g}, and the positions of {spec.spec_name} are relative to the point before",
             "use words of the format motion, cell or char, or --head.crop 1",
         )
-    is_start = np.zeros(max(words.vocab.values()) + 1, dtype=bool)
+    is_start = np.zeros(max(encoder.vocab.values()) + 1, dtype=bool)
     prefix = "DT_" if spec.format == "motion" else "YEAR_"
-    is_start[[token_id for word, token_id in words.vocab.items() if word.startswith(prefix)]] = True
+    is_start[[token_id for word, token_id in encoder.vocab.items() if word.startswith(prefix)]] = True
     return RandomCrop(is_start, min_fraction, seed)

@@ -28,13 +28,13 @@ _STEP_SECONDS = {f"DT_{edge}": middle for edge, middle in zip(STEP_EDGES, STEP_M
 
 
 def _build_speeds() -> dict[str, float]:
-    ends = (*SPEED_EDGES[1:], SPEED_EDGES[-1] + 1)
-    fine = {f"SPD_{low}": (low + high - 1) / 20 for low, high in zip(SPEED_EDGES, ends, strict=True)}
-    return {**fine, "SPD_NONE": np.nan, **dict(zip(SPEED_WORDS, SPEED_BAND_KNOTS, strict=True))}
+    upper_edges = (*SPEED_EDGES[1:], SPEED_EDGES[-1] + 1)
+    knots_by_word = {f"SPD_{low}": (low + high - 1) / 20 for low, high in zip(SPEED_EDGES, upper_edges, strict=True)}
+    return {**knots_by_word, "SPD_NONE": np.nan, **dict(zip(SPEED_WORDS, SPEED_BAND_KNOTS, strict=True))}
 
 
 _SPEED_KNOTS = _build_speeds()
-_COURSE_DEGREES = {word: 45.0 * place for place, word in enumerate(COURSE_WORDS)} | {
+_COURSE_DEGREES = {word: 45.0 * index for index, word in enumerate(COURSE_WORDS)} | {
     "COG_UNKNOWN": np.nan,
     "COG_NONE": np.nan,
 }

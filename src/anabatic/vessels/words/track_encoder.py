@@ -120,7 +120,7 @@ _CELL_PARTS = [
 
 def _make_source_encoder(parts: list[tuple[int, int, _TextCache]]) -> Callable[..., list[str]]:
     def encode_source(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, class_word: str) -> list[str]:
-        ends = _motion_ends(f" {class_word} {POINT_END}" if class_word else f" {POINT_END}")
+        endings = _motion_ends(f" {class_word} {POINT_END}" if class_word else f" {POINT_END}")
         speed = np.searchsorted(
             [2.0, 5.0, 10.0, 15.0], track.sog, side="right"
         )  # NaN sorts last: SPD_HIGH, as in the source
@@ -130,7 +130,7 @@ def _make_source_encoder(parts: list[tuple[int, int, _TextCache]]) -> Callable[.
         keys = [minutes, seconds, *(cells >> shift & mask for shift, mask, _ in parts), speed * 9 + sector]
         (_, _, first), (_, _, second), (_, _, third) = parts
         points = [
-            f"{_MINUTE_TEXTS[a]} SECOND_{b} {first[c]} {second[d]} {third[e]} {ends[f]}"
+            f"{_MINUTE_TEXTS[a]} SECOND_{b} {first[c]} {second[d]} {third[e]} {endings[f]}"
             for a, b, c, d, e, f in zip(*(key.tolist() for key in keys), strict=True)
         ]
         return [" ".join(points[start:end]) for start, end in cuts]
@@ -202,9 +202,9 @@ def _changed_digits(cells: Ints, resolution: int) -> list[str]:
     cache_keys = np.where(
         (levels > resolution - 4) & (levels > 0), levels << 12 | cells[1:] >> 3 * (15 - resolution) & 0xFFF, 0
     )
-    last = _last_digit_words(resolution)
+    last_digits = _last_digit_words(resolution)
     return [
-        last[key] if key else "" if level < 0 else _cell_words_from(cell, level, resolution)
+        last_digits[key] if key else "" if level < 0 else _cell_words_from(cell, level, resolution)
         for key, level, cell in zip(cache_keys.tolist(), levels.tolist(), cells[1:].tolist(), strict=True)
     ]
 
@@ -248,9 +248,9 @@ def _encode_motion(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec
 
 
 _TURN_WORDS = {0: "TURN_0"} | {
-    sign * place: f"TURN_{side}{edge}"
+    sign * index: f"TURN_{side}{edge}"
     for side, sign in (("P", -1), ("S", 1))
-    for place, edge in enumerate(TURN_EDGES[1:], start=1)
+    for index, edge in enumerate(TURN_EDGES[1:], start=1)
 }
 _ENCODERS = {
     "char": _make_source_encoder(_CHAR_PARTS),

@@ -130,8 +130,8 @@ def make_class_word(name: str) -> str:
 
 def build_vocabulary(spec: WordSpec) -> list[str]:
     """Return all words of `spec` in a fixed order, class words last."""
-    words = {"char": _char_words, "cell": _cell_words, "compact": _compact_words, "motion": _motion_words}
-    return words[spec.format](spec)
+    builders = {"char": _char_words, "cell": _cell_words, "compact": _compact_words, "motion": _motion_words}
+    return builders[spec.format](spec)
 
 
 def _clock_words() -> list[str]:

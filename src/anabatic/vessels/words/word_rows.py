@@ -261,12 +261,12 @@ def _find_numbered_classes(parsed: list[tuple[Segment, str, str]]) -> tuple[str,
 
 
 def _count_unknown(rows: list[Segment], spec: WordSpec, bad_rows: BadRowPolicy) -> None:
-    known, total, unknown = set(build_vocabulary(spec)), 0, Counter[str]()
+    vocabulary, total, unknown = set(build_vocabulary(spec)), 0, Counter[str]()
     for row in rows:
         words = row.text.split()
         total += len(words)
-        if not known.issuperset(words):
-            unknown.update(word for word in words if word not in known)
+        if not vocabulary.issuperset(words):
+            unknown.update(word for word in words if word not in vocabulary)
     bad_rows.counts["words that are not in the vocabulary"] += unknown.total()
     if unknown.total() > total * MAX_UNKNOWN_FRACTION:
         common = ", ".join(f"{word} ({count:,})" for word, count in unknown.most_common(3))
