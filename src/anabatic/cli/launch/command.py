@@ -107,19 +107,17 @@ def run(
     host_entries = hosts_module.read_hosts(hosts, remote, node_rank) if hosts else []
     if host_entries:
         nnodes, master_addr = nnodes or str(len(host_entries)), master_addr or host_entries[0].name
-    env_values = env_variables.read_launch_variables(os.environ)
-    min_nodes, max_nodes = parse_node_range(nnodes or env_values.get("NNODES") or "1")
+    env = env_variables.read_launch_variables(os.environ)
+    min_nodes, max_nodes = parse_node_range(nnodes or env.get("NNODES") or "1")
     default_nproc = tree["device"]["nproc"] if tree else 1
     launch = LaunchSettings(
-        nproc=parse_int_or_default(
-            "nproc", env_values.get("NPROC_PER_NODE") if nproc is None else nproc, default_nproc
-        ),
+        nproc=parse_int_or_default("nproc", env.get("NPROC_PER_NODE") if nproc is None else nproc, default_nproc),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        node_rank=parse_int("node-rank", node_rank or env_values.get("NODE_RANK")) if max_nodes > 1 else None,
-        master_addr=master_addr or env_values.get("MASTER_ADDR"),
+        node_rank=parse_int("node-rank", node_rank or env.get("NODE_RANK")) if max_nodes > 1 else None,
+        master_addr=master_addr or env.get("MASTER_ADDR"),
         master_port=parse_int_or_default(
-            "master-port", env_values.get("MASTER_PORT") if master_port is None else master_port, 29500
+            "master-port", env.get("MASTER_PORT") if master_port is None else master_port, 29500
         ),
         job_id=job_id,
         max_restarts=parse_int_or_default("max-restarts", max_restarts, 0),
