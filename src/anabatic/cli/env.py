@@ -1,4 +1,4 @@
-"""`anabatic env`: the variables of this machine for `eval`."""
+"""`anabatic env`: print the environment variables of this machine for `eval`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`anabatic plan`: estimated memory and time of a training."""
+"""`anabatic plan`: estimate memory and time of a training."""
 
 from __future__ import annotations
 

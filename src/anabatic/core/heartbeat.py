@@ -30,7 +30,7 @@ class Heartbeat:
         folder = relaunch.get_reports_folder()
         if folder is None:
             return
-        stack = open(folder / f"rank-{log.get_rank()}.stack", "w", encoding="utf-8")  # noqa: SIM115  (open to the end)
+        stack = open(folder / f"rank-{log.get_rank()}.stack", "w", encoding="utf-8")  # noqa: SIM115  (open until exit)
         faulthandler.register(DUMP_SIGNAL, file=stack, all_threads=True)
         self._file = os.open(folder / f"rank-{log.get_rank()}.beat", os.O_WRONLY | os.O_CREAT, 0o600)
         self.record_beat()

@@ -225,7 +225,7 @@ def require_feasible(setup: TrainingSetup) -> None:
 
 def _task_fields(job: Any) -> dict[str, Any]:
     """Return the fields that depend on the command."""
-    pair_tokens = 2 * job.batch.resolved_seq_len  # both sides of a pair are laid side by side
+    pair_tokens = 2 * job.batch.resolved_seq_len  # both sides of a pair are in one micro-batch
     if isinstance(job, DpoJob):
         return {"indivisible_tokens": pair_tokens, "has_reference": job.loss_type not in ("orpo", "simpo")}
     if isinstance(job, RewardJob):

@@ -1,4 +1,4 @@
-"""`anabatic launch`: a training command in several processes, on one machine or many, started again when one fails."""
+"""`anabatic launch`: run a training command in several processes on one or many machines, restarted on failure."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _load_training_split(classifier: TrajectoryClassifier) -> VesselSplit:
 
 
 def predict_probabilities(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray:
-    """Return the probabilities of segments, fp64 `[n, C]`, in the order of `classifier.classes`.
+    """Return the probabilities of segments, fp64 `[n, C]`, in the order of `classifier.class_names`.
 
     Raises:
         DataError: a row lacks the features that the classifier reads.

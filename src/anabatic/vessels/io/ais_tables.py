@@ -149,7 +149,7 @@ class _Utf8Checker(io.RawIOBase):
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def read(self, size: int = -1) -> bytes:

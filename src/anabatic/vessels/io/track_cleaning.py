@@ -11,7 +11,7 @@ from anabatic.vessels.io.point_conversion import PointArray
 from anabatic.vessels.io.track import measure_steps
 
 METRES_PER_SECOND_PER_KNOT = 1852 / 3600
-"""Metres per second."""
+"""Metres per second of one knot."""
 SLACK_METRES = 500.0
 """Tolerance in metres for position errors (interpolated or mistimed reports) before a step counts as a jump."""
 MIN_HULL_POINTS = 10
