@@ -1,4 +1,4 @@
-"""The `anabatic` command: a table of lazy commands, and one style for every error."""
+"""The `anabatic` command: a table of lazily imported commands, and one format for all errors."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _JOB_COMMANDS = {
     TRAIN_GROUP: ("pretrain", "sft", "dpo", "rl", "reward"),
     USE_GROUP: ("merge", "export", "eval", "infer", "chat", "serve"),
 }
-"""Rows of `command_table` at the top of the help, by its groups."""
+"""Top-level commands of `command_table`, by help group."""
 
 _JOB_GROUPS = {
     "tokenizer": "Train or compare tokenizers.",
     "classify": "Classify vessel trajectories.",
 }
-"""First word of two, and its help: all rows of `command_table` that begin with it stand below it."""
+"""Command group -> help: its subcommands are the rows of `command_table` that start with it."""
 
 _JOB_MODULE = "anabatic.cli.job_command"
-"""Asked for an attribute called like a command, it makes the function behind it."""
+"""Module whose `__getattr__` returns the function of a command by its name."""
 
 _ALL_SETTINGS = "--all"
-"""Beside `--help`: the settings that are seldom changed, too."""
+"""Option that makes `--help` also list the rarely used settings."""
 
 _CONVERT_PROGRAMS = (
     ("swift", "Print the recipe for a command of ms-swift."),
@@ -47,7 +47,7 @@ _CONVERT_PROGRAMS = (
     ("deepspeed", "Print the recipe for a DeepSpeed file, or a script under a launcher."),
     ("nanochat", "Print the recipe or pipeline for commands of nanochat."),
 )
-"""Program, and the help of `config from-PROGRAM`."""
+"""(program, help of `config from-PROGRAM`)."""
 
 _DOCTOR_HELP = "Check this machine: chips, driver, CANN, torch, variables, network."
 _CHECKPOINT_HELP = "List, verify or export the checkpoints of a run."
@@ -56,10 +56,10 @@ _ENV_HELP = "Print the variables that this machine needs, for eval."
 
 
 def build_app(show_all: bool = False) -> App:
-    """Return the application. A command's module is imported when the command is named.
+    """Return the application. The module of a command is imported when the command is called.
 
     Args:
-        show_all: the help of a command lists all of its settings, not the common ones alone.
+        show_all: the help of a command lists all of its settings, not only the common ones.
     """
     app = App(
         name="anabatic",
@@ -69,7 +69,7 @@ def build_app(show_all: bool = False) -> App:
         version_flags=["--version", "-V"],
         result_action="return_value",
         default_parameter=None,
-        # It would end the process without a message; `error_report.run_with_error_report` reports one.
+        # The default ends the process without a message; `error_report.run_with_error_report` reports one.
         suppress_keyboard_interrupt=False,
     )
     app.command("anabatic.cli.run:run", name="run", help=command_table.get_command("run").help, group=TRAIN_GROUP)
@@ -100,9 +100,9 @@ def build_app(show_all: bool = False) -> App:
     config = App(name="config", help="Show, check or convert recipes.", group=RECIPES_GROUP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with its settings explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")
-    for name, about in _CONVERT_PROGRAMS:
+    for name, help_text in _CONVERT_PROGRAMS:
         function = f"anabatic.cli.convert:from_{name}"
-        config.command(function, name=f"from-{name}", help=about)
+        config.command(function, name=f"from-{name}", help=help_text)
     app.command(config)
     for flag in ("--help", "--version"):
         app[flag].group = OPTIONS_GROUP
@@ -110,54 +110,54 @@ def build_app(show_all: bool = False) -> App:
 
 
 def _add_job_commands(app: App, show_all: bool) -> None:
-    """Add the commands whose options are the settings of their job."""
+    """Add the commands with the settings of their job as options."""
     suffix = f" {_ALL_SETTINGS}" if show_all else ""
     for group, names in _JOB_COMMANDS.items():
         for name in names:
             help_line = command_table.get_command(name).help
             app.command(f"{_JOB_MODULE}:{name}{suffix}", name=name, help=help_line, group=group)
-    for first, about in _JOB_GROUPS.items():
-        below = App(name=first, help=about, group=TRAIN_GROUP)
+    for group_name, help_text in _JOB_GROUPS.items():
+        group_app = App(name=group_name, help=help_text, group=TRAIN_GROUP)
         for name, row in command_table.COMMANDS.items():
-            if name.startswith(f"{first} "):
-                below.command(f"{_JOB_MODULE}:{name}{suffix}", name=name.partition(" ")[2], help=row.help)
-        app.command(below)
+            if name.startswith(f"{group_name} "):
+                group_app.command(f"{_JOB_MODULE}:{name}{suffix}", name=name.partition(" ")[2], help=row.help)
+        app.command(group_app)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0, 2 for the user's mistake, 1 for a failure, 130 when interrupted."""
+    """Run one command and exit: 0, 2 for a user error, 1 for a failure, 130 when interrupted."""
     _reopen_closed_streams()
-    if (reports := relaunch.get_reports_folder()) is not None:
+    if (reports_folder := relaunch.get_reports_folder()) is not None:
         relaunch.die_with_parent()
         affinity.bind_to_cores()
-        relaunch.redirect_native_stderr(reports / relaunch.NATIVE_STDERR_FILE.format(log.get_rank()))
+        relaunch.redirect_native_stderr(reports_folder / relaunch.NATIVE_STDERR_FILE.format(log.get_rank()))
         HEARTBEAT.open()
     tokens = list(sys.argv[1:] if argv is None else argv)
-    border = tokens.index("--") if "--" in tokens else len(tokens)  # what follows belongs to the command of `sim`
-    if "--debug" in tokens[:border]:
-        os.environ["ANABATIC_DEBUG"] = "1"  # workers and stages follow
+    separator = tokens.index("--") if "--" in tokens else len(tokens)  # the rest belongs to the command of `sim`
+    if "--debug" in tokens[:separator]:
+        os.environ["ANABATIC_DEBUG"] = "1"  # inherited by workers and stages
     debug = bool(os.environ.get("ANABATIC_DEBUG"))
-    tokens = [token for token in tokens[:border] if token != "--debug"] + tokens[border:]
-    # Read by libgomp when torch is loaded: threads that spin for long lose 10x when a core is busy elsewhere, and
-    # gain nothing on an idle machine (measured, docs/dev).
+    tokens = [token for token in tokens[:separator] if token != "--debug"] + tokens[separator:]
+    # Read by libgomp when torch is loaded: threads that spin for long are 10x slower when a core is busy, and gain
+    # nothing on an idle machine (measured, docs/dev).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     log.setup_logging(debug)
-    code = error_report.run_with_error_report(lambda: _run_command(tokens, reports is not None), debug)
+    code = error_report.run_with_error_report(lambda: _run_command(tokens, reports_folder is not None), debug)
     if (
         code == relaunch.EXIT_RESTART or SIGNAL_LISTENER.is_stopped
-    ):  # others may be in a collective that Python's own end would wait for
+    ):  # other threads may be in a collective that the interpreter's shutdown would wait for
         relaunch.exit_process(code)
     sys.exit(code)
 
 
 def _reopen_closed_streams() -> None:
-    """Put the null device where a standard file is closed: the next file opened would take its place."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    """Open the null device for closed standard streams: otherwise the next opened file gets their descriptor."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-            stream = open(number, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+            stream = open(fd, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, stream)
 
 
@@ -182,20 +182,20 @@ def _run_command(tokens: list[str], is_worker: bool) -> int:
 
 
 def _take_all_settings(tokens: list[str]) -> tuple[list[str], bool]:
-    """Return the line without the `--all` that stands beside `--help`, and whether there was one."""
-    border = tokens.index("--") if "--" in tokens else len(tokens)
-    own = tokens[:border]
-    if _ALL_SETTINGS not in own or help_examples.HELP_FLAGS.isdisjoint(own):
+    """Return the tokens without the `--all` of `--help`, and whether it was given."""
+    separator = tokens.index("--") if "--" in tokens else len(tokens)
+    own_tokens = tokens[:separator]
+    if _ALL_SETTINGS not in own_tokens or help_examples.HELP_FLAGS.isdisjoint(own_tokens):
         return tokens, False
-    return [*(word for word in own if word != _ALL_SETTINGS), *tokens[border:]], True
+    return [*(token for token in own_tokens if token != _ALL_SETTINGS), *tokens[separator:]], True
 
 
 def _require_command_separator(app: App, tokens: list[str]) -> None:
-    """Refuse `sim stat`: a mistyped word of ours must not start some program of that name."""
+    """Reject `sim stat`: a mistyped subcommand must not start a program of that name."""
     function, bound, _, _ = app.parse_known_args(tokens)
     if function.__name__ == "run" and bound.args:
-        words = tokens[tokens.index(bound.args[0]) :]
+        command = tokens[tokens.index(bound.args[0]) :]
         raise ConfigError(
-            f'"{words[0]}" is neither `status` nor `clean`, and a command to run stands after --',
-            shlex.join(["anabatic", *tokens[: -len(words)], "--", *words]),
+            f'"{command[0]}" is neither `status` nor `clean`, and a command to run stands after --',
+            shlex.join(["anabatic", *tokens[: -len(command)], "--", *command]),
         )

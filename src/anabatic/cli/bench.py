@@ -20,61 +20,61 @@ app = App(
 )
 
 
-def train(*command: str, **given: Any) -> int:
+def train(*command: str, **options: Any) -> int:
     """Measure steps of COMMAND, one that trains; default: a small model on made-up text.
 
     COMMAND stands after `--`, as it would be typed: sft -c recipe.yaml. Its data are read, or with --length rows are
     made up; nothing of the training is kept.
     """
-    from anabatic.bench import training_throughput as story
+    from anabatic.bench import training_throughput as benchmark
 
-    asked, words, row, job = _resolve_training_command(BenchTrain, command, given)
-    return story.run(asked, row.name, job, words)
+    bench_job, args, row, job = _resolve_training_command(BenchTrain, command, options)
+    return benchmark.run(bench_job, row.name, job, args)
 
 
-def scaling(*command: str, **given: Any) -> int:
+def scaling(*command: str, **options: Any) -> int:
     """Measure COMMAND on more and more devices of this machine: speed-up and efficiency.
 
     COMMAND stands after `--`; default: a small model on made-up text.
     """
-    from anabatic.bench import scaling as story
+    from anabatic.bench import scaling as benchmark
 
-    asked, words, row, job = _resolve_training_command(BenchScaling, command, given)
-    return story.run(asked, row.name, job, words)
+    bench_job, args, row, job = _resolve_training_command(BenchScaling, command, options)
+    return benchmark.run(bench_job, row.name, job, args)
 
 
-def compare(*command: str, **given: Any) -> int:
+def compare(*command: str, **options: Any) -> int:
     """Measure a command of ours and COMMAND, any program, in turn: ratios of time, memory and what both print.
 
     COMMAND stands after `--`.
     """
-    from anabatic.bench import command_comparison as story
+    from anabatic.bench import command_comparison as benchmark
 
     if not command:
         raise ConfigError("which command?", 'for example: anabatic bench compare --ours "sft ..." -- python peer.py')
-    return story.run(_make_bench_settings(BenchCompare, given), command)
+    return benchmark.run(_make_bench_settings(BenchCompare, options), command)
 
 
-def _make_bench_settings(cls: Any, given: dict[str, Any]) -> Any:
+def _make_bench_settings(cls: Any, options: dict[str, Any]) -> Any:
     return settings.make_settings(
-        cls, validation.check_section(jobs.nest_options(given), cls, validation.OptionNamer())
+        cls, validation.check_section(jobs.nest_options(options), cls, validation.OptionNamer())
     )
 
 
 def _resolve_training_command(
-    cls: Any, command: tuple[str, ...], given: dict[str, Any]
+    cls: Any, command: tuple[str, ...], options: dict[str, Any]
 ) -> tuple[Any, list[str], command_table.Command, Any]:
-    """Return the settings, the training's command, its row and its resolved job."""
-    from anabatic.bench import training_throughput as story
+    """Return the benchmark settings, the training command, its row and its resolved job."""
+    from anabatic.bench import training_throughput as benchmark
 
-    asked = _make_bench_settings(cls, given)
-    words = list(command or story.DEFAULT_COMMAND)
-    if not command and asked.length is None:
-        asked = dataclasses.replace(asked, length=story.DEFAULT_ROW_TOKENS)
-    if asked.length is not None and not {"--data", "--data.train"}.intersection(words):
-        words += ["--data.train", "stdlib:"]  # its place is taken by the rows that are made up
-    row, job = resolve_training_job(words)
-    return asked, list(command or story.DEFAULT_COMMAND), row, job
+    bench_job = _make_bench_settings(cls, options)
+    args = list(command or benchmark.DEFAULT_COMMAND)
+    if not command and bench_job.length is None:
+        bench_job = dataclasses.replace(bench_job, length=benchmark.DEFAULT_ROW_TOKENS)
+    if bench_job.length is not None and not {"--data", "--data.train"}.intersection(args):
+        args += ["--data.train", "stdlib:"]  # replaced by the generated rows
+    row, job = resolve_training_job(args)
+    return bench_job, list(command or benchmark.DEFAULT_COMMAND), row, job
 
 
 _COMMAND_PARAMETER = inspect.Parameter("command", inspect.Parameter.VAR_POSITIONAL, annotation=str)

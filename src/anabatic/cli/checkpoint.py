@@ -16,7 +16,7 @@ from anabatic.config.loading import command_table
 app = App(name="checkpoint", help="List, verify or export the checkpoints of a run.", version=__version__)
 _JsonSwitch = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 EXIT_BROKEN = 1
-"""Exit code when a file is not as it was written."""
+"""Exit code if a file differs from what was written."""
 
 
 @app.command(name="list")
@@ -51,13 +51,13 @@ def verify(path: Path, /, *, json_: _JsonSwitch = False) -> int:
     from anabatic.core.progress import show_read_progress
     from anabatic.train.checkpoint import listing
 
-    with show_read_progress() as advance:
-        found = listing.verify_checkpoints(path.expanduser(), advance)
+    with show_read_progress() as count_bytes:
+        results = listing.verify_checkpoints(path.expanduser(), count_bytes)
     if json_:
-        sys.stdout.write(json.dumps([one.to_dict() for one in found], indent=2) + "\n")
+        sys.stdout.write(json.dumps([result.to_dict() for result in results], indent=2) + "\n")
     else:
-        sys.stdout.write("".join(one.format_text() for one in found))
-    return EXIT_BROKEN if any(one.faults for one in found) else 0
+        sys.stdout.write("".join(result.format_text() for result in results))
+    return EXIT_BROKEN if any(result.faults for result in results) else 0
 
 
 app.command(

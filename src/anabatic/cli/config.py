@@ -1,4 +1,4 @@
-"""`anabatic config show|check`: recipes explained and checked, nothing is run."""
+"""`anabatic config show|check`: explain and check recipes without running them."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = 
         raise ConfigError("which file?", "give one or more recipes")
     for file in files:
         tree = yaml_reader.read_yaml(file).tree
-        kind = None if command else detect_tree(tree)
-        if kind is not None and kind.program != OWN_PROGRAM:
+        detected = None if command else detect_tree(tree)
+        if detected is not None and detected.program != OWN_PROGRAM:
             from anabatic.cli import usage_hints  # reads the tables of other programs
 
             raise usage_hints.explain_misplaced_file(file, "")
         names = [command] if command else _find_matching_commands(tree)
-        calls = [f"`anabatic {name}{_check_recipe(file, name)}`" for name in names]
-        sys.stdout.write(f"{file}: a good recipe for {', '.join(calls)}\n")
+        commands = [f"`anabatic {name}{_check_recipe(file, name)}`" for name in names]
+        sys.stdout.write(f"{file}: a good recipe for {', '.join(commands)}\n")
 
 
 def _check_recipe(file: str, name: str) -> str:
-    """Check one recipe; return what its user must still give."""
+    """Check one recipe; return the options that the user must still set."""
     job = settings.load_job(name, [file])
     if name != "run":
         return ""
@@ -65,10 +65,10 @@ def _check_recipe(file: str, name: str) -> str:
 
 
 def _find_matching_commands(tree: dict[str, Any]) -> list[str]:
-    """Return the commands that take `tree`; when none does, the one that takes most of its keys."""
-    taken = {
+    """Return the commands that accept `tree`; if none does, the one that accepts most of its keys."""
+    num_accepted = {
         name: sum(accepts_settings(name, {key: value}) for key, value in tree.items())
         for name in command_table.COMMANDS
     }
-    good = [name for name in command_table.COMMANDS if is_complete_job(name, tree)]
-    return good or [max(taken, key=lambda name: taken[name])]
+    complete = [name for name in command_table.COMMANDS if is_complete_job(name, tree)]
+    return complete or [max(num_accepted, key=lambda name: num_accepted[name])]

@@ -1,4 +1,4 @@
-"""`anabatic config from-...`: recipes from commands, scripts and files of other programs."""
+"""`anabatic config from-...`: convert commands, scripts and files of other programs to recipes."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def from_nanochat(*words: WordsArgument, command: CommandOption = None) -> int:
     return _print_converted_recipe("nanochat", words, command)
 
 
-def _print_converted_recipe(peer: str, words: tuple[str, ...], command: str | None) -> int:
+def _print_converted_recipe(program: str, args: tuple[str, ...], command: str | None) -> int:
     from anabatic.convert import converter
 
-    made = converter.convert_command(peer, words, command)
-    sys.stdout.write(made.text)
+    converted = converter.convert_command(program, args, command)
+    sys.stdout.write(converted.text)
     sys.stdout.flush()
-    for line in made.messages:
+    for line in converted.messages:
         sys.stderr.write(f"{line}\n")
     return 0

@@ -1,4 +1,4 @@
-"""`anabatic doctor`: what is on this machine, whether it fits together, and what to type."""
+"""`anabatic doctor`: check the components of this machine, their compatibility, and print fixes."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def doctor(
     """
     from anabatic.doctor import check_report, check_runner, language, machine_facts, target_machine
 
-    words = language.choose_language(lang, os.environ)
+    report_language = language.choose_language(lang, os.environ)
     language.replace_unencodable(sys.stdout)
     if root is not None and not root.is_dir():
         raise ConfigError(f"--root is {root}, which is no folder", "unpack the bundle first, or name a mounted root")
-    looked_at = machine_facts.open_local_machine() if root is None else target_machine.open_root(root)
-    lines = check_runner.run_checks(looked_at)
+    machine = machine_facts.open_local_machine() if root is None else target_machine.open_root(root)
+    findings = check_runner.run_checks(machine)
     if json:
-        sys.stdout.write(check_report.render_json(lines, words, __version__, str(root or "/")))
+        sys.stdout.write(check_report.render_json(findings, report_language, __version__, str(root or "/")))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        sys.stdout.write(check_report.render_report(lines, words, width, colour))
+        sys.stdout.write(check_report.render_report(findings, report_language, width, colour))
     if bundle is not None:
-        from anabatic.doctor import bundle as packing
+        from anabatic.doctor import bundle as bundle_writer
 
         sys.stdout.flush()
-        packing.write_bundle(bundle, looked_at, lines)
-    return check_runner.get_exit_code(lines, strict)
+        bundle_writer.write_bundle(bundle, machine, findings)
+    return check_runner.get_exit_code(findings, strict)

@@ -1,4 +1,4 @@
-"""`anabatic env`: the variables of this machine for `eval`."""
+"""`anabatic env`: print the environment variables of this machine for `eval`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def env(
     """
     from anabatic.doctor import language, machine_facts, shell_environment, target_machine
 
-    words = language.choose_language(lang, os.environ)
+    report_language = language.choose_language(lang, os.environ)
     language.replace_unencodable(sys.stdout)
     if root is not None and not root.is_dir():
         raise ConfigError(f"--root is {root}, which is no folder", "name a mounted root")
-    looked_at = machine_facts.open_local_machine_quickly() if root is None else target_machine.open_root(root)
-    sys.stdout.write(shell_environment.render_settings(looked_at, shell, explain, words))
+    machine = machine_facts.open_local_machine_quickly() if root is None else target_machine.open_root(root)
+    sys.stdout.write(shell_environment.render_settings(machine, shell, explain, report_language))

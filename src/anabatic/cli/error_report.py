@@ -1,4 +1,4 @@
-"""What a user sees when something goes wrong: `error:` and `hint:`, one line each, and an exit code."""
+"""Report errors to the user: `error:` and `hint:`, one line each, and an exit code."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from anabatic.core.relaunch import EXIT_INTERRUPTED, EXPLAIN_VARIABLE, REPORTS_V
 from anabatic.core.stop_signals import SIGNAL_LISTENER, StopSignal
 
 BROKEN_PIPE = 141
-"""128 + SIGPIPE: the reader of our output has left, as `head` does."""
+"""Exit code 128 + SIGPIPE: the reader of the output has closed the pipe, as `head` does."""
 _MAX_CAUSES = 20
 _DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def run_with_error_report(call: Callable[[], int], debug: bool) -> int:
-    """Run `call`; turn whatever it raises into one or two lines on stderr and an exit code.
+    """Run `call`; convert its exceptions to one or two lines on stderr and an exit code.
 
-    A worker's message is shown whatever its rank, because the user cannot know whose log to open. When our
-    own launcher started the workers, it collects the messages and shows equal ones once.
+    Workers of all ranks print their message, because the user cannot know which log to open. If this program's
+    launcher started the workers, it collects the messages and prints equal ones once.
     """
     try:
         code = _run_and_report_errors(call, debug)
-    except StopSignal as stopped:  # it came between an error and what holds signals back
+    except StopSignal as stopped:  # arrived after an error, before signals were held
         code = stopped.exit_code
     if folder := os.environ.get(REPORTS_VARIABLE):
         paths.write_atomic(Path(folder) / f"rank-{log.get_rank()}.code", str(code))
@@ -63,20 +63,20 @@ def _run_and_report_errors(call: Callable[[], int], debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except Exception as error:
-        SIGNAL_LISTENER.hold_signals()  # a launcher ends the others by SIGTERM when one of them has failed
+        SIGNAL_LISTENER.hold_signals()  # a launcher sends SIGTERM to the others when one worker has failed
         trace = traceback.format_exc()
-        shown = to_user_error(error)
+        user_error = to_user_error(error)
         _write_trace_to_log_files(trace)
         if debug:
             sys.stderr.write(trace)
         if os.environ.get(REPORTS_VARIABLE):
-            _print_error(shown)  # before the explanation takes its time: a watchdog may end this process meanwhile
-        _print_error(shown, "" if isinstance(error, AnabaticError) else _explain_error(error))
-        return shown.exit_code
+            _print_error(user_error)  # before the slow explanation: a watchdog may end this process meanwhile
+        _print_error(user_error, "" if isinstance(error, AnabaticError) else _explain_error(error))
+        return user_error.exit_code
 
 
 def to_user_error(error: Exception) -> AnabaticError:
-    """Return `error` as one of ours, with a hint."""
+    """Return `error` as an `AnabaticError` with a hint."""
     if isinstance(error, AnabaticError):
         return error
     if isinstance(error, MemoryError):
@@ -94,32 +94,32 @@ def to_user_error(error: Exception) -> AnabaticError:
 
 
 def _explain_error(error: BaseException) -> str:
-    """Return a hint from what `anabatic explain` knows of the messages of `error` and of its causes."""
+    """Return a hint of `anabatic explain` for the messages of `error` and of its causes."""
     if os.environ.get(EXPLAIN_VARIABLE) == "0":
         return ""
     messages: list[str] = []
-    one: BaseException | None = error
-    while one is not None and len(messages) < _MAX_CAUSES:
-        messages.insert(0, f"{type(one).__name__}: {one}")
-        one = one.__cause__ or one.__context__
+    cause: BaseException | None = error
+    while cause is not None and len(messages) < _MAX_CAUSES:
+        messages.insert(0, f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
     try:
         from anabatic.doctor import knowledge_base, language
         from anabatic.doctor.explain import diagnosis, rendering
 
         report = diagnosis.explain_text("\n".join(messages), knowledge_base.load_knowledge())
         return rendering.format_hint(report, language.choose_language(None, os.environ))
-    except Exception as failed:  # a hint must never take the place of the error
-        return f"hint: `anabatic explain` failed: {' '.join(str(failed).split())}"
+    except Exception as explain_error:  # a hint must never replace the error
+        return f"hint: `anabatic explain` failed: {' '.join(str(explain_error).split())}"
 
 
-def _print_error(error: AnabaticError, explained: str = "") -> None:
+def _print_error(error: AnabaticError, explanation: str = "") -> None:
     rank = log.get_rank()
-    text = f"{error.render()}\n{explained}" if explained else error.render()
+    text = f"{error.render()}\n{explanation}" if explanation else error.render()
     if folder := os.environ.get(REPORTS_VARIABLE):
         paths.write_atomic(Path(folder) / f"rank-{rank}.error", text)
         return
-    who = f"[rank {rank}] " if rank else ""
-    sys.stderr.write(f"{who}{text}\n")
+    prefix = f"[rank {rank}] " if rank else ""
+    sys.stderr.write(f"{prefix}{text}\n")
 
 
 def _write_trace_to_log_files(trace: str) -> None:
@@ -131,32 +131,32 @@ def _write_trace_to_log_files(trace: str) -> None:
 _COMMANDS_WITH_SEPARATOR = ("anabatic sim", "anabatic launch", "anabatic plan") + tuple(
     f"anabatic bench {kind}" for kind in ("train", "scaling", "compare")
 )
-"""Commands that are given another one behind --."""
+"""Commands that take another command after --."""
 _BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off")
-"""What people type behind a switch."""
+"""Values that users type after a switch."""
 
 
 def translate_usage_error(error: CycloptsError, tokens: Sequence[str]) -> ConfigError:
-    """Return the CLI library's error in our words; `tokens` are the words of the whole line."""
-    from anabatic.cli import foreign_commands, usage_hints  # they read the tables of other programs: for mistakes alone
+    """Translate an error of the CLI library; `tokens` are all arguments of the command line."""
+    from anabatic.cli import foreign_commands, usage_hints  # slow: they read the tables of other programs
     from anabatic.config.loading import common_settings
 
     if isinstance(error, UnknownCommandError):
-        found = foreign_commands.explain_unknown_command(error, tokens)
+        translated = foreign_commands.explain_unknown_command(error, tokens)
     else:
-        found = usage_hints.explain_usage_error(error, tokens)
-    if found is not None:
-        return found
+        translated = usage_hints.explain_usage_error(error, tokens)
+    if translated is not None:
+        return translated
     name = " ".join(error.command_chain or ())
-    words = f"anabatic {name}".strip()
-    shown = common_settings.format_help_command(name) if name in command_table.COMMANDS else f"{words} --help"
-    hint = f"see `{shown}`"
+    command = f"anabatic {name}".strip()
+    help_command = common_settings.format_help_command(name) if name in command_table.COMMANDS else f"{command} --help"
+    hint = f"see `{help_command}`"
     if isinstance(error, UnusedCliTokensError) and (error.unused_tokens or [""])[0].lower() in _BOOLEAN_WORDS:
         hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
-    if words in _COMMANDS_WITH_SEPARATOR:
+    if command in _COMMANDS_WITH_SEPARATOR:
         hint = f"the command to run and its options stand after --; {hint}"
-    for kind, describe in _USAGE_DESCRIBERS:
-        if isinstance(error, kind):
+    for error_type, describe in _USAGE_DESCRIBERS:
+        if isinstance(error, error_type):
             return ConfigError(describe(error), hint)
     return ConfigError(" ".join(str(error).split()).rstrip("."), hint)
 
@@ -164,18 +164,18 @@ def translate_usage_error(error: CycloptsError, tokens: Sequence[str]) -> Config
 def _describe_unknown_option(error: UnknownOptionError) -> str:
     from anabatic.cli import usage_hints
 
-    word = (error.token.keyword or error.token.value).split("=", 1)[0]
+    option = (error.token.keyword or error.token.value).split("=", 1)[0]
     known = [name for argument in error.argument_collection for name in argument.names]
-    return f'unknown option "{word}".{usage_hints.suggest_option(word, known)}'
+    return f'unknown option "{option}".{usage_hints.suggest_option(option, known)}'
 
 
 def _describe_unknown_command(error: UnknownCommandError) -> str:
-    word = (error.unused_tokens or [""])[0]
-    if word.startswith("-"):
-        return f'unknown option "{word}"'
+    token = (error.unused_tokens or [""])[0]
+    if token.startswith("-"):
+        return f'unknown option "{token}"'
     known = [name for name in error.app or () if not name.startswith("-")]
-    guess = did_you_mean(word, known) or f" Commands: {', '.join(known)}"
-    return f'unknown command "{word}".{guess}'
+    guess = did_you_mean(token, known) or f" Commands: {', '.join(known)}"
+    return f'unknown command "{token}".{guess}'
 
 
 def _describe_missing_value(error: MissingArgumentError) -> str:
@@ -184,25 +184,25 @@ def _describe_missing_value(error: MissingArgumentError) -> str:
 
 
 def _describe_unused_words(error: UnusedCliTokensError) -> str:
-    words = list(error.unused_tokens or ())
-    option = next((f"{name} {word}" for word in words if (name := _guess_option(word, error))), None)
+    tokens = list(error.unused_tokens or ())
+    option = next((f"{name} {token}" for token in tokens if (name := _guess_option(token, error))), None)
     guess = f" Did you mean {option}?" if option else ""
-    return f"{' '.join(words)} does not belong to an option.{guess}"
+    return f"{' '.join(tokens)} does not belong to an option.{guess}"
 
 
-def _guess_option(word: str, error: UnusedCliTokensError) -> str:
-    """Return the option that a word without one may be for; empty where none is likely."""
+def _guess_option(token: str, error: UnusedCliTokensError) -> str:
+    """Return the option that a positional argument may belong to; empty if none is likely."""
     name = " ".join(error.command_chain or ())
     known = (
         {key for key, _ in validation.iter_settings(command_table.get_command(name).import_job_class())}
         if name in command_table.COMMANDS
         else set()
     )
-    if word.endswith((".yaml", ".yml")):
+    if token.endswith((".yaml", ".yml")):
         return "-c"
-    if (Path(word) / "config.json").is_file() or RunFolder(Path(word)).final_model.is_dir():
+    if (Path(token) / "config.json").is_file() or RunFolder(Path(token)).final_model.is_dir():
         return "--model" if "model" in known else ""
-    return "--data" if "data.train" in known and Path(word).exists() else ""
+    return "--data" if "data.train" in known and Path(token).exists() else ""
 
 
 def _describe_repeated_option(error: RepeatArgumentError) -> str:

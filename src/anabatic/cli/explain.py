@@ -1,4 +1,4 @@
-"""`anabatic explain`: what the errors in a log mean, and which came first."""
+"""`anabatic explain`: explain the errors in a log, and which came first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from anabatic.core.progress import show_read_progress
 
 EXIT_NO_MATCH = 1
-"""Exit code when no entry matches."""
+"""Exit code if no entry matches."""
 
 
 def explain(
@@ -42,18 +42,18 @@ def explain(
     """
     from rich.console import Console
 
-    from anabatic.doctor import knowledge_base as known
-    from anabatic.doctor import language
-    from anabatic.doctor.explain import diagnosis as explaining
-    from anabatic.doctor.explain import rendering
+    from anabatic.doctor import knowledge_base, language
+    from anabatic.doctor.explain import diagnosis, rendering
 
-    speak = language.choose_language(lang, os.environ)
+    report_language = language.choose_language(lang, os.environ)
     language.replace_unencodable(sys.stdout)
-    entries = known.load_knowledge(knowledge)
+    entries = knowledge_base.load_knowledge(knowledge)
     with show_read_progress() as advance:
-        report = explaining.explain_logs(logs, entries, advance, all_)
+        report = diagnosis.explain_logs(logs, entries, advance, all_)
     if json_:
-        sys.stdout.write(json.dumps(rendering.report_to_dict(report, speak), ensure_ascii=False, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps(rendering.report_to_dict(report, report_language), ensure_ascii=False, indent=2) + "\n"
+        )
     else:
-        rendering.print_report(report, speak, Console(highlight=False))
+        rendering.print_report(report, report_language, Console(highlight=False))
     return 0 if report.findings else EXIT_NO_MATCH

@@ -1,4 +1,4 @@
-"""Commands of other programs, typed here out of habit: the command that does it here, with their options put right."""
+"""Hints for commands of other programs: the equivalent command of this program, with converted options."""
 
 from __future__ import annotations
 
@@ -17,73 +17,82 @@ _COMMAND_ALIASES = {
     "tokenize": "tokenizer train", "convert": "export", "upload": "export", "check": "doctor", "smi": "monitor",
     "lm_eval": "eval", "lm-eval": "eval",
 }  # fmt: skip
-"""Names for what is done that no table has -> the command."""
+"""Common names that are not in the tables -> command."""
 _PROGRAMS = ("swift", "megatron", "llamafactory-cli", "lmf", "vllm", "axolotl")
-"""Programs whose first word is the command."""
+"""Programs whose first argument is the command."""
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun", "msrun")
 
 
 def explain_unknown_command(error: UnknownCommandError, tokens: Sequence[str]) -> ConfigError | None:
-    """Return what a command of another program is here, or what a file without a command is for."""
+    """Return the error with the equivalent of a command of another program, or the command for a lone file."""
     word = (error.unused_tokens or [""])[0]
     if error.command_chain:
         return None
     if file_detection.is_recipe_file(word):
         return usage_hints.explain_file(word, "", list(tokens))
-    rest = [token for token in tokens if token != word]
-    file = next((token for token in rest if file_detection.is_recipe_file(token)), None)
-    if file is not None and (found := usage_hints.explain_file(file, "", rest)) is not None:
-        return found
+    args = [token for token in tokens if token != word]
+    file = next((token for token in args if file_detection.is_recipe_file(token)), None)
+    if file is not None and (file_error := usage_hints.explain_file(file, "", args)) is not None:
+        return file_error
     if word in _LAUNCHERS:
-        what = f'unknown command "{word}": processes are started by the commands themselves'
-        return ConfigError(what, "anabatic sft --device.nproc 8 ..., on several machines anabatic launch --help")
-    if word in _PROGRAMS and rest and not rest[0].startswith("-"):
-        program, word, rest = word, rest[0], rest[1:]
-        shown = f"{program} {word}"
+        message = f'unknown command "{word}": processes are started by the commands themselves'
+        return ConfigError(message, "anabatic sft --device.nproc 8 ..., on several machines anabatic launch --help")
+    if word in _PROGRAMS and args and not args[0].startswith("-"):
+        program, word, args = word, args[0], args[1:]
+        label = f"{program} {word}"
         if word in command_table.COMMANDS:
-            return ConfigError(f'unknown command "{shown}": `anabatic {word}` here', _format_our_command(word, rest))
+            return ConfigError(f'unknown command "{label}": `anabatic {word}` here', _format_our_command(word, args))
     else:
-        shown = word
+        label = word
     if word in _COMMAND_ALIASES:
-        ours = _COMMAND_ALIASES[word]
-        return ConfigError(f'unknown command "{shown}": `anabatic {ours}` here', _format_our_command(ours, rest))
+        command = _COMMAND_ALIASES[word]
+        return ConfigError(f'unknown command "{label}": `anabatic {command}` here', _format_our_command(command, args))
     for peer in ("llamafactory", "swift"):
         for row in peer_tables.load_tables(peer).tables["commands"]:
             if any(name.partition(" ")[2] == word for name in row.theirs):
-                return _explain_peer_command(peer, row, shown, rest)
+                return _explain_peer_command(peer, row, label, args)
     return None
 
 
-def _explain_peer_command(peer: str, row: peer_tables.MappingRow, shown: str, rest: Sequence[str]) -> ConfigError:
-    """Return what a command of a table is here."""
-    here = row.here.get("en", "").replace("`", "") or f"anabatic {row.command}"
+def _explain_peer_command(peer: str, row: peer_tables.MappingRow, label: str, args: Sequence[str]) -> ConfigError:
+    """Return the error with the equivalent of a command of a table."""
+    equivalent = row.here.get("en", "").replace("`", "") or f"anabatic {row.command}"
     note = f" ({row.note['en']})".replace("`", "") if row.note else ""
-    told = f'unknown command "{shown}" (of {peer_tables.load_tables(peer).title}): {here} here{note}'
+    message = f'unknown command "{label}" (of {peer_tables.load_tables(peer).title}): {equivalent} here{note}'
     if not row.command:
-        return ConfigError(told, "see `anabatic --help`")
-    kinds = {name: one for one in peer_tables.load_tables(peer).all_rows() if one.fact == "kind" for name in one.theirs}
-    ours, words = row.command, list(rest)
-    for at, word in enumerate(rest):
+        return ConfigError(message, "see `anabatic --help`")
+    kinds = {
+        name: entry
+        for entry in peer_tables.load_tables(peer).all_rows()
+        if entry.fact == "kind"
+        for name in entry.theirs
+    }
+    command, command_args = row.command, list(args)
+    for index, word in enumerate(args):
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("-", "_")
         if word.startswith("-") and name in kinds:
-            value = value if equals else rest[at + 1] if at + 1 < len(rest) else ""
+            value = value if equals else args[index + 1] if index + 1 < len(args) else ""
             try:
-                ours = converter.command_for_tree(peer, {name: value})
+                command = converter.command_for_tree(peer, {name: value})
             except ConfigError as error:
-                return ConfigError(f"{told}; {error}".removesuffix("."), error.hint)
-            words = [one for place, one in enumerate(rest) if place != at and (equals or place != at + 1)]
+                return ConfigError(f"{message}; {error}".removesuffix("."), error.hint)
+            command_args = [
+                arg for position, arg in enumerate(args) if position != index and (equals or position != index + 1)
+            ]
             break
-    return ConfigError(told, _format_our_command(ours, words))
+    return ConfigError(message, _format_our_command(command, command_args))
 
 
-def _format_our_command(command: str, rest: Sequence[str]) -> str:
-    """Return the line of our command with what stood behind theirs, its options put right."""
-    if not rest:
+def _format_our_command(command: str, args: Sequence[str]) -> str:
+    """Return the command line of `command` with the converted arguments of the foreign command."""
+    if not args:
         return f"see `anabatic {command} --help`"
-    words = [one for at, word in enumerate(rest) for one in (["-c", word] if _find_lone_recipe(rest, at) else [word])]
+    tokens = [
+        token for index, arg in enumerate(args) for token in (["-c", arg] if _find_lone_recipe(args, index) else [arg])
+    ]
     known = usage_hints.options_of(command)
-    line = usage_hints.parse_line([*command.split(), *words], command, known)
+    line = usage_hints.parse_line([*command.split(), *tokens], command, known)
     if not line.foreign_options:
         return line.format_line()
     hint = usage_hints.explain_foreign_options(
@@ -92,5 +101,5 @@ def _format_our_command(command: str, rest: Sequence[str]) -> str:
     return hint or line.format_line()
 
 
-def _find_lone_recipe(words: Sequence[str], at: int) -> bool:
-    return words[at].endswith((".yaml", ".yml")) and not (at and words[at - 1].startswith("-"))
+def _find_lone_recipe(tokens: Sequence[str], index: int) -> bool:
+    return tokens[index].endswith((".yaml", ".yml")) and not (index and tokens[index - 1].startswith("-"))

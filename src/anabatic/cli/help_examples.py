@@ -1,4 +1,4 @@
-"""A line to copy for the help of every command."""
+"""Example command lines for the help of every command."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ COMMAND_EXAMPLES = {
     "config from-deepspeed": "ds_z3_config.json",
     "config from-nanochat": "speedrun.sh",
 }
-"""Command -> what may stand behind it."""
+"""Command -> example arguments."""
 
 
 def make_epilogue(tokens: Sequence[str], show_all: bool = False) -> str:
-    """Return what ends the help of the command that is typed.
+    """Return the epilogue of the help of a command.
 
     Args:
-        tokens: the line.
-        show_all: its settings are all in the help; otherwise the last line says how many are not.
+        tokens: arguments of the command line.
+        show_all: the help lists all settings; otherwise the last line says how many are missing.
     """
-    words = list(takewhile(lambda token: not token.startswith("-"), tokens))
-    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in COMMAND_EXAMPLES), "")
+    leading = list(takewhile(lambda token: not token.startswith("-"), tokens))
+    name = next((name for name in (" ".join(leading[:2]), *leading[:1]) if name in COMMAND_EXAMPLES), "")
     if not name:
         return GENERAL_EPILOGUE
     epilogue = (
@@ -82,5 +82,5 @@ def make_epilogue(tokens: Sequence[str], show_all: bool = False) -> str:
         return epilogue
     from anabatic.config.loading import common_settings  # the general help has none
 
-    number = common_settings.count_further_settings(name)
-    return f"{epilogue}\n\n{number} more settings: `anabatic {name} --help --all`" if number else epilogue
+    num_further = common_settings.count_further_settings(name)
+    return f"{epilogue}\n\n{num_further} more settings: `anabatic {name} --help --all`" if num_further else epilogue

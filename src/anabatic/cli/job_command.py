@@ -1,7 +1,7 @@
-"""A command that runs one job: its options come from the job's dataclass, its values go to `config.load`.
+"""Commands that run one job: the options come from the job's dataclass, the values go to `config.loading.settings`.
 
-The CLI library only splits the command line and prints the help. Every value reaches `config.check` as the
-text that was typed, so a flag is as strict as a recipe.
+The CLI library only splits the command line and prints the help. Values reach `config.loading.validation` as the
+typed text, so options are validated as strictly as recipes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from anabatic.plan import supported_models
 COMMON_GROUP = Group("Recipe and help", sort_key=0)
 JOB_GROUP = Group("Job", sort_key=1)
 DRY_RUN = "dry_run"
-"""Name of the one option of commands that train which is no setting."""
+"""Name of the only option of training commands that is not a setting."""
 
 
 def __getattr__(name: str) -> Callable[..., int]:
-    """Return the function behind `anabatic NAME`: the CLI library asks for it when the command is typed.
+    """Return the function of `anabatic NAME`: the CLI library gets this attribute when the command is called.
 
-    `NAME --all` is the same function, with all of its settings in the help.
+    `NAME --all` returns the same function with all settings in the help.
     """
     command = name.removesuffix(" --all")
     if command not in command_table.COMMANDS:
@@ -43,28 +43,28 @@ def __getattr__(name: str) -> Callable[..., int]:
 
 
 def make_job_command(name: str, show_all: bool = False) -> Callable[..., int]:
-    """Return the function behind `anabatic NAME`, with one option for each setting of the job.
+    """Return the function of `anabatic NAME`, with one option per setting of the job.
 
     Args:
-        name: of the table of commands.
-        show_all: its help shows every setting; otherwise those that are common, where the command has a list of them.
+        name: name in the table of commands.
+        show_all: the help lists every setting; otherwise the common ones, if the command has a list of them.
     """
     row = command_table.get_command(name)
     cls = row.import_job_class()
 
-    def command(*words: str, **given: Any) -> int:
-        files = given.pop("config", None) or []
-        dry = given.pop(DRY_RUN, None)
-        for word in words:
-            _require_not_recipe(name, word)
-        if len(words) == 1 and given.get(row.positional_setting) and _needs_model_word(cls, given, files):
-            given["model"], words = validation.UntypedText(words[0]), ()  # infer MODEL --data FILE
-        if words:
-            given[row.positional_setting] = _words_to_value(
-                cls, row.positional_setting, words, given.get(row.positional_setting)
+    def command(*args: str, **options: Any) -> int:
+        files = options.pop("config", None) or []
+        dry_run = options.pop(DRY_RUN, None)
+        for arg in args:
+            _require_not_recipe(name, arg)
+        if len(args) == 1 and options.get(row.positional_setting) and _needs_model_word(cls, options, files):
+            options["model"], args = validation.UntypedText(args[0]), ()  # infer MODEL --data FILE
+        if args:
+            options[row.positional_setting] = _words_to_value(
+                cls, row.positional_setting, args, options.get(row.positional_setting)
             )
-        job = settings_module.load_job(name, files, nest_options(given))
-        return _print_plan(name, job) if dry else run_job(row, job)
+        job = settings_module.load_job(name, files, nest_options(options))
+        return _print_plan(name, job) if dry_run else run_job(row, job)
 
     common = [make_config_parameter(), *([_make_dry_run_parameter()] if row.is_training else [])]
     parameters = [
@@ -79,46 +79,48 @@ def make_job_command(name: str, show_all: bool = False) -> Callable[..., int]:
     return command
 
 
-def _needs_model_word(cls: type, given: dict[str, Any], files: list[str]) -> bool:
-    """True where one word beside the option for rows can only be the model."""
+def _needs_model_word(cls: type, options: dict[str, Any], files: list[str]) -> bool:
+    """Return whether a single positional argument next to the option for rows can only be the model."""
     return validation.field_types(cls).get("model") is str and not (
-        files or given.get("model") or given.get("ckpt_dir")
+        files or options.get("model") or options.get("ckpt_dir")
     )
 
 
-def _require_not_recipe(name: str, word: str) -> None:
-    """Refuse a recipe in the place of a model or of rows."""
-    if word.endswith((".yaml", ".yml")) and Path(word).is_file():
+def _require_not_recipe(name: str, arg: str) -> None:
+    """Reject a recipe as positional argument."""
+    if arg.endswith((".yaml", ".yml")) and Path(arg).is_file():
         from anabatic.cli import usage_hints
 
-        raise usage_hints.explain_misplaced_file(word, name)
+        raise usage_hints.explain_misplaced_file(arg, name)
 
 
 def _print_plan(name: str, job: Any) -> int:
     from anabatic.recipes import plan_command
     from anabatic.recipes.prechecks import jobs
 
-    lacking = jobs.require_to_plan(name, job)
+    warnings = jobs.require_to_plan(name, job)
     code = plan_command.print_local_plan(job)
-    for what in lacking:
-        log.warn(what)
+    for warning in warnings:
+        log.warn(warning)
     return code
 
 
-def _words_to_value(cls: type, name: str, words: tuple[str, ...], given: Any) -> Any:
-    """Return what the words without an option are for a setting: its list, or its one value."""
-    texts = list(map(validation.UntypedText, words))
+def _words_to_value(cls: type, name: str, args: tuple[str, ...], option_value: Any) -> Any:
+    """Return the value of a setting from the positional arguments: its list, or its single value."""
+    values = list(map(validation.UntypedText, args))
     if typing.get_origin(validation.field_types(cls)[name]) is list:
-        return [*texts, *(given or [])]
-    if given is not None or len(texts) > 1:
+        return [*values, *(option_value or [])]
+    if option_value is not None or len(values) > 1:
         has_out = "out" in validation.field_types(cls)
-        hint = "give one; the folder to write follows --out" if has_out and given is None else "give one"
-        raise ConfigError(f"{name} is given {len(texts) + (given is not None)} times: {', '.join(texts)}", hint)
-    return texts[0]
+        hint = "give one; the folder to write follows --out" if has_out and option_value is None else "give one"
+        raise ConfigError(
+            f"{name} is given {len(values) + (option_value is not None)} times: {', '.join(values)}", hint
+        )
+    return values[0]
 
 
 def run_job(row: command_table.Command, job: Any) -> int:
-    """Run a job here, or start one process per device that run it."""
+    """Run a job in this process, or start one process per device."""
     settings = settings_module.job_to_dict(job)
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds
         from anabatic.recipes.prechecks import jobs
@@ -129,7 +131,7 @@ def run_job(row: command_table.Command, job: Any) -> int:
     nproc = device.get("nproc", 1)
     if (
         nproc > 1 or isinstance(job, WithAuto) and job.auto
-    ) and "RANK" not in os.environ:  # who starts again must not be the job
+    ) and "RANK" not in os.environ:  # the job cannot restart itself
         return launch_processes(row, job, LaunchSettings(nproc=nproc))
     if row.is_training:
         SIGNAL_LISTENER.start_listening()
@@ -142,8 +144,8 @@ def run_job(row: command_table.Command, job: Any) -> int:
 
 
 def launch_processes(row: command_table.Command, job: Any, launch: LaunchSettings) -> int:
-    """Run a job in the processes that `launch` asks for."""
-    SIGNAL_LISTENER.start_listening(watches=False)  # its own processes are not there yet
+    """Run a job in the processes of `launch`."""
+    SIGNAL_LISTENER.start_listening(watch=False)  # the workers are not started yet
     from anabatic.launch.local import spawn
 
     out = settings_module.job_to_dict(job).get("out")
@@ -151,26 +153,26 @@ def launch_processes(row: command_table.Command, job: Any, launch: LaunchSetting
 
 
 def _make_words_parameter(cls: type, name: str) -> Iterator[inspect.Parameter]:
-    """The words without an option, where the command takes some."""
+    """Yield the parameter of positional arguments, if the command takes any."""
     if name:
-        about = recipe_template.field_docs(cls).get(name, "")
-        parameter = Parameter(help=about, group=JOB_GROUP, show_default=False)
+        help_text = recipe_template.field_docs(cls).get(name, "")
+        parameter = Parameter(help=help_text, group=JOB_GROUP, show_default=False)
         hint = Annotated[str, parameter, _SkipPydanticValidation()]
         yield inspect.Parameter(name.upper(), inspect.Parameter.VAR_POSITIONAL, annotation=hint)
 
 
 def set_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
-    """Give a `*words, **kwargs` function the `parameters` that the CLI library is to see."""
+    """Set the signature that the CLI library sees on a `*args, **kwargs` function."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def make_config_parameter() -> inspect.Parameter:
-    """`-c FILE`, as often as wanted."""
-    about = "Recipe (YAML); later files override earlier ones, options override files."
+    """Return the parameter of `-c FILE`, which can be repeated."""
+    help_text = "Recipe (YAML); later files override earlier ones, options override files."
     parameter = Parameter(
         name=("--config", "-c"),
-        help=about,
+        help=help_text,
         group=COMMON_GROUP,
         negative=(),
         converter=tokens_to_text,
@@ -180,22 +182,22 @@ def make_config_parameter() -> inspect.Parameter:
 
 
 def _make_dry_run_parameter() -> inspect.Parameter:
-    about = "Print the plan of this job on this machine, its memory and time, and do not train; 1: it does not fit."
-    parameter = Parameter(name="--dry-run", help=about, group=COMMON_GROUP, negative=(), show_default=False)
+    help_text = "Print the plan of this job on this machine, its memory and time, and do not train; 1: it does not fit."
+    parameter = Parameter(name="--dry-run", help=help_text, group=COMMON_GROUP, negative=(), show_default=False)
     return make_keyword_parameter(DRY_RUN, bool, parameter)
 
 
 def make_keyword_parameter(name: str, hint: Any, parameter: Parameter) -> inspect.Parameter:
-    """Return one keyword-only parameter that is absent unless given."""
+    """Return a keyword-only parameter with default None."""
     annotation = Annotated[hint, parameter, _SkipPydanticValidation()]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 class _SkipPydanticValidation:
-    """Tells pydantic that values are checked elsewhere (`config.check`).
+    """Disables the validation by pydantic; values are validated by `config.loading.validation`.
 
-    cyclopts (5.4, `argument/_argument.py`) has pydantic check values by their annotation in every process that has
-    imported pydantic, and defaults, too.
+    cyclopts (5.4, `argument/_argument.py`) lets pydantic validate values and defaults by their annotation in every
+    process that has imported pydantic.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -205,30 +207,30 @@ class _SkipPydanticValidation:
 
 
 def tokens_to_text(hint: Any, tokens: Any) -> Any:
-    """Return what was typed, unread: a list of texts for a list, one text for the rest."""
+    """Return the typed text without conversion: a list of texts for a list, else one text."""
     values = [validation.UntypedText(token.value) for token in tokens]
-    inner, _ = validation.strip_optional(hint)
-    if typing.get_origin(inner) is list:
+    bare_hint, _ = validation.strip_optional(hint)
+    if typing.get_origin(bare_hint) is list:
         return [] if values == ["[]"] else values
     return values[0]
 
 
-def nest_options(given: dict[str, Any]) -> dict[str, Any]:
-    """`{"model__depth": 4}` -> `{"model": {"depth": 4}}`, without the options that were not given."""
+def nest_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return `{"model": {"depth": 4}}` for `{"model__depth": 4}`, without options that are None."""
     result: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         if value is None:
             continue
         *sections, last = name.split("__")
-        place = result
+        node = result
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            node = node.setdefault(section, {})
+        node[last] = value
     return result
 
 
 def make_option_parameters(cls: type, short: dict[str, str]) -> list[inspect.Parameter]:
-    """Return one option for each setting of a class without sections."""
+    """Return one option per setting of a class without sections."""
     return list(_make_section_parameters(cls, settings_module.default_tree(cls), "", JOB_GROUP, short))
 
 
@@ -238,10 +240,10 @@ def _make_job_parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.P
     for name, hint in validation.field_types(cls).items():
         if dataclasses.is_dataclass(hint):
             section = typing.cast(type, hint)
-            about = recipe_template.class_doc(section).split("\n\n")[0]
+            help_text = recipe_template.class_doc(section).split("\n\n")[0]
             values = settings_module.default_tree(cls)[name]
             yield from _make_section_parameters(
-                section, values, f"{name}.", Group(name, help=about, sort_key=order), short
+                section, values, f"{name}.", Group(name, help=help_text, sort_key=order), short
             )
             order += 1
 
@@ -249,17 +251,17 @@ def _make_job_parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.P
 def _group_by_task(
     parameters: Iterator[inspect.Parameter], tasks: Mapping[str, Sequence[str]]
 ) -> Iterator[inspect.Parameter]:
-    """Put the common settings first, in a group for each task, and hide the others; without tasks change nothing."""
+    """Yield the common settings first, in one group per task, and hide the others; without tasks change nothing."""
     if not tasks:
         yield from parameters
         return
-    others = {one.name: one for one in parameters}
+    others = {parameter.name: parameter for parameter in parameters}
     for order, (task, keys) in enumerate(tasks.items(), 2):
         group = Group(task, sort_key=order)
         for key in keys:
             yield _replace_option(others.pop(key.replace(".", "__")), group=group)
-    for one in others.values():
-        yield _replace_option(one, show=False)
+    for parameter in others.values():
+        yield _replace_option(parameter, show=False)
 
 
 def _replace_option(parameter: inspect.Parameter, **changes: Any) -> inspect.Parameter:
@@ -278,7 +280,7 @@ def _make_section_parameters(
         option = validation.OptionNamer().format_key(key)
         names = (option, *short.get(key, "").split())
         if settings_module.is_list_of_sections(hint):
-            continue  # written in a recipe only
+            continue  # can only be set in a recipe
         if typing.get_origin(hint) is dict:
             hint = list[str]
         parameter = Parameter(
@@ -300,8 +302,8 @@ def _format_default(value: Any) -> Any:
 
 
 def _negative_names(option: str, hint: Any) -> tuple[str, ...]:
-    inner, _ = validation.strip_optional(hint)
-    if inner is not bool:
+    bare_hint, _ = validation.strip_optional(hint)
+    if bare_hint is not bool:
         return ()
-    head, _, last = option.removeprefix("--").rpartition(".")
-    return (f"--{head}.no-{last}",) if head else (f"--no-{last}",)
+    section, _, last = option.removeprefix("--").rpartition(".")
+    return (f"--{section}.no-{last}",) if section else (f"--no-{last}",)

@@ -1,4 +1,4 @@
-"""`anabatic monitor`: the devices of this machine, and a run beside them."""
+"""`anabatic monitor`: show the devices of this machine and a running job."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def monitor(
 
 
 def _parse_interval(text: str) -> float:
-    from anabatic.config.loading import validation  # it loads YAML, which a look at the devices does not need
+    from anabatic.config.loading import validation  # loads YAML, which the monitor does not need otherwise
 
     seconds: float = validation.convert_value(
         validation.UntypedText(text), float, validation.OptionNamer(), ("interval",)

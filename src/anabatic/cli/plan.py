@@ -1,4 +1,4 @@
-"""`anabatic plan`: estimated memory and time of a training."""
+"""`anabatic plan`: estimate memory and time of a training."""
 
 from __future__ import annotations
 
@@ -51,31 +51,35 @@ def plan(
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")
     row, job = resolve_training_job(list(command))
-    from anabatic.recipes import plan_command as story
+    from anabatic.recipes import plan_command
     from anabatic.recipes.prechecks import jobs
 
-    total = parse_positive_int("tokens", tokens) if tokens is not None else None
-    file = svg_file(plot) if plot is not None else None
-    lacking = jobs.require_to_plan(row.name, job)
+    epoch_tokens = parse_positive_int("tokens", tokens) if tokens is not None else None
+    plot_file = svg_file(plot) if plot is not None else None
+    warnings = jobs.require_to_plan(row.name, job)
     if scale is not None:
-        if sweep or nodes != "1" or chip == story.LOCAL_CHIP:
+        if sweep or nodes != "1" or chip == plan_command.LOCAL_CHIP:
             raise ConfigError(
                 "--scale goes with --chip NAME and --npus alone", "leave out --sweep, --nodes, --chip here"
             )
-        machine = parse_positive_int("npus", npus) if npus is not None else story.devices_per_server(chip)
-        place = story.resolve_cluster_size(job, chip, machine, 1)
-        code = story.print_scaling(job, place, parse_positive_int("scale", scale), total, json, file)
+        devices_per_machine = (
+            parse_positive_int("npus", npus) if npus is not None else plan_command.devices_per_server(chip)
+        )
+        cluster = plan_command.resolve_cluster_size(job, chip, devices_per_machine, 1)
+        code = plan_command.print_scaling(
+            job, cluster, parse_positive_int("scale", scale), epoch_tokens, json, plot_file
+        )
     else:
         devices = parse_positive_int("npus", npus) if npus is not None else job.device.nproc
-        place = story.resolve_cluster_size(job, chip, devices, parse_positive_int("nodes", nodes))
-        code = story.run(job, place, total, json, sweep, file)
-    for what in lacking:
-        log.warn(what)
+        cluster = plan_command.resolve_cluster_size(job, chip, devices, parse_positive_int("nodes", nodes))
+        code = plan_command.run(job, cluster, epoch_tokens, json, sweep, plot_file)
+    for warning in warnings:
+        log.warn(warning)
     return code
 
 
 def svg_file(text: str) -> str:
-    """Return the name of a picture."""
+    """Check that a file name ends in `.svg`, and return it."""
     if not text.lower().endswith(".svg"):
         raise ConfigError(f"--plot is {text!r}", "the picture is an SVG file: --plot plan.svg")
     return text

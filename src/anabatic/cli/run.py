@@ -1,4 +1,4 @@
-"""`anabatic run`: a pipeline of stages."""
+"""`anabatic run`: run a pipeline of stages."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def run(
     return runner.run(job, start=start, only=only or [], dry_run=dry_run, vars=pairs)
 
 
-def _parse_pairs(given: list[str]) -> dict[str, str]:
+def _parse_pairs(options: list[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for text in given:
+    for text in options:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f'--set is "{text}", expected NAME=VALUE', "for example --set corpus=data/books")

@@ -1,4 +1,4 @@
-"""`anabatic sim`: any command on simulated NPUs."""
+"""`anabatic sim`: run any command on simulated NPUs."""
 
 from __future__ import annotations
 

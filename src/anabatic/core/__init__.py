@@ -1,1 +1,1 @@
-"""Standard-library foundation: errors, logging, paths, JSON lines. Imported by everyone, imports no one."""
+"""Standard-library foundation: errors, logging, paths, JSON lines. All packages import it; it imports none."""

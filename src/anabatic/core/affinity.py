@@ -1,4 +1,4 @@
-"""The cores that this process runs on: told by a launcher, in its own share or, for a while, everywhere."""
+"""CPU affinity of this process: the cores that a launcher assigned to its rank, or temporarily all cores of the job."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from collections.abc import Iterator
 CORES_VARIABLE = "ANABATIC_CORES"
 """Environment variable: the cores of each local rank, `0-3;4-7`."""
 _original_cores: set[int] = set()
-"""The cores from before `bind_to_cores`."""
+"""The cores of this process before `bind_to_cores`."""
 
 
 def parse_core_list(text: str) -> list[int]:
-    """Return the numbers of `0-3,8`, as Linux writes lists of cores (cpuset(7)).
+    """Return the core numbers of a list such as `0-3,8`, in the format of Linux (cpuset(7)).
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is not a list of cores.
     """
-    found: list[int] = []
+    cores: list[int] = []
     for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
-    return found
+        cores += range(int(low), int(high or low) + 1)
+    return cores
 
 
 def bind_to_cores() -> None:
-    """Bind this process, and the threads that it will start, to the cores of its local rank, where a launcher says so.
+    """Bind this process and its future threads to the cores of its local rank, if a launcher assigned any.
 
-    Called before libraries start threads: each keeps the cores that its parent has at that moment.
+    Call it before libraries start threads: each thread inherits the cores that its parent has at that moment.
     """
-    shares = os.environ.get(CORES_VARIABLE, "").split(";")
+    core_lists = os.environ.get(CORES_VARIABLE, "").split(";")
     rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if rank < len(shares) and shares[rank]:
+    if rank < len(core_lists) and core_lists[rank]:
         _original_cores.update(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, parse_core_list(shares[rank]))
+        os.sched_setaffinity(0, parse_core_list(core_lists[rank]))
 
 
 @contextlib.contextmanager
 def use_all_cores() -> Iterator[None]:
-    """Let threads that are started meanwhile run on all cores of the job: for what one process does for all."""
+    """Let threads started inside this context run on all cores of the job: for work that one process does for all."""
     if not _original_cores:
         yield
         return
-    own = os.sched_getaffinity(0)
+    rank_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, _original_cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, own)
+        os.sched_setaffinity(0, rank_cores)

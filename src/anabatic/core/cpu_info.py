@@ -1,4 +1,4 @@
-"""The processor of this machine, as Linux tells of it."""
+"""The processor of this machine, read from `/proc/cpuinfo`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def read_cpuinfo(path: Path = CPUINFO) -> dict[str, str]:
-    """Return the facts of `/proc/cpuinfo`, of its first processor; none where it cannot be read."""
+    """Return the fields of the first processor in `/proc/cpuinfo`; empty if the file cannot be read."""
     try:
         return parse_cpuinfo(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -17,7 +17,7 @@ def read_cpuinfo(path: Path = CPUINFO) -> dict[str, str]:
 
 
 def parse_cpuinfo(text: str) -> dict[str, str]:
-    """Return the facts of the first processor of such a text."""
+    """Return the fields of the first processor in the text of `/proc/cpuinfo`."""
     facts: dict[str, str] = {}
     for line in text.splitlines():
         key, separator, value = line.partition(":")
@@ -27,5 +27,5 @@ def parse_cpuinfo(text: str) -> dict[str, str]:
 
 
 def get_cpu_name(facts: Mapping[str, str], default: str) -> str:
-    """Return the name of the processor's model; Arm processors often tell none."""
+    """Return the model name of the processor; Arm processors often report none."""
     return facts.get("model name") or default

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 TRACEBACK_HINT = "add --debug for the traceback"
-"""The hint of an error that nobody has foreseen."""
+"""The hint of an unexpected error."""
 
 
 MAX_MESSAGE_CHARS = 4000
-"""Characters of a message; of one that quotes more, the middle is left out."""
+"""Maximum characters of a message; the middle of a longer one is left out."""
 BROKEN_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What libraries written in Python raise for damaged data beside their own errors. Caught only around a call of such a
-library, never around code of ours."""
+"""What Python libraries raise for damaged data besides their own errors. Caught only around a call of such a library,
+never around our own code."""
 
 
 class AnabaticError(Exception):
@@ -64,21 +64,21 @@ class ChatTemplateError(DataError):
     """A chat template cannot write a conversation.
 
     Attributes:
-        reason: what it said of it; nothing about this machine.
+        reason: the message of the template; contains nothing about this machine.
     """
 
     reason: str = ""
 
 
 class MultipleErrors(UserError):
-    """Several errors, most of which the user can fix, reported together."""
+    """Several errors reported together, most of which the user can fix."""
 
     def __init__(self, errors: Sequence[AnabaticError], hint: str = "") -> None:
         super().__init__("; ".join(map(str, errors)), hint)
         self.errors = errors
 
     def render(self) -> str:
-        """Return the lines of every error, and the hint of all of them."""
+        """Return the lines of every error and the common hint."""
         return "\n".join([*(error.render() for error in self.errors), *([f"hint: {self.hint}"] if self.hint else [])])
 
 
@@ -91,7 +91,7 @@ class DeviceError(Failure):
 
 
 class RestartRequested(Failure):
-    """The job did not work as it was set up; how it will be the next time is written down."""
+    """The job did not work as configured; the configuration of the next attempt has been written."""
 
     exit_code = 4
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 
 def to_valid_utf8(text: str) -> str:
-    """Return text that UTF-8 can hold: bytes of an argument that were none (lone surrogates) become `?`."""
+    """Return text that UTF-8 can encode: lone surrogates (undecodable bytes of an argument) become `?`."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def to_printable(text: str, most: int = 200) -> str:
-    """Return text as one line of a terminal: blanks joined, `?` for what is not printable; the end of a long one."""
-    line = "".join(letter if letter.isprintable() and letter != "\ufffd" else "?" for letter in " ".join(text.split()))
-    return line if len(line) <= most else f"...{line[-most:]}"
+def to_printable(text: str, max_chars: int = 200) -> str:
+    """Return text as one terminal line: blanks joined, `?` for unprintable characters; only the end of a long text."""
+    line = "".join(char if char.isprintable() and char != "\ufffd" else "?" for char in " ".join(text.split()))
+    return line if len(line) <= max_chars else f"...{line[-max_chars:]}"
 
 
 def format_count(number: float) -> str:
@@ -54,7 +54,7 @@ def format_spans(numbers: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
-def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """Return ` Did you mean "x"?` for the nearest known word, or an empty string; `alike` of 1 asks for the same."""
-    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
-    return f' Did you mean "{nearest[0]}"?' if nearest else ""
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ` Did you mean "x"?` for the nearest known word, or an empty string; a `cutoff` of 1 needs equality."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f' Did you mean "{matches[0]}"?' if matches else ""

@@ -1,4 +1,4 @@
-"""Append-only JSON lines: the truth about a run (`metrics.jsonl`, `events.jsonl`)."""
+"""Append-only JSON lines: the record of a run (`metrics.jsonl`, `events.jsonl`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from anabatic.core import json_reader
 from anabatic.core.paths import make_write_error
 
 _MAX_LINE_BYTES = 4 << 20
-"""Bytes of the longest line that a follower waits for."""
+"""Bytes of the longest line that a follower keeps."""
 
 
 class JsonlWriter:
-    """Append one JSON object a line; every line is flushed, so a killed process loses none.
+    """Appends one JSON object per line; every line is flushed, so a killed process loses none.
 
     Raises:
         Failure: the file cannot be written.
@@ -33,7 +33,7 @@ class JsonlWriter:
             self._file.write("\n")
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append `row`. Not-a-number values are written as `null`: JSON has no word for them."""
+        """Append `row`. Values that are not finite become `null`: JSON cannot represent them."""
         try:
             self._file.write(json.dumps(replace_nonfinite(row), ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
@@ -44,12 +44,12 @@ class JsonlWriter:
         """Close the file."""
         try:
             self._file.close()
-        except OSError as error:  # it still holds the row that could not be written
+        except OSError as error:  # the buffer still holds the row that could not be written
             raise make_write_error(self._path, error) from error
 
 
 def to_finite_number(value: object) -> float | None:
-    """Return a finite number, None for anything else."""
+    """Return a finite number as float, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -59,7 +59,7 @@ def to_finite_number(value: object) -> float | None:
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """Return `value` with every float that is not finite, at any depth, replaced by None."""
+    """Return `value` with None in place of every non-finite float at any depth."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     if isinstance(value, dict):
@@ -81,7 +81,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file; a line torn by a crash is skipped, and so is what is no file."""
+    """Yield the objects of a JSON-lines file; skip lines torn by a crash; yield nothing if the path is not a file."""
     if not path.is_file():
         return
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -92,67 +92,73 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class JsonlFollower:
-    """Reads what is appended to a JSON-lines file, call by call; a file that was written anew is read again.
+    """Reads new lines of a JSON-lines file, call by call; a file that was rewritten is read again.
 
     Args:
-        path: of the file; it need not exist yet.
-        tail: begin so many bytes before the end; None: at the beginning.
-        most: bytes to read at once.
+        path: path of the file; it need not exist yet.
+        tail: number of bytes before the end to start at; None: start at the beginning.
+        max_bytes: maximum bytes to read per call.
 
     Attributes:
         offset: bytes read so far.
-        bytes_behind: bytes that were there and wait for the next call.
-        num_unreadable: whole lines that are no objects.
+        bytes_behind: bytes of the file that remain for the next call.
+        num_unreadable: complete lines that are not JSON objects.
     """
 
-    def __init__(self, path: Path, *, tail: int | None = None, most: int = 1 << 20) -> None:
-        self._path, self._tail, self._most = path, tail, most
+    def __init__(self, path: Path, *, tail: int | None = None, max_bytes: int = 1 << 20) -> None:
+        self._path, self._tail, self._max_bytes = path, tail, max_bytes
         self.offset = self.bytes_behind = self.num_unreadable = 0
         self._inode = -1
         self._rest = b""
         self._lost = False
 
     def read_new_rows(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether what was read before is void, and the new objects.
+        """Return whether the rows read before are outdated, and the new objects.
 
-        A line that is still being written waits for its end; of one that has none within 4 MiB nothing is kept. What is
-        no file, such as a pipe whose reader would wait, has nothing.
+        An incomplete line waits for its end; a line longer than 4 MiB is dropped. A path that is not a regular file,
+        such as a pipe on which a read would block, yields nothing.
 
         Raises:
-            OSError: the file is there and cannot be read.
+            OSError: the file exists and cannot be read.
         """
-        anew = False
+        restarted = False
         try:
             with open(self._path, "rb", opener=_open_nonblocking) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     return False, []
                 if status.st_ino != self._inode or status.st_size < self.offset:  # a run that resumed rewrites its rows
-                    anew, self._inode, self._rest, self._lost, self.num_unreadable = True, status.st_ino, b"", False, 0
+                    restarted, self._inode, self._rest, self._lost, self.num_unreadable = (
+                        True,
+                        status.st_ino,
+                        b"",
+                        False,
+                        0,
+                    )
                     self.offset = 0 if self._tail is None else max(0, status.st_size - self._tail)
                 file.seek(self.offset)
-                new = file.read(self._most)
+                chunk = file.read(self._max_bytes)
         except (FileNotFoundError, IsADirectoryError):
             return False, []
-        self.offset += len(new)
+        self.offset += len(chunk)
         self.bytes_behind = max(0, status.st_size - self.offset)
-        return anew, self._parse_lines(new)
+        return restarted, self._parse_lines(chunk)
 
-    def _parse_lines(self, new: bytes) -> list[dict[str, Any]]:
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        if lines and self._lost:  # the end of a line whose beginning was given up
+    def _parse_lines(self, chunk: bytes) -> list[dict[str, Any]]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if lines and self._lost:  # the end of a line whose beginning was dropped
             del lines[0]
             self._lost = False
             self.num_unreadable += 1
         if len(self._rest) > _MAX_LINE_BYTES:
             self._rest, self._lost = b"", True
-        found = [_parse_object(line) for line in lines]
-        self.num_unreadable += found.count(None)
-        return [row for row in found if row is not None]
+        rows = [_parse_object(line) for line in lines]
+        self.num_unreadable += rows.count(None)
+        return [row for row in rows if row is not None]
 
 
 def _parse_object(line: str | bytes) -> dict[str, Any] | None:
-    """Return the object of a line; None where a crash has torn it, or it is none."""
+    """Return the object of a line; None if a crash tore it, or it is not an object."""
     try:
         row = json_reader.loads(line)
     except ValueError:

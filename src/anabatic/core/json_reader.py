@@ -1,7 +1,7 @@
-"""JSON from files and from other programs: what cannot be read is a ValueError, whatever is wrong with it.
+"""Read JSON of files and of other programs; all invalid input raises ValueError.
 
-Python's own reader raises a RecursionError for deep nesting, or, where its limit is higher than that of the code behind
-it, returns what nothing can walk through.
+The reader of Python raises a RecursionError for deep nesting, or, if its limit is higher than that of later code,
+returns a value that cannot be traversed.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from pathlib import Path
 from typing import Any
 
 MAX_DEPTH = 100
-"""Lists and objects inside one another; what people write has ten."""
+"""Maximum nesting of lists and objects; hand-written files have about ten levels."""
 MAX_FILE_BYTES = 1 << 30
-"""Bytes of a JSON file that is read whole."""
+"""Maximum bytes of a JSON file."""
 
 PairsHook = Callable[[list[tuple[str, Any]]], Any]
 
 
-def loads(text: str | bytes, pairs: PairsHook | None = None) -> Any:
-    """Return the value that `text` spells.
+def loads(text: str | bytes, pairs_hook: PairsHook | None = None) -> Any:
+    """Parse `text`.
 
     Args:
-        pairs: makes an object of its keys and values, as `object_pairs_hook` of json.
+        pairs_hook: builds an object from its keys and values, as `object_pairs_hook` of json.
 
     Raises:
-        ValueError: it spells none, is no UTF-8, or is nested more than `MAX_DEPTH` deep.
+        ValueError: the text is not valid JSON or UTF-8, or is nested deeper than `MAX_DEPTH`.
     """
-    value = loads_any_depth(text, pairs)
+    value = loads_any_depth(text, pairs_hook)
     return require_shallow(value) if _may_be_deep(text) else value
 
 
-def loads_any_depth(text: str | bytes, pairs: PairsHook | None = None) -> Any:
-    """Return the value that `text` spells, however deep: for those who look at the depth as they walk through it.
+def loads_any_depth(text: str | bytes, pairs_hook: PairsHook | None = None) -> Any:
+    """Parse `text` without a limit of depth: for callers that check the depth as they traverse the value.
 
     Raises:
-        ValueError: it spells none, is no UTF-8, or is too deep for Python's reader.
+        ValueError: the text is not valid JSON or UTF-8, or is nested too deep for the reader of Python.
     """
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        return json.loads(text, object_pairs_hook=pairs_hook)
     except RecursionError as error:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from error
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        if "integer string conversion" not in str(error):  # no UTF-8
+        if "integer string conversion" not in str(error):  # invalid UTF-8
             raise
         raise ValueError(f"an integer of more than {sys.get_int_max_str_digits():,} digits") from error
 
 
 def read_json_file(path: Path) -> Any:
-    """Return the value of a JSON file, with or without a byte order mark.
+    """Load a JSON file, with or without a byte order mark.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: as for `loads`, or it is larger than `MAX_FILE_BYTES`.
+        OSError: the file cannot be opened.
+        ValueError: as for `loads`, or the file is larger than `MAX_FILE_BYTES`.
     """
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"{path.stat().st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
@@ -64,27 +64,27 @@ def read_json_file(path: Path) -> Any:
 
 
 def require_shallow(value: Any) -> Any:
-    """Return `value`.
+    """Return `value` unchanged after a check of its depth.
 
     Raises:
-        ValueError: its lists and objects are nested more than `MAX_DEPTH` deep.
+        ValueError: its lists and objects are nested deeper than `MAX_DEPTH`.
     """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner.extend(one.values())
-            elif isinstance(one, list):
-                inner.extend(one)
-        if not inner:
+        children: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                children.extend(item.values())
+            elif isinstance(item, list):
+                children.extend(item)
+        if not children:
             return value
-        level = inner
+        level = children
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def _may_be_deep(text: str | bytes) -> bool:
-    """True where so many brackets are open at all: to count them costs next to nothing beside reading."""
+    """Return whether the text has more than `MAX_DEPTH` opening brackets; counting is cheap compared with parsing."""
     if isinstance(text, bytes):
         return text.count(b"[") + text.count(b"{") > MAX_DEPTH
     return text.count("[") + text.count("{") > MAX_DEPTH

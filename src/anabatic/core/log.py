@@ -1,4 +1,4 @@
-"""Messages: one plain line each to stderr, from rank 0 alone, and every rank's lines into its own file."""
+"""Logging: one plain line per message to stderr, from rank 0 only, and the lines of every rank to its own file."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class _LineFormatter(logging.Formatter):
         coloured: str = getattr(record, "coloured", "") if self.colour else ""
         text = coloured or record.getMessage()
         if record.levelno >= logging.WARNING:
-            word = record.levelname.lower()
-            text = f"\x1b[33m{word}:\x1b[0m {text}" if self.colour else f"{word}: {text}"
+            level = record.levelname.lower()
+            text = f"\x1b[33m{level}:\x1b[0m {text}" if self.colour else f"{level}: {text}"
         return text
 
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
-        """Give the file up with one line: by default a full disk fills the terminal with tracebacks."""
+        """Stop writing the file, with one warning: by default a full disk fills the terminal with tracebacks."""
         reason = sys.exc_info()[1]
         LOGGER.removeHandler(self)
-        with contextlib.suppress(OSError):  # closing tries once more to write what is left
+        with contextlib.suppress(OSError):  # closing retries the write of the buffer
             self.close()
         warn(f"{self.baseFilename} is not written any more: {reason}")
 
 
 def should_use_colour() -> bool:
-    """True when stderr is a terminal and `NO_COLOR` (no-color.org) is not set."""
+    """Return whether stderr is a terminal and `NO_COLOR` (no-color.org) is not set."""
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
@@ -57,22 +57,22 @@ def setup_logging(verbose: bool = False) -> None:
 
 
 def add_log_file(path: Path) -> None:
-    """Also append this process's messages, with the time, to `path` (`rank-N.log` in a run folder)."""
+    """Also append the messages of this process, with the time, to `path` (`rank-N.log` in a run folder)."""
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOGGER.addHandler(handler)
 
 
 def info(message: str, coloured: str = "") -> None:
-    """One line for the user; `coloured` takes its place on a terminal with colours."""
+    """Log one line for the user; `coloured` replaces it on a terminal with colours."""
     LOGGER.info(message, extra={"coloured": coloured})
 
 
 def warn(message: str) -> None:
-    """One line that the user should act on."""
+    """Log one line that the user should act on."""
     LOGGER.warning(message)
 
 
 def debug(message: str) -> None:
-    """One line for the developer (`--debug`)."""
+    """Log one line for the developer (`--debug`)."""
     LOGGER.debug(message)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the layout of a run folder."""
+"""Atomic writes of files and folders, and the layout of a run folder."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class RunFolder:
         self.final_model = self.root / "final_model"
 
     def log_path(self, rank: int) -> Path:
-        """The log file of one rank."""
+        """Return the log file of one rank."""
         return self.root / f"rank-{rank}.log"
 
     def checkpoint_path(self, step: int) -> Path:
-        """The folder of the checkpoint after `step` optimizer steps."""
+        """Return the folder of the checkpoint after `step` optimizer steps."""
         return self.root / f"checkpoint-{step}"
 
     def create_folder(self) -> None:
-        """Make the folder and prove that it can be written.
+        """Create the folder and check that it is writable.
 
         Raises:
-            Failure: the folder cannot be made or written.
+            Failure: the folder cannot be created or written.
         """
         self.require_no_file()
         try:
@@ -56,28 +56,28 @@ class RunFolder:
             raise make_write_error(self.root, error) from error
 
     def require_no_file(self) -> None:
-        """Refuse a file in the place of the folder.
+        """Check that the path of the folder is not a file.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: it is a file.
         """
         if self.root.is_file():
             raise ConfigError(f"out is {self.root}, which is a file", "choose a folder with --out")
 
 
 def require_place(folder: Path, path: Path | None = None) -> None:
-    """Make sure that a folder, which need not be there yet, could be written; nothing is left of the trial.
+    """Check that a folder, which need not exist yet, can be written; the check leaves no files behind.
 
     Args:
-        path: what is to be written in it; default: the folder itself.
+        path: what is to be written in it, for the message; default: the folder itself.
 
     Raises:
-        Failure: it could not.
+        Failure: the folder is not writable.
     """
-    top = folder
-    while not os.path.lexists(top) and top != top.parent:
-        top = top.parent
-    probe = top / f".write-test-{uuid.uuid4().hex}"
+    parent = folder
+    while not os.path.lexists(parent) and parent != parent.parent:
+        parent = parent.parent
+    probe = parent / f".write-test-{uuid.uuid4().hex}"
     try:
         probe.mkdir()
         probe.rmdir()
@@ -86,20 +86,20 @@ def require_place(folder: Path, path: Path | None = None) -> None:
 
 
 def find_os_error(error: Exception) -> OSError | None:
-    """Return the `OSError` that `error` is or tells of: Rust libraries (safetensors) only name the number."""
+    """Return the `OSError` that `error` is or mentions: Rust libraries (safetensors) only print the error number."""
     if isinstance(error, OSError):
         return error
-    # `Os { code: 28, ...` is safetensors 0.5's way.
+    # `Os { code: 28, ...` is the format of safetensors 0.5.
     match = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
     return OSError(int(match[1]), os.strerror(int(match[1]))) if match else None
 
 
 @contextmanager
-def lock_folder(root: Path, who: str) -> Iterator[None]:
-    """Hold a folder for one writer; the lock goes with the process, however it ends.
+def lock_folder(root: Path, owner: str) -> Iterator[None]:
+    """Lock a folder for one writer; the system releases the lock when the process ends.
 
     Raises:
-        Failure: another process holds it, or the folder cannot be written.
+        Failure: another process holds the lock, or the folder cannot be written.
     """
     try:
         file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
@@ -109,17 +109,17 @@ def lock_folder(root: Path, who: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Failure(f"another {who} works in {root}", "wait for it, or choose --out DIR") from error
+            raise Failure(f"another {owner} works in {root}", "wait for it, or choose --out DIR") from error
         yield
 
 
 def make_write_error(path: Path, error: OSError, remedy: str = OTHER_OUT_HINT) -> Failure:
-    """Return the error for a path that refused a write, with the numbers the user needs.
+    """Return the error for a failed write, with the numbers the user needs.
 
     Args:
-        path: what was written.
-        error: what the system said.
-        remedy: how the user chooses another place for it.
+        path: the file or folder that was written.
+        error: the error of the system.
+        remedy: how the user chooses another path.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(_find_existing_parent(path)).free
@@ -139,10 +139,10 @@ def _find_existing_parent(path: Path) -> Path:
 
 
 def require_space(path: Path, num_bytes: float, remedy: str = OTHER_OUT_HINT) -> None:
-    """Make sure that the disk of `path` has room for so many bytes before anything is written.
+    """Check that the disk of `path` has `num_bytes` free before anything is written.
 
     Raises:
-        Failure: it has not.
+        Failure: it has less.
     """
     free = shutil.disk_usage(_find_existing_parent(path.resolve())).free
     if free < num_bytes:
@@ -152,7 +152,7 @@ def require_space(path: Path, num_bytes: float, remedy: str = OTHER_OUT_HINT) ->
 
 
 def fsync_folder(path: Path) -> None:
-    """Make renames inside `path` durable (POSIX: a rename lasts once its directory is synced)."""
+    """Make renames inside `path` durable (POSIX: a rename is durable once its directory is synced)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -165,8 +165,8 @@ def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT_HINT)
 
     Args:
         path: the file.
-        content: all of it; text becomes UTF-8.
-        remedy: how the user chooses another place for it.
+        content: the whole content; text is encoded as UTF-8.
+        remedy: how the user chooses another path.
 
     Raises:
         Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe; an older
@@ -178,13 +178,13 @@ def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT_HINT)
 
 @contextmanager
 def open_atomic_file(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[IO[bytes]]:
-    """Yield a file under a temporary name; when the block ends well it is synced and takes `path`'s place.
+    """Yield a file under a temporary name; when the block succeeds, sync it and rename it to `path`.
 
     When the block raises, the temporary file is removed and an older `path` is untouched.
 
     Args:
         path: the file.
-        remedy: how the user chooses another place for it.
+        remedy: how the user chooses another path.
 
     Raises:
         Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe.
@@ -201,18 +201,18 @@ def open_atomic_file(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[IO[by
     except OSError as error:
         raise make_write_error(path, error, remedy) from error
     finally:
-        with suppress(OSError):  # where nothing could be written there is nothing to remove
+        with suppress(OSError):  # if nothing could be written, there is nothing to remove
             temporary.unlink()
 
 
 def resolve_output_file(out: str, name: str) -> Path:
-    """Return the file that `out` names: itself when it ends as `name` does, else `name` in the folder `out`.
+    """Return the output file: `out` if it has the suffix of `name`, else `name` in the folder `out`.
 
-    The folder is made.
+    The folder is created.
 
     Raises:
-        ConfigError: `out` names a file of another kind.
-        Failure: the folder cannot be made.
+        ConfigError: `out` is a file of another format.
+        Failure: the folder cannot be created.
     """
     path, suffix = Path(out).expanduser(), Path(name).suffix
     if path.suffix != suffix:
@@ -227,25 +227,25 @@ def resolve_output_file(out: str, name: str) -> Path:
 
 
 def _require_regular_file(path: Path, remedy: str) -> Path:
-    """Return the file that `path` names, through links: a rename would put a file in the place of a device."""
-    real = path.resolve()
-    # A link of the system, as /dev/stdout or /proc/self/fd/1, names what is open now and must stay.
-    system = path.is_symlink() and path.parent.resolve().parts[:2] in (("/", "dev"), ("/", "proc"))
-    if system or (real.exists() and not real.is_file()):
+    """Return the target of `path`, links resolved: a rename would replace a device by a file."""
+    target = path.resolve()
+    # A link of the system, such as /dev/stdout or /proc/self/fd/1, names an open file and must not be replaced.
+    is_system_link = path.is_symlink() and path.parent.resolve().parts[:2] in (("/", "dev"), ("/", "proc"))
+    if is_system_link or (target.exists() and not target.is_file()):
         raise Failure(f"cannot write {path}: it is no regular file", remedy)
-    return real
+    return target
 
 
 @contextmanager
 def open_atomic_folder(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; when the block ends well it takes `path`'s place.
+    """Yield a temporary folder next to `path`; when the block succeeds, rename it to `path`.
 
     Every file is synced before the rename. When the block raises, the temporary folder is removed and an older
     `path` is untouched.
 
     Args:
         path: the folder.
-        remedy: how the user chooses another place for it.
+        remedy: how the user chooses another path.
 
     Raises:
         Failure: the disk is full or the folder refuses writes.
@@ -269,7 +269,7 @@ def open_atomic_folder(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[Pat
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Rename folder `new` to `path`; an older `path` is moved aside first and removed last."""
+    """Rename folder `new` to `path`; an existing `path` is moved aside first and removed last."""
     old = path.with_name(f".{path.name}.{uuid.uuid4().hex}.old")
     if path.exists():
         os.replace(path, old)
@@ -279,8 +279,8 @@ def replace_folder(new: Path, path: Path) -> None:
 
 
 def get_cache_root() -> Path:
-    """`$ANABATIC_CACHE`, else `$XDG_CACHE_HOME/anabatic`, else `~/.cache/anabatic`."""
-    if own := os.environ.get("ANABATIC_CACHE"):
-        return Path(own)
+    """Return `$ANABATIC_CACHE`, else `$XDG_CACHE_HOME/anabatic`, else `~/.cache/anabatic`."""
+    if override := os.environ.get("ANABATIC_CACHE"):
+        return Path(override)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "anabatic"

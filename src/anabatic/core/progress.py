@@ -1,4 +1,4 @@
-"""How far a piece of work is: a live line on a terminal, from rank 0 alone; elsewhere a log line now and then."""
+"""Progress display: a live line on a terminal, from rank 0 only; without a terminal, log lines at intervals."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 LOG_INTERVAL_SECONDS = 5.0
-"""Seconds between log lines where there is no terminal."""
+"""Seconds between log lines if there is no terminal."""
 
 _Line = TypeVar("_Line", bound="_LiveLine")
 
 
 class _LiveLine(ABC):
-    """One line on the terminal while the work lasts; without a terminal, log lines in its place."""
+    """One live line on the terminal; without a terminal, log lines."""
 
     def __init__(self, description: str, total: int | None = None) -> None:
         self._description = description
@@ -38,7 +38,7 @@ class _LiveLine(ABC):
 
     @abstractmethod
     def make_columns(self) -> tuple[ProgressColumn, ...]:
-        """Return what the line shows."""
+        """Return the columns of the line."""
 
     def __enter__(self: _Line) -> _Line:
         if sys.stderr.isatty() and log.get_rank() == 0:
@@ -56,7 +56,7 @@ class _LiveLine(ABC):
             self._progress = None
 
     def show(self, text: str, *, completed: int | None = None, description: str | None = None) -> None:
-        """Update the live line with `completed` and `description`, or log `text` when it is time to."""
+        """Update the live line with `completed` and `description`, or log `text` if the interval has passed."""
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=completed, description=description)
             return
@@ -67,21 +67,21 @@ class _LiveLine(ABC):
 
 
 class ProgressBar(_LiveLine):
-    """Work whose end is known. Use as a context manager: `with ProgressBar("rows", 100) as bar: ... bar.update(7)`."""
+    """Progress of a known total. Use as a context manager: `with ProgressBar("rows", 100) as bar: bar.update(7)`."""
 
     def make_columns(self) -> tuple[ProgressColumn, ...]:
-        """Return a bar, how many are done, and the time that is left."""
+        """Return a bar, the count and the remaining time."""
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
         return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
 
     def update(self, done: int) -> None:
-        """Show that `done` of the total are done."""
+        """Show that `done` of the total are finished."""
         self.show(f"{self._description}: {done} of {self._total}", completed=done)
 
 
 class ProgressMeter(_LiveLine):
-    """Work that reads an unknown amount of text: counts characters.
+    """Progress of reading an unknown amount of text: counts characters.
 
     Use as a context manager: `with ProgressMeter("reading text") as meter: ... meter.add_chars(len(text))`.
     """
@@ -91,7 +91,7 @@ class ProgressMeter(_LiveLine):
         self.num_chars = 0
 
     def make_columns(self) -> tuple[ProgressColumn, ...]:
-        """Return what is done, and since when."""
+        """Return the description and the elapsed time."""
         from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
         return SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -102,16 +102,16 @@ class ProgressMeter(_LiveLine):
         text = f"{self._description}: {format_count(self.num_chars)} characters"
         self.show(text, description=text)
 
-    def start_phase(self, what: str) -> None:
-        """Say what happens from here on."""
-        self._description = what
+    def start_phase(self, description: str) -> None:
+        """Show the description of the next phase."""
+        self._description = description
         if self.elapsed_seconds > 2.0:
             self._last_logged = 0.0
-        self.show(what, description=what)
+        self.show(description, description=description)
 
 
 class _ByteCounter(_LiveLine):
-    """Bytes of files that are read: shown on a terminal alone."""
+    """Bytes read from files; shown only on a terminal."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -123,13 +123,13 @@ class _ByteCounter(_LiveLine):
         return SpinnerColumn(), DownloadColumn(), TransferSpeedColumn()
 
     def add_bytes(self, num_bytes: int) -> None:
-        """Count more bytes."""
+        """Count `num_bytes` more bytes."""
         if self._progress is not None:
             self._progress.advance(self._progress.task_ids[0], num_bytes)
 
 
 @contextmanager
 def show_read_progress() -> Iterator[Callable[[int], None]]:
-    """Show how many bytes are read: the yielded function counts them."""
+    """Show the number of bytes read; call the yielded function to count them."""
     with _ByteCounter() as counter:
         yield counter.add_bytes

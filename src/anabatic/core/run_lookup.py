@@ -1,4 +1,4 @@
-"""Folders of runs and models below this one: what a mistyped name may have meant, before any hub is asked for it."""
+"""Find run and model folders below the current one: suggestions for a mistyped name, before any hub is queried."""
 
 from __future__ import annotations
 
@@ -12,62 +12,64 @@ from pathlib import Path
 from anabatic.core.errors import DataError
 
 HUB_ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-"""A model on a hub, `OWNER/NAME`."""
+"""Id of a model on a hub, `OWNER/NAME`."""
 LOCAL_FOLDERS = ("runs", "output", "outputs", "saves", "checkpoints", "exported")
-"""First parts of names that are always folders here."""
+"""First path components that always mean a local folder."""
 _MARKER_FILES = ("config.json", "adapter_config.json", "best_model", "final_model", "metrics.jsonl", "pipeline.json")
 _MAX_FOLDERS = 2000
-"""Folders that are looked at."""
+"""Maximum folders to inspect."""
 _MIN_SIMILARITY = 0.85
-"""From here on a name of a hub's form is taken for a slip of the pen."""
+"""Minimum similarity to a local folder at which a name of the form of a hub id counts as a typo."""
 
 
-def is_hub_id(name: str | Path, asked: str | None = None) -> bool:
-    """True for `OWNER/NAME` that is no path here. What begins with `.`, `/` or `~` or has more slashes never is one.
+def is_hub_id(name: str | Path, hub: str | None = None) -> bool:
+    """Return whether `name` is `OWNER/NAME` and not a local path; never if it starts with `.`, `/` or `~`.
 
-    Neither is a name whose first part is a folder here, or that a run is called nearly so, unless a hub is asked for by
-    its own name: a slip of the pen is nothing to tell a hub.
+    A name whose first component is a local folder, or that is similar to the name of a run, is not a hub id unless
+    `hub` is given: a typo must not be sent to a hub.
     """
     if HUB_ID_PATTERN.fullmatch(str(name)) is None or os.path.lexists(name):
         return False
     if str(name).partition("/")[0] in LOCAL_FOLDERS:
         return False
-    return asked is not None or not is_local_name(str(name))
+    return hub is not None or not is_local_name(str(name))
 
 
 def is_local_name(name: str) -> bool:
-    """True for `OWNER/NAME` that means a folder here, though there is none: its first part is one, or a run is near."""
-    first = name.partition("/")[0]
+    """Return whether `OWNER/NAME` means a missing local folder: `OWNER` exists, or a run has a similar name."""
+    owner = name.partition("/")[0]
     return (
-        first in LOCAL_FOLDERS
-        or os.path.isdir(first)
+        owner in LOCAL_FOLDERS
+        or os.path.isdir(owner)
         or bool(difflib.get_close_matches(name, list(iter_run_folders(name)), 1, _MIN_SIMILARITY))
     )
 
 
 def find_nearest_folders(name: str) -> list[str]:
-    """Return the folders of runs and models here whose names are nearest, at most three, the nearest first."""
-    known = list(iter_run_folders(name))
-    last = name.rstrip("/").rpartition("/")[2]
-    same = [one for one in known if one.rpartition("/")[2] == last]
-    near = difflib.get_close_matches(name, known, 3, 0.6)
-    ends = {one.rpartition("/")[2]: one for one in reversed(known)}
-    near += [ends[one] for one in difflib.get_close_matches(last, ends, 3, 0.75)]
-    return list(dict.fromkeys([*same, *near]))[:3]
+    """Return up to three run and model folders with the most similar names, the nearest first."""
+    folders = list(iter_run_folders(name))
+    basename = name.rstrip("/").rpartition("/")[2]
+    exact_matches = [folder for folder in folders if folder.rpartition("/")[2] == basename]
+    close_matches = difflib.get_close_matches(name, folders, 3, 0.6)
+    folder_by_basename = {folder.rpartition("/")[2]: folder for folder in reversed(folders)}
+    close_matches += [
+        folder_by_basename[folder] for folder in difflib.get_close_matches(basename, folder_by_basename, 3, 0.75)
+    ]
+    return list(dict.fromkeys([*exact_matches, *close_matches]))[:3]
 
 
 def suggest_folder(name: str) -> str:
-    """Return ` Did you mean "runs/mine"?`, or an empty text."""
-    some = [f'"{one}"' for one in find_nearest_folders(name)]
-    return f" Did you mean {' or '.join(some)}?" if some else ""
+    """Return ` Did you mean "runs/mine"?`, or an empty string."""
+    suggestions = [f'"{folder}"' for folder in find_nearest_folders(name)]
+    return f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
 
 
 def make_missing_model_error(name: str) -> DataError:
-    """Return the error for a model that is not here, with the runs that may be meant."""
-    here = [one for one in iter_run_folders(name) if one not in find_nearest_folders(name)]
+    """Return the error for a missing model folder, with suggestions."""
+    others = [folder for folder in iter_run_folders(name) if folder not in find_nearest_folders(name)]
     hint = (
-        f"runs and models here: {', '.join(here[:6])}"
-        if here
+        f"runs and models here: {', '.join(others[:6])}"
+        if others
         else "give a Hugging Face folder or a finished run folder"
     )
     if is_hub_id(name, "huggingface"):
@@ -78,27 +80,29 @@ def make_missing_model_error(name: str) -> DataError:
 
 
 def iter_run_folders(name: str = "") -> Iterator[str]:
-    """Yield the folders here, in `runs`, and beside what `name` says, that hold a run or a model."""
-    beside = os.path.dirname(os.path.expanduser(name.rstrip("/")))
-    places = [".", *LOCAL_FOLDERS, *([beside] if beside and beside not in LOCAL_FOLDERS else [])]
-    for folder in islice(_iter_folders(places), _MAX_FOLDERS):
-        if any((folder / sign).exists() for sign in _MARKER_FILES):
+    """Yield the folders with a run or a model: here, in `LOCAL_FOLDERS`, and in the parent folder of `name`."""
+    parent = os.path.dirname(os.path.expanduser(name.rstrip("/")))
+    roots = [".", *LOCAL_FOLDERS, *([parent] if parent and parent not in LOCAL_FOLDERS else [])]
+    for folder in islice(_iter_folders(roots), _MAX_FOLDERS):
+        if any((folder / marker).exists() for marker in _MARKER_FILES):
             yield str(folder)
 
 
-def _iter_folders(places: list[str]) -> Iterator[Path]:
-    """Yield the folders in some places, and in the folders of those that have a name of `LOCAL_FOLDERS`."""
+def _iter_folders(roots: list[str]) -> Iterator[Path]:
+    """Yield the subfolders of `roots`; for roots of `LOCAL_FOLDERS` also one level below."""
     seen: set[Path] = set()
-    for place in places:
-        for folder in _list_subfolders(Path(place)):
-            for one in (folder, *(_list_subfolders(folder) if place in LOCAL_FOLDERS else ())):
-                if one not in seen:
-                    seen.add(one)
-                    yield one
+    for root in roots:
+        for folder in _list_subfolders(Path(root)):
+            for path in (folder, *(_list_subfolders(folder) if root in LOCAL_FOLDERS else ())):
+                if path not in seen:
+                    seen.add(path)
+                    yield path
 
 
-def _list_subfolders(place: Path) -> list[Path]:
-    if not place.is_dir() or not os.access(place, os.R_OK | os.X_OK):
+def _list_subfolders(folder: Path) -> list[Path]:
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
         return []
-    with os.scandir(place) as entries:
-        return sorted(Path(place, one.name) for one in entries if one.is_dir() and not one.name.startswith("."))
+    with os.scandir(folder) as entries:
+        return sorted(
+            Path(folder, entry.name) for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+        )

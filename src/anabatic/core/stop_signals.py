@@ -1,8 +1,8 @@
-"""Signals that ask a job to stop: any number of them is one wish, whoever else of the job gets them as well.
+"""Signals that request a job to stop; repeated signals count as one request.
 
-Slurm and systemd signal every process of a job, and a launcher hands on what it gets: the same wish reaches a process
-several times, in any order. So SIGTERM, SIGHUP and SIGUSR1 count once and never end a job without saving. What does is
-a second Ctrl-C that a person has typed clearly later, and SIGKILL.
+Slurm and systemd signal every process of a job, and a launcher forwards what it gets: a process receives the same
+request several times, in any order. So SIGTERM, SIGHUP and SIGUSR1 count once and never end a job without saving. Only
+a second Ctrl-C that is typed clearly later, or SIGKILL, does.
 """
 
 from __future__ import annotations
@@ -19,107 +19,107 @@ from typing import Any
 from anabatic.core import log, relaunch
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Those that ask."""
+"""Signals that request a stop."""
 SECOND_SIGINT_SECONDS = 2.0
-"""Seconds between two SIGINTs from which on the second is a wish of its own, and no copy of the first."""
+"""Minimum seconds between two SIGINTs for the second to count as a new request and not as a copy of the first."""
 FIRST_SIGNAL, REPEATED_SIGNAL, STOP_NOW = "first", "again", "now"
-"""What a signal means: stop; nothing new; end without saving."""
+"""Meaning of a signal: stop; no new request; end without saving."""
 _GRACE_SECONDS = 5.0
-"""Seconds that a process which has nothing to save yet may need to see a signal: compilers and networks keep it."""
+"""Seconds that a process with nothing to save has to handle a signal: compilers and networks may block it."""
 
 
 class StopSignal(BaseException):
-    """A signal came before there was anything to save."""
+    """A stop signal arrived before there was anything to save."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.number = signum
 
     @property
     def exit_code(self) -> int:
-        """The exit code."""
+        """Exit code of the process."""
         return get_exit_code(self.number)
 
 
-def get_exit_code(number: int) -> int:
-    """Return the exit code of a job that this signal has ended."""
-    return relaunch.EXIT_INTERRUPTED if number == signal.SIGINT else relaunch.EXIT_PREEMPTED
+def get_exit_code(signum: int) -> int:
+    """Return the exit code of a job that ended because of this signal."""
+    return relaunch.EXIT_INTERRUPTED if signum == signal.SIGINT else relaunch.EXIT_PREEMPTED
 
 
 class StopRequest:
-    """Judges signals as they come.
+    """Classifies signals as they arrive.
 
     Args:
-        supervised: somebody above decides when to end at once, so no SIGINT does here.
-        now: a clock in seconds.
+        supervised: a parent process decides when to end without saving, so a SIGINT never does here.
+        now: clock, in seconds.
     """
 
     def __init__(self, supervised: bool = False, now: Callable[[], float] = time.monotonic) -> None:
         self.first_signal = 0
-        """The first signal; 0: none came."""
+        """The first signal; 0: none arrived."""
         self._supervised, self._now = supervised, now
         self._interrupted: float | None = None
 
-    def classify_signal(self, number: int) -> str:
-        """Return what this one means: FIRST, AGAIN or NOW."""
-        if number == signal.SIGINT:
+    def classify_signal(self, signum: int) -> str:
+        """Return the meaning of a signal: FIRST_SIGNAL, REPEATED_SIGNAL or STOP_NOW."""
+        if signum == signal.SIGINT:
             if self._interrupted is None:
                 self._interrupted = self._now()
             elif not self._supervised and self._now() - self._interrupted >= SECOND_SIGINT_SECONDS:
                 return STOP_NOW
         if self.first_signal:
             return REPEATED_SIGNAL
-        self.first_signal = number
+        self.first_signal = signum
         return FIRST_SIGNAL
 
 
 class SignalListener:
-    """Hears signals for this process: ends it while there is nothing to save, and remembers them afterwards."""
+    """Handles stop signals of this process: ends it while there is nothing to save, and defers them later."""
 
     def __init__(self) -> None:
         self._stop_request = StopRequest()
         self._on_stop: Callable[[int], None] | None = None
         self.is_stopped = False
-        """True when a signal came before anything could be saved."""
+        """True if a signal arrived before there was anything to save."""
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
-    def start_listening(self, watches: bool = True) -> None:
-        """Listen to the end of the process; from here on a signal raises `StopSignal`, Ctrl-C KeyboardInterrupt.
+    def start_listening(self, watch: bool = True) -> None:
+        """Listen until the process ends: a signal raises `StopSignal`, Ctrl-C raises KeyboardInterrupt.
 
         Args:
-            watches: a main thread that is held in a library is not waited for longer than a few seconds.
+            watch: end the process after a few seconds if its main thread is blocked in a library.
         """
         if not self._is_listening() and _in_main_thread():
             self._install_handlers()
-            if watches:
+            if watch:
                 self._start_watching()
         relaunch.unblock_group_signals()
 
     @contextmanager
-    def defer_signals(self, tell: Callable[[int], None]) -> Iterator[None]:
-        """What came and comes is reported once, and ends nothing; a process that listens keeps it so afterwards.
+    def defer_signals(self, on_signal: Callable[[int], None]) -> Iterator[None]:
+        """Report signals once to `on_signal` instead of ending the process.
 
-        Only the second Ctrl-C still raises KeyboardInterrupt.
+        A process that already listens ignores signals afterwards. Only a second Ctrl-C still raises KeyboardInterrupt.
         """
         if not _in_main_thread():
             yield
             return
-        own = not self._is_listening()
-        if own:
+        installed_here = not self._is_listening()
+        if installed_here:
             self._install_handlers()
-        self._on_stop = tell
+        self._on_stop = on_signal
         if self._stop_request.first_signal:
-            tell(self._stop_request.first_signal)
+            on_signal(self._stop_request.first_signal)
         try:
             yield
         finally:
-            if own:
+            if installed_here:
                 self._restore_handlers()
             else:
                 self._on_stop = _ignore_signal
 
     def hold_signals(self) -> None:
-        """Let no signal interrupt what is done from here on: an error that is being told, after which this ends."""
+        """Ignore all further signals: for the time in which an error is reported before the process ends."""
         if self._on_stop is None:
             self._on_stop = _ignore_signal
 
@@ -129,39 +129,39 @@ class SignalListener:
     def _install_handlers(self) -> None:
         self._stop_request = StopRequest(supervised=relaunch.is_supervised())
         self._previous_handlers, self._on_stop = {}, None
-        for number in STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
-                self._previous_handlers[number] = signal.signal(number, self._handle_signal)
+        for signum in STOP_SIGNALS:
+            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup ignores it
+                self._previous_handlers[signum] = signal.signal(signum, self._handle_signal)
 
     def _restore_handlers(self) -> None:
         self._on_stop = None
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in self._previous_handlers.items():
+            signal.signal(signum, handler)
 
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        what = self._stop_request.classify_signal(number)
-        if what == STOP_NOW:
+    def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
+        action = self._stop_request.classify_signal(signum)
+        if action == STOP_NOW:
             raise KeyboardInterrupt
-        if what == FIRST_SIGNAL and self._on_stop is not None:
-            self._on_stop(number)
-        elif what == FIRST_SIGNAL:
+        if action == FIRST_SIGNAL and self._on_stop is not None:
+            self._on_stop(signum)
+        elif action == FIRST_SIGNAL:
             self.is_stopped = True
-            raise KeyboardInterrupt if number == signal.SIGINT else StopSignal(number)
+            raise KeyboardInterrupt if signum == signal.SIGINT else StopSignal(signum)
 
     def _start_watching(self) -> None:
-        waken, waker = os.pipe()
-        os.set_blocking(waker, False)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        threading.Thread(target=self._watch_signals, args=(waken,), name="stopping", daemon=True).start()
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch_signals, args=(read_fd,), name="stopping", daemon=True).start()
 
-    def _watch_signals(self, waken: int) -> None:
+    def _watch_signals(self, read_fd: int) -> None:
         while True:
-            asked = [number for number in os.read(waken, 64) if number in STOP_SIGNALS]
-            if not asked or self._on_stop is not None:
+            received = [signum for signum in os.read(read_fd, 64) if signum in STOP_SIGNALS]
+            if not received or self._on_stop is not None:
                 continue
             time.sleep(_GRACE_SECONDS)
             if self._on_stop is None and self._is_listening():
-                code = get_exit_code(self._stop_request.first_signal or asked[0])
+                code = get_exit_code(self._stop_request.first_signal or received[0])
                 relaunch.write_exit_code(code, log.get_rank())
                 os._exit(code)
 
@@ -170,9 +170,9 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _ignore_signal(number: int) -> None:
-    """Do nothing: what is done now is what a stop would wait for."""
+def _ignore_signal(signum: int) -> None:
+    """Do nothing: the current work is what a stop would wait for."""
 
 
 SIGNAL_LISTENER = SignalListener()
-"""This process's own."""
+"""The listener of this process."""

@@ -1,6 +1,6 @@
-"""A plot as SVG: panels with labelled axes, lines, bands, marks and words; light and dark as the reader's screen is.
+"""SVG plots: panels with labelled axes, lines, bands, marks and text; the colour scheme follows the reader's screen.
 
-No library is needed: a plan has none, and a measurement is drawn on machines that have none to draw with.
+No plotting library is needed: plans and measurements are drawn on machines that have none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 34, 48
-"""Room around the axes of a panel, for their numbers and labels."""
+"""Margins of the axes of a panel in pixels, for numbers and labels."""
 _COLOURS = (
     ("#0b6b78", "#4fb8c6"),
     ("#b4560f", "#e8995a"),
@@ -20,17 +20,17 @@ _COLOURS = (
     ("#a8325e", "#ee8fb2"),
     ("#1f5fae", "#7fb2f0"),
 )
-"""Of the styles c0, c1, ...: on light paper, on dark paper."""
+"""Colours of the styles c0, c1, ...: (on a light background, on a dark background)."""
 NUM_COLOURS = len(_COLOURS)
 
 
 def _build_style() -> str:
-    """Return the style sheet; all of it holds within `.plot`, so that a page can hold several plots."""
-    light, dark = ("".join(f"--c{n}:{pair[side]};" for n, pair in enumerate(_COLOURS)) for side in (0, 1))
-    each = "".join(
-        f".plot .c{n}{{stroke:var(--c{n})}}"
-        f".plot .full.c{n},.plot .band.c{n},.plot .faint.c{n},.plot .cell.c{n}{{fill:var(--c{n})}}\n"
-        for n in range(NUM_COLOURS)
+    """Return the style sheet; its rules apply only within `.plot`, so a page can contain several plots."""
+    light, dark = ("".join(f"--c{index}:{colours[mode]};" for index, colours in enumerate(_COLOURS)) for mode in (0, 1))
+    colour_rules = "".join(
+        f".plot .c{i}{{stroke:var(--c{i})}}"
+        f".plot .full.c{i},.plot .band.c{i},.plot .faint.c{i},.plot .cell.c{i}{{fill:var(--c{i})}}\n"
+        for i in range(NUM_COLOURS)
     )
     return f"""
 .plot{{--paper:#fff;--ink:#1f2328;--soft:#59636e;--grid:#dde1e6;{light}}}
@@ -39,7 +39,7 @@ def _build_style() -> str:
 .plot text{{fill:var(--ink)}}.plot .soft{{fill:var(--soft);font-size:12px}}
 .plot .title{{font-weight:600;font-size:14px}}
 .plot .grid{{stroke:var(--grid);fill:none}}.plot .axis{{stroke:var(--soft);fill:none}}
-{each}.plot .line{{fill:none;stroke-width:2}}.plot .thin{{fill:none;stroke-width:1.3;stroke-dasharray:5 4}}
+{colour_rules}.plot .line{{fill:none;stroke-width:2}}.plot .thin{{fill:none;stroke-width:1.3;stroke-dasharray:5 4}}
 .plot .dash{{stroke-dasharray:5 4;stroke:var(--soft);stroke-width:1.3;fill:none}}
 .plot .band{{stroke:none;fill-opacity:.15}}.plot .faint{{stroke:none;fill-opacity:.45}}
 .plot .cell{{stroke:var(--paper)}}.plot text.inverse{{fill:var(--paper)}}
@@ -50,12 +50,12 @@ def _build_style() -> str:
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """What runs along a side.
+    """One axis of a panel.
 
     Attributes:
-        ticks: (value, as it is written).
-        is_log: equal ratios are equally far apart.
-        has_grid: lines across the panel at its ticks.
+        ticks: (value, label).
+        is_log: logarithmic scale.
+        has_grid: grid lines at the ticks.
     """
 
     label: str
@@ -66,7 +66,7 @@ class PlotAxis:
     has_grid: bool = False
 
     def get_fraction(self, value: float) -> float:
-        """Return where a value lies, 0 to 1."""
+        """Return the position of a value on the axis, 0 to 1."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -74,11 +74,11 @@ class PlotAxis:
 
 @dataclass
 class PlotPanel:
-    """One pair of axes; coordinates of everything drawn are values of the axes.
+    """One pair of axes; all coordinates are values of the axes.
 
     Attributes:
-        left, top, width, height: where it lies in the document, its numbers and labels included.
-        label_width: room at its left for the numbers and the label of the y axis.
+        left, top, width, height: rectangle in the document, numbers and labels included.
+        label_width: left margin for the numbers and the label of the y axis.
     """
 
     x: PlotAxis
@@ -93,10 +93,12 @@ class PlotPanel:
     elements: list[str] = field(default_factory=list)
 
     def to_pixel(self, x: float, y: float) -> tuple[float, float]:
-        """Return the pixel of a pair of values."""
-        across, up = self.width - self.label_width - RIGHT, self.height - TOP - BOTTOM
-        floor = self.top + self.height - BOTTOM
-        return self.left + self.label_width + across * self.x.get_fraction(x), floor - up * self.y.get_fraction(y)
+        """Return the pixel position of a pair of values."""
+        inner_width, inner_height = self.width - self.label_width - RIGHT, self.height - TOP - BOTTOM
+        bottom = self.top + self.height - BOTTOM
+        return self.left + self.label_width + inner_width * self.x.get_fraction(
+            x
+        ), bottom - inner_height * self.y.get_fraction(y)
 
     def draw_line(self, points: Iterable[tuple[float, float]], style: str) -> None:
         """Draw a line through points."""
@@ -104,80 +106,82 @@ class PlotPanel:
         self.elements.append(f'<path class="{style}" d="M{path}"/>')
 
     def draw_band(self, edges: Sequence[tuple[float, float, float]], style: str) -> None:
-        """Fill what lies between two lines: (x, lower y, upper y)."""
-        around = [*((x, high) for x, _, high in edges), *((x, low) for x, low, _ in reversed(edges))]
-        path = "L".join("{:.1f} {:.1f}".format(*self.to_pixel(x, y)) for x, y in around)
+        """Fill the area between two lines: (x, lower y, upper y)."""
+        outline = [*((x, high) for x, _, high in edges), *((x, low) for x, low, _ in reversed(edges))]
+        path = "L".join("{:.1f} {:.1f}".format(*self.to_pixel(x, y)) for x, y in outline)
         self.elements.append(f'<path class="band {style}" d="M{path}z"/>')
 
     def draw_cell(
-        self, corner: tuple[float, float], other: tuple[float, float], style: str, shade: float = 1.0
+        self, corner: tuple[float, float], opposite: tuple[float, float], style: str, opacity: float = 1.0
     ) -> None:
-        """Fill the rectangle between two pairs of values; `shade` 0 to 1 is how dark it is."""
-        (x0, y0), (x1, y1) = self.to_pixel(*corner), self.to_pixel(*other)
-        place = f'x="{min(x0, x1):.1f}" y="{min(y0, y1):.1f}" width="{abs(x1 - x0):.1f}" height="{abs(y1 - y0):.1f}"'
-        if shade < 1:
-            self.elements.append(f'<rect {place} style="fill:var(--paper)"/>')
-        self.elements.append(f'<rect class="cell {style}" {place} fill-opacity="{shade:.3f}"/>')
+        """Fill the rectangle between two corners; `opacity` is 0 to 1."""
+        (x0, y0), (x1, y1) = self.to_pixel(*corner), self.to_pixel(*opposite)
+        geometry = f'x="{min(x0, x1):.1f}" y="{min(y0, y1):.1f}" width="{abs(x1 - x0):.1f}" height="{abs(y1 - y0):.1f}"'
+        if opacity < 1:
+            self.elements.append(f'<rect {geometry} style="fill:var(--paper)"/>')
+        self.elements.append(f'<rect class="cell {style}" {geometry} fill-opacity="{opacity:.3f}"/>')
 
-    def draw_mark(self, x: float, y: float, shape: str, style: str, told: str) -> None:
-        """Draw a circle, square, triangle, diamond, cross, line or bar; `told` appears under the pointer."""
-        across, up = self.to_pixel(x, y)
-        self.elements.append(_mark_element(across, up, shape, style, told))
+    def draw_mark(self, x: float, y: float, shape: str, style: str, tooltip: str) -> None:
+        """Draw a circle, square, triangle, diamond, cross, line or bar with a tooltip."""
+        px, py = self.to_pixel(x, y)
+        self.elements.append(_mark_element(px, py, shape, style, tooltip))
 
-    def draw_text(self, x: float, y: float, text: str, style: str, anchor: str, by: tuple[float, float]) -> None:
-        """Write beside a point, `by` so many pixels to the right and down."""
-        across, up = self.to_pixel(x, y)
-        self.elements.append(render_text(across + by[0], up + by[1], text, style, anchor))
+    def draw_text(self, x: float, y: float, text: str, style: str, anchor: str, offset: tuple[float, float]) -> None:
+        """Write text near a point; `offset` is (pixels to the right, pixels down)."""
+        px, py = self.to_pixel(x, y)
+        self.elements.append(render_text(px + offset[0], py + offset[1], text, style, anchor))
 
     def render_panel(self) -> str:
         """Return the panel with its axes."""
         x0, y0 = self.to_pixel(self.x.low, self.y.low)
         x1, y1 = self.to_pixel(self.x.high, self.y.high)
-        found = [render_text(x0, self.top + 20, self.title, self.title_style)] if self.title else []
+        parts = [render_text(x0, self.top + 20, self.title, self.title_style)] if self.title else []
         for value, text in self.y.ticks:
-            _, up = self.to_pixel(self.x.low, value)
-            found.append(f'<path class="grid" d="M{x0:.1f} {up:.1f}H{x1:.1f}"/>')
-            found.append(render_text(x0 - 8, up + 4, text, "soft", "end"))
+            _, py = self.to_pixel(self.x.low, value)
+            parts.append(f'<path class="grid" d="M{x0:.1f} {py:.1f}H{x1:.1f}"/>')
+            parts.append(render_text(x0 - 8, py + 4, text, "soft", "end"))
         for value, text in self.x.ticks:
-            across, _ = self.to_pixel(value, self.y.low)
+            px, _ = self.to_pixel(value, self.y.low)
             if self.x.has_grid:
-                found.append(f'<path class="grid" d="M{across:.1f} {y0:.1f}V{y1:.1f}"/>')
-            found.append(f'<path class="axis" d="M{across:.1f} {y0:.1f}v5"/>')
-            found.append(render_text(across, y0 + 19, text, "soft", "middle"))
-        found.append(f'<path class="axis" d="M{x0:.1f} {y1:.1f}V{y0:.1f}H{x1:.1f}"/>')
-        found.append(render_text((x0 + x1) / 2, y0 + 40, self.x.label, "", "middle"))
+                parts.append(f'<path class="grid" d="M{px:.1f} {y0:.1f}V{y1:.1f}"/>')
+            parts.append(f'<path class="axis" d="M{px:.1f} {y0:.1f}v5"/>')
+            parts.append(render_text(px, y0 + 19, text, "soft", "middle"))
+        parts.append(f'<path class="axis" d="M{x0:.1f} {y1:.1f}V{y0:.1f}H{x1:.1f}"/>')
+        parts.append(render_text((x0 + x1) / 2, y0 + 40, self.x.label, "", "middle"))
         if not self.y.label:
-            return "\n".join([*found, *self.elements])
-        turned = f' transform="rotate(-90 {self.left + 16:.1f} {(y0 + y1) / 2:.1f})"'
-        found.append(render_text(self.left + 16, (y0 + y1) / 2, self.y.label, "", "middle", turned))
-        return "\n".join([*found, *self.elements])
+            return "\n".join([*parts, *self.elements])
+        rotation = f' transform="rotate(-90 {self.left + 16:.1f} {(y0 + y1) / 2:.1f})"'
+        parts.append(render_text(self.left + 16, (y0 + y1) / 2, self.y.label, "", "middle", rotation))
+        return "\n".join([*parts, *self.elements])
 
 
 def render_legend(rows: Sequence[tuple[str, str, str]], left: float, top: float) -> str:
-    """Return marks and what they mean: (shape, style, text); without a shape a heading."""
-    found = []
-    for place, (shape, style, text) in enumerate(rows):
-        down = top + 20 * place
+    """Return the legend of rows (shape, style, text); a row without a shape is a heading."""
+    parts = []
+    for index, (shape, style, text) in enumerate(rows):
+        y = top + 20 * index
         if shape:
-            found.append(_mark_element(left + 7, down - 4, shape, style, ""))
-        found.append(render_text(left + (20 if shape else 0), down, text, "" if shape else "soft"))
-    return "\n".join(found)
+            parts.append(_mark_element(left + 7, y - 4, shape, style, ""))
+        parts.append(render_text(left + (20 if shape else 0), y, text, "" if shape else "soft"))
+    return "\n".join(parts)
 
 
 def render_document(parts: Iterable[str], width: float, height: float, title: str) -> str:
-    """Return the file."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width:g} {height:g}" role="img"'
-    head += f' width="{width:g}" height="{height:g}">\n<title>{escape(title)}</title>\n<style>{_build_style()}</style>'
-    return "\n".join([head, '<rect width="100%" height="100%" style="fill:var(--paper)"/>', *parts, "</svg>", ""])
+    """Return the text of the SVG file."""
+    header = f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width:g} {height:g}" role="img"'
+    header += (
+        f' width="{width:g}" height="{height:g}">\n<title>{escape(title)}</title>\n<style>{_build_style()}</style>'
+    )
+    return "\n".join([header, '<rect width="100%" height="100%" style="fill:var(--paper)"/>', *parts, "</svg>", ""])
 
 
-def render_text(x: float, y: float, text: str, style: str, anchor: str = "start", more: str = "") -> str:
-    """Return words at a pixel of the document."""
-    kind = f' class="{style}"' if style else ""
-    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+def render_text(x: float, y: float, text: str, style: str, anchor: str = "start", attributes: str = "") -> str:
+    """Return a text element at a pixel of the document."""
+    class_attribute = f' class="{style}"' if style else ""
+    return f'<text{class_attribute} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attributes}>{escape(text)}</text>'
 
 
-def _mark_element(x: float, y: float, shape: str, style: str, told: str) -> str:
+def _mark_element(x: float, y: float, shape: str, style: str, tooltip: str) -> str:
     shapes = {
         "circle": f"M{x - 5:.1f} {y:.1f}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z",
         "square": f"M{x - 4.5:.1f} {y - 4.5:.1f}h9v9h-9z",
@@ -187,4 +191,4 @@ def _mark_element(x: float, y: float, shape: str, style: str, told: str) -> str:
         "line": f"M{x - 7:.1f} {y:.1f}h14",
         "bar": f"M{x:.1f} {y - 8:.1f}v16",
     }
-    return f'<path class="{style}" d="{shapes[shape]}"><title>{escape(told)}</title></path>'
+    return f'<path class="{style}" d="{shapes[shape]}"><title>{escape(tooltip)}</title></path>'

@@ -1,4 +1,4 @@
-"""Sizes that must divide one another, checked before a device is asked for. No torch."""
+"""Checks of sizes that must divide one another, before a device is used. No torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from anabatic.core.errors import ConfigError
 
 
 def require_divisible_batch(batch: BatchSettings, ranks: int) -> None:
-    """Make sure that the sizes of a batch that are given fit together.
+    """Check that the global batch is a multiple of the micro-batches of all ranks, if both are set.
 
     Args:
-        ranks: processes that divide the data.
+        ranks: number of data-parallel processes.
 
     Raises:
-        ConfigError: the global batch is no multiple of all ranks' micro-batches.
+        ConfigError: it is not a multiple.
     """
     if batch.global_batch_tokens is None or batch.micro_batch_tokens is None:
         return
@@ -29,17 +29,17 @@ def require_divisible_batch(batch: BatchSettings, ranks: int) -> None:
 
 
 def count_micro_steps(job: RlJob, ranks: int) -> int:
-    """Return the micro-batches of answers in an update of one rank.
+    """Return the number of micro-batches of answers per update on one rank.
 
     Raises:
-        ConfigError: the answers of an update are no multiple of all ranks' micro-batches.
+        ConfigError: the answers of an update are not a multiple of the micro-batches of all ranks.
     """
     answers = job.examples_per_step * job.num_samples // job.updates
-    each = job.device_batch_size * ranks
+    answers_per_micro_step = job.device_batch_size * ranks
     require_setting(
-        answers % each == 0,
+        answers % answers_per_micro_step == 0,
         f"an update has {answers} answers, not a multiple of {ranks} ranks x device_batch_size"
-        f" {job.device_batch_size} = {each}",
+        f" {job.device_batch_size} = {answers_per_micro_step}",
         "change device_batch_size, examples_per_step or num_samples",
     )
-    return answers // each
+    return answers // answers_per_micro_step

@@ -1,12 +1,12 @@
-"""Estimated time: what operators and collectives would take on the chip; the simulated NPU counts by the same formulas
+"""Estimated time of operators and collectives on a chip; the simulated NPU uses the same formulas
 (sim/csrc/runtime/paper.cpp).
 
-An operator takes its launch on the device plus the longer of its arithmetic and its memory traffic (a roofline). A
-collective takes its launch plus what each device must send over what its links carry. Efficiencies and launch costs are
-those of Ascend/msmodeling's device table (`tensor_cast/device.py`): 0.7 of the peak for arithmetic, 0.6 for memory, 0.7
-for links; 2 us for a vector operator, 5 us for one of the cube cores, 10 us for a collective. Between servers a
-collective takes as many rounds as the logarithm of their number: HCCL's nonuniform hierarchical ring, its choice for
-many servers (HCCL documentation, HCCL_ALGO).
+The time of an operator is its launch on the device plus the longer of its arithmetic and its memory traffic (a
+roofline). The time of a collective is its launch plus the bytes each device sends divided by the bandwidth of its
+links. Efficiencies and launch costs are those of Ascend/msmodeling's device table (`tensor_cast/device.py`): 0.7 of the
+peak for arithmetic, 0.6 for memory, 0.7 for links; 2 us for a vector operator, 5 us for one of the cube cores, 10 us
+for a collective. Between servers the number of rounds of a collective is the logarithm of the number of servers: HCCL's
+nonuniform hierarchical ring, its choice for many servers (HCCL documentation, HCCL_ALGO).
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ MEMORY_EFFICIENCY = 0.6
 LINK_EFFICIENCY = 0.7
 LAUNCH_NS, LAUNCH_CUBE_NS, LAUNCH_COLLECTIVE_NS = 2000.0, 5000.0, 10000.0
 HOST_NS = 10000.0
-"""The middle of the 5 to 20 us that a two-stage aclnn call costs the host (Ascend/pytorch, tuning guide)."""
+"""Host time of a two-stage aclnn call: the middle of 5 to 20 us (Ascend/pytorch, tuning guide)."""
 FP32_FRACTION = 0.25
-"""fp32 products on the cube cores against fp16 (msmodeling: 75 to 99.5 of 280 to 376 TFLOP/s, HF32 included)."""
+"""Speed of fp32 products on the cube cores relative to fp16 (msmodeling: 75 to 99.5 of 280 to 376 TFLOP/s, HF32
+included)."""
 PCIE_GBS = 31.5
-"""PCIe 4.0 x16, one direction. The chips' own figures are not published: an assumption."""
+"""PCIe 4.0 x16, one direction. An assumption: the figures of the chips are not published."""
 NETWORK_GBS = 25.0
-"""200 Gb/s RoCE of each device (msmodeling)."""
+"""200 Gb/s RoCE per device (msmodeling)."""
 NETWORK_NS = 10000.0
 """Latency of one exchange between servers: an assumption."""
 
 ComputeUnit = Literal["vector", "cube half", "cube single", "host link"]
 COMPUTE_UNITS: tuple[ComputeUnit, ...] = ("vector", "cube half", "cube single", "host link")
-"""In the order of `enum SimUnit` (csrc/sim.h)."""
+"""Compute units, in the order of `enum SimUnit` (csrc/sim.h)."""
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all", "send", "recv",
     "barrier",
 )  # fmt: skip
-"""In the order of `enum SimCollective`."""
+"""Collectives, in the order of `enum SimCollective`."""
 
 
 @dataclass(frozen=True)
 class ChipRates:
-    """`struct SimRates` of csrc/segment.h: operations or bytes a second, efficiency taken off, and nanoseconds."""
+    """`struct SimRates` of csrc/segment.h: operations or bytes per second, efficiency included, and nanoseconds."""
 
     half_flops: float
     single_flops: float
@@ -71,12 +72,12 @@ _LINKS = (
     ("NVIDIA A100", 300.0, 300.0, 8),
     ("NVIDIA A800", 200.0, 200.0, 8),
 )
-"""Start of a chip's name; GB/s to one peer and to all peers, one direction; devices of a server. Ascend: msmodeling;
-NVIDIA: data sheets."""
+"""(prefix of the chip's name, GB/s to one peer, GB/s to all peers, devices per server), one direction. Ascend:
+msmodeling; NVIDIA: data sheets."""
 
 
 def _find_links(chip: Chip) -> tuple[float, float, int]:
-    """The row of a chip; what has none, or no published figure, is taken as eight behind PCIe."""
+    """Return the link row of a chip; default: eight devices connected by PCIe."""
     return next((row[1:] for row in _LINKS if chip.name.startswith(row[0])), (PCIE_GBS, PCIE_GBS, 8))
 
 
@@ -101,43 +102,43 @@ def get_chip_rates(chip: Chip) -> ChipRates:
     )
 
 
-def list_rate_values(found: ChipRates) -> list[float | int]:
+def list_rate_values(rates: ChipRates) -> list[float | int]:
     """Return the constants in the order of the C structure."""
-    return list(asdict(found).values())
+    return list(asdict(rates).values())
 
 
-def estimate_operator_ns(found: ChipRates, unit: ComputeUnit, flops: float, moved: float) -> float:
-    """Return the nanoseconds of an operator that reads and writes `moved` bytes."""
+def estimate_operator_ns(rates: ChipRates, unit: ComputeUnit, flops: float, bytes_moved: float) -> float:
+    """Return the nanoseconds of an operator that reads and writes `bytes_moved` bytes."""
     if unit == "host link":
-        return found.launch_ns + 1e9 * moved / found.host_link
-    memory = 1e9 * moved / found.memory
+        return rates.launch_ns + 1e9 * bytes_moved / rates.host_link
+    memory_ns = 1e9 * bytes_moved / rates.memory
     if unit == "vector":
-        return found.launch_ns + memory
-    rate = found.half_flops if unit == "cube half" else found.single_flops
-    return found.launch_cube_ns + max(memory, 1e9 * flops / rate)
+        return rates.launch_ns + memory_ns
+    flops_per_second = rates.half_flops if unit == "cube half" else rates.single_flops
+    return rates.launch_cube_ns + max(memory_ns, 1e9 * flops / flops_per_second)
 
 
 def get_collective_pattern(kind: str, ranks: int) -> tuple[float, int]:
-    """Return the share of the tensor that each of `ranks` sends, and how many phases follow one another."""
-    others = (ranks - 1) / ranks if ranks > 1 else 0.0
+    """Return the fraction of the tensor that each of `ranks` sends, and the number of sequential phases."""
+    fraction = (ranks - 1) / ranks if ranks > 1 else 0.0
     if kind in ("all_reduce", "broadcast", "reduce"):
-        return 2 * others, 2  # scatter (and add), then gather
+        return 2 * fraction, 2  # scatter (and add), then gather
     if kind in ("send", "recv"):
         return 1.0, 1
-    return (0.0 if kind == "barrier" else others), 1
+    return (0.0 if kind == "barrier" else fraction), 1
 
 
-def estimate_collective_ns(found: ChipRates, kind: str, total: float, ranks: int) -> float:
+def estimate_collective_ns(rates: ChipRates, kind: str, total: float, ranks: int) -> float:
     """Return the nanoseconds of a collective over `total` bytes: inside servers first, then between them."""
-    pair = kind in ("send", "recv")
-    inside = min(ranks, found.server)
-    servers = -(-ranks // inside)
-    ns = found.launch_collective_ns
-    if inside > 1 or pair:
-        link = found.peer if pair else min(found.peers, (inside - 1) * found.peer)
-        ns += 1e9 * get_collective_pattern(kind, inside)[0] * total / link
-    if servers > 1 and not pair:
-        share, phases = get_collective_pattern(kind, servers)
+    is_point_to_point = kind in ("send", "recv")
+    ranks_per_server = min(ranks, rates.server)
+    servers = -(-ranks // ranks_per_server)
+    ns = rates.launch_collective_ns
+    if ranks_per_server > 1 or is_point_to_point:
+        link = rates.peer if is_point_to_point else min(rates.peers, (ranks_per_server - 1) * rates.peer)
+        ns += 1e9 * get_collective_pattern(kind, ranks_per_server)[0] * total / link
+    if servers > 1 and not is_point_to_point:
+        fraction, phases = get_collective_pattern(kind, servers)
         rounds = phases * (servers - 1).bit_length()  # the logarithm, rounded up
-        ns += rounds * found.network_ns + 1e9 * share * total / inside / found.network
+        ns += rounds * rates.network_ns + 1e9 * fraction * total / ranks_per_server / rates.network
     return ns

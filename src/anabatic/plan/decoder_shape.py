@@ -1,4 +1,4 @@
-"""The sizes of a decoder model, read from its config.json. No torch, no weights.
+"""Sizes of a decoder model, read from its config.json. No torch, no weights.
 
 Letters: `V` vocabulary, `H` hidden size, `L` blocks, `N` query heads, `K` key/value heads, `D` head size, `I` inner
 size of an MLP.
@@ -19,26 +19,26 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"
 _ATTENTION_BIAS_FAMILIES = frozenset({"qwen2", "qwen2_moe"})
 """Families whose queries, keys and values have a bias that config.json does not name (their modeling files)."""
 _HEAD_NORM_FAMILIES = frozenset({"qwen3", "qwen3_moe", "gemma3_text", "gemma3"})
-"""Families that norm every query and key head."""
+"""Families that normalize every query and key head."""
 _FOUR_NORM_FAMILIES = frozenset({"gemma2", "gemma3_text", "gemma3", "glm4"})
-"""Families with a norm behind attention and MLP, too."""
+"""Families that also have a norm after attention and MLP."""
 _TIED_FAMILIES = frozenset({"gemma", "gemma2", "gemma3_text", "gemma3", "cohere", "cohere2"})
-"""Families whose embedding is the head unless config.json says otherwise."""
+"""Families with tied embeddings unless config.json says otherwise."""
 _UNSUPPORTED_KEYS = ("kv_lora_rank", "linear_num_value_heads", "state_size", "attn_layer_period")
 """Keys of models whose blocks are not (only) attention with queries, keys and values."""
 _KNOWN_FAMILIES = frozenset(
     ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3")
     + ("gemma3_text", "cohere", "cohere2", "glm", "glm4", "phi3", "olmo2", "granite")
 )
-"""Families whose blocks are as `DecoderShape` has them."""
+"""Families whose blocks match `DecoderShape`."""
 _FAMILY_NAMES = "Qwen2, Qwen3, Llama, Mistral, Gemma, GLM or Phi-3"
 MAX_SIZE = 10**9
-"""No size of a model is greater."""
+"""Upper bound of every size of a model."""
 
 
 @dataclass(frozen=True)
 class LinearShape:
-    """A matrix of a block."""
+    """A linear layer of a block."""
 
     name: str
     inputs: int
@@ -47,13 +47,13 @@ class LinearShape:
 
     @property
     def params(self) -> int:
-        """Weight and bias."""
+        """Number of parameters, weight and bias."""
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What memory and time depend on."""
+    """The sizes that memory and time depend on."""
 
     vocab: int
     hidden: int
@@ -67,20 +67,20 @@ class DecoderShape:
     out_bias: bool = False
     head_norms: bool = False
     norms: int = 2
-    """Norms of a block over the hidden size."""
+    """Number of norms over the hidden size in a block."""
     experts: int = 0
-    """Experts of a block; 0: one MLP."""
+    """Number of experts of a block; 0: one MLP."""
     experts_per_token: int = 0
-    """Experts that see a token."""
+    """Number of experts per token."""
     expert_inner: int = 0
     shared_inner: int = 0
-    """Inner size of the expert that sees every token."""
+    """Inner size of the shared expert."""
     max_positions: int = 0
-    """Longest segment that the model was made for; 0: not said."""
+    """Maximum sequence length of the model; 0: unknown."""
 
     @property
     def attention_linears(self) -> list[LinearShape]:
-        """Queries, keys, values, output."""
+        """Projections of queries, keys, values and output."""
         h, d = self.hidden, self.head_dim
         return [
             LinearShape("q_proj", h, self.heads * d, self.qkv_bias),
@@ -91,7 +91,7 @@ class DecoderShape:
 
     @property
     def mlp_linears(self) -> list[LinearShape]:
-        """Gate, up and down of the MLP, or of the expert that sees every token; none where there is neither."""
+        """Gate, up and down projection of the MLP or of the shared expert; empty if there is neither."""
         inner = self.shared_inner if self.experts else self.inner
         h = self.hidden
         return [
@@ -102,17 +102,17 @@ class DecoderShape:
 
     @property
     def linears(self) -> list[LinearShape]:
-        """What `all-linear` adapters reach."""
+        """The linear layers that `all-linear` adapters cover."""
         return [*self.attention_linears, *self.mlp_linears]
 
     @property
     def expert_params(self) -> int:
-        """All experts of a block, and the router."""
+        """Parameters of all experts of a block, and of the router."""
         return self.experts * (3 * self.hidden * self.expert_inner + self.hidden)
 
     @property
     def norm_params(self) -> int:
-        """Of a block."""
+        """Parameters of the norms of a block."""
         return self.norms * self.hidden + (2 * self.head_dim if self.head_norms else 0)
 
     @property
@@ -137,17 +137,22 @@ class DecoderShape:
 
     @property
     def multiplying_params(self) -> int:
-        """Parameters that multiply a token: all but the input embedding and the experts that do not see it."""
+        """Parameters used in products for one token: all but the input embedding and the inactive experts."""
         idle = self.layers * (self.experts - self.experts_per_token) * 3 * self.hidden * self.expert_inner
         return self.params - (0 if self.is_tied else self.embedding_params) - idle
 
 
 def find_model_folder(path: Path) -> Path:
-    """Return the folder of a model or an adapter: `path`, or the model of a run folder."""
+    """Return the folder of a model or an adapter: `path`, or the model inside a run folder."""
     run = RunFolder(path)
-    inside = (path, run.best_model, run.final_model)
+    candidates = (path, run.best_model, run.final_model)
     return next(
-        (one for one in inside if any((one / name).is_file() for name in ("config.json", ADAPTER_CONFIG_FILE))), path
+        (
+            folder
+            for folder in candidates
+            if any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG_FILE))
+        ),
+        path,
     )
 
 
@@ -155,24 +160,26 @@ def read_shape(config: Mapping[str, Any], name: str) -> DecoderShape:
     """Return the shape that a config.json describes.
 
     Args:
-        name: of the file, for errors.
+        name: name of the file, for errors.
 
     Raises:
-        DataError: sizes are missing or no positive numbers, or the blocks are of another kind.
+        DataError: sizes are missing or not positive numbers, or the blocks are of another kind.
     """
-    kind = str(config.get("model_type", ""))
+    model_type = str(config.get("model_type", ""))
     if isinstance(config.get("text_config"), Mapping):
-        return read_shape({**config["text_config"], "model_type": config["text_config"].get("model_type", kind)}, name)
-    strange = [key for key in _UNSUPPORTED_KEYS if config.get(key)]
-    if strange:
+        return read_shape(
+            {**config["text_config"], "model_type": config["text_config"].get("model_type", model_type)}, name
+        )
+    unsupported = [key for key in _UNSUPPORTED_KEYS if config.get(key)]
+    if unsupported:
         raise DataError(
-            f"{name} describes blocks of another kind ({', '.join(strange)}), whose memory is not known here",
+            f"{name} describes blocks of another kind ({', '.join(unsupported)}), whose memory is not known here",
             f"plan a model of the kind of {_FAMILY_NAMES}",
         )
     hidden, heads = _require_size(config, "hidden_size", name), _require_size(config, "num_attention_heads", name)
     experts = _optional_size(config, ("num_experts", "num_local_experts", "n_routed_experts"), name)
-    own = _optional_size(config, ("intermediate_size",), name)
-    shared = _optional_size(config, ("shared_expert_intermediate_size",), name)
+    dense_inner = _optional_size(config, ("intermediate_size",), name)
+    shared_inner = _optional_size(config, ("shared_expert_intermediate_size",), name)
     kv_heads = _optional_size(config, ("num_key_value_heads",), name) or heads
     head_dim = _optional_size(config, ("head_dim",), name)
     _require_multiple(config, name, "num_attention_heads", "num_key_value_heads" if heads % kv_heads else "")
@@ -184,32 +191,38 @@ def read_shape(config: Mapping[str, Any], name: str) -> DecoderShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim or hidden // heads,
-        inner=own if experts else _require_size(config, "intermediate_size", name),
-        is_tied=bool(config.get("tie_word_embeddings", kind in _TIED_FAMILIES)),
-        qkv_bias=bool(config.get("attention_bias", kind in _ATTENTION_BIAS_FAMILIES)),
-        out_bias=bool(config.get("attention_bias", False)) and kind not in _ATTENTION_BIAS_FAMILIES,
-        head_norms=kind in _HEAD_NORM_FAMILIES,
-        norms=4 if kind in _FOUR_NORM_FAMILIES else 2,
+        inner=dense_inner if experts else _require_size(config, "intermediate_size", name),
+        is_tied=bool(config.get("tie_word_embeddings", model_type in _TIED_FAMILIES)),
+        qkv_bias=bool(config.get("attention_bias", model_type in _ATTENTION_BIAS_FAMILIES)),
+        out_bias=bool(config.get("attention_bias", False)) and model_type not in _ATTENTION_BIAS_FAMILIES,
+        head_norms=model_type in _HEAD_NORM_FAMILIES,
+        norms=4 if model_type in _FOUR_NORM_FAMILIES else 2,
         experts=experts,
         experts_per_token=_optional_size(config, ("num_experts_per_tok",), name) if experts else 0,
-        expert_inner=(_optional_size(config, ("moe_intermediate_size",), name) or own) if experts else 0,
-        shared_inner=shared if experts else 0,
+        expert_inner=(_optional_size(config, ("moe_intermediate_size",), name) or dense_inner) if experts else 0,
+        shared_inner=shared_inner if experts else 0,
         max_positions=_optional_size(config, ("max_position_embeddings",), name),
     )
 
 
 def describe_unknown_family(config: Mapping[str, Any]) -> str:
-    """Return what is to be minded of the family that a config.json names; empty where its blocks are known."""
-    inner = config.get("text_config")
-    kind = (inner if isinstance(inner, Mapping) else config).get("model_type") or config.get("model_type")
-    if isinstance(kind, str) and kind in _KNOWN_FAMILIES:
+    """Return a note about an unknown model family of a config.json; empty if the family is known."""
+    text_config = config.get("text_config")
+    model_type = (text_config if isinstance(text_config, Mapping) else config).get("model_type") or config.get(
+        "model_type"
+    )
+    if isinstance(model_type, str) and model_type in _KNOWN_FAMILIES:
         return ""
-    return f"{f'model_type {str(kind)[:60]} is not known here' if kind else 'no model_type'}: taken for one like Llama"
+    reason = f"model_type {str(model_type)[:60]} is not known here" if model_type else "no model_type"
+    return f"{reason}: taken for one like Llama"
 
 
-def _require_multiple(config: Mapping[str, Any], name: str, whole: str, part: str) -> None:
-    if part:
-        raise DataError(f"{name}: {whole} {config[whole]} is no multiple of {part} {config[part]}", "look at the file")
+def _require_multiple(config: Mapping[str, Any], name: str, size_key: str, divisor_key: str) -> None:
+    if divisor_key:
+        raise DataError(
+            f"{name}: {size_key} {config[size_key]} is no multiple of {divisor_key} {config[divisor_key]}",
+            "look at the file",
+        )
 
 
 def _require_size(config: Mapping[str, Any], key: str, name: str) -> int:
@@ -219,7 +232,7 @@ def _require_size(config: Mapping[str, Any], key: str, name: str) -> int:
 
 
 def _optional_size(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int:
-    """The first of `keys` that is there; 0 where none is."""
+    """Return the value of the first of `keys` that is set; 0 if none is."""
     for key in keys:
         value = config.get(key)
         if value is None:
@@ -231,10 +244,10 @@ def _optional_size(config: Mapping[str, Any], keys: tuple[str, ...], name: str) 
 
 
 def refuse_size(config: Mapping[str, Any], key: str, name: str) -> NoReturn:
-    """Refuse a model for one of its sizes.
+    """Reject a model because of one of its sizes.
 
     Raises:
         DataError: always.
     """
-    shown = repr(config.get(key))[:60]
-    raise DataError(f"{name}: {key} is {shown}, not a whole number from 1 to {MAX_SIZE:,}", "look at the file")
+    value = repr(config.get(key))[:60]
+    raise DataError(f"{name}: {key} is {value}, not a whole number from 1 to {MAX_SIZE:,}", "look at the file")

@@ -1,4 +1,4 @@
-"""Which chip a job gets on this machine, by what the driver's tools and Linux say. No torch."""
+"""Detect the chip that a job gets on this machine, from the driver's tools and Linux. No torch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from anabatic.monitor.sources.selection import DeviceSource
 AcceleratorLookup = tuple[DeviceSource | None, list[str]]
 
 _FLOPS_PER_CLOCK = (("avx512f", 64), ("avx2", 32), ("asimd", 16))
-"""Flag of /proc/cpuinfo -> fp32 operations a clock of a core: two units that multiply and add a register (Intel
+"""(flag of /proc/cpuinfo, fp32 operations per clock and core): two fused multiply-add units on one register (Intel
 "Intrinsics Guide" and Arm Neoverse guides: 16, 8 and 4 numbers)."""
 _DEFAULT_MHZ = 2500.0
-"""Where Linux does not tell the clock: an assumption."""
+"""Assumed clock if Linux does not report one."""
 _PROCESSOR_GBS = 40.0
-"""Memory bandwidth that a process of a server gets: an assumption; two channels of DDR4-3200 have 51 GB/s."""
+"""Assumed memory bandwidth of one process on a server; two channels of DDR4-3200 have 51 GB/s."""
 _FASTEST_A3 = "Ascend910_9391"
-"""`npu-smi` calls all dies of A3 cards Ascend910; this is the fastest of them."""
+"""`npu-smi` reports all dies of A3 cards as Ascend910; this is the fastest of them."""
 
 
 def has_torch_backend(kind: str) -> bool:
-    """Whether the torch that is installed drives such devices; torch itself is not imported."""
+    """Return whether the installed torch supports devices of this type, without importing it."""
     if kind == "npu":
         return importlib.util.find_spec("torch_npu") is not None
     try:
@@ -42,28 +42,28 @@ def has_torch_backend(kind: str) -> bool:
 
 
 def detect_job_chip(
-    wanted: str, npus: int, look: Callable[[], AcceleratorLookup] = selection.find_accelerator_source
+    device_type: str, npus: int, find_source: Callable[[], AcceleratorLookup] = selection.find_accelerator_source
 ) -> tuple[Chip, str]:
-    """Return the chip of a job's devices and what says so.
+    """Return the chip of a job's devices and its source.
 
     Args:
-        wanted: the setting device.type.
-        npus: processes of this machine.
-        look: finds the source that tells of devices.
+        device_type: the setting device.type.
+        npus: processes on this machine.
+        find_source: finds the source of device readings.
 
     Raises:
         ConfigError: the devices are of a kind that is not known here.
         DeviceError: there are too few of them.
     """
-    kinds = {"auto": ("npu", "cuda"), "npu": ("npu",), "cuda": ("cuda",)}.get(wanted, ())
+    kinds = {"auto": ("npu", "cuda"), "npu": ("npu",), "cuda": ("cuda",)}.get(device_type, ())
     usable = [kind for kind in kinds if has_torch_backend(kind)]
-    source = look()[0] if usable else None
+    source = find_source()[0] if usable else None
     devices = source.read().devices if source is not None else []
     kind = "npu" if devices and devices[0].kind == "npu" else "cuda"
     if not devices or kind not in usable:
-        if wanted in ("npu", "cuda"):
+        if device_type in ("npu", "cuda"):
             raise DeviceError(
-                f"device.type is {wanted}, and no such device is found here",
+                f"device.type is {device_type}, and no such device is found here",
                 "for another machine: `anabatic plan --chip 910B3 --npus 8 -- COMMAND`",
             )
         return describe_processor(npus), "of this machine: torch would find no accelerator"
@@ -76,10 +76,10 @@ def detect_job_chip(
 
 
 def _match_chip(device: DeviceReading) -> Chip:
-    """The row of a device, with the memory that it has and what is in use of it."""
+    """Return the chip of a device, with its total and its used memory."""
     name = device.name or ""
-    full = name if device.kind != "npu" or name.startswith("Ascend") else f"Ascend{name}"
-    chip = table.find_chip(_FASTEST_A3 if full == "Ascend910" else full)
+    chip_name = name if device.kind != "npu" or name.startswith("Ascend") else f"Ascend{name}"
+    chip = table.find_chip(_FASTEST_A3 if chip_name == "Ascend910" else chip_name)
     if chip is None:
         raise ConfigError(
             f"the devices here are {name!r}, whose speed is not known", "`anabatic plan --chip` lists the chips"
@@ -89,19 +89,25 @@ def _match_chip(device: DeviceReading) -> Chip:
     return chip if device.used_mb is None else replace(chip, taken_gib=device.used_mb / 1024)
 
 
-def describe_processor(processes: int, info: Path = Path("/proc/cpuinfo")) -> Chip:
-    """Return the row of this machine's processor, shared by so many processes."""
+def describe_processor(processes: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> Chip:
+    """Return the processor of this machine as a chip, shared by `processes` processes."""
     try:
-        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()
-    lanes = next((count for flag, count in _FLOPS_PER_CLOCK if flag in flags), 8)
+    flops_per_clock = next((count for flag, count in _FLOPS_PER_CLOCK if flag in flags), 8)
     try:
         mhz = float(facts.get("cpu MHz", _DEFAULT_MHZ))
     except ValueError:
         mhz = _DEFAULT_MHZ
     cores = max(1.0, len(os.sched_getaffinity(0)) / processes)
-    free = psutil.virtual_memory().available / processes
-    return Chip(table.PROCESSOR_NAME, cores * mhz * 1e6 * lanes / 1e12, free / 2**30, _PROCESSOR_GBS, taken_gib=0.0)
+    free_bytes = psutil.virtual_memory().available / processes
+    return Chip(
+        table.PROCESSOR_NAME,
+        cores * mhz * 1e6 * flops_per_clock / 1e12,
+        free_bytes / 2**30,
+        _PROCESSOR_GBS,
+        taken_gib=0.0,
+    )

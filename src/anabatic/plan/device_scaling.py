@@ -1,8 +1,8 @@
-"""Estimates for more and more devices: the same way of dividing it, inside one machine and then between machines.
+"""Scaling estimates: the same strategy on a growing number of devices, within one machine and then across machines.
 
-Links and latencies are those of `cost_model.py`, as for everything else: HCCS or NVLink inside a machine, 25 GB/s a
-device between them. What grows with the number of devices is only what the links carry; the stragglers, congested
-switches and failures of large machines are not in there.
+Links and latencies are those of `cost_model.py`: HCCS or NVLink within a machine, 25 GB/s per device between machines.
+Only link traffic grows with the number of devices; stragglers, congested switches and failures of large clusters are
+not modelled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from anabatic.plan.strategy_search import StrategyEstimate, find_bottleneck, get
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """A job on so many devices.
+    """A job on a number of devices.
 
     Attributes:
-        speed_up: tokens a second against the fewest devices; efficiency: that over what the numbers promise.
-        waiting_fraction, update_fraction: shares of a step in which devices wait for links, and update weights.
-        run_seconds: seconds of the whole run; 0: not known.
+        speed_up: tokens per second relative to the fewest devices; efficiency: speed-up relative to linear scaling.
+        waiting_fraction, update_fraction: fractions of a step in which devices wait for links, and update weights.
+        run_seconds: seconds of the whole run; 0: unknown.
     """
 
     devices: int
@@ -37,74 +37,89 @@ class ScalingRow:
     run_seconds: float
 
 
-def list_device_counts(machine: int, most: int, step: int) -> list[int]:
-    """Return numbers of devices: doubled up to a machine, then doubled machines; multiples of `step`.
+def list_device_counts(devices_per_machine: int, max_devices: int, step: int) -> list[int]:
+    """Return device counts: powers of two up to one machine, then doubled machines; multiples of `step` only.
 
     Args:
-        machine: devices of one.
+        devices_per_machine: devices of one.
     """
-    inside = [1 << power for power in range(machine.bit_length()) if 1 << power < machine]
-    between = [machine << power for power in range(max(1, most).bit_length()) if machine << power <= most]
-    return [count for count in [*inside, *between] if count <= most and count % step == 0]
+    within_machine = [
+        1 << power for power in range(devices_per_machine.bit_length()) if 1 << power < devices_per_machine
+    ]
+    across_machines = [
+        devices_per_machine << power
+        for power in range(max(1, max_devices).bit_length())
+        if devices_per_machine << power <= max_devices
+    ]
+    return [count for count in [*within_machine, *across_machines] if count <= max_devices and count % step == 0]
 
 
 def build_scaling_rows(plans: Sequence[JobPlan]) -> list[ScalingRow]:
-    """Compare plans of one job, the fewest devices first, all divided in the way that is taken on the most of them.
+    """Compare plans of one job, the fewest devices first, all with the strategy chosen for the most devices.
 
-    That is the job's own where it fits there, else the fastest. Fewer devices than it fits on are left out.
+    That is the strategy of the job if it fits there, else the fastest. Device counts on which it does not fit are
+    left out.
     """
-    most = next((plan for plan in reversed(plans) if plan.choice.can_fit or plan.fitting), None)
-    if most is None:
+    largest = next((plan for plan in reversed(plans) if plan.choice.can_fit or plan.fitting), None)
+    if largest is None:
         return []
-    model = most.choice if most.choice.can_fit else most.fastest_per_strategy[0]
-    divided = len({plan.choice.step_time.tokens for plan in plans}) == 1
-    found: list[ScalingRow] = []
-    for plan in plans[: plans.index(most) + 1]:
-        choice = _find_matching_estimate(model, plan, divided)
+    reference = largest.choice if largest.choice.can_fit else largest.fastest_per_strategy[0]
+    is_strong_scaling = len({plan.choice.step_time.tokens for plan in plans}) == 1
+    rows: list[ScalingRow] = []
+    for plan in plans[: plans.index(largest) + 1]:
+        choice = _find_matching_estimate(reference, plan, is_strong_scaling)
         if choice is None:
             continue
         devices = plan.npus * plan.nodes
-        base = found[0] if found else None
-        up = choice.tokens_per_s / base.choice.tokens_per_s if base else 1.0
-        efficiency = up * base.devices / devices if base else 1.0
-        waiting, updating = (
-            part / choice.step_time.total_seconds
-            for part in (choice.step_time.exposed_collectives, choice.step_time.update)
+        base = rows[0] if rows else None
+        speed_up = choice.tokens_per_s / base.choice.tokens_per_s if base else 1.0
+        efficiency = speed_up * base.devices / devices if base else 1.0
+        waiting_fraction, update_fraction = (
+            seconds / choice.step_time.total_seconds
+            for seconds in (choice.step_time.exposed_collectives, choice.step_time.update)
         )
-        run = plan.steps * choice.step_time.total_seconds
-        found.append(ScalingRow(devices, plan.nodes, choice, up, efficiency, waiting, updating, run))
-    return found
+        run_seconds = plan.steps * choice.step_time.total_seconds
+        rows.append(
+            ScalingRow(
+                devices, plan.nodes, choice, speed_up, efficiency, waiting_fraction, update_fraction, run_seconds
+            )
+        )
+    return rows
 
 
-def _find_matching_estimate(model: StrategyEstimate, plan: JobPlan, divided: bool) -> StrategyEstimate | None:
-    """The plan's choice of the same way, None where none fits.
+def _find_matching_estimate(
+    reference: StrategyEstimate, plan: JobPlan, is_strong_scaling: bool
+) -> StrategyEstimate | None:
+    """Return the estimate of `plan` with the strategy of `reference`, None if none fits.
 
-    The micro-batch is the same; where a step's tokens are divided, and a rank has fewer and fewer, the fastest.
+    The micro-batch is the same; in strong scaling, where the tokens per rank shrink, the fastest micro-batch.
     """
     fitting = [plan.choice, *plan.fitting] if plan.choice.can_fit else plan.fitting
-    same = [one for one in fitting if get_strategy_key(one.setup) == get_strategy_key(model.setup)]
-    size = model.setup.micro_tokens
+    matches = [
+        estimate for estimate in fitting if get_strategy_key(estimate.setup) == get_strategy_key(reference.setup)
+    ]
+    micro_tokens = reference.setup.micro_tokens
     return max(
-        (one for one in same if divided or one.setup.micro_tokens == size),
-        key=lambda one: one.tokens_per_s,
+        (estimate for estimate in matches if is_strong_scaling or estimate.setup.micro_tokens == micro_tokens),
+        key=lambda estimate: estimate.tokens_per_s,
         default=None,
     )
 
 
 def describe_scaling(rows: Sequence[ScalingRow]) -> str:
-    """Return what is held and what grows."""
+    """Return the settings, and what is constant: tokens per step or tokens per device."""
     tokens = {row.choice.step_time.tokens for row in rows}
     settings = format_strategy(replace(rows[-1].choice.setup, micro_steps=1)).rpartition(" x ")[0]
     if len(rows) == 1:
         return f"{settings}; {max(tokens):,} tokens a step"
     if len(tokens) == 1:
         return f"{settings.rpartition(', ')[0]}; {max(tokens):,} tokens a step for all (strong scaling)"
-    each = rows[0].choice.step_time.tokens // rows[0].devices
-    return f"{settings}; {each:,} tokens a step for each device (weak scaling)"
+    tokens_per_device = rows[0].choice.step_time.tokens // rows[0].devices
+    return f"{settings}; {tokens_per_device:,} tokens a step for each device (weak scaling)"
 
 
 def scaling_to_dict(rows: Sequence[ScalingRow], chip: Chip) -> dict[str, Any]:
-    """The table for programs: seconds and shares."""
+    """Return the table as a dict: seconds and fractions."""
     return {
         "chip": chip.name,
         "held": describe_scaling(rows),
@@ -126,16 +141,18 @@ def scaling_to_dict(rows: Sequence[ScalingRow], chip: Chip) -> dict[str, Any]:
 
 
 def format_scaling_lines(rows: Sequence[ScalingRow]) -> Iterator[str]:
-    """The table for people."""
+    """Yield the lines of the table."""
     yield describe_scaling(rows)
     yield ""
-    head = f"{'devices':>7} {'machines':>8} {'tokens/s':>12} {'tokens a step':>13} {'speed-up':>9} {'efficiency':>10} "
-    yield head + f"{'waiting':>8} {'update':>7}  {'the run  ' if rows[-1].run_seconds else ''}what decides"
+    header = (
+        f"{'devices':>7} {'machines':>8} {'tokens/s':>12} {'tokens a step':>13} {'speed-up':>9} {'efficiency':>10} "
+    )
+    yield header + f"{'waiting':>8} {'update':>7}  {'the run  ' if rows[-1].run_seconds else ''}what decides"
     for row in rows:
-        one, run = row.choice, f"{format_duration(row.run_seconds):9}" if row.run_seconds else ""
+        choice, run_time = row.choice, f"{format_duration(row.run_seconds):9}" if row.run_seconds else ""
         shares = f"{row.waiting_fraction:8.1%} {row.update_fraction:7.1%}"
-        sizes = f"{row.devices:7,} {row.machines:8,} {one.tokens_per_s:12,.0f} {one.step_time.tokens:13,}"
-        yield f"{sizes} {row.speed_up:9.2f} {row.efficiency:10.1%} {shares}  {run}{find_bottleneck(one)}"
+        sizes = f"{row.devices:7,} {row.machines:8,} {choice.tokens_per_s:12,.0f} {choice.step_time.tokens:13,}"
+        yield f"{sizes} {row.speed_up:9.2f} {row.efficiency:10.1%} {shares}  {run_time}{find_bottleneck(choice)}"
     if any(row.efficiency > 1.005 for row in rows):
         yield ""
         yield "above 100 %: on fewer devices each updates more, links are fewer, or micro-batches smaller"

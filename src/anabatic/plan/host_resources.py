@@ -1,4 +1,4 @@
-"""What a run needs beside its devices: the host's memory, the disk, energy."""
+"""Resources of a run besides its devices: host memory, disk space and energy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from anabatic.plan.memory_estimate import get_gradient_bytes, get_persistent_byt
 from anabatic.plan.training_setup import TrainingSetup
 
 PROCESS_BYTES = 0.5 * 2**30
-"""Bytes of a process with torch, transformers and our program, before it has a model: the resident set of
+"""Bytes of a process with torch, transformers and this program, before it loads a model: the resident set of
 `anabatic sft` on a CPU (docs/dev); drivers take more, which was not measured."""
 DISK_BYTES_PER_SECOND = 1e9
-"""Bytes a second that a checkpoint is written at: an assumption; local disks may be faster, networks slower."""
+"""Assumed bytes per second at which a checkpoint is written; local disks may be faster, networks slower."""
 MAX_GATHERED_BYTES = 4.0 * 2**30
-"""Bytes of weights that the rank which writes a model gathers in the host's memory for a file
+"""Maximum bytes of weights that the writing rank gathers in host memory for one file
 (`models/weights_reader.py`)."""
 _MAX_TWO_BYTE_VOCAB = 1 << 16
-"""Vocabularies up to here are stored in two bytes an id, larger ones in four (`data/shards/dataset_cache.py`)."""
+"""Largest vocabulary stored in two bytes per id; larger ones use four (`data/shards/dataset_cache.py`)."""
 
 
 @dataclass(frozen=True)
 class HostResources:
-    """Bytes, and kilowatt-hours.
+    """Host memory, disk space and energy of a run.
 
     Attributes:
-        host_bytes: of each machine's memory, by part.
-        checkpoint_bytes, model_bytes: one checkpoint; one saved model or adapter.
-        disk_bytes: by part; the tokenised data only where their size is known.
-        kwh: of the devices at the maker's largest power for the whole run; None: no power is published, or the run's
-            length is not known.
+        host_bytes: host memory of each machine, by part.
+        checkpoint_bytes, model_bytes: size of one checkpoint; of one saved model or adapter.
+        disk_bytes: disk space by part; tokenised data only if their size is known.
+        kwh: energy of the devices at their published maximum power for the whole run; None: no power is published, or
+            the length of the run is unknown.
     """
 
     host_bytes: dict[str, float]
@@ -43,31 +43,39 @@ class HostResources:
 def estimate_host_resources(
     setup: TrainingSetup, job: Any, chip: Chip, npus: int, seconds: float, tokens: int | None
 ) -> HostResources:
-    """Return what a job needs.
+    """Estimate the resources of a job.
 
     Args:
-        npus: devices of a machine.
-        seconds: of the run; 0: not known.
-        tokens: of one pass over the data; None: not known.
+        npus: devices per machine.
+        seconds: length of the run; 0: unknown.
+        tokens: tokens of one epoch; None: unknown.
     """
-    share = npus / setup.world_size
-    checkpoint = setup.tensor * sum(get_persistent_bytes(setup)[name] for name in ("trained weights", "optimizer"))
-    kept = ("trained weights",) if setup.tuner == "lora" else ("trained weights", "frozen weights")
-    model = setup.tensor * sum(
-        get_persistent_bytes(setup)[name] for name in kept
-    )  # as they are trained, not in half the bytes
-    host = {"programs": npus * PROCESS_BYTES}
+    machine_fraction = npus / setup.world_size
+    checkpoint_bytes = setup.tensor * sum(
+        get_persistent_bytes(setup)[name] for name in ("trained weights", "optimizer")
+    )
+    saved_parts = ("trained weights",) if setup.tuner == "lora" else ("trained weights", "frozen weights")
+    model_bytes = setup.tensor * sum(
+        get_persistent_bytes(setup)[name] for name in saved_parts
+    )  # in the precision of training, not in half the bytes
+    host_bytes = {"programs": npus * PROCESS_BYTES}
     if chip.name != PROCESSOR_NAME:
-        host["a file of the saved model"] = min(model, MAX_GATHERED_BYTES)
+        host_bytes["a file of the saved model"] = min(model_bytes, MAX_GATHERED_BYTES)
     if setup.offload:
-        host["offloaded weights and optimizer"] = share * setup.tensor * sum(get_persistent_bytes(setup).values())
-        host["offloaded gradients"] = share * setup.tensor * get_gradient_bytes(setup) * setup.trained_params
+        host_bytes["offloaded weights and optimizer"] = (
+            machine_fraction * setup.tensor * sum(get_persistent_bytes(setup).values())
+        )
+        host_bytes["offloaded gradients"] = (
+            machine_fraction * setup.tensor * get_gradient_bytes(setup) * setup.trained_params
+        )
     if job.save.background != "off":
-        host["a copy of the checkpoint"] = share * checkpoint
-    copies = job.save.keep_last + job.save.keep_best + 1  # a new one is whole before an old one goes
-    disk = {f"checkpoints, {copies} at most": copies * checkpoint, "best and final model": 2 * model}
+        host_bytes["a copy of the checkpoint"] = machine_fraction * checkpoint_bytes
+    copies = job.save.keep_last + job.save.keep_best + 1  # a new one is complete before an old one is removed
+    disk_bytes = {f"checkpoints, {copies} at most": copies * checkpoint_bytes, "best and final model": 2 * model_bytes}
     if tokens is not None:
-        chats = 0 if not hasattr(job, "tuner") else 1  # which tokens are targets
-        disk["tokenised data"] = tokens * (chats + (2.0 if setup.shape.vocab <= _MAX_TWO_BYTE_VOCAB else 4.0))
+        mask_bytes = 0 if not hasattr(job, "tuner") else 1  # which tokens are targets
+        disk_bytes["tokenised data"] = tokens * (
+            mask_bytes + (2.0 if setup.shape.vocab <= _MAX_TWO_BYTE_VOCAB else 4.0)
+        )
     kwh = chip.watts * setup.world_size * seconds / 3.6e6 if chip.watts and seconds else None
-    return HostResources(host, checkpoint, model, disk, kwh)
+    return HostResources(host_bytes, checkpoint_bytes, model_bytes, disk_bytes, kwh)

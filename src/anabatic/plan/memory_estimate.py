@@ -1,8 +1,8 @@
-"""Bytes on a device through one optimizer step, part by part and moment by moment.
+"""Memory of a device during one optimizer step, by part and by moment.
 
-What is kept for the backward pass is listed tensor by tensor, as our own operators keep it (`estimate_activations`);
-nothing is fitted. The peak is the largest of four moments: the loss, the backward pass of each block, the gradient of
-the embedding, the update. Checked against the allocator's peak on simulated NPUs by `benchmarks/plan.py`.
+Tensors saved for the backward pass are listed one by one, as our operators save them (`estimate_activations`); nothing
+is fitted. The peak is the maximum over four moments: the loss, the backward pass of each block, the gradient of the
+embedding, the update. `benchmarks/plan.py` compares it with the allocator's peak on simulated NPUs.
 
 Letters as in `decoder_shape.py`; `T` tokens of a micro-batch.
 """
@@ -15,20 +15,18 @@ from dataclasses import dataclass, field
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
 UPDATE_BUCKET_ELEMENTS = 1 << 24
-"""Elements that AdamW's flat kernel updates at once (`train/optim/adamw.py`)."""
+"""Elements per bucket of AdamW's flat kernel (`train/optim/adamw.py`)."""
 MIN_LOGIT_ROWS = 256
-"""Rows of logits made at once at least (`models/forward.py`)."""
+"""Minimum rows of logits per chunk (`models/forward.py`)."""
 _MASK_BYTES = 2048 * 2048
-"""The fused attention's compressed causal mask, one byte each (op-plugin, npu_fusion_attention, sparse mode 3)."""
-
-
+"""Compressed causal mask of the fused attention, a byte per entry (op-plugin, npu_fusion_attention, sparse mode 3)."""
 _BF16_BUCKET_BYTES = 24.0
-"""Bytes an element of a bucket of bf16 weights needs: gradient, moments, weight, change and result in fp32."""
+"""Bytes per element of a bucket of bf16 weights: gradient, moments, weight, change and result in fp32."""
 
 
 @dataclass(frozen=True)
 class BlockActivations:
-    """Bytes a token that a block keeps for its backward pass, by kind."""
+    """Bytes per token that a block saves for its backward pass, by kind."""
 
     stream: float
     """Inputs of the norms."""
@@ -38,16 +36,16 @@ class BlockActivations:
 
     @property
     def total(self) -> float:
-        """Of a block."""
+        """Sum over the kinds."""
         return self.stream + self.attention + self.mlp + self.adapters
 
 
 @dataclass
 class PeakMemory:
-    """The peak on a device, in bytes, by part; and the moment at which it comes.
+    """Peak memory of a device, in bytes, by part, and its moment.
 
     Attributes:
-        kinds: what the part "activations" is made of.
+        kinds: breakdown of the part "activations".
     """
 
     moment: str
@@ -56,48 +54,52 @@ class PeakMemory:
 
     @property
     def total(self) -> float:
-        """Bytes."""
+        """Sum of the parts, in bytes."""
         return sum(self.parts.values())
 
 
 def get_compute_width(setup: TrainingSetup) -> int:
-    """Bytes of a number in matrix products."""
+    """Return the bytes of an element in matrix products."""
     return 2 if setup.half else 4
 
 
 def get_stream_width(setup: TrainingSetup) -> int:
-    """Bytes of a number between blocks: as wide as the embedding that a forward pass sees."""
+    """Return the bytes of an element of the residual stream: those of the embedding in the forward pass."""
     if not setup.half:
         return 4
     narrow = setup.is_sharded or setup.tuner == "lora" or setup.weights != "fp32"
     return 2 if narrow or setup.tuner == "freeze" else 4
 
 
-def estimate_activations(setup: TrainingSetup, trained: bool = True) -> BlockActivations:
-    """Bytes a token that one block keeps, with fused operators on an NPU.
+def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> BlockActivations:
+    """Return the bytes per token that one block saves, with fused operators on an NPU.
 
     Args:
-        trained: something in it or below it has a gradient; else nothing is kept.
+        has_gradient: the block or one below it has a gradient; else nothing is saved.
     """
-    if not trained:
+    if not has_gradient:
         return BlockActivations(0.0, 0.0, 0.0)
-    s, w, wide = setup.shape, get_compute_width(setup), get_stream_width(setup)
-    part = 1 / setup.tensor
-    queries, keys = s.heads * s.head_dim * part, s.kv_heads * s.head_dim * part
-    stream = s.norms * (wide * s.hidden + 4.0)
-    normed = 2 * w * s.hidden  # read by queries, keys, values; by gate and up
-    before = queries + keys  # rotation keeps what it turns
+    s, width, stream_width = setup.shape, get_compute_width(setup), get_stream_width(setup)
+    tensor_fraction = 1 / setup.tensor
+    queries, keys = s.heads * s.head_dim * tensor_fraction, s.kv_heads * s.head_dim * tensor_fraction
+    stream = s.norms * (stream_width * s.hidden + 4.0)
+    normed = 2 * width * s.hidden  # read by queries, keys, values; by gate and up
+    rotated = queries + keys  # the rotary embedding saves its inputs
     if s.head_norms:
-        before *= 2
-    statistics = 2 * 8 * 4 * s.heads * part + (4 * (s.heads + s.kv_heads) * part if s.head_norms else 0)
-    attention = w * (before + (queries + keys) + keys + queries) + statistics  # turned, values, output
-    mlp = w * 3 * s.inner * part if not s.experts else _expert_activations(setup)
-    adapters = w * setup.rank * len(setup.adapted_linears) if setup.tuner == "lora" else 0.0
+        rotated *= 2
+    statistics = 2 * 8 * 4 * s.heads * tensor_fraction + (
+        4 * (s.heads + s.kv_heads) * tensor_fraction if s.head_norms else 0
+    )
+    attention = (
+        width * (rotated + (queries + keys) + keys + queries) + statistics
+    )  # rotated queries and keys, values, output
+    mlp = width * 3 * s.inner * tensor_fraction if not s.experts else _expert_activations(setup)
+    adapters = width * setup.rank * len(setup.adapted_linears) if setup.tuner == "lora" else 0.0
     return BlockActivations(stream + normed, attention, mlp, adapters)
 
 
 def _expert_activations(setup: TrainingSetup) -> float:
-    """Rows of every choice before and after, gate and up, their product; the shared expert as an MLP."""
+    """Return the bytes of expert inputs and outputs, gate, up and their product; the shared expert counts as an MLP."""
     s, w = setup.shape, get_compute_width(setup)
     return (
         w * (s.experts_per_token * (2 * s.hidden + 3 * s.expert_inner) + 3 * s.shared_inner)
@@ -106,7 +108,7 @@ def _expert_activations(setup: TrainingSetup) -> float:
 
 
 def _kept_bytes(setup: TrainingSetup, act: BlockActivations) -> float:
-    """Bytes a token that a block keeps until its backward pass, with recomputation."""
+    """Return the bytes per token that a block keeps until its backward pass, with recomputation."""
     s, w = setup.shape, get_compute_width(setup)
     if setup.recompute == "full":
         return float(get_stream_width(setup) * s.hidden)
@@ -117,18 +119,20 @@ def _kept_bytes(setup: TrainingSetup, act: BlockActivations) -> float:
     return act.total
 
 
-def _activation_bytes(setup: TrainingSetup, blocks: int, again: bool) -> dict[str, float]:
-    """Bytes that so many blocks keep, by kind.
+def _activation_bytes(setup: TrainingSetup, blocks: int, is_recomputed: bool) -> dict[str, float]:
+    """Return the bytes that `blocks` blocks keep, by kind.
 
     Args:
-        again: one of them is in its backward pass, and has been made again where that is asked for.
+        is_recomputed: one of them is in its backward pass, and recomputed if recomputation is on.
     """
     t, act = setup.micro_tokens, estimate_activations(setup)
     if setup.recompute == "none":
         kinds = {"norms": act.stream, "attention": act.attention, "MLP": act.mlp, "adapters": act.adapters}
         return {name: size * t * blocks for name, size in kinds.items()}
-    kept = _kept_bytes(setup, act) * t
-    return {"kept of each block": kept * blocks} | ({"a block made again": act.total * t - kept} if again else {})
+    kept_bytes = _kept_bytes(setup, act) * t
+    return {"kept of each block": kept_bytes * blocks} | (
+        {"a block made again": act.total * t - kept_bytes} if is_recomputed else {}
+    )
 
 
 def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
@@ -138,36 +142,36 @@ def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
 
 
 def get_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
-    """Bytes that lie there all the time, over all ranks that divide them; gradients are moments' own matter."""
+    """Return the bytes allocated during the whole step, summed over the ranks that shard them; without gradients."""
     trained_bytes = 4.0 if setup.weights == "fp32" else 2.0
     moment = trained_bytes * (3 if setup.weights == "bf16_kahan" else 2)
     matrices = _count_muon_params(setup) if setup.muon else 0
-    found = {
+    parts = {
         "trained weights": trained_bytes * setup.trained_params,
         "frozen weights": _frozen_bytes(setup),
         "optimizer": moment * (setup.trained_params - matrices) + 4.0 * matrices,
     }
-    return found | ({"reference": trained_bytes * setup.trained_params} if setup.reference else {})
+    return parts | ({"reference": trained_bytes * setup.trained_params} if setup.has_reference else {})
 
 
 def _local_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
-    """What of it is on a device, and the fused attention's mask."""
-    share = 0.0 if setup.offload else 1 / setup.ranks if setup.is_sharded else 1.0
-    return {name: size * share for name, size in get_persistent_bytes(setup).items()} | {
-        "constants": 1.0 * _MASK_BYTES * setup.mask
+    """Return the persistent bytes of one device, and the mask of the fused attention."""
+    fraction = 0.0 if setup.offload else 1 / setup.ranks if setup.is_sharded else 1.0
+    return {name: size * fraction for name, size in get_persistent_bytes(setup).items()} | {
+        "constants": 1.0 * _MASK_BYTES * setup.uses_attention_mask
     }
 
 
 def _frozen_bytes(setup: TrainingSetup) -> float:
-    plain = get_compute_width(setup)
+    width = get_compute_width(setup)
     if setup.quantize == "none":
-        return float(plain * setup.frozen_params)
+        return float(width * setup.frozen_params)
     packed = setup.shape.layers * sum(layer.inputs * layer.outputs for layer in setup.shape.linears) // setup.tensor
-    return QUANTIZED_BYTES[setup.quantize] * packed + plain * (setup.frozen_params - packed)
+    return QUANTIZED_BYTES[setup.quantize] * packed + width * (setup.frozen_params - packed)
 
 
 def _count_muon_params(setup: TrainingSetup) -> int:
-    """Parameters that Muon moves."""
+    """Return the number of parameters that Muon updates."""
     s = setup.shape
     if setup.tuner == "lora":
         return setup.trained_params
@@ -176,12 +180,12 @@ def _count_muon_params(setup: TrainingSetup) -> int:
 
 
 def get_gradient_bytes(setup: TrainingSetup) -> float:
-    """Bytes of a number of a gradient: as its weight."""
+    """Return the bytes of an element of a gradient: the same as of its weight."""
     return 4.0 if setup.weights == "fp32" else 2.0
 
 
 def _cast_copy_bytes(setup: TrainingSetup, blocks: float) -> float:
-    """Half-precision copies of trained fp32 weights, which their products keep for the backward pass."""
+    """Return the bytes of half-precision copies of trained fp32 weights, saved for the backward pass."""
     if not setup.half or setup.is_sharded or setup.weights != "fp32":
         return 0.0
     if setup.tuner == "lora":
@@ -190,30 +194,30 @@ def _cast_copy_bytes(setup: TrainingSetup, blocks: float) -> float:
 
 
 def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embedding: bool = False) -> float:
-    """Gradients that exist when those of the last `blocks` blocks have been made."""
-    whole = setup.strategy == "ddp" or setup.micro_steps > 1
+    """Return the bytes of gradients that exist after the backward pass of the last `blocks` blocks."""
+    holds_all = setup.strategy == "ddp" or setup.micro_steps > 1
     s = setup.shape
     if setup.offload:
         return 0.0
-    share = 1 / setup.ranks if setup.is_sharded else 1.0
-    if whole:
-        return get_gradient_bytes(setup) * setup.trained_params * share
-    found = 0.0
+    fraction = 1 / setup.ranks if setup.is_sharded else 1.0
+    if holds_all:
+        return get_gradient_bytes(setup) * setup.trained_params * fraction
+    num_params = 0.0
     if setup.tuner == "full":
-        found = (
+        num_params = (
             blocks * setup.block_params
-            + (s.embedding_params if head and setup.words else 0)
-            + (s.embedding_params if embedding and not (s.is_tied and setup.words) else 0)
+            + (s.embedding_params if head and setup.has_lm_head else 0)
+            + (s.embedding_params if embedding and not (s.is_tied and setup.has_lm_head) else 0)
         )
     elif setup.tuner == "lora":
-        found = blocks * setup.adapter_block_params
+        num_params = blocks * setup.adapter_block_params
     else:
-        found = min(blocks, setup.trained_blocks) * setup.block_params
-    return get_gradient_bytes(setup) * found * share
+        num_params = min(blocks, setup.trained_blocks) * setup.block_params
+    return get_gradient_bytes(setup) * num_params * fraction
 
 
 def _gathered_bytes(setup: TrainingSetup, blocks: float) -> float:
-    """Whole weights that lie beside a rank's part."""
+    """Return the bytes of gathered weights in addition to the shard of a rank."""
     if not setup.is_sharded:
         return 0.0
     s, w = setup.shape, get_compute_width(setup)
@@ -222,80 +226,84 @@ def _gathered_bytes(setup: TrainingSetup, blocks: float) -> float:
 
 
 def _estimate_loss(setup: TrainingSetup) -> PeakMemory:
-    """The end of the forward pass: every block's activations, and the head."""
+    """Estimate the end of the forward pass: activations of all blocks, and the head."""
     s, w, t = setup.shape, get_compute_width(setup), setup.micro_tokens
-    learned = t * setup.targets
-    rows = min(learned, max(MIN_LOGIT_ROWS, setup.chunk_bytes // (4 * s.vocab)))
-    head_trained = setup.tuner == "full" and setup.words
-    ends = 1.0 * get_stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
+    target_tokens = t * setup.targets
+    rows = min(target_tokens, max(MIN_LOGIT_ROWS, setup.chunk_bytes // (4 * s.vocab)))
+    head_trained = setup.tuner == "full" and setup.has_lm_head
+    norm_bytes = 1.0 * get_stream_width(setup) * s.hidden * t + 4 * t + w * s.hidden * t  # last norm
     if setup.targets < 1:
-        ends += w * s.hidden * learned
-    made = 4.0 * s.embedding_params if head_trained else 0.0  # the head's gradient, fp32 whatever the weights are
-    copy = (
+        norm_bytes += w * s.hidden * target_tokens
+    head_gradient = 4.0 * s.embedding_params if head_trained else 0.0  # gradient of the head, always fp32
+    head_copy = (
         2.0 * s.embedding_params
         if setup.half and head_trained and not setup.is_sharded and setup.weights == "fp32"
         else 0.0
     )
-    logits = rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.words  # in fp32, and as their product takes them
-    if head_trained and setup.half:  # a chunk's share of the head's gradient, before it is added in fp32
+    logits = (
+        rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.has_lm_head
+    )  # in fp32, and in the precision of their product
+    if head_trained and setup.half:  # gradient of the head for one chunk, before it is accumulated in fp32
         logits += w * s.embedding_params
-    kinds = _activation_bytes(setup, setup.blocks_with_activations, again=False) | {
-        "at the head": ends + w * s.hidden * learned
+    kinds = _activation_bytes(setup, setup.blocks_with_activations, is_recomputed=False) | {
+        "at the head": norm_bytes + w * s.hidden * target_tokens
     }
     parts = _local_persistent_bytes(setup) | {
         "gathered weights": _gathered_bytes(setup, 1),
-        "gradients": _gradient_total_bytes(setup, 0, head=False) + made,
+        "gradients": _gradient_total_bytes(setup, 0, head=False) + head_gradient,
         "activations": sum(kinds.values()),
-        "half-precision copies": _cast_copy_bytes(setup, s.layers) + copy,
+        "half-precision copies": _cast_copy_bytes(setup, s.layers) + head_copy,
         "logits": logits,
     }
     return PeakMemory("the loss", parts, kinds)
 
 
 def _estimate_backward(setup: TrainingSetup) -> list[PeakMemory]:
-    """The backward pass of the last and of the first block: between them the sum falls or rises steadily."""
-    found = []
-    for name, below, done in (
+    """Estimate the backward pass of the last and of the first block: between them the sum is monotonic."""
+    moments = []
+    for name, num_kept, num_done in (
         ("the last block's backward pass", setup.blocks_with_activations, 1),
         ("the first block's backward pass", 1, setup.blocks_with_activations),
     ):
-        kinds = _activation_bytes(setup, below, again=True)
+        kinds = _activation_bytes(setup, num_kept, is_recomputed=True)
         parts = _local_persistent_bytes(setup) | {
             "gathered weights": _gathered_bytes(setup, 2),
-            "gradients": _gradient_total_bytes(setup, done, head=setup.tuner == "full"),
+            "gradients": _gradient_total_bytes(setup, num_done, head=setup.tuner == "full"),
             "activations": sum(kinds.values()),
-            "half-precision copies": _cast_copy_bytes(setup, below),
+            "half-precision copies": _cast_copy_bytes(setup, num_kept),
             "backward pass": _backward_workspace(setup),
         }
-        found.append(PeakMemory(name, parts, kinds))
-    return found
+        moments.append(PeakMemory(name, parts, kinds))
+    return moments
 
 
 def _backward_workspace(setup: TrainingSetup) -> float:
-    """What the backward pass of an MLP has in hand: gradients of its product, of gate and up, and of the stream."""
+    """Return the bytes of gradients in the backward pass of an MLP: of its product, of gate and up, of the stream."""
     s, w, t = setup.shape, get_compute_width(setup), setup.micro_tokens
     inner = (s.inner or s.experts_per_token * s.expert_inner) / setup.tensor
     return t * (w * 2 * inner + get_stream_width(setup) * s.hidden + w * s.hidden)
 
 
 def _estimate_embedding(setup: TrainingSetup) -> PeakMemory:
-    """The end of the backward pass: a dense gradient of the embedding, added to the head's where they are one."""
+    """Estimate the end of the backward pass: a dense gradient of the embedding, added to that of the head if tied."""
     s = setup.shape
-    more = (
-        get_gradient_bytes(setup) * s.embedding_params if setup.tuner == "full" and s.is_tied and setup.words else 0.0
+    embedding_gradient = (
+        get_gradient_bytes(setup) * s.embedding_params
+        if setup.tuner == "full" and s.is_tied and setup.has_lm_head
+        else 0.0
     )
     parts = _local_persistent_bytes(setup) | {
         "gathered weights": _gathered_bytes(setup, 1),
         "gradients": _gradient_total_bytes(setup, setup.blocks_with_activations, head=True, embedding=True),
-        "backward pass": more,
+        "backward pass": embedding_gradient,
     }
     return PeakMemory("the embedding's gradient", parts)
 
 
 def _muon_workspace(setup: TrainingSetup) -> float:
-    """What Muon holds beside the largest stack of equal matrices: it, the next iterate, its square and a polynomial of
-    that (`train/optim/optimizer.py`), in half precision a copy too; of several ranks each works on its share of a whole
-    one.
+    """Return the workspace of Muon for the largest stack of equal matrices: the stack, the next iterate, its square
+    and a polynomial of that (`train/optim/optimizer.py`), in half precision also a copy; several ranks divide the
+    matrices of a stack.
     """
     if setup.tuner == "lora":
         return 0.0
@@ -303,21 +311,21 @@ def _muon_workspace(setup: TrainingSetup) -> float:
     sizes = []
     for (rows, columns), count in shapes.items():
         matrices = count * setup.trained_blocks
-        share = matrices if setup.world_size == 1 else -(-matrices // setup.world_size)
-        copies = (2 + setup.half) * share + (3 * matrices if setup.world_size > 1 else 0)
-        sizes.append(get_compute_width(setup) * (copies * rows * columns + 2 * share * min(rows, columns) ** 2))
+        own_matrices = matrices if setup.world_size == 1 else -(-matrices // setup.world_size)
+        copies = (2 + setup.half) * own_matrices + (3 * matrices if setup.world_size > 1 else 0)
+        sizes.append(get_compute_width(setup) * (copies * rows * columns + 2 * own_matrices * min(rows, columns) ** 2))
     return float(max(sizes, default=0))
 
 
 def _estimate_update(setup: TrainingSetup) -> PeakMemory:
-    """The flat kernel of AdamW copies a bucket's gradient, and makes as much again where the gradients stay."""
+    """Estimate the update: AdamW's flat kernel copies the gradient of a bucket, twice if the gradients stay."""
     gradients = get_gradient_bytes(setup) * setup.trained_params * (1 / setup.ranks if setup.is_sharded else 1.0)
-    work = 0.0
+    workspace = 0.0
     if not setup.fused_adamw and not setup.offload:
-        own = min(setup.trained_params / (setup.ranks if setup.is_sharded else 1), UPDATE_BUCKET_ELEMENTS)
-        stays = setup.strategy != "single"  # gradients lie in DDP's buckets, or in the flat results of FSDP's sums
-        work = own * (4.0 * (2 if stays else 1) if setup.weights == "fp32" else _BF16_BUCKET_BYTES)
+        elements = min(setup.trained_params / (setup.ranks if setup.is_sharded else 1), UPDATE_BUCKET_ELEMENTS)
+        gradients_stay = setup.strategy != "single"  # in DDP's buckets, or in the flat outputs of FSDP's reduce-scatter
+        workspace = elements * (4.0 * (2 if gradients_stay else 1) if setup.weights == "fp32" else _BF16_BUCKET_BYTES)
     if setup.muon and not setup.offload:
-        work = max(work, _muon_workspace(setup))
-    parts = _local_persistent_bytes(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": work}
+        workspace = max(workspace, _muon_workspace(setup))
+    parts = _local_persistent_bytes(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": workspace}
     return PeakMemory("the update", parts)

@@ -1,4 +1,4 @@
-"""Which shape a job's model has: a folder's config.json, a public model's sizes, or the dial of `pretrain`."""
+"""Shape of a job's model: from the config.json of a folder, the sizes of a public model, or the dial of `pretrain`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.supported_models import require_text_decoder
 
 DEFAULT_VOCAB_SIZE = 32_768
-"""Of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
+"""Vocabulary of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
 DEFAULT_WORD_COUNT = 4096
-"""Different words of trajectories: an assumption, coarse cells of a coast make some thousands."""
+"""Assumed number of distinct vessel words; coarse cells of a coast give some thousands."""
 _MAX_JSON_BYTES = 256 << 20
-"""Of a JSON file that is read; tokenizers of large vocabularies have some 30 MiB."""
+"""Maximum size of a JSON file; tokenizers of large vocabularies have about 30 MiB."""
 _NAME_SUFFIXES = re.compile(r"-(instruct|chat|base|hf)\b.*$")
 
 
@@ -34,10 +34,10 @@ def _load_public_shapes() -> dict[str, dict[str, Any]]:
 
 
 def get_job_shape(job: Any) -> tuple[DecoderShape, str]:
-    """Return the shape and where it is from.
+    """Return the shape and its source.
 
     Raises:
-        ConfigError, DataError: the model is not known here, or its config.json cannot be used.
+        ConfigError, DataError: the model is unknown, or its config.json cannot be used.
     """
     if isinstance(job.model, str):
         return get_named_shape(job.model)
@@ -50,9 +50,11 @@ def get_job_shape(job: Any) -> tuple[DecoderShape, str]:
         )
     else:
         vocab, source = _count_vocabulary(job.tokenizer)
-    plan = depth_dial.derive_model_sizes(job.model, vocab)
-    sizes = {name: plan.get_int(name) for name in ("depth", "width", "heads", "kv_heads", "head_dim", "intermediate")}
-    found = DecoderShape(
+    derived = depth_dial.derive_model_sizes(job.model, vocab)
+    sizes = {
+        name: derived.get_int(name) for name in ("depth", "width", "heads", "kv_heads", "head_dim", "intermediate")
+    }
+    shape = DecoderShape(
         vocab,
         sizes["width"],
         sizes["depth"],
@@ -60,14 +62,14 @@ def get_job_shape(job: Any) -> tuple[DecoderShape, str]:
         sizes["kv_heads"],
         sizes["head_dim"],
         sizes["intermediate"],
-        is_tied=bool(plan.values["tie_embeddings"]),
+        is_tied=bool(derived.values["tie_embeddings"]),
         head_norms=True,
     )
-    return found, f"model.depth {job.model.depth}, {source}"
+    return shape, f"model.depth {job.model.depth}, {source}"
 
 
 def get_named_shape(model: str) -> tuple[DecoderShape, str]:
-    """Return the shape of a folder, or of a public model by its name."""
+    """Return the shape of a model folder, or of a public model by its name."""
     folder = Path(model)
     if folder.is_dir():
         return _read_folder_shape(folder)
@@ -76,9 +78,9 @@ def get_named_shape(model: str) -> tuple[DecoderShape, str]:
         return decoder_shape.read_shape(_load_public_shapes()[name], model), f"the published sizes of {name}"
     if folder.is_file():
         raise describe_wrong_model(folder)
-    guess = run_lookup.suggest_folder(model) or did_you_mean(name, _load_public_shapes())
+    suggestion = run_lookup.suggest_folder(model) or did_you_mean(name, _load_public_shapes())
     raise ConfigError(
-        f"{model} is neither a folder here nor a model whose sizes are known.{guess}",
+        f"{model} is neither a folder here nor a model whose sizes are known.{suggestion}",
         "give a folder with its config.json; weights are not needed",
     )
 
@@ -96,8 +98,8 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")
     config = _read_json_object(file)
     require_text_decoder(config, str(file))
-    told = decoder_shape.describe_unknown_family(config)
-    return decoder_shape.read_shape(config, str(file)), f"{file}; {told}" if told else str(file)
+    note = decoder_shape.describe_unknown_family(config)
+    return decoder_shape.read_shape(config, str(file)), f"{file}; {note}" if note else str(file)
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
@@ -106,25 +108,25 @@ def _read_json_object(file: Path) -> dict[str, Any]:
             raise DataError(
                 f"{file} has {formatting.format_size(size)}, too much for a description", "look at the file"
             )
-        found = json_reader.read_json_file(file)
+        tree = json_reader.read_json_file(file)
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}", "look at the file") from None
-    if not isinstance(found, dict):
+    if not isinstance(tree, dict):
         raise DataError(f"{file} holds no JSON object", "look at the file")
-    return found
+    return tree
 
 
 def _count_vocabulary(tokenizer: str | None) -> tuple[int, str]:
     file = Path(tokenizer or "") / "tokenizer.json"
     if tokenizer is None or not file.is_file():
         return DEFAULT_VOCAB_SIZE, f"{DEFAULT_VOCAB_SIZE:,} words, as the tokenizer is not there yet"
-    found = _read_json_object(file)
-    model, added = found.get("model"), found.get("added_tokens")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(words, (dict, list)):
+    tree = _read_json_object(file)
+    model, added = tree.get("model"), tree.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, (dict, list)):
         raise DataError(f"{file} has no vocabulary", "give a folder of `anabatic tokenizer train`")
-    own = {one.get("content") for one in added or [] if isinstance(one, dict)} - set(
-        words if isinstance(words, dict) else ()
+    new_tokens = {token.get("content") for token in added or [] if isinstance(token, dict)} - set(
+        vocab if isinstance(vocab, dict) else ()
     )
-    size = len(words) + len(own)
+    size = len(vocab) + len(new_tokens)
     return size, f"{size:,} words of {file}"

@@ -1,4 +1,4 @@
-"""What of a job fits on a chip, and which of the settings that fit is fastest."""
+"""Search the strategies and micro-batches of a job that fit on a chip, and the fastest of them."""
 
 from __future__ import annotations
 
@@ -14,66 +14,66 @@ from anabatic.plan.step_time import StepTime, estimate_step_time
 from anabatic.plan.training_setup import StrategyName, TrainingSetup
 
 IDLE_DEVICE_GIB = {"Ascend": 3.3, "NVIDIA": 0.7}
-"""GiB that a device holds before the first tensor: `npu-smi info` of idle 910B3 cards shows 3,314 MiB; a CUDA context
+"""GiB in use on a device before the first tensor: `npu-smi info` of idle 910B3 cards shows 3,314 MiB; a CUDA context
 of a recent driver. Others: nothing."""
 FRAGMENTATION = 0.04
-"""Share of the peak that the allocator holds and cannot use, with expandable segments: an assumption."""
+"""Assumed fraction of the peak that the allocator reserves and cannot use, with expandable segments."""
 COMMUNICATOR_BYTES = 2.0 * 200 * 2**20
-"""Bytes that each communicator of an NPU takes: twice HCCL_BUFFSIZE, whose default is 200 MB (HCCL documentation)."""
+"""Bytes of each communicator of an NPU: twice HCCL_BUFFSIZE, whose default is 200 MB (HCCL documentation)."""
 _MAX_DEVICE_TOKENS = 1 << 18
 _MAX_CPU_TOKENS = 4096
-"""On a processor: larger micro-batches leave its caches and were slower (docs/dev)."""
+"""Maximum tokens of a micro-batch on a CPU: larger ones exceed its caches and were slower (docs/dev)."""
 HEADROOM = {"npu": 0.9, "cpu": 0.9, "reference": 0.7}
-"""Share of the room that a micro-batch nobody asked for may fill, by the operators' implementation: the plan's counts
-were compared with allocators for the first two; the plain ones keep more."""
+"""Fraction of the available memory that an automatically chosen micro-batch may use, by implementation of the
+operators: the estimates were compared with allocators for the first two; the reference operators save more."""
 
 
 @dataclass(frozen=True)
 class StrategyEstimate:
-    """A setting, and what it needs."""
+    """A setup with its estimated memory and time."""
 
     setup: TrainingSetup
     memory: PeakMemory
     step_time: StepTime
     available_bytes: float
-    """Bytes that the device has for it."""
+    """Bytes of the device available to the job."""
     buffer_bytes: float = 0.0
-    """Bytes of the ranks' communicators, which the allocator does not know of."""
+    """Bytes of the communicators, which the allocator does not count."""
 
     @property
     def can_fit(self) -> bool:
-        """The peak and its fragments are within the room."""
+        """Whether the needed bytes are available."""
         return self.needed_bytes <= self.available_bytes
 
     @property
     def needed_bytes(self) -> float:
-        """The peak, what the allocator loses, and what lies beside it."""
+        """Bytes of the peak, fragmentation and communicators."""
         return self.memory.total * (1 + FRAGMENTATION) + self.buffer_bytes
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all ranks."""
+        """Tokens per second of all ranks."""
         return self.step_time.tokens / self.step_time.total_seconds
 
     def compute_mfu(self, chip: Chip) -> float:
-        """Model FLOPs utilisation: share of the chips' dense half-precision peak."""
+        """Return the model FLOPs utilisation: fraction of the chips' dense half-precision peak."""
         return self.step_time.flops / self.step_time.total_seconds / (chip.half_tflops * 1e12 * self.setup.world_size)
 
 
 def get_unavailable_gib(chip: Chip) -> float:
-    """Return the GiB of the memory that a device reports which a job does not get: an NPU does not report its own share
-    (a 910B3 of 64 GiB says 60.97)."""
+    """Return the GiB of the reported memory that a job cannot use; an NPU does not report its reserved part (a 910B3
+    of 64 GiB reports 60.97)."""
     return IDLE_DEVICE_GIB["NVIDIA"] if chip.name.startswith("NVIDIA") else 0.0
 
 
 def get_available_bytes(chip: Chip) -> float:
-    """Return the bytes that a job has on a chip."""
-    usual = next((gib for name, gib in IDLE_DEVICE_GIB.items() if chip.name.startswith(name)), 0.0)
-    return (chip.memory_gib - (usual if chip.taken_gib is None else chip.taken_gib)) * 2**30
+    """Return the bytes of a chip that are available to a job."""
+    idle_gib = next((gib for name, gib in IDLE_DEVICE_GIB.items() if chip.name.startswith(name)), 0.0)
+    return (chip.memory_gib - (idle_gib if chip.taken_gib is None else chip.taken_gib)) * 2**30
 
 
 def estimate_strategy(setup: TrainingSetup, chip: Chip) -> StrategyEstimate:
-    """Return what a setting needs on a chip."""
+    """Estimate memory and time of a setup on a chip."""
     return StrategyEstimate(
         setup,
         estimate_peak_memory(setup),
@@ -84,55 +84,59 @@ def estimate_strategy(setup: TrainingSetup, chip: Chip) -> StrategyEstimate:
 
 
 def estimate_buffer_bytes(setup: TrainingSetup, chip: Chip) -> float:
-    """Return the bytes of the communicators: all ranks', with tensor ranks those of rows and columns too."""
+    """Return the bytes of the communicators: one of all ranks; with tensor parallelism also those of both groups."""
     if setup.world_size == 1 or not chip.name.startswith("Ascend"):
         return 0.0
     return COMMUNICATOR_BYTES * (1 if setup.tensor == 1 else 3)
 
 
 def get_max_tokens(chip: Chip) -> int:
-    """Return the tokens of a micro-batch beyond which nothing is gained."""
+    """Return the maximum useful tokens of a micro-batch."""
     return _MAX_CPU_TOKENS if chip.name == PROCESSOR_NAME else _MAX_DEVICE_TOKENS
 
 
-def find_largest_power_of_two(setup: TrainingSetup, chip: Chip, share: int) -> int:
-    """Return the largest power of two of tokens that fits with some headroom; at least a segment.
+def find_largest_power_of_two(setup: TrainingSetup, chip: Chip, tokens_per_rank: int) -> int:
+    """Return the largest power of two of tokens that fits with headroom, at least one segment.
 
     Args:
-        share: tokens of a rank in a step.
+        tokens_per_rank: tokens of a rank in a step.
     """
-    place = get_available_bytes(chip) * HEADROOM[get_device_row(chip).kernels]
+    budget = get_available_bytes(chip) * HEADROOM[get_device_row(chip).kernels]
     size = 1 << (get_max_tokens(chip).bit_length() - 1)
     while size > setup.min_micro_batch:
-        one = replace(setup, micro_tokens=size, micro_steps=max(1, share // size))
-        if estimate_peak_memory(one).total * (1 + FRAGMENTATION) + estimate_buffer_bytes(one, chip) <= place:
+        candidate = replace(setup, micro_tokens=size, micro_steps=max(1, tokens_per_rank // size))
+        if (
+            estimate_peak_memory(candidate).total * (1 + FRAGMENTATION) + estimate_buffer_bytes(candidate, chip)
+            <= budget
+        ):
             return size
         size //= 2
     return setup.min_micro_batch
 
 
 def iter_micro_batches(setup: TrainingSetup, global_tokens: int, chip: Chip) -> Iterator[TrainingSetup]:
-    """Ways to cut a global batch: powers of two of segments that divide a rank's share, the largest first."""
-    share = max(global_tokens // setup.ranks, setup.min_micro_batch)
+    """Yield the splits of a global batch: segments times powers of two that divide the tokens of a rank, the largest
+    first."""
+    tokens_per_rank = max(global_tokens // setup.ranks, setup.min_micro_batch)
     size = setup.min_micro_batch
     sizes = []
-    while size <= min(share, max(get_max_tokens(chip), setup.min_micro_batch)):
-        if share % size == 0:
+    while size <= min(tokens_per_rank, max(get_max_tokens(chip), setup.min_micro_batch)):
+        if tokens_per_rank % size == 0:
             sizes.append(size)
         size *= 2
-    for one in reversed(sizes or [share]):
-        yield _with_micro_batch(setup, global_tokens, one)
+    for micro_tokens in reversed(sizes or [tokens_per_rank]):
+        yield _with_micro_batch(setup, global_tokens, micro_tokens)
 
 
-def _with_micro_batch(setup: TrainingSetup, global_tokens: int, micro: int) -> TrainingSetup:
-    return replace(setup, micro_tokens=micro, micro_steps=max(1, global_tokens // setup.ranks // micro))
+def _with_micro_batch(setup: TrainingSetup, global_tokens: int, micro_tokens: int) -> TrainingSetup:
+    return replace(setup, micro_tokens=micro_tokens, micro_steps=max(1, global_tokens // setup.ranks // micro_tokens))
 
 
 def find_largest_micro_batch(setup: TrainingSetup, global_tokens: int, chip: Chip) -> StrategyEstimate:
-    """Return the way with the largest micro-batch that fits; where none does, the smallest."""
+    """Return the estimate with the largest micro-batch that fits; if none does, with the smallest."""
     choice = None
-    for one in iter_micro_batches(setup, global_tokens, chip):
-        choice = estimate_strategy(one, chip)
+    for candidate in iter_micro_batches(setup, global_tokens, chip):
+        choice = estimate_strategy(candidate, chip)
         if choice.can_fit:
             break
     assert choice is not None
@@ -140,72 +144,74 @@ def find_largest_micro_batch(setup: TrainingSetup, global_tokens: int, chip: Chi
 
 
 def list_fitting(
-    setup: TrainingSetup, global_tokens: int, chip: Chip, micro: int | None = None
+    setup: TrainingSetup, global_tokens: int, chip: Chip, micro_tokens: int | None = None
 ) -> list[StrategyEstimate]:
-    """Return every strategy and way of recomputation with every micro-batch that fits.
+    """Return every strategy and recomputation with every micro-batch that fits.
 
     Args:
-        micro: tokens of the micro-batch, where they are given.
+        micro_tokens: tokens of the micro-batch, where they are given.
     """
-    return [one for choices in estimate_all(setup, global_tokens, chip, micro) for one in choices if one.can_fit]
+    return [
+        choice for group in estimate_all(setup, global_tokens, chip, micro_tokens) for choice in group if choice.can_fit
+    ]
 
 
 def pick_fastest(choices: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
-    """Return the fastest of each way, the fastest first."""
+    """Return the fastest estimate of each strategy, the fastest first."""
     best: dict[tuple[str, bool, str], StrategyEstimate] = {}
-    for one in choices:
-        key = get_strategy_key(one.setup)
-        if key not in best or one.tokens_per_s > best[key].tokens_per_s:
-            best[key] = one
-    return sorted(best.values(), key=lambda one: -one.tokens_per_s)
+    for choice in choices:
+        key = get_strategy_key(choice.setup)
+        if key not in best or choice.tokens_per_s > best[key].tokens_per_s:
+            best[key] = choice
+    return sorted(best.values(), key=lambda choice: -choice.tokens_per_s)
 
 
 def find_pareto_frontier(choices: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
-    """Return those that no other outruns with as little memory, the least memory first."""
-    found: list[StrategyEstimate] = []
-    for one in sorted(choices, key=lambda one: (one.needed_bytes, -one.tokens_per_s)):
-        if not found or one.tokens_per_s > found[-1].tokens_per_s:
-            found.append(one)
-    return found
+    """Return the Pareto frontier of speed and memory, the least memory first."""
+    frontier: list[StrategyEstimate] = []
+    for choice in sorted(choices, key=lambda choice: (choice.needed_bytes, -choice.tokens_per_s)):
+        if not frontier or choice.tokens_per_s > frontier[-1].tokens_per_s:
+            frontier.append(choice)
+    return frontier
 
 
 def get_strategy_key(setup: TrainingSetup) -> tuple[str, bool, str]:
-    """Return what makes a way; one device alone is what several are under `ddp`."""
+    """Return (strategy, offload, recompute); a single device counts as `ddp`."""
     return ("ddp" if setup.strategy == "single" else setup.strategy), setup.offload, setup.recompute
 
 
 def estimate_all(
-    setup: TrainingSetup, global_tokens: int, chip: Chip, micro: int | None = None
+    setup: TrainingSetup, global_tokens: int, chip: Chip, micro_tokens: int | None = None
 ) -> list[list[StrategyEstimate]]:
-    """Return every way with all its micro-batches, the largest first; arguments as of `list_fitting`."""
-    found = []
+    """Return every strategy with all its micro-batches, the largest first; arguments as for `list_fitting`."""
+    groups = []
     for base in list_strategies(setup, chip):
-        sizes = (
+        candidates = (
             iter_micro_batches(base, global_tokens, chip)
-            if micro is None
-            else [_with_micro_batch(base, global_tokens, micro)]
+            if micro_tokens is None
+            else [_with_micro_batch(base, global_tokens, micro_tokens)]
         )
-        found.append([estimate_strategy(one, chip) for one in sizes])
-    return found
+        groups.append([estimate_strategy(candidate, chip) for candidate in candidates])
+    return groups
 
 
 def pick_micro_batches(
-    setup: TrainingSetup, global_tokens: int, chip: Chip, micro: int | None = None
+    setup: TrainingSetup, global_tokens: int, chip: Chip, micro_tokens: int | None = None
 ) -> list[StrategyEstimate]:
-    """Return every way with its fastest micro-batch that fits; where none does, with the smallest.
+    """Return every strategy with its fastest micro-batch that fits; if none does, with the smallest.
 
     Args:
-        micro: tokens of the micro-batch, where they are given.
+        micro_tokens: tokens of the micro-batch, if they are set.
     """
-    found = []
-    for choices in estimate_all(setup, global_tokens, chip, micro):
-        fitting = [one for one in choices if one.can_fit]
-        found.append(max(fitting, key=lambda one: one.tokens_per_s) if fitting else choices[-1])
-    return found
+    picked = []
+    for choices in estimate_all(setup, global_tokens, chip, micro_tokens):
+        fitting = [choice for choice in choices if choice.can_fit]
+        picked.append(max(fitting, key=lambda choice: choice.tokens_per_s) if fitting else choices[-1])
+    return picked
 
 
 def list_strategies(setup: TrainingSetup, chip: Chip) -> list[TrainingSetup]:
-    """Return the job with every strategy and way of recomputation that it can have; packed weights are not divided."""
+    """Return the setup with every possible strategy and recomputation; quantized weights are not sharded."""
     strategies: list[tuple[StrategyName, bool]] = [("single", False)]
     if setup.ranks > 1:
         strategies = [("ddp", False)]
@@ -220,7 +226,7 @@ def list_strategies(setup: TrainingSetup, chip: Chip) -> list[TrainingSetup]:
 
 
 def find_bottleneck(choice: StrategyEstimate) -> str:
-    """Name what decides: the largest part of the peak where memory is short, else what the step waits for."""
+    """Return the bottleneck: the largest part of the peak if memory is short, else the slowest part of the step."""
     if not choice.can_fit:
         part = max(choice.memory.parts, key=lambda name: choice.memory.parts[name])
         return f"memory: {part}, at {choice.memory.moment}"

@@ -1,7 +1,7 @@
-"""Layers of a model by their names: which get an adapter, which blocks are trained. No torch.
+"""Select layers of a model by name: layers with an adapter, trained blocks. No torch.
 
-The trainings ask with the names of the model that is loaded; checks before torch ask with those that follow from the
-family and the number of blocks in config.json.
+Training uses the names of the loaded model; checks before torch is imported use the names that follow from the family
+and the number of blocks in config.json.
 """
 
 from __future__ import annotations
@@ -31,45 +31,44 @@ _LINEAR_LAYERS = {
 
 
 def count_blocks(config: Mapping[str, Any]) -> int | None:
-    """Return the blocks of a model by its config.json; None where that is not certain."""
+    """Return the number of blocks from a config.json; None for unknown families."""
     blocks = config.get("num_hidden_layers")
-    known = config.get("model_type") in _LINEAR_LAYERS and "auto_map" not in config
-    return blocks if known and type(blocks) is int and blocks > 0 else None
+    is_known = config.get("model_type") in _LINEAR_LAYERS and "auto_map" not in config
+    return blocks if is_known and type(blocks) is int and blocks > 0 else None
 
 
 def list_linear_layers(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of a model's linear layers, the head not among them, by its config.json; empty where they are
-    not certain."""
+    """Return the names of the linear layers from a config.json, without the head; empty for unknown families."""
     blocks = count_blocks(config)
     names = _LINEAR_LAYERS.get(str(config.get("model_type")), ())
     return [f"model.layers.{block}.{name}" for block in range(blocks or 0) for name in names]
 
 
-def matches_name_end(name: str, end: str) -> bool:
-    """True where a module is meant by the end of its name."""
-    return name == end or name.endswith("." + end)
+def matches_name_end(name: str, suffix: str) -> bool:
+    """Return whether a module name is `suffix` or ends with it after a dot."""
+    return name == suffix or name.endswith("." + suffix)
 
 
-def select_target_modules(linear: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return those of some linear layers that `lora.target_modules` means.
+def select_target_modules(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Return the linear layers that match `lora.target_modules`.
 
     Raises:
-        ConfigError: a name that no linear layer ends with.
+        ConfigError: a target matches no linear layer.
     """
-    if list(wanted) == ["all-linear"]:
+    if list(targets) == ["all-linear"]:
         return list(linear)
-    for end in wanted:
-        if not any(matches_name_end(name, end) for name in linear):
-            last = sorted({name.rsplit(".", 1)[-1] for name in linear})
+    for target in targets:
+        if not any(matches_name_end(name, target) for name in linear):
+            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
             raise ConfigError(
-                f'lora.target_modules: no linear layer is called "{end}".{did_you_mean(end, last)}',
-                f"layers of this model: {', '.join(last)}, or all-linear",
+                f'lora.target_modules: no linear layer is called "{target}".{did_you_mean(target, known)}',
+                f"layers of this model: {', '.join(known)}, or all-linear",
             )
-    return [name for name in linear if any(matches_name_end(name, end) for end in wanted)]
+    return [name for name in linear if any(matches_name_end(name, target) for target in targets)]
 
 
 def require_blocks(freeze: Freeze, blocks: int) -> None:
-    """Make sure that a model has the blocks that are to be trained.
+    """Check that a model has the blocks that are to be trained.
 
     Raises:
         ConfigError: it has fewer.
@@ -82,10 +81,10 @@ def require_blocks(freeze: Freeze, blocks: int) -> None:
 
 
 def compile_freeze_patterns(freeze: Freeze) -> Iterable[re.Pattern[str]]:
-    """Yield the expressions of `freeze.train`.
+    """Yield the compiled patterns of `freeze.train`.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: an entry is not a regular expression.
     """
     for expression in freeze.train:
         try:
@@ -94,12 +93,12 @@ def compile_freeze_patterns(freeze: Freeze) -> Iterable[re.Pattern[str]]:
             raise ConfigError(f'freeze.train: "{expression}" is no regular expression: {error}', "fix it") from error
 
 
-def require_adapter_tuner(named: Path | str, tuner: str) -> None:
-    """Refuse to train anything of an adapter but the adapter.
+def require_adapter_tuner(adapter: Path | str, tuner: str) -> None:
+    """Check that the tuner of an adapter is `auto` or `lora`.
 
     Raises:
-        ConfigError: another tuner is asked for.
+        ConfigError: it is another tuner.
     """
     if tuner not in ("auto", "lora"):
-        what = f"{named} is an adapter, and tuner is {tuner}"
-        raise ConfigError(what, "go on with --tuner lora, or merge it first with `anabatic merge`")
+        message = f"{adapter} is an adapter, and tuner is {tuner}"
+        raise ConfigError(message, "go on with --tuner lora, or merge it first with `anabatic merge`")

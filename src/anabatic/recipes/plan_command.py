@@ -82,7 +82,7 @@ def run(
         found = (
             output.format_sweep_lines(plan)
             if sweep
-            else output.format_plan_lines(plan, model=not isinstance(job.model, str))
+            else output.format_plan_lines(plan, has_model_section=not isinstance(job.model, str))
         )
         sys.stdout.write("\n".join(found) + "\n")
     return 0 if plan.choice.can_fit else 1

@@ -26,7 +26,7 @@ def test_pieces_give_the_objects_of_the_whole(lines, cuts, most):
     content = "".join(f"{line}\n" for line in lines).encode()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
-        follower = JsonlFollower(path, most=most)
+        follower = JsonlFollower(path, max_bytes=most)
         assert follower.read_new_rows() == (False, [])
         found, at = [], 0
         for cut in cuts:
@@ -73,7 +73,7 @@ def test_the_end_of_a_long_file(tmp_path):
 def test_a_line_without_an_end_takes_no_memory(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": "' + b"x" * (6 << 20))
-    follower = JsonlFollower(path, most=8 << 20)
+    follower = JsonlFollower(path, max_bytes=8 << 20)
     assert follower.read_new_rows() == (True, [])
     with open(path, "ab") as file:
         file.write(b'"}\n{"a": 2}\n')

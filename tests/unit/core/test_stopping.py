@@ -155,7 +155,7 @@ def test_a_signal_does_not_interrupt_an_error_that_is_told() -> None:
         "from anabatic.cli import error_report\n"
         "from anabatic.core.errors import DataError\n"
         "from anabatic.core.stop_signals import SIGNAL_LISTENER\n"
-        "SIGNAL_LISTENER.start_listening(watches=False)\n"
+        "SIGNAL_LISTENER.start_listening(watch=False)\n"
         "class Told(DataError):\n"
         "    def render(self):\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"

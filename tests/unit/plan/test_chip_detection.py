@@ -71,10 +71,9 @@ def test_a_processor_by_its_clock_and_vectors(flags: str, lanes: int, tmp_path: 
     one = detect_chip.describe_processor(1, info)
     assert one.half_tflops == pytest.approx(len(os.sched_getaffinity(0)) * 2000.5e6 * lanes / 1e12)
     assert detect_chip.describe_processor(1, tmp_path / "nothing").half_tflops > 0
-    assert (
-        get_device_row(one).type == "cpu"
-        and strategy_search.estimate_strategy(TrainingSetup(SHAPE, half=False, mask=False), one).tokens_per_s > 0
-    )
+    setup = TrainingSetup(SHAPE, half=False, uses_attention_mask=False)
+    assert get_device_row(one).type == "cpu"
+    assert strategy_search.estimate_strategy(setup, one).tokens_per_s > 0
 
 
 @given(

@@ -134,8 +134,8 @@ def test_words_and_points_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds words, .* holds points"):
         read_segments([words, table(tmp_path)])
     with pytest.raises(DataError, match="words of cell-v1-r10 among words of compact"):
-        read_segments([words], expect=WordSpec())
-    assert read_segments([table(tmp_path)], expect=WordSpec("motion")).spec.format == "motion"
+        read_segments([words], expected_spec=WordSpec())
+    assert read_segments([table(tmp_path)], expected_spec=WordSpec("motion")).spec.format == "motion"
 
 
 def test_unknown_words_are_counted_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""`anabatic launch`: a training command in several processes, on one machine or many, started again when one fails."""
+"""`anabatic launch`: run a training command in several processes on one or many machines, restarted on failure."""
 
 from __future__ import annotations
 
@@ -103,21 +103,21 @@ def run(
     tree = settings_module.job_to_dict(job) if row else None
     if rdzv:
         master_addr, master_port = hosts_module.parse_rendezvous(rdzv, master_addr, master_port)
-    far = hosts_module.RemoteOptions(hosts_python, hosts_cwd, hosts_env, preflight, nproc=parse_int("nproc", nproc))
-    named = hosts_module.read_hosts(hosts, far, node_rank) if hosts else []
-    if named:
-        nnodes, master_addr = nnodes or str(len(named)), master_addr or named[0].name
-    told = env_variables.read_launch_variables(os.environ)
-    least, most = parse_node_range(nnodes or told.get("NNODES") or "1")
-    settings = tree["device"]["nproc"] if tree else 1
+    remote = hosts_module.RemoteOptions(hosts_python, hosts_cwd, hosts_env, preflight, nproc=parse_int("nproc", nproc))
+    host_entries = hosts_module.read_hosts(hosts, remote, node_rank) if hosts else []
+    if host_entries:
+        nnodes, master_addr = nnodes or str(len(host_entries)), master_addr or host_entries[0].name
+    env = env_variables.read_launch_variables(os.environ)
+    min_nodes, max_nodes = parse_node_range(nnodes or env.get("NNODES") or "1")
+    default_nproc = tree["device"]["nproc"] if tree else 1
     launch = LaunchSettings(
-        nproc=parse_int_or_default("nproc", told.get("NPROC_PER_NODE") if nproc is None else nproc, settings),
-        min_nodes=least,
-        max_nodes=most,
-        node_rank=parse_int("node-rank", node_rank or told.get("NODE_RANK")) if most > 1 else None,
-        master_addr=master_addr or told.get("MASTER_ADDR"),
+        nproc=parse_int_or_default("nproc", env.get("NPROC_PER_NODE") if nproc is None else nproc, default_nproc),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        node_rank=parse_int("node-rank", node_rank or env.get("NODE_RANK")) if max_nodes > 1 else None,
+        master_addr=master_addr or env.get("MASTER_ADDR"),
         master_port=parse_int_or_default(
-            "master-port", told.get("MASTER_PORT") if master_port is None else master_port, 29500
+            "master-port", env.get("MASTER_PORT") if master_port is None else master_port, 29500
         ),
         job_id=job_id,
         max_restarts=parse_int_or_default("max-restarts", max_restarts, 0),
@@ -125,8 +125,8 @@ def run(
         hang_seconds=parse_float("hang-seconds", hang_seconds),
         join_seconds=parse_float("join-seconds", join_seconds),
     )
-    if named:
-        return hosts_module.run_on_hosts(row.name if row else "", job, named, launch, far)
+    if host_entries:
+        return hosts_module.run_on_hosts(row.name if row else "", job, host_entries, launch, remote)
     if launch.is_multi_node and launch.master_addr and not (master_addr or os.environ.get("MASTER_ADDR")):
         env_variables.await_host_name(launch.master_addr, launch.join_seconds)
     if preflight:
@@ -185,28 +185,26 @@ def slurm(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch slurm --nnodes 2 -- sft -c recipe.yaml")
-    _, job = resolve_training_job(
-        list(command)
-    )  # what is wrong with it is reported here, not after a night in the queue
-    from anabatic.launch.schedulers import slurm as scripts
+    _, job = resolve_training_job(list(command))  # errors are reported now, not after a night in the queue
+    from anabatic.launch.schedulers import slurm as slurm_scripts
 
-    settings = settings_module.job_to_dict(job)["device"]["nproc"]
+    default_nproc = settings_module.job_to_dict(job)["device"]["nproc"]
     launch = LaunchSettings(
-        nproc=parse_int_or_default("nproc", nproc, settings),
+        nproc=parse_int_or_default("nproc", nproc, default_nproc),
         max_restarts=parse_int_or_default("max-restarts", max_restarts, 0),
         max_requeues=parse_int_or_default("max-requeues", max_requeues, 3),
     )
-    batch = scripts.SlurmJob(
+    batch = slurm_scripts.SlurmJob(
         name=name,
         nodes=parse_positive_int("nnodes", nnodes),
         nproc=launch.nproc,
-        gres=scripts.DEFAULT_GRES if gres is None else gres,
+        gres=slurm_scripts.DEFAULT_GRES if gres is None else gres,
         grace=parse_positive_int("grace", grace),
         options=option,
         max_restarts=launch.max_restarts,
         max_requeues=launch.max_requeues,
         setup=setup,
     )
-    text = scripts.render_script(batch, list(command))
-    sys.stdout.write(f"{scripts.submit_script(text)}\n" if submit else text)
+    text = slurm_scripts.render_script(batch, list(command))
+    sys.stdout.write(f"{slurm_scripts.submit_script(text)}\n" if submit else text)
     return 0

@@ -1,4 +1,4 @@
-"""`anabatic launch --hosts` and `--rdzv`: the options, the file and the job put together."""
+"""`anabatic launch --hosts` and `--rdzv`: combine the options, the file and the job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """What was typed about the machines of the file.
+    """Options for the machines of the file.
 
     Attributes:
-        python: interpreter there; None: that of this machine.
-        working_folder: to work in; None: this one.
-        environment_names: names of further variables that they get.
-        run_preflight: the machines are compared first.
-        nproc: processes on each; None: not typed, the slots of the file hold.
+        python: interpreter on the machines; None: that of this machine.
+        working_folder: working folder; None: the current one.
+        environment_names: names of further variables to pass.
+        run_preflight: compare the machines first.
+        nproc: processes on each machine; None: the slots of the file.
     """
 
     python: str | None = None
@@ -35,34 +35,36 @@ class RemoteOptions:
     nproc: int | None = None
 
 
-def read_hosts(file: Path, far: RemoteOptions, node_rank: str | None) -> list[HostEntry]:
+def read_hosts(file: Path, remote: RemoteOptions, node_rank: str | None) -> list[HostEntry]:
     """Return the machines of a file.
 
     Raises:
-        ConfigError: it cannot be understood, or asks for fewer processes than the command line.
+        ConfigError: the file is invalid, or has fewer slots than `--nproc`.
     """
     from anabatic.launch.hosts import hostfile
 
     if node_rank is not None:
         raise ConfigError("--node-rank stands beside --hosts", "the order of the file is that of the machines")
-    found = hostfile.read_hostfile(file)
-    for host in found:
-        if far.nproc is not None and host.slots is not None and far.nproc > host.slots:
+    hosts = hostfile.read_hostfile(file)
+    for host in hosts:
+        if remote.nproc is not None and host.slots is not None and remote.nproc > host.slots:
             raise ConfigError(
-                f"--nproc is {far.nproc}, but {host.name} ({file}:{host.line_number}) has slots={host.slots}",
+                f"--nproc is {remote.nproc}, but {host.name} ({file}:{host.line_number}) has slots={host.slots}",
                 "leave --nproc out to use the slots of the file",
             )
-    return found
+    return hosts
 
 
-def run_on_hosts(command: str, job: Any, machines: list[HostEntry], launch: LaunchSettings, far: RemoteOptions) -> int:
+def run_on_hosts(
+    command: str, job: Any, machines: list[HostEntry], launch: LaunchSettings, remote: RemoteOptions
+) -> int:
     """Run a job on the machines of a file and return its exit code.
 
     Args:
-        command: name of the command; empty: the machines are only checked.
+        command: name of the command; empty: only check the machines.
 
     Raises:
-        ConfigError: an option is wrong, or a machine cannot take part for a reason that its owner can fix.
+        ConfigError: an option is wrong, or a machine cannot take part for a reason that the user can fix.
         Failure: a machine cannot be reached, or was lost.
     """
     from anabatic.launch.hosts import multi_host, remote_machine, ssh_connection
@@ -73,32 +75,32 @@ def run_on_hosts(command: str, job: Any, machines: list[HostEntry], launch: Laun
             "leave --nnodes out to use all of them",
         )
     out = settings.job_to_dict(job).get("out") if command else None
-    order = remote_machine.RemoteJob(
+    remote_job = remote_machine.RemoteJob(
         command=command,
         recipe=settings.dump_job(job) if command else "",
         launch=launch,
-        nproc=far.nproc,
-        python=far.python or sys.executable,
-        folder=far.working_folder or os.getcwd(),
+        nproc=remote.nproc,
+        python=remote.python or sys.executable,
+        folder=remote.working_folder or os.getcwd(),
         environment=ssh_connection.collect_remote_environment(
-            far.environment_names, include_installation=far.python is None
+            remote.environment_names, include_installation=remote.python is None
         ),
         out=Path(out) if out else None,
-        launcher_options=("--check",) if far.run_preflight else (),
+        launcher_options=("--check",) if remote.run_preflight else (),
     )
-    return multi_host.run(machines[: launch.max_nodes], order)
+    return multi_host.run(machines[: launch.max_nodes], remote_job)
 
 
 def parse_rendezvous(text: str, address: str | None, port: str | None) -> tuple[str, str]:
-    """Split HOST:PORT of `--rdzv`; an IPv6 address stands in brackets.
+    """Split HOST:PORT of `--rdzv`; an IPv6 address is in brackets.
 
     Raises:
-        ConfigError: it is no such word, or stands beside the options that say the same.
+        ConfigError: the text is not HOST:PORT, or options with the same meaning are also given.
     """
     if address or port:
         raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
-    host, colon, number = text.rpartition(":")
+    host, colon, port_text = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not number:
+    if not colon or not host or not port_text:
         raise ConfigError(f"--rdzv is {text}", "give HOST:PORT, for example 192.168.1.10:29500 or [fe80::1]:29500")
-    return host, number
+    return host, port_text

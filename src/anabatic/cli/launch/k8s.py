@@ -1,4 +1,4 @@
-"""`anabatic launch k8s`: the manifests of a job on Kubernetes, printed or submitted."""
+"""`anabatic launch k8s`: print or submit the manifests of a job on Kubernetes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from anabatic.core.errors import ConfigError
 from anabatic.launch.k8s import kubectl, manifests
 
 
-def k8s(*command: str, **given: Any) -> int:
+def k8s(*command: str, **options: Any) -> int:
     """Print the manifests of a job on Kubernetes that runs COMMAND, or submit them.
 
     The recipe is resolved here and travels along; its paths are those in the container. COMMAND stands after `--`.
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch k8s --image IMAGE -- sft -c recipe.yaml")
-    asked = settings.make_settings(
-        Kubernetes, validation.check_section(jobs.nest_options(given), Kubernetes, validation.OptionNamer())
+    kubernetes_job = settings.make_settings(
+        Kubernetes, validation.check_section(jobs.nest_options(options), Kubernetes, validation.OptionNamer())
     )
     row, job = resolve_training_job(list(command))
-    if asked.nproc is None:
-        asked = dataclasses.replace(asked, nproc=settings.job_to_dict(job)["device"]["nproc"])
-    text = manifests.render_manifests(asked, row.name.split(), settings.dump_job(job))
-    sys.stdout.write(f"{kubectl.submit_manifests(text, asked.context)}\n" if asked.submit else text)
+    if kubernetes_job.nproc is None:
+        kubernetes_job = dataclasses.replace(kubernetes_job, nproc=settings.job_to_dict(job)["device"]["nproc"])
+    text = manifests.render_manifests(kubernetes_job, row.name.split(), settings.dump_job(job))
+    sys.stdout.write(f"{kubectl.submit_manifests(text, kubernetes_job.context)}\n" if kubernetes_job.submit else text)
     return 0
 
 

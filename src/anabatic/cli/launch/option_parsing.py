@@ -1,4 +1,4 @@
-"""What the ways to launch a training have in common on the command line: the command, and numbers that are strict."""
+"""Command-line parsing shared by the launch commands: the training command, and strict numbers."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from anabatic.core.errors import ConfigError
 
 
 def parse_positive_int(name: str, text: str) -> int:
-    """Return the whole number of an option that is 1 or more."""
-    number = parse_int(name, text) or 0
-    if number < 1:
-        raise ConfigError(f"--{name} is {number}", "use 1 or more")
-    return number
+    """Return the value of an option as an integer of at least 1."""
+    value = parse_int(name, text) or 0
+    if value < 1:
+        raise ConfigError(f"--{name} is {value}", "use 1 or more")
+    return value
 
 
-def resolve_training_job(words: list[str]) -> tuple[command_table.Command, Any]:
-    """Return the command's row and its resolved settings.
+def resolve_training_job(args: list[str]) -> tuple[command_table.Command, Any]:
+    """Return the row and the resolved settings of a training command.
 
     Raises:
-        ConfigError: it is not a command of ours that trains, or its settings are wrong.
+        ConfigError: it is not a training command of this program, or its settings are wrong.
     """
     from anabatic.cli import app as program
     from anabatic.cli import job_command as jobs
 
-    training = [name for name, row in command_table.COMMANDS.items() if row.is_training]
-    fitting = [name for name in training if words[: len(name.split())] == name.split()]
-    if not fitting:
-        raise ConfigError(f"{words[0]} is not a command that trains", _suggest_command(words, training))
-    row = command_table.get_command(fitting[0])
-    _, bound, _ = program.build_app().parse_args(words, exit_on_error=False, print_error=False)
+    training_commands = [name for name, row in command_table.COMMANDS.items() if row.is_training]
+    matches = [name for name in training_commands if args[: len(name.split())] == name.split()]
+    if not matches:
+        raise ConfigError(f"{args[0]} is not a command that trains", _suggest_command(args, training_commands))
+    row = command_table.get_command(matches[0])
+    _, bound, _ = program.build_app().parse_args(args, exit_on_error=False, print_error=False)
     files = bound.arguments.pop("config", None) or []
     if bound.arguments.pop(jobs.DRY_RUN, None):
         hint = "for several machines: `anabatic plan --chip 910B3 --npus 8 --nodes 2 -- COMMAND`"
@@ -38,24 +38,24 @@ def resolve_training_job(words: list[str]) -> tuple[command_table.Command, Any]:
     return row, settings.load_job(row.name, files, jobs.nest_options(dict(bound.arguments)))
 
 
-def _suggest_command(words: list[str], training: list[str]) -> str:
-    """What to type, where the first word is no command."""
-    if words[0] == "anabatic":
+def _suggest_command(args: list[str], training_commands: list[str]) -> str:
+    """Return the hint if the first argument is not a command."""
+    if args[0] == "anabatic":
         return "leave `anabatic` out behind --"
-    if words[0].endswith((".yaml", ".yml")):
-        return f"name the command before the recipe: sft -c {words[0]}"
-    return f"these are: {', '.join(training)}"
+    if args[0].endswith((".yaml", ".yml")):
+        return f"name the command before the recipe: sft -c {args[0]}"
+    return f"these are: {', '.join(training_commands)}"
 
 
 def parse_node_range(text: str) -> tuple[int, int]:
-    """Return the least and the most machines of `2` or `1:4`."""
-    least, _, most = text.partition(":")
-    first = parse_int("nnodes", least) or 0
-    return first, (parse_int("nnodes", most) or 0) if most else first
+    """Return the minimum and maximum number of machines of `2` or `1:4`."""
+    minimum, _, maximum = text.partition(":")
+    first = parse_int("nnodes", minimum) or 0
+    return first, (parse_int("nnodes", maximum) or 0) if maximum else first
 
 
 def parse_int(name: str, text: str | None) -> int | None:
-    """Return the whole number of an option, None where it is not given."""
+    """Return the value of an option as an integer, None if it is not set."""
     return (
         None
         if text is None
@@ -63,12 +63,12 @@ def parse_int(name: str, text: str | None) -> int | None:
     )
 
 
-def parse_int_or_default(name: str, text: str | None, otherwise: int) -> int:
-    """Return the whole number of an option, or what holds where it is not given."""
-    found = parse_int(name, text)
-    return otherwise if found is None else found
+def parse_int_or_default(name: str, text: str | None, default: int) -> int:
+    """Return the value of an option as an integer, or `default` if it is not set."""
+    value = parse_int(name, text)
+    return default if value is None else value
 
 
 def parse_float(name: str, text: str) -> float:
-    """Return the number of an option."""
+    """Return the value of an option as a float."""
     return float(validation.convert_value(validation.UntypedText(text), float, validation.OptionNamer(), (name,)))

@@ -1,4 +1,4 @@
-"""`anabatic launch ray`: a job on the machines of a Ray cluster."""
+"""`anabatic launch ray`: run a job on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def ray(
         )
     row, job = resolve_training_job(list(command))
     pairs = [text.partition("=") for text in env]
-    if wrong := [key for key, found, _ in pairs if not (key and found)]:
-        raise ConfigError(f'--env is "{wrong[0]}", not KEY=VALUE', "for example --env HF_HOME=/data/hf")
+    if invalid := [key for key, separator, _ in pairs if not (key and separator)]:
+        raise ConfigError(f'--env is "{invalid[0]}", not KEY=VALUE', "for example --env HF_HOME=/data/hf")
     launch = LaunchSettings(
         nproc=parse_int_or_default("nproc", nproc, settings.job_to_dict(job)["device"]["nproc"]),
         max_restarts=parse_int_or_default("max-restarts", max_restarts, 0),
         hang_seconds=parse_float("hang-seconds", hang_seconds),
         join_seconds=parse_float("join-seconds", join_seconds),
     )
-    asked = ray_cluster.RayJob(
+    ray_job = ray_cluster.RayJob(
         address=address,
         nodes=parse_positive_int("nnodes", nnodes),
         nproc=launch.nproc,
@@ -89,4 +89,4 @@ def ray(
         ),
         env=tuple((key, value) for key, _, value in pairs),
     )
-    return ray_cluster.run(asked, row.name.split(), settings.dump_job(job))
+    return ray_cluster.run(ray_job, row.name.split(), settings.dump_job(job))

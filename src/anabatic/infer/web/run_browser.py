@@ -64,7 +64,7 @@ class _RunMetrics:
     """The rows of one run, thinned where they are many."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = json_lines.JsonlFollower(RunFolder(folder).metrics, most=MAX_READ_BYTES)
+        self._file = json_lines.JsonlFollower(RunFolder(folder).metrics, max_bytes=MAX_READ_BYTES)
         self._token = ""
         self.rows = MetricsRows()
 

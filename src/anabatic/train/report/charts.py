@@ -157,7 +157,7 @@ def downsample_points(points: Points, max_points: int = MAX_POINTS) -> Points:
 def make_step_ticks(low: float, high: float) -> list[tuple[float, str]]:
     """Return (per cent of the axis, step) of the ticks of an axis of steps."""
     x = _AxisScale(low, high)
-    return [(x(tick) / 10, _format_step(tick)) for tick in compute_ticks(low, high, 5, whole=True)]
+    return [(x(tick) / 10, _format_step(tick)) for tick in compute_ticks(low, high, 5, integers_only=True)]
 
 
 def _make_step_scale(lines: Sequence[Curve], steps: tuple[int, int] | None) -> _AxisScale:

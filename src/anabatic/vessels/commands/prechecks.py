@@ -1,4 +1,4 @@
-"""Files of vessels, checked before torch is imported: do they exist, do they name more than one class."""
+"""Checks of vessel files before torch is imported: whether they exist and name more than one class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anabatic.vessels.words import class_count, segment_reader
 
 
 def check_vessel_files(job: Any, is_stage_output: Callable[[str], bool]) -> Iterator[UserError]:
-    """Yield what is wrong with the files that a `classify` job reads."""
+    """Yield the errors of the files that a `classify` job reads."""
     for name in list_sources(job):
         if is_stage_output(name):
             continue

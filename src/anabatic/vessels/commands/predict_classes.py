@@ -1,4 +1,4 @@
-"""`anabatic classify predict`: rows of words, AIS tables or a text in, classes out."""
+"""`anabatic classify predict`: predict the classes of rows of words, AIS tables or texts."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from anabatic.vessels.words.segments import Segment
 from anabatic.vessels.words.vocabulary import WordSpec, count_points, strip_class_words
 
 SEGMENTS_PER_CHUNK = 4096
-"""Segments between two signs of progress; among so many there are enough of like length for whole batches."""
+"""Segments between two progress updates; enough to fill batches with segments of similar length."""
 
 
 def run(job: ClassifyPredictJob) -> int:
-    """Classify as the job says; return the exit code."""
+    """Run the prediction job; return the exit code."""
     classifier = TrajectoryClassifier(job.model, job.device, job.batch_tokens)
     segments = _read_inputs(job, classifier)
-    found = predict_probabilities(classifier, segments)
-    rows = _format_vessel_rows if job.level == "vessel" else _format_segment_rows
+    probabilities = predict_probabilities(classifier, segments)
+    format_rows = _format_vessel_rows if job.level == "vessel" else _format_segment_rows
     split = _load_training_split(classifier)
-    sided = ({**row, "split": split.find_side(row["vessel"]) or None} for row in rows(job, classifier, segments, found))
-    lines = [json.dumps(row, ensure_ascii=False) for row in sided]
+    split_rows = (
+        {**row, "split": split.find_side(row["vessel"]) or None}
+        for row in format_rows(job, classifier, segments, probabilities)
+    )
+    lines = [json.dumps(row, ensure_ascii=False) for row in split_rows]
     text = "\n".join(lines) + "\n"
     if job.out is None:
         sys.stdout.write(text)
@@ -49,77 +52,79 @@ def run(job: ClassifyPredictJob) -> int:
 
 
 def _load_training_split(classifier: TrajectoryClassifier) -> VesselSplit:
-    """Which vessels the classifier was trained on; a folder that does not say so knows none."""
+    """Return the split of the classifier; empty if its folder has none."""
     path = classifier.folder / vessel_splits.SPLIT_FILE
     return splits.load_split(path) if path.exists() else VesselSplit((), ())
 
 
 def predict_probabilities(classifier: TrajectoryClassifier, segments: list[Segment]) -> np.ndarray:
-    """Return the probabilities of segments, fp64 `[n, C]`, in the order of `classifier.classes`.
+    """Return the probabilities of segments, fp64 `[n, C]`, in the order of `classifier.class_names`.
 
     Raises:
-        DataError: a row without the numbers that the classifier reads.
+        DataError: a row lacks the features that the classifier reads.
     """
     names = classifier.description.features
-    bare = all(row.features is None for row in segments) and classifier.description.features_hidden > 0
-    known = None if bare else select_features(segments, names)
-    found = np.empty((len(segments), len(classifier.class_names)))
+    without_features = all(row.features is None for row in segments) and classifier.description.features_hidden > 0
+    features = None if without_features else select_features(segments, names)
+    probabilities = np.empty((len(segments), len(classifier.class_names)))
     with ProgressBar("segments", len(segments)) as bar:
         for start in range(0, len(segments), SEGMENTS_PER_CHUNK):
-            some = segments[start : start + SEGMENTS_PER_CHUNK]
-            own = None if known is None else known[start : start + SEGMENTS_PER_CHUNK]
-            found[start : start + SEGMENTS_PER_CHUNK] = classifier.predict_probabilities(
-                [row.text for row in some], own
+            chunk = segments[start : start + SEGMENTS_PER_CHUNK]
+            chunk_features = None if features is None else features[start : start + SEGMENTS_PER_CHUNK]
+            probabilities[start : start + SEGMENTS_PER_CHUNK] = classifier.predict_probabilities(
+                [row.text for row in chunk], chunk_features
             )
-            bar.update(start + len(some))
-    if known is None:
-        return found
-    return classifier.mix_vessel_trees(found, known, [row.vessel for row in segments], [row.start for row in segments])
+            bar.update(start + len(chunk))
+    if features is None:
+        return probabilities
+    return classifier.mix_vessel_trees(
+        probabilities, features, [row.vessel for row in segments], [row.start for row in segments]
+    )
 
 
 def _read_inputs(job: ClassifyPredictJob, classifier: TrajectoryClassifier) -> list[Segment]:
     if job.text:
-        return [_segment_from_text(text, number) for number, text in enumerate(job.text, start=1)]
+        return [_segment_from_text(text, index) for index, text in enumerate(job.text, start=1)]
     return read_classifier_segments(job.inputs, job.tracks, classifier)
 
 
 def read_classifier_segments(data: list[str], tracks: TrackSettings, classifier: TrajectoryClassifier) -> list[Segment]:
-    """Read what is to be classified, in the classifier's words and cut as its training data were; labels that the rows
-    have are kept for `true_label`.
+    """Read the segments to classify, encoded and cut as the training data of the classifier; labels of the rows are
+    kept for `true_label`.
 
     Raises:
-        DataError: rows of other words, or of other classes than the classifier's.
+        DataError: words or classes of the rows differ from those of the classifier.
     """
-    expect = WordSpec.parse_model_spec(classifier.folder, classifier.description.words, classifier.class_names)
-    found = read_segments(data, tracks.with_window_lengths(classifier.description.points), expect)
-    known = any(row.label is not None for row in found)
-    if known and found.classes != classifier.class_names:
+    expected_spec = WordSpec.parse_model_spec(classifier.folder, classifier.description.words, classifier.class_names)
+    segments = read_segments(data, tracks.with_window_lengths(classifier.description.points), expected_spec)
+    has_labels = any(row.label is not None for row in segments)
+    if has_labels and segments.classes != classifier.class_names:
         raise DataError(
-            f"the files have {len(found.classes)} classes ({', '.join(found.classes[:3])}, ...), the classifier has"
-            f" {len(classifier.class_names)} ({', '.join(classifier.class_names[:3])}, ...)",
+            f"the files have {len(segments.classes)} classes ({', '.join(segments.classes[:3])},"
+            f" ...), the classifier has {len(classifier.class_names)} ({', '.join(classifier.class_names[:3])}, ...)",
             "name the classifier's in tracks.classes, and map the others with tracks.class_map",
         )
-    return found.rows
+    return segments.rows
 
 
-def _segment_from_text(text: str, number: int) -> Segment:
-    plain, words = strip_class_words(text)
-    if words:
-        log.warn(f"text {number}: {words} class words are not read")
-    return Segment(plain, None, f"text {number}", "", None, count_points(plain.split()), None, number)
+def _segment_from_text(text: str, index: int) -> Segment:
+    stripped, num_class_words = strip_class_words(text)
+    if num_class_words:
+        log.warn(f"text {index}: {num_class_words} class words are not read")
+    return Segment(stripped, None, f"text {index}", "", None, count_points(stripped.split()), None, index)
 
 
 def _format_segment_rows(
-    job: ClassifyPredictJob, classifier: TrajectoryClassifier, segments: list[Segment], found: np.ndarray
+    job: ClassifyPredictJob, classifier: TrajectoryClassifier, segments: list[Segment], probabilities: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-    for number, (segment, row) in enumerate(zip(segments, found, strict=True)):
-        told = classifier.make_prediction(row, job.abstain).as_json()
+    for index, (segment, row) in enumerate(zip(segments, probabilities, strict=True)):
+        prediction = classifier.make_prediction(row, job.abstain).as_json()
         text = {"original_text": segment.text} if job.original_text else {}
         yield {
-            "id": number,
+            "id": index,
             **text,
             **_true_label_fields(classifier, segment.label),
-            **told,
+            **prediction,
             **_segment_metadata(segment),
         }
 
@@ -136,26 +141,26 @@ def _segment_metadata(segment: Segment) -> dict[str, Any]:
 
 
 def _format_vessel_rows(
-    job: ClassifyPredictJob, classifier: TrajectoryClassifier, segments: list[Segment], found: np.ndarray
+    job: ClassifyPredictJob, classifier: TrajectoryClassifier, segments: list[Segment], probabilities: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-    ships = [segment.vessel for segment in segments]
-    names, means = classification.pool_by_vessel(found, ships)
+    vessels = [segment.vessel for segment in segments]
+    names, means = classification.pool_by_vessel(probabilities, vessels)
     labels: dict[str, int | None] = {}
-    count: dict[str, int] = {}
+    num_segments: dict[str, int] = {}
     for segment in segments:
         labels.setdefault(segment.vessel, segment.label)
-        count[segment.vessel] = count.get(segment.vessel, 0) + 1
-    for number, (name, row) in enumerate(zip(names, means, strict=True)):
-        told = classifier.make_prediction(row, job.abstain).as_json()
+        num_segments[segment.vessel] = num_segments.get(segment.vessel, 0) + 1
+    for index, (name, row) in enumerate(zip(names, means, strict=True)):
+        prediction = classifier.make_prediction(row, job.abstain).as_json()
         yield {
-            "id": number,
+            "id": index,
             "vessel": name,
             **_true_label_fields(classifier, labels[name]),
-            **told,
-            "segments": count[name],
+            **prediction,
+            "segments": num_segments[name],
         }
 
 
 def _true_label_fields(classifier: TrajectoryClassifier, label: int | None) -> dict[str, Any]:
-    """As `predicted_class` and `class_name` say what was found."""
+    """Return the fields of the true label, parallel to `predicted_class` and `class_name`."""
     return {"true_label": label, "true_class": None if label is None else classifier.class_names[label]}

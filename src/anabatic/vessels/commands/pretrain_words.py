@@ -1,4 +1,4 @@
-"""`anabatic classify pretrain`: a model learns how vessels move from words alone, before it learns classes."""
+"""`anabatic classify pretrain`: pre-training on vessel words without labels, before a classifier is trained."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from anabatic.vessels.words.vocabulary import WordSpec
 
 
 def run(job: ClassifyPretrainJob) -> int:
-    """Train as the job says; return the exit code."""
+    """Run the training job; return the exit code."""
     with training_session(job) as context:
         job, device, world = context.job, context.device, context.world
         base = vessel_splits.read_base_model_info(job.model.path)
         vessels = vessel_splits.read_vessel_segments(job, base)
-        tokenizer, known = encoding.build_word_tokenizer(base, vessels.spec)
-        words = WordEncoder.from_tokenizer(tokenizer)
-        draws = [make_target_sampler(job, words, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
+        tokenizer, num_known = encoding.build_word_tokenizer(base, vessels.spec)
+        encoder = WordEncoder.from_tokenizer(tokenizer)
+        samplers = [make_target_sampler(job, encoder, vessels.spec, seed) for seed in (job.seed, job.seed + 1)]
         options: dict[str, Any] = {"seq_len": context.seq_len}
-        train = encoding.encode_segments("training vessels", vessels.train, words, draw=draws[0], **options)
-        valid = encoding.encode_segments("held-out vessels", vessels.valid, words, draw=draws[1], **options)
-        log_mask_rates(draws[0], train)
+        train = encoding.encode_segments("training vessels", vessels.train, encoder, sampler=samplers[0], **options)
+        valid = encoding.encode_segments("held-out vessels", vessels.valid, encoder, sampler=samplers[1], **options)
+        log_mask_rates(samplers[0], train)
 
         plan, model = initialization.build_meta_model(
             job, base, len(tokenizer), resolve_weight_dtype(job.optim, device)
         )
         sharding = resolve_sharding(job.parallel, world, device)
         root = materialize_model(model, sharding, device, world)
-        initialization.init_or_load_weights(model, job, base, known, len(tokenizer))
+        initialization.init_or_load_weights(model, job, base, num_known, len(tokenizer))
         log.info(installer.apply_fused_setting(model, job.fused, device.type))
-        sizes, per_pass = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
+        sizes, steps_per_epoch = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
         log_plan(plan, model, world, sharding)
 
         causal = job.objective != "masked"
         objective = objectives.make_word_objective(root, device, world, context.seq_len, causal)
-        beside = vessel_splits.word_model_files(vessels, "causal" if causal else "both")
+        extra_files = vessel_splits.word_model_files(vessels, "causal" if causal else "both")
 
         def save_folder(path: Path) -> None:
             pretrained.save_model(
@@ -65,46 +65,46 @@ def run(job: ClassifyPretrainJob) -> int:
                 path,
                 tokenizer,
                 world.is_main_process,
-                lambda folder: vessel_splits.write_word_model_files(folder, beside),
+                lambda folder: vessel_splits.write_word_model_files(folder, extra_files),
             )
             barrier(world)
 
-        context = replace(context, job=replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)))
+        context = replace(context, job=replace(job, eval=replace(job.eval, every=job.eval.every or steps_per_epoch)))
         data = TrainingData([(train, None)], [valid] if vessels.valid else None)
         trained = TrainedModel(root, sharding, tokenizer, save_folder)
         code = Trainer(context, trained, objective, DatasetBatches(context, data), plan, sizes).train_and_save()
     return code
 
 
-def make_target_sampler(job: ClassifyPretrainJob, words: WordEncoder, spec: WordSpec, seed: int) -> TargetSampler:
-    """Return what is read and what is learned of a sequence."""
+def make_target_sampler(job: ClassifyPretrainJob, encoder: WordEncoder, spec: WordSpec, seed: int) -> TargetSampler:
+    """Return the sampler of inputs and targets of a sequence."""
     if job.objective == "next":
         return NextWordTargets()
     mask = job.mask
-    groups = encoding.mask_group_ids(words, spec)
-    shares = np.asarray([mask.h3, mask.class_word, mask.motion, mask.other])
+    groups = encoding.mask_group_ids(encoder, spec)
+    group_weights = np.asarray([mask.h3, mask.class_word, mask.motion, mask.other])
     if not (groups >= 0).any():
         raise ConfigError(f"words {spec.spec_name} have none that may be hidden", "use --objective next")
-    source = job.objective == "source"
+    is_source = job.objective == "source"
     return WordMasking(
         groups,
-        shares / shares.sum(),
+        group_weights / group_weights.sum(),
         mask.ratio,
-        words.vocab[MASK_TOKEN],
+        encoder.vocab[MASK_TOKEN],
         seed,
-        shift_targets=not source,
-        is_independent=source,
+        shift_targets=not is_source,
+        is_independent=is_source,
     )
 
 
-def log_mask_rates(drawn: TargetSampler, train: Any) -> None:
-    """Say how many words of each group a look at some sequences hides."""
-    if not isinstance(drawn, WordMasking):
+def log_mask_rates(sampler: TargetSampler, train: Any) -> None:
+    """Log the fraction of masked words of each group in some sequences."""
+    if not isinstance(sampler, WordMasking):
         return
-    for number in range(min(200, train.num_docs)):
-        train.read_segment(train.locate_entry(number), 0, train.locate_entry(number).num_inputs)
-    eligible = max(1, drawn.masked_counts[None])
-    hidden = {name: drawn.masked_counts[number] for number, name in enumerate(MASK_GROUPS)}
-    together = sum(hidden.values())
-    shares = ", ".join(f"{name} {number / max(1, together):.0%}" for name, number in hidden.items())
-    log.info(f"{together / eligible:.1%} of the words that may be hidden are: {shares}")
+    for index in range(min(200, train.num_docs)):
+        train.read_segment(train.locate_entry(index), 0, train.locate_entry(index).num_inputs)
+    eligible = max(1, sampler.masked_counts[None])
+    hidden = {name: sampler.masked_counts[index] for index, name in enumerate(MASK_GROUPS)}
+    total = sum(hidden.values())
+    summary = ", ".join(f"{name} {count / max(1, total):.0%}" for name, count in hidden.items())
+    log.info(f"{total / eligible:.1%} of the words that may be hidden are: {summary}")

@@ -1,4 +1,4 @@
-"""`anabatic classify train`: a classifier of vessel trajectories, from scratch or on top of a model."""
+"""`anabatic classify train`: train a classifier of vessel trajectories, from scratch or from a base model."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from anabatic.vessels.words import encoding
 
 
 def run(job: ClassifyTrainJob) -> int:
-    """Train as the job says; return the exit code."""
+    """Run the training job; return the exit code."""
     with training_session(job) as context:
         job, device, world = context.job, context.device, context.world
         base = vessel_splits.read_base_model_info(job.model.path)
         vessels = vessel_splits.keep_labelled_segments(vessel_splits.read_vessel_segments(job, base))
         description = describe_classifier(job, vessels)
-        tokenizer, known = encoding.build_word_tokenizer(base, vessels.spec)
-        words = WordEncoder.from_tokenizer(tokenizer)
+        tokenizer, num_known = encoding.build_word_tokenizer(base, vessels.spec)
+        encoder = WordEncoder.from_tokenizer(tokenizer)
         weights = encoding.compute_vessel_weights(vessels.train, job.head.vessel_weights)
         options: dict[str, Any] = {"seq_len": job.batch.resolved_seq_len, "features": description.features}
-        crop = encoding.make_crop(job.head.crop, words, vessels.spec, job.seed)
+        crop = encoding.make_crop(job.head.crop, encoder, vessels.spec, job.seed)
         train = encoding.encode_segments(
-            "training vessels", vessels.train, words, weights=weights, crop=crop, **options
+            "training vessels", vessels.train, encoder, weights=weights, crop=crop, **options
         )
-        valid = encoding.encode_segments("held-out vessels", vessels.valid, words, **options)
-        ships = [row.vessel for row in vessels.valid]
+        valid = encoding.encode_segments("held-out vessels", vessels.valid, encoder, **options)
+        vessel_ids = [row.vessel for row in vessels.valid]
 
         if description.trees_share == 1 and (job.schedule.epochs or 0) > 1 and not job.schedule.max_steps:
             log.warn(
@@ -61,18 +61,18 @@ def run(job: ClassifyTrainJob) -> int:
         classifier.attach_class_head(model, description)
         sharding = resolve_sharding(job.parallel, world, device)
         root = materialize_model(model, sharding, device, world)
-        initialization.init_or_load_weights(model, job, base, known, len(tokenizer))
+        initialization.init_or_load_weights(model, job, base, num_known, len(tokenizer))
         if base.description == description and base.folder is not None:
             classifier.load_head_weights(model, base.folder)
         else:
             get_class_head(model).init_weights(job.seed, train.feature_tensor)
         classifier.add_residual_dropout(model, job.head.block_dropout)
         log.info(installer.apply_fused_setting(model, job.fused, device.type))
-        sizes, per_pass = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
+        sizes, steps_per_epoch = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
         log_plan(plan, model, world, sharding)
 
         trees = tree_ensemble.fit_trees(job, train, vessels.train, description)
-        mixed = tree_ensemble.make_probability_mixer(trees, valid, vessels.valid, description)
+        mix = tree_ensemble.make_probability_mixer(trees, valid, vessels.valid, description)
         loss = ClassLoss(description, device, compute_class_weights(job, train, description), job.head.label_smoothing)
         objective = objectives.make_class_objective(
             root,
@@ -81,19 +81,19 @@ def run(job: ClassifyTrainJob) -> int:
             job.batch.resolved_seq_len,
             loss,
             valid.num_docs,
-            lambda probabilities: compute_scores(mixed(probabilities), valid.class_labels, ships, vessels.classes),
+            lambda probabilities: compute_scores(mix(probabilities), valid.class_labels, vessel_ids, vessels.classes),
         )
-        rates = HeadRates(classifier.HEAD_PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * per_pass))
-        beside: dict[str, str | bytes] = {
+        rates = HeadRates(classifier.HEAD_PREFIX, job.head.backbone_lr, round(job.head.freeze_epochs * steps_per_epoch))
+        extra_files: dict[str, str | bytes] = {
             **vessel_splits.word_model_files(vessels, description.attention),
             **trees.file_contents,
         }
 
         def save_folder(path: Path) -> None:
-            classifier.save_classifier(model, path, tokenizer, description, beside, world.is_main_process)
+            classifier.save_classifier(model, path, tokenizer, description, extra_files, world.is_main_process)
             barrier(world)
 
-        context = replace(context, job=replace(job, eval=replace(job.eval, every=job.eval.every or per_pass)))
+        context = replace(context, job=replace(job, eval=replace(job.eval, every=job.eval.every or steps_per_epoch)))
         data = TrainingData([(train, None)], [valid] if vessels.valid else None)
         trained = TrainedModel(root, sharding, tokenizer, save_folder, head_rates=rates)
         code = Trainer(context, trained, objective, DatasetBatches(context, data), plan, sizes).train_and_save()
@@ -101,7 +101,7 @@ def run(job: ClassifyTrainJob) -> int:
 
 
 def describe_classifier(job: ClassifyTrainJob, vessels: VesselSegments) -> ClassifierDescription:
-    """Return what the classifier is."""
+    """Return the description of the classifier."""
     head = job.head
     return ClassifierDescription(
         classes=vessels.classes,
@@ -123,31 +123,33 @@ def describe_classifier(job: ClassifyTrainJob, vessels: VesselSegments) -> Class
 def compute_class_weights(
     job: ClassifyTrainJob, train: SequenceDataset, description: ClassifierDescription
 ) -> list[float] | None:
-    """Return the weight of each class, 1 on average over the training segments; None: all weigh the same."""
-    count = np.bincount(train.class_labels, minlength=len(description.classes))
-    for name, number in zip(description.classes, count, strict=True):
-        log.info(f"  {name}: {number:,} segments")
+    """Return the weight of each class, 1 on average over the training segments; None: equal weights."""
+    counts = np.bincount(train.class_labels, minlength=len(description.classes))
+    for name, count in zip(description.classes, counts, strict=True):
+        log.info(f"  {name}: {count:,} segments")
     if job.head.class_weights == "none":
         return None
-    there = count > 0
-    weights: list[float] = np.where(there, count.sum() / (there.sum() * np.maximum(count, 1)), 0.0).tolist()
+    present = counts > 0
+    weights: list[float] = np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).tolist()
     return weights
 
 
 def compute_scores(
-    probabilities: np.ndarray, labels: np.ndarray, ships: list[str], classes: tuple[str, ...]
+    probabilities: np.ndarray, labels: np.ndarray, vessel_ids: list[str], classes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return accuracy and macro-F1 of segments, and of vessels by their segments' probabilities together.
+    """Return accuracy and macro-F1 of segments, and of vessels by the pooled probabilities of their segments.
 
     Args:
-        probabilities: `[n, C]`, nan where a segment was not asked; labels: `[n]`; ships: the vessel of each.
+        probabilities: `[n, C]`, nan for segments that were not scored; labels: `[n]`; vessel_ids: vessel of each.
     """
-    asked = ~np.isnan(probabilities[:, 0])
-    told, labels = probabilities[asked], labels[asked]
-    ships = [name for name, there in zip(ships, asked.tolist(), strict=True) if there]
-    segments = classification.compute_scores(labels, told.argmax(1), classes)
-    truth, _ = classification.find_majority_truth(labels, ships)
-    vessels = classification.compute_scores(truth, classification.pool_by_vessel(told, ships)[1].argmax(1), classes)
+    is_scored = ~np.isnan(probabilities[:, 0])
+    scored, labels = probabilities[is_scored], labels[is_scored]
+    vessel_ids = [name for name, keep in zip(vessel_ids, is_scored.tolist(), strict=True) if keep]
+    segments = classification.compute_scores(labels, scored.argmax(1), classes)
+    truth, _ = classification.find_majority_truth(labels, vessel_ids)
+    vessels = classification.compute_scores(
+        truth, classification.pool_by_vessel(scored, vessel_ids)[1].argmax(1), classes
+    )
     return {
         "valid_accuracy": segments.accuracy,
         "valid_macro_f1": segments.macro_f1,

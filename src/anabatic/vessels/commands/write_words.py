@@ -1,4 +1,4 @@
-"""`anabatic classify words`: AIS files become rows of words."""
+"""`anabatic classify words`: encode AIS files as rows of words."""
 
 from __future__ import annotations
 
@@ -23,74 +23,75 @@ OTHER_FILE_HINT = "choose another file with --out FILE"
 
 
 def run(job: ClassifyWordsJob) -> None:
-    """Write the rows and the report, both whole or not at all.
+    """Write the rows and the report, each atomically.
 
     Raises:
-        DataError: a file is no AIS file, a row cannot be read, or no segment is left; names file and line.
+        DataError: a file is not an AIS file, a row cannot be read, or no segment remains; names file and line.
         Failure: the file or the temporary folder cannot be written, or a library is missing.
     """
-    started, reading = time.monotonic(), job.tracks
-    bad = BadRowPolicy(reading.on_bad_row == "skip")
-    if words := [name for name in job.inputs if name.lower().endswith(WORD_SUFFIXES)]:
-        raise DataError(f"{words[0]} holds words already", "give AIS tables (.csv, .parquet) or sentences (.nmea)")
+    started, settings = time.monotonic(), job.tracks
+    bad_rows = BadRowPolicy(settings.on_bad_row == "skip")
+    if word_files := [name for name in job.inputs if name.lower().endswith(WORD_SUFFIXES)]:
+        raise DataError(f"{word_files[0]} holds words already", "give AIS tables (.csv, .parquet) or sentences (.nmea)")
     inputs = find_files(job.inputs, AIS_SUFFIXES)
     out = resolve_output_file(job.out, "words.jsonl")
-    with open_tracks(inputs, reading, bad) as tracks, open_atomic_file(out, OTHER_FILE_HINT) as file:
-        spec = make_word_spec(reading, tracks.classes)
-        per_class: dict[str, int] = dict.fromkeys((*spec.classes, "no class"), 0)
-        number_of_words = number_of_points = 0
-        for segment in iter_segments(tracks, reading, spec, bad):
+    with open_tracks(inputs, settings, bad_rows) as tracks, open_atomic_file(out, OTHER_FILE_HINT) as file:
+        spec = make_word_spec(settings, tracks.classes)
+        class_counts: dict[str, int] = dict.fromkeys((*spec.classes, "no class"), 0)
+        num_words = num_points = 0
+        for segment in iter_segments(tracks, settings, spec, bad_rows):
             file.write(as_line(segment, spec, job.source_keys).encode() + b"\n")
-            number_of_words += segment.text.count(" ") + 1
-            number_of_points += segment.points
-            per_class["no class" if segment.label is None else spec.classes[segment.label]] += 1
-        if not bad.counts["segments"]:
+            num_words += segment.text.count(" ") + 1
+            num_points += segment.points
+            class_counts["no class" if segment.label is None else spec.classes[segment.label]] += 1
+        if not bad_rows.counts["segments"]:
             raise DataError(
-                f"no segment of {reading.min_points} points or more in {len(inputs)} files", _explain_no_segments(bad)
+                f"no segment of {settings.min_points} points or more in {len(inputs)} files",
+                _explain_no_segments(bad_rows),
             )
-    report = _build_report(inputs, spec, bad, per_class, number_of_words / number_of_points)
+    report = _build_report(inputs, spec, bad_rows, class_counts, num_words / num_points)
     write_atomic(
         out.with_suffix(".report.json"), json.dumps(report, indent=2, ensure_ascii=False) + "\n", OTHER_FILE_HINT
     )
     _log_report(report, out, time.monotonic() - started)
 
 
-def _explain_no_segments(bad: BadRowPolicy) -> str:
-    met = ", ".join(f"{count:,} {what}" for what, count in bad.counts.items() if count)
-    return f"lower --tracks.min-points or raise --tracks.gap-minutes; met: {met}"
+def _explain_no_segments(bad_rows: BadRowPolicy) -> str:
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in bad_rows.counts.items() if count)
+    return f"lower --tracks.min-points or raise --tracks.gap-minutes; met: {counts}"
 
 
 def _build_report(
-    inputs: list[Path], spec: WordSpec, bad: BadRowPolicy, per_class: dict[str, int], words_per_point: float
+    inputs: list[Path], spec: WordSpec, bad_rows: BadRowPolicy, class_counts: dict[str, int], words_per_point: float
 ) -> dict[str, Any]:
-    counts = {what: count for what, count in bad.counts.items() if count}
-    main = {name: counts.pop(name, 0) for name in ("vessels", "points", "segments")}
+    counts = {reason: count for reason, count in bad_rows.counts.items() if count}
+    totals = {name: counts.pop(name, 0) for name in ("vessels", "points", "segments")}
     return {
         "anabatic": __version__,
         "words": spec.spec_name,
         "classes": list(spec.classes),
         "inputs": [str(path) for path in inputs],
-        **main,
+        **totals,
         "words_per_point": round(words_per_point, 2),
-        "segments_per_class": {name: count for name, count in per_class.items() if count},
+        "segments_per_class": {name: count for name, count in class_counts.items() if count},
         "left_out_or_changed": counts,
-        "skipped_rows": bad.examples,
+        "skipped_rows": bad_rows.examples,
     }
 
 
 def _log_report(report: dict[str, Any], out: Path, seconds: float) -> None:
-    """One line a fact, on stderr."""
+    """Log the report, one line per fact."""
     points = report["points"]
     log.info(
         f"{report['vessels']:,} vessels, {points:,} points, {report['segments']:,} segments in "
         f"{format_duration(seconds)}"
         f" ({points / max(seconds, 1e-9):,.0f} points/s)"
     )
-    for what, count in report["left_out_or_changed"].items():
-        log.info(f"  {count:>9,} {what}")
+    for reason, count in report["left_out_or_changed"].items():
+        log.info(f"  {count:>9,} {reason}")
     for message in report["skipped_rows"]:
         log.info(f"  skipped: {message}")
-    share = ", ".join(f"{name} {count:,}" for name, count in report["segments_per_class"].items())
-    log.info(f"segments: {share}")
+    class_counts = ", ".join(f"{name} {count:,}" for name, count in report["segments_per_class"].items())
+    log.info(f"segments: {class_counts}")
     counts = out.with_suffix(".report.json").name
     log.info(f"wrote {out} in {report['words']}, {report['words_per_point']} words a point; counts in {counts}")

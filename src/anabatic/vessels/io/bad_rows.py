@@ -1,4 +1,4 @@
-"""What is done with a row that cannot be read: it stops the job, or is counted."""
+"""Policy for rows that cannot be read: stop the job, or count and skip them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SKIP_HINT = "or skip such rows with --tracks.on-bad-row skip"
 
 @dataclass
 class BadRowPolicy:
-    """The policy and what it met.
+    """The policy, with counts of skipped and changed rows.
 
     Attributes:
         should_skip: count instead of stopping.
-        counts: everything that was left out or changed, by what it was.
-        examples: of skipped rows, the first few messages.
+        counts: number of skipped or changed items, by reason.
+        examples: messages of the first skipped rows.
     """
 
     should_skip: bool = False
@@ -25,12 +25,12 @@ class BadRowPolicy:
     examples: list[str] = field(default_factory=list)
 
     def report_row(self, message: str, hint: str, kind: str = "rows that cannot be read") -> None:
-        """Meet one bad row.
+        """Report one bad row.
 
         Args:
-            message: file, line and what is wrong.
+            message: file, line and error.
             hint: how to fix it.
-            kind: under which name it is counted.
+            kind: reason under which it is counted.
 
         Raises:
             DataError: rows are not skipped.

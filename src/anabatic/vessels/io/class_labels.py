@@ -1,4 +1,4 @@
-"""What class and type columns say, as one list of class names."""
+"""Map the values of class and ship type columns to one list of class names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHINESE_CLASSES = {
     "潜艇": "Submarine",
     "运输船": "Transport_Ship",
 }
-"""Chinese names of the source project's classes; its author's other files use them."""
+"""Chinese names of the source project's classes; other files of its author use them."""
 DANISH_SHIP_TYPES = {
     "cargo": "Cargo",
     "tanker": "Tanker",
@@ -49,7 +49,7 @@ NO_TYPE_WORDS = ("undefined", "unknown", "reserved", "not_party_to_conflict", "n
 
 
 def classify_ship_type(code: int) -> str:
-    """Return the class of an AIS ship type (ITU-R M.1371-5, table 53); empty: it names none.
+    """Return the class of an AIS ship type (ITU-R M.1371-5, table 53); empty: none.
 
     The groups are those of MarineCadastre's list of vessel types.
     """
@@ -61,66 +61,66 @@ def classify_ship_type(code: int) -> str:
 
 
 def resolve_classes(
-    texts: Mapping[str, str], reading: TrackSettings, bad: BadRowPolicy
+    texts: Mapping[str, str], settings: TrackSettings, bad_rows: BadRowPolicy
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the class names and, for each text, its class; empty: it names none.
+    """Return the class names and the class of each text; empty: none.
 
     Args:
         texts: `label:TEXT` from a class column or `type:TEXT` from a ship type column -> file and line.
-        reading: settings with the classes, or none.
-        bad: what is done with a class that is not in the list.
+        settings: settings, which may list the classes.
+        bad_rows: policy for classes outside the list.
 
     Raises:
         DataError: a class is not in the list, and bad rows are not skipped.
     """
-    given = tuple(reading.classes)
-    found = {text: _class_name(text, given, reading.class_map) for text in texts if text}
-    names = {name for name in found.values() if name}
-    classes = given or (SOURCE_CLASSES if names <= set(SOURCE_CLASSES) else tuple(sorted(names)))
-    for text, name in found.items():
+    configured = tuple(settings.classes)
+    class_by_text = {text: _class_name(text, configured, settings.class_map) for text in texts if text}
+    names = {name for name in class_by_text.values() if name}
+    classes = configured or (SOURCE_CLASSES if names <= set(SOURCE_CLASSES) else tuple(sorted(names)))
+    for text, name in class_by_text.items():
         if name and name not in classes:
             value = text.partition(":")[2]
-            bad.report_row(
+            bad_rows.report_row(
                 f'{texts[text]}: class "{value}" is none of the {len(classes)} classes.{did_you_mean(value, classes)}',
                 f"classes: {', '.join(classes)}; map it with --tracks.class-map '{value}=NAME'",
                 "classes outside the list",
             )
-            found[text] = ""
-    return classes, found
+            class_by_text[text] = ""
+    return classes, class_by_text
 
 
 def parse_whole_number(text: str) -> int | None:
-    """Return the whole number that a text is (`4`, `4.0`), or None."""
+    """Return a text such as `4` or `4.0` as an int, or None."""
     head, _, tail = text.partition(".")
     return int(head) if head.isascii() and head.isdigit() and not tail.strip("0") else None
 
 
-def _class_name(text: str, given: tuple[str, ...], renamed: dict[str, str]) -> str:
+def _class_name(text: str, configured: tuple[str, ...], class_map: dict[str, str]) -> str:
     column, _, value = text.partition(":")
-    value = "_".join(value.split()) if value not in given and value not in renamed else value
+    value = "_".join(value.split()) if value not in configured and value not in class_map else value
     code = parse_whole_number(value)
-    if (mapped := renamed.get(value, renamed.get(str(code)))) is not None:
+    if (mapped := class_map.get(value, class_map.get(str(code)))) is not None:
         return mapped
     if code is not None:
-        known = given or SOURCE_CLASSES
+        classes = configured or SOURCE_CLASSES
         if column == "type":
             return classify_ship_type(code)
-        return known[code] if code < len(known) else value
-    if value in given or value.lower() in NO_TYPE_WORDS:
-        return "" if value not in given else value
+        return classes[code] if code < len(classes) else value
+    if value in configured or value.lower() in NO_TYPE_WORDS:
+        return "" if value not in configured else value
     if column == "type":
         return DANISH_SHIP_TYPES.get(value.lower(), value)
     return CHINESE_CLASSES.get(value, value)
 
 
-def require_known_label(label: int, classes: tuple[str, ...], place: str) -> None:
-    """Refuse a label outside the classes.
+def require_known_label(label: int, classes: tuple[str, ...], location: str) -> None:
+    """Check that a label is within the classes.
 
     Raises:
-        DataError: names the place.
+        DataError: it is not; names the location.
     """
     if not 0 <= label < len(classes):
         raise DataError(
-            f"{place}: label {label}, but there are {len(classes)} classes (0 to {len(classes) - 1})",
+            f"{location}: label {label}, but there are {len(classes)} classes (0 to {len(classes) - 1})",
             "name the classes in the order of their labels: --tracks.classes NAME NAME ...",
         )

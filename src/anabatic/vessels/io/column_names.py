@@ -1,4 +1,4 @@
-"""Column names of AIS tables: whose layout a heading is, and where our columns are in it."""
+"""Column names of AIS tables: find the known columns in a header."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
     "label": ("class", "label", "class_name"),
     "type": ("vessel_type", "vesseltype", "ship_type", "shiptype", "ship_and_cargo_type"),
 }
-"""Our column -> names in files, in lower case, spaces and dashes as `_`: NOAA MarineCadastre (2015 to 2024, and since
+"""Column -> names in files, in lower case, spaces and dashes as `_`: NOAA MarineCadastre (2015 to 2024, and since
 2025), the Danish Maritime Authority, Finnish Digitraffic, and the source project's per-vessel files."""
 REQUIRED_COLUMNS = ("time", "lat", "lon")
 
 
-def find_columns(heading: Sequence[str], place: str, renamed: dict[str, str]) -> dict[str, str]:
-    """Find our columns in a heading: our name -> the file's.
+def find_columns(header: Sequence[str], location: str, column_map: dict[str, str]) -> dict[str, str]:
+    """Return the known columns of a header: column -> name in the file.
 
     Args:
-        heading: the file's column names.
-        place: the file, for messages.
-        renamed: our name -> the file's name, as the user gave it.
+        header: column names of the file.
+        location: the file, for messages.
+        column_map: column -> name in the file, set by the user.
 
     Raises:
-        DataError: a column that must be there is not.
+        DataError: a required column is missing.
     """
-    unknown = [ours for ours in renamed if ours not in COLUMN_ALIASES]
+    unknown = [column for column in column_map if column not in COLUMN_ALIASES]
     if unknown:
-        told = f'tracks.columns names "{unknown[0]}".{did_you_mean(unknown[0], COLUMN_ALIASES)}'
-        raise ConfigError(told, f"ours: {', '.join(COLUMN_ALIASES)}")
-    folded = {_normalize_name(name): name for name in reversed(heading)}
-    found: dict[str, str] = {}
-    for ours, known in COLUMN_ALIASES.items():
-        if ours in renamed:
-            if renamed[ours] not in heading:
-                raise DataError(f'{place}: no column "{renamed[ours]}"', f"the file has {', '.join(heading)}")
-            found[ours] = renamed[ours]
+        message = f'tracks.columns names "{unknown[0]}".{did_you_mean(unknown[0], COLUMN_ALIASES)}'
+        raise ConfigError(message, f"ours: {', '.join(COLUMN_ALIASES)}")
+    by_normalized_name = {_normalize_name(name): name for name in reversed(header)}
+    columns: dict[str, str] = {}
+    for column, aliases in COLUMN_ALIASES.items():
+        if column in column_map:
+            if column_map[column] not in header:
+                raise DataError(f'{location}: no column "{column_map[column]}"', f"the file has {', '.join(header)}")
+            columns[column] = column_map[column]
             continue
-        hit = next((folded[name] for name in known if name in folded), None)
-        if hit is not None:
-            found[ours] = hit
-    missing = [name for name in REQUIRED_COLUMNS if name not in found]
+        match = next((by_normalized_name[name] for name in aliases if name in by_normalized_name), None)
+        if match is not None:
+            columns[column] = match
+    missing = [name for name in REQUIRED_COLUMNS if name not in columns]
     if missing:
         raise DataError(
-            f"{place}: no AIS table: no column for {', '.join(missing)}; the file has {', '.join(heading[:12])}",
+            f"{location}: no AIS table: no column for {', '.join(missing)}; the file has {', '.join(header[:12])}",
             "name the columns with --tracks.columns time=NAME lat=NAME lon=NAME",
         )
-    return found
+    return columns
 
 
 def _normalize_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Columns of an AIS table to points: one structured array a batch, what is impossible counted and taken out."""
+"""Convert columns of an AIS table to points: one structured array per batch, impossible values counted and removed."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ POINT_DTYPE = np.dtype(
         *((name, np.float32) for name in ("sog", "cog", "heading")),
     ]
 )
-"""56 bytes a point. Vessel, label and file are places in `TextTable`."""
+"""56 bytes per point. Vessel, label and file are indices of a `TextTable`."""
 PointArray = NDArray[np.void]
 
 SOG_NONE = 102.3
 COG_NONE = 360.0
 HEADING_NONE = 511.0
-"""Not available, in knots and degrees (ITU-R M.1371-5, table 48); likewise latitude 91 and longitude 181."""
+"""Values that mean "not available", in knots and degrees (ITU-R M.1371-5, table 48); so do latitude 91 and longitude
+181."""
 
 
 @dataclass
 class TextTable:
-    """Texts that stand for themselves once: a text's place is its number."""
+    """Distinct texts with their indices."""
 
     texts: list[str] = field(default_factory=list)
     index_by_text: dict[str, int] = field(default_factory=dict)
 
     def get_index(self, text: str) -> int:
-        """Return the number of `text`, a new one if it is new."""
-        found = self.index_by_text.setdefault(text, len(self.texts))
-        if found == len(self.texts):
+        """Return the index of `text`; add it if it is new."""
+        index = self.index_by_text.setdefault(text, len(self.texts))
+        if index == len(self.texts):
             self.texts.append(text)
-        return found
+        return index
 
 
 @dataclass
 class ValueExtent:
-    """What a file's values were, for warnings about whole files.
+    """Statistics of the values of a file, for checks of the whole file.
 
     Attributes:
-        num_rows: with a position.
+        num_rows: rows with a position.
         num_lat_out: rows with a latitude over 90 that is not 91.
         num_swapped: of those, rows with a longitude within 90.
-        first_line: of the first of these.
+        first_line: line of the first of these.
         num_courses: rows with a course.
         max_course: the largest course.
     """
@@ -70,13 +71,13 @@ class ValueExtent:
     num_courses: int = 0
     max_course: float = 0.0
 
-    def require_latitudes(self, path: Path, share: float) -> None:
-        """Refuse a file whose latitudes are longitudes: more than `share` of its rows say so.
+    def require_latitudes(self, path: Path, max_fraction: float) -> None:
+        """Check that latitudes and longitudes of a file are not swapped.
 
         Raises:
-            DataError: they do.
+            DataError: more than `max_fraction` of its rows are swapped.
         """
-        if self.num_rows >= 10 and self.num_swapped > share * self.num_rows:
+        if self.num_rows >= 10 and self.num_swapped > max_fraction * self.num_rows:
             raise DataError(
                 f"{path}: line {self.first_line}: {self.num_lat_out} of {self.num_rows} latitudes are over 90: swapped "
                 f"with"
@@ -86,25 +87,25 @@ class ValueExtent:
 
 
 class PointConverter:
-    """Turns the batches of tables into points. Texts (vessels, labels, files) are kept once for all files."""
+    """Converts the batches of tables to points. Texts (vessels, labels, files) are stored once for all files."""
 
-    def __init__(self, reading: TrackSettings, bad: BadRowPolicy) -> None:
+    def __init__(self, settings: TrackSettings, bad_rows: BadRowPolicy) -> None:
         self.vessels, self.labels, self.files = TextTable(), TextTable(), TextTable()
         self.label_locations: dict[str, str] = {}
-        self._reading = reading
-        self._bad = bad
+        self._settings = settings
+        self._bad_rows = bad_rows
 
     def convert_batches(self, path: Path, batches: Iterator[ColumnBatch]) -> Iterator[PointArray]:
         """Yield the points of one file.
 
         Raises:
-            DataError: a row cannot be read, or the columns of the whole file are not what they should be.
+            DataError: a row cannot be read, or the columns of the file are wrong.
         """
-        file, extent = self.files.get_index(path.name), ValueExtent()
+        file_index, extent = self.files.get_index(path.name), ValueExtent()
         for columns, lines in batches:
-            found = self._convert_batch(path, columns, lines, extent)
-            found["file"] = file
-            yield found
+            points = self._convert_batch(path, columns, lines, extent)
+            points["file"] = file_index
+            yield points
         extent.require_latitudes(path, 0.05)
         if extent.num_courses >= 100 and 0 < extent.max_course < 90:
             log.warn(
@@ -117,75 +118,77 @@ class PointConverter:
         keep = np.ones(len(lines), bool)
         for name in ("lat", "lon", "sog", "cog", "heading"):
             if name in columns:
-                values, wrong = parse_numbers(columns[name], name, path, lines, self._bad)
-                with np.errstate(over="ignore"):  # what no float32 holds becomes infinite, which is out of range
+                values, invalid = parse_numbers(columns[name], name, path, lines, self._bad_rows)
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite, which is out of range
                     rows[name] = values
-                keep &= ~wrong
+                keep &= ~invalid
             else:
                 rows[name] = np.nan
-        rows["time"], wrong = self._parse_times(path, columns["time"], lines)
-        keep &= ~wrong
+        rows["time"], invalid = self._parse_times(path, columns["time"], lines)
+        keep &= ~invalid
         rows["vessel"] = self._index_texts(columns, "vessel", self.vessels, path.name.partition(".")[0], len(lines))
-        which = "label" if "label" in columns else "type"
-        known = len(self.labels.texts)
-        rows["label"] = self._index_texts(columns, which, self.labels, "", len(lines), which + ":")
-        for place in range(known, len(self.labels.texts)):
-            first = lines[np.flatnonzero(rows["label"] == place)[:1]]
-            self.label_locations[self.labels.texts[place]] = f"{path}: line {first[0]}" if len(first) else str(path)
+        label_column = "label" if "label" in columns else "type"
+        num_known = len(self.labels.texts)
+        rows["label"] = self._index_texts(columns, label_column, self.labels, "", len(lines), label_column + ":")
+        for index in range(num_known, len(self.labels.texts)):
+            first_line = lines[np.flatnonzero(rows["label"] == index)[:1]]
+            self.label_locations[self.labels.texts[index]] = (
+                f"{path}: line {first_line[0]}" if len(first_line) else str(path)
+            )
         return self._drop_impossible(path, rows, keep, extent)
 
     def _parse_times(self, path: Path, column: Any, lines: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         import pyarrow.compute as pc
 
-        times = timestamps.parse_times(column, self._reading.time_format, self._reading.utc_offset)
-        wrong = (times == timestamps.NO_TIME) & pc.is_valid(column).to_numpy(zero_copy_only=False)
-        for index in np.flatnonzero(wrong):
+        times = timestamps.parse_times(column, self._settings.time_format, self._settings.utc_offset)
+        invalid = (times == timestamps.NO_TIME) & pc.is_valid(column).to_numpy(zero_copy_only=False)
+        for index in np.flatnonzero(invalid):
             message = f'{path}: line {lines[index]}: time "{column[int(index)].as_py()}" cannot be read'
-            self._bad.report_row(message, "name its format, such as --tracks.time-format '%m/%d/%Y %H:%M:%S'")
-        return times, wrong
+            self._bad_rows.report_row(message, "name its format, such as --tracks.time-format '%m/%d/%Y %H:%M:%S'")
+        return times, invalid
 
     def _index_texts(
-        self, columns: ArrowColumns, name: str, names: TextTable, other: str, rows: int, prefix: str = ""
+        self, columns: ArrowColumns, name: str, table: TextTable, default: str, num_rows: int, prefix: str = ""
     ) -> Ints:
-        """Numbers of the texts of a column; `other` where the file has no such column."""
+        """Return the indices of the texts of a column; that of `default` if the file has no such column."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if name not in columns:
-            return np.full(rows, names.get_index(prefix + other if other else ""), np.int64)
+            return np.full(num_rows, table.get_index(prefix + default if default else ""), np.int64)
         column = columns[name]
-        if pa.types.is_floating(column.type):  # ids and codes with gaps, as pandas writes them
+        if pa.types.is_floating(column.type):  # ids and codes with missing values, as written by pandas
             column = column.cast(pa.int64(), safe=False)
         text = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
         text = pc.replace_substring_regex(text, r"^(\d+)\.0+$", r"\1").dictionary_encode()
-        places = [names.get_index(prefix + one if one else "") for one in text.dictionary.to_pylist()]
-        found: Ints = np.array(places or [0], np.int64)[text.indices.to_numpy(zero_copy_only=False)]
-        return found
+        indices = [table.get_index(prefix + value if value else "") for value in text.dictionary.to_pylist()]
+        result: Ints = np.array(indices or [0], np.int64)[text.indices.to_numpy(zero_copy_only=False)]
+        return result
 
     def _drop_impossible(
         self, path: Path, rows: PointArray, keep: NDArray[np.bool_], extent: ValueExtent
     ) -> PointArray:
-        """Take out points without time or place; not-available values become NaN. Each is counted."""
-        counts = self._bad.counts
-        there = np.isfinite(rows["lat"]) & np.isfinite(rows["lon"]) & (rows["time"] != timestamps.NO_TIME)
-        counts["points without time or position"] += int((keep & ~there).sum())
-        keep &= there
-        nameless = keep & (rows["vessel"] == self.vessels.index_by_text.get("", -1))
-        counts["points without a vessel id"] += int(nameless.sum())
-        keep &= ~nameless
-        absent = keep & ((np.abs(rows["lat"]) == 91) | (np.abs(rows["lon"]) == 181))
-        outside = keep & ~absent & ((np.abs(rows["lat"]) > 90) | (np.abs(rows["lon"]) > 180))
+        """Remove points without time or position; not-available values become NaN. Each is counted."""
+        counts = self._bad_rows.counts
+        is_complete = np.isfinite(rows["lat"]) & np.isfinite(rows["lon"]) & (rows["time"] != timestamps.NO_TIME)
+        counts["points without time or position"] += int((keep & ~is_complete).sum())
+        keep &= is_complete
+        without_id = keep & (rows["vessel"] == self.vessels.index_by_text.get("", -1))
+        counts["points without a vessel id"] += int(without_id.sum())
+        keep &= ~without_id
+        not_available = keep & ((np.abs(rows["lat"]) == 91) | (np.abs(rows["lon"]) == 181))
+        outside = keep & ~not_available & ((np.abs(rows["lat"]) > 90) | (np.abs(rows["lon"]) > 180))
         extent.num_rows += int(keep.sum())
         extent.num_lat_out += int((outside & (np.abs(rows["lat"]) > 90)).sum())
         extent.num_swapped += int((outside & (np.abs(rows["lon"]) <= 90)).sum())
         if outside.any():
             extent.first_line = extent.first_line or int(rows["line"][np.flatnonzero(outside)[0]])
             extent.require_latitudes(path, 0.5)
-        counts["points with position not available (91, 181)"] += int(absent.sum())
+        counts["points with position not available (91, 181)"] += int(not_available.sum())
         counts["points out of range"] += int(outside.sum())
-        keep &= ~absent & ~outside
+        keep &= ~not_available & ~outside
         rows = rows[keep]
-        if self._reading.clean:
+        if self._settings.clean:
             rows = self._drop_not_available(rows)
         with np.errstate(invalid="ignore"):
             extent.num_courses += int(np.isfinite(rows["cog"]).sum())
@@ -193,43 +196,43 @@ class PointConverter:
         return rows
 
     def _drop_not_available(self, rows: PointArray) -> PointArray:
-        counts = self._bad.counts
+        counts = self._bad_rows.counts
         zero = (rows["lat"] == 0) & (rows["lon"] == 0)
         counts["points at 0 N 0 E"] += int(zero.sum())
         rows = rows[~zero]
-        for name, none, least, what in (
+        for name, missing_value, minimum, reason in (
             ("sog", SOG_NONE, 0, "speeds not available (102.3)"),
             ("cog", COG_NONE, 0, "courses not available (360)"),
             ("heading", HEADING_NONE, 0, "headings not available (511)"),
         ):
-            limit = min(none, 360)
-            gone = (rows[name] < least) | (rows[name] >= np.float32(limit))
-            counts[what] += int(gone.sum())
-            rows[name][gone] = np.nan
+            limit = min(missing_value, 360)
+            invalid = (rows[name] < minimum) | (rows[name] >= np.float32(limit))
+            counts[reason] += int(invalid.sum())
+            rows[name][invalid] = np.nan
         return rows
 
 
 def parse_numbers(
-    column: Any, name: str, path: Path, lines: NDArray[np.int64], bad: BadRowPolicy
+    column: Any, name: str, path: Path, lines: NDArray[np.int64], bad_rows: BadRowPolicy
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return an Arrow column of `n` as numbers (NaN: nothing there) and which rows hold no number but a text."""
+    """Return an Arrow column of `n` rows as numbers (NaN: missing), and a mask of the rows that are not numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    wrong = np.zeros(len(column), bool)
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    invalid = np.zeros(len(column), bool)
     try:
-        found = column.cast(pa.float64())
+        numbers = column.cast(pa.float64())
     except pa.ArrowInvalid:
-        if not text:
+        if not is_text:
             raise
         trimmed = pc.utf8_trim_whitespace(column)
-        number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
-        wrong = pc.fill_null(pc.and_(pc.invert(number), pc.greater(pc.utf8_length(trimmed), 0)), False)
-        wrong = wrong.to_numpy(zero_copy_only=False)
-        for index in np.flatnonzero(wrong):
+        is_number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+        invalid = pc.fill_null(pc.and_(pc.invert(is_number), pc.greater(pc.utf8_length(trimmed), 0)), False)
+        invalid = invalid.to_numpy(zero_copy_only=False)
+        for index in np.flatnonzero(invalid):
             value = trimmed[int(index)].as_py()
-            bad.report_row(f'{path}: line {lines[index]}: {name} is "{value}", no number', "fix the row")
-        found = pc.if_else(number, trimmed, pa.scalar(None, trimmed.type)).cast(pa.float64())
-    values: Floats = pc.fill_null(found, float("nan")).to_numpy(zero_copy_only=False)
-    return values, wrong
+            bad_rows.report_row(f'{path}: line {lines[index]}: {name} is "{value}", no number', "fix the row")
+        numbers = pc.if_else(is_number, trimmed, pa.scalar(None, trimmed.type)).cast(pa.float64())
+    values: Floats = pc.fill_null(numbers, float("nan")).to_numpy(zero_copy_only=False)
+    return values, invalid

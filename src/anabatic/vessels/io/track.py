@@ -1,4 +1,4 @@
-"""One vessel's points, sorted by time, as columns."""
+"""Points of one vessel, sorted by time, as columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Track:
     """Columns of `n` points of one vessel.
 
     Attributes:
-        vessel: group id: the MMSI, or the file's stem where a file holds one vessel.
+        vessel: group id: the MMSI, or the stem of the file if it contains one vessel.
         source_file: name of the file of its first point.
         time: `n` unix seconds (UTC), ascending.
         lat: `n` degrees north.
@@ -27,7 +27,7 @@ class Track:
         sog: `n` knots over ground; NaN: not available.
         cog: `n` degrees of course over ground, clockwise from north; NaN: not available.
         heading: `n` degrees the bow points to; NaN: not available.
-        label: what the class column says, as text; empty: nothing.
+        label: text of the class column; empty: none.
         line: line of its first point in `source_file`.
     """
 
@@ -53,8 +53,9 @@ class Track:
 
 
 def measure_steps(lat: Floats, lon: Floats) -> Floats:
-    """Great-circle steps between `n` points: `n - 1` metres (haversine, sphere of 6,371,008.8 m: IUGG mean radius)."""
+    """Return the great-circle steps of `n` points: `n - 1` metres (haversine, sphere of 6,371,008.8 m: IUGG mean
+    radius)."""
     phi, lam = np.radians(lat), np.radians(lon)
-    half = np.sin(np.diff(phi) / 2) ** 2 + np.cos(phi[:-1]) * np.cos(phi[1:]) * np.sin(np.diff(lam) / 2) ** 2
-    steps: Floats = 2 * 6_371_008.8 * np.arcsin(np.sqrt(np.minimum(half, 1.0)))
+    haversine = np.sin(np.diff(phi) / 2) ** 2 + np.cos(phi[:-1]) * np.cos(phi[1:]) * np.sin(np.diff(lam) / 2) ** 2
+    steps: Floats = 2 * 6_371_008.8 * np.arcsin(np.sqrt(np.minimum(haversine, 1.0)))
     return steps

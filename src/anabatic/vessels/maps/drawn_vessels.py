@@ -1,4 +1,4 @@
-"""What a map shows: vessels with their points, their class and what was predicted; and GeoJSON of it."""
+"""The vessels of a map, with points, true and predicted class; and their GeoJSON."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class DrawnVessel:
 
     Attributes:
         vessel: id.
-        lines: its tracks, by time.
-        truth: class name; empty: not known.
+        lines: its tracks, sorted by time.
+        truth: class name; empty: unknown.
         predicted: class name; empty: not predicted.
-        confidence: of the prediction, 0 to 1; None: not predicted.
-        num_segments: how many segments the prediction is made of.
-        was_trained_on: the model that predicts was trained on this vessel.
+        confidence: confidence of the prediction, 0 to 1; None: not predicted.
+        num_segments: number of segments that were pooled for the prediction.
+        was_trained_on: the model was trained on this vessel.
     """
 
     vessel: str
@@ -43,85 +43,90 @@ class DrawnVessel:
 
     @property
     def is_wrong(self) -> bool:
-        """Predicted as another class than it is."""
+        """Whether the predicted class differs from the true class."""
         return bool(self.predicted and self.truth and self.predicted != self.truth)
 
     @property
     def shown_class(self) -> str:
-        """The class whose colour it has."""
+        """The class that decides its colour."""
         return self.predicted or self.truth or "unknown"
 
 
 def draw_tracks(tracks: Iterable[Track]) -> dict[str, DrawnVessel]:
-    """Return the vessels of tracks, coloured by what the files say."""
-    found: dict[str, DrawnVessel] = {}
+    """Return the vessels of tracks, with the classes of the files."""
+    vessels: dict[str, DrawnVessel] = {}
     for track in tracks:
-        drawn = found.setdefault(track.vessel, DrawnVessel(track.vessel, truth=track.label))
-        drawn.lines.append(track)
-    return found
+        vessel = vessels.setdefault(track.vessel, DrawnVessel(track.vessel, truth=track.label))
+        vessel.lines.append(track)
+    return vessels
 
 
 def draw_segments(rows: Iterable[Segment], classes: tuple[str, ...], spec: WordSpec) -> dict[str, DrawnVessel]:
-    """Return the vessels of rows of words; points are as exact as the words. Of several windows the longest is drawn.
+    """Return the vessels of rows of words; points are as precise as the words. Of several windows the longest is drawn.
 
     Raises:
-        DataError: the words are damaged, or hold no position.
+        DataError: the words are damaged, or contain no position.
     """
-    found: dict[str, DrawnVessel] = {}
+    vessels: dict[str, DrawnVessel] = {}
     rows = list(rows)
     longest = max((row.window for row in rows), default=0)
     for row in rows:
         if row.window not in (0, longest):
             continue
         truth = classes[row.label] if row.label is not None else ""
-        drawn = found.setdefault(row.vessel, DrawnVessel(row.vessel, truth=truth))
+        vessel = vessels.setdefault(row.vessel, DrawnVessel(row.vessel, truth=truth))
         try:
-            drawn.lines.append(decode_track(row.text, spec, row.vessel))
+            vessel.lines.append(decode_track(row.text, spec, row.vessel))
         except DataError as error:
             raise DataError(f"{row.row_description}: {error}", error.hint) from error
-    for drawn in found.values():
-        drawn.lines.sort(key=lambda track: int(track.time[0]))
-    return found
+    for vessel in vessels.values():
+        vessel.lines.sort(key=lambda track: int(track.time[0]))
+    return vessels
 
 
 def add_predictions(vessels: dict[str, DrawnVessel], rows: Iterable[dict[str, Any]]) -> int:
-    """Give vessels the class of their segments' probabilities together, else the class most segments have.
+    """Set the predicted class of vessels: from pooled probabilities of their segments, else by majority.
 
     Returns:
-        How many predicted vessels have no points here.
+        Number of predicted vessels without points.
     """
     names: dict[int, str] = {}
-    held: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    rows_by_vessel: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        place, label = row["predicted_class"], row.get("true_label")
-        if place is not None:
-            names[place] = str(row.get("class_name") or f"class {place}")
+        class_index, label = row["predicted_class"], row.get("true_label")
+        if class_index is not None:
+            names[class_index] = str(row.get("class_name") or f"class {class_index}")
         if isinstance(label, int) and isinstance(row.get("true_class"), str):
             names[label] = row["true_class"]
-        held[get_vessel_id(row)].append(row)
-    missing = 0
-    for vessel, own in held.items():
+        rows_by_vessel[get_vessel_id(row)].append(row)
+    num_missing = 0
+    for vessel, vessel_rows in rows_by_vessel.items():
         if vessel not in vessels:
-            missing += 1
+            num_missing += 1
             continue
-        drawn = vessels[vessel]
-        drawn.predicted, drawn.confidence, drawn.num_segments = *_combine_predictions(own, names), len(own)
-        drawn.was_trained_on = any(row.get("split") == "train" for row in own)
-        truth = next((row["true_label"] for row in own if isinstance(row.get("true_label"), int)), None)
-        if truth is not None and not drawn.truth:
-            drawn.truth = names.get(truth, f"class {truth}")
-    return missing
+        drawn_vessel = vessels[vessel]
+        drawn_vessel.predicted, drawn_vessel.confidence, drawn_vessel.num_segments = (
+            *_combine_predictions(vessel_rows, names),
+            len(vessel_rows),
+        )
+        drawn_vessel.was_trained_on = any(row.get("split") == "train" for row in vessel_rows)
+        truth = next((row["true_label"] for row in vessel_rows if isinstance(row.get("true_label"), int)), None)
+        if truth is not None and not drawn_vessel.truth:
+            drawn_vessel.truth = names.get(truth, f"class {truth}")
+    return num_missing
 
 
 def get_vessel_id(row: dict[str, Any]) -> str:
-    """The vessel that a row of predictions is of: `vessel`, else the stem of `source_file`, else the row's id."""
+    """Return the vessel of a row of predictions: `vessel`, else the stem of `source_file`, else the row's id."""
     return str(row.get("vessel") or Path(str(row.get("source_file") or "")).stem or row.get("id", ""))
 
 
 def _combine_predictions(rows: list[dict[str, Any]], names: dict[int, str]) -> tuple[str, float]:
-    lists = [row["probabilities"] for row in rows if isinstance(row.get("probabilities"), list)]
-    if len(lists) == len(rows) and len({len(one) for one in lists}) == 1:
-        ((mean,),) = classification.pool_by_vessel(np.array(lists, np.float64), [""] * len(lists))[1:]
+    probability_lists = [row["probabilities"] for row in rows if isinstance(row.get("probabilities"), list)]
+    if len(probability_lists) == len(rows) and len({len(probabilities) for probabilities in probability_lists}) == 1:
+        ((mean,),) = classification.pool_by_vessel(
+            np.array(probability_lists, np.float64), [""] * len(probability_lists)
+        )[1:]
         best = int(mean.argmax())
         return names.get(best, f"class {best}"), float(mean[best])
     tally = Counter(row["predicted_class"] for row in rows)
@@ -132,32 +137,32 @@ def _combine_predictions(rows: list[dict[str, Any]], names: dict[int, str]) -> t
 def split_at_antimeridian(track: Track) -> Iterator[list[list[float]]]:
     """Yield lines of [longitude, latitude, unix time], cut where the track crosses the 180th meridian."""
     rows = [
-        [round(lon, 5), round(lat, 5), when]
-        for lon, lat, when in zip(track.lon.tolist(), track.lat.tolist(), track.time.tolist(), strict=True)
+        [round(lon, 5), round(lat, 5), time]
+        for lon, lat, time in zip(track.lon.tolist(), track.lat.tolist(), track.time.tolist(), strict=True)
     ]
     edges = (np.flatnonzero(np.abs(np.diff(track.lon)) > 180) + 1).tolist()
-    for first, end in zip([0, *edges], [*edges, len(rows)], strict=True):
-        yield rows[first:end]
+    for start, end in zip([0, *edges], [*edges, len(rows)], strict=True):
+        yield rows[start:end]
 
 
 def iter_geojson(vessels: Iterable[DrawnVessel]) -> Iterator[bytes]:
-    """Yield a FeatureCollection (RFC 7946), piece by piece.
+    """Yield a FeatureCollection (RFC 7946) in chunks.
 
-    A line is a list of [longitude, latitude, altitude 0, unix seconds]: what kepler.gl's trip layer plays.
+    A line is a list of [longitude, latitude, altitude 0, unix seconds], the format of kepler.gl's trip layer.
     """
     yield b'{"type": "FeatureCollection", "features": ['
-    first = True
-    for drawn in vessels:
-        properties: dict[str, Any] = {"vessel": drawn.vessel, "class": drawn.truth or None, "wrong": drawn.is_wrong}
-        if drawn.confidence is not None:
-            properties |= {"predicted": drawn.predicted, "confidence": round(drawn.confidence, 4)}
-        for track in drawn.lines:
+    is_first = True
+    for vessel in vessels:
+        properties: dict[str, Any] = {"vessel": vessel.vessel, "class": vessel.truth or None, "wrong": vessel.is_wrong}
+        if vessel.confidence is not None:
+            properties |= {"predicted": vessel.predicted, "confidence": round(vessel.confidence, 4)}
+        for track in vessel.lines:
             for line in split_at_antimeridian(track):
                 if len(line) < 2:
                     continue
-                coordinates = [[lon, lat, 0, when] for lon, lat, when in line]
+                coordinates = [[lon, lat, 0, time] for lon, lat, time in line]
                 geometry = {"type": "LineString", "coordinates": coordinates}
                 feature = {"type": "Feature", "properties": properties, "geometry": geometry}
-                yield (b"\n" if first else b",\n") + json.dumps(feature, ensure_ascii=False).encode()
-                first = False
+                yield (b"\n" if is_first else b",\n") + json.dumps(feature, ensure_ascii=False).encode()
+                is_first = False
     yield b"\n]}\n"

@@ -1,8 +1,8 @@
-"""How good are predicted classes: per segment and per vessel, with calibration and an interval over vessels.
+"""Classification metrics per segment and per vessel, with calibration and intervals over vessels.
 
-Everything starts from `N x C` probabilities and `N` true classes; rows are segments or vessels. Definitions follow
-scikit-learn (model_evaluation guide) with `zero_division=0`: macro-F1 is the mean over classes that are true or
-predicted somewhere, balanced accuracy the mean recall over classes that are true somewhere.
+Inputs are `N x C` probabilities and `N` true classes; rows are segments or vessels. Definitions follow scikit-learn
+(model_evaluation guide) with `zero_division=0`: macro-F1 is the mean over classes that occur as true or predicted
+class, balanced accuracy the mean recall over classes that occur as true class.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class ConfidenceInterval:
-    """A share and its 95 % interval."""
+    """A fraction and its 95 % interval."""
 
     value: float
     low: float
     high: float
 
     def as_json(self) -> dict[str, float]:
-        """Return it rounded to four places."""
+        """Return the values, rounded to four places."""
         return {"value": round(self.value, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
 
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Rows whose confidence lies in `(low, high]`: how sure the model was, and how often it was right."""
+    """Rows with a confidence in `(low, high]`: their mean confidence and accuracy."""
 
     low: float
     high: float
@@ -58,7 +58,7 @@ class CalibrationBin:
 
 @dataclass(frozen=True)
 class ClassificationScores:
-    """One set of predictions measured. `confusion` is `C x C`, true class in rows."""
+    """Scores of one set of predictions. `confusion` is `C x C`, true class in rows."""
 
     rows: int
     accuracy: float
@@ -70,13 +70,13 @@ class ClassificationScores:
     def as_json(self) -> dict[str, Any]:
         """Return the numbers, rounded to four places."""
         table = {
-            one.name: {
-                "precision": round(one.precision, 4),
-                "recall": round(one.recall, 4),
-                "f1": round(one.f1, 4),
-                "support": one.support,
+            score.name: {
+                "precision": round(score.precision, 4),
+                "recall": round(score.recall, 4),
+                "f1": round(score.f1, 4),
+                "support": score.support,
             }
-            for one in self.classes
+            for score in self.classes
         }
         return {
             "rows": self.rows,
@@ -89,11 +89,11 @@ class ClassificationScores:
 
 
 def compute_scores(truth: Ints, predicted: Ints, classes: Sequence[str]) -> ClassificationScores:
-    """Measure `N` predicted against `N` true classes.
+    """Score `N` predicted against `N` true classes.
 
     Args:
-        truth: `N` positions in `classes`.
-        predicted: `N` positions in `classes`.
+        truth: `N` indices of `classes`.
+        predicted: `N` indices of `classes`.
         classes: `C` names.
 
     Raises:
@@ -104,38 +104,40 @@ def compute_scores(truth: Ints, predicted: Ints, classes: Sequence[str]) -> Clas
     matrix = confusion_matrix(truth, predicted, len(classes))
     precision, recall, f1, present = _per_class_scores(matrix)
     support = matrix.sum(1)
-    table = tuple(
-        ClassScore(name, float(precision[at]), float(recall[at]), float(f1[at]), int(support[at]))
-        for at, name in enumerate(classes)
+    class_scores = tuple(
+        ClassScore(name, float(precision[index]), float(recall[index]), float(f1[index]), int(support[index]))
+        for index, name in enumerate(classes)
     )
     return ClassificationScores(
         rows=len(truth),
         accuracy=float(np.trace(matrix) / matrix.sum()),
         macro_f1=float(f1[present].mean()),
         balanced_accuracy=float(recall[support > 0].mean()),
-        classes=table,
+        classes=class_scores,
         confusion=matrix,
     )
 
 
-def confusion_matrix(truth: Ints, predicted: Ints, classes: int) -> Ints:
+def confusion_matrix(truth: Ints, predicted: Ints, num_classes: int) -> Ints:
     """Return `C x C` counts: row = true class, column = predicted class."""
-    counted: Ints = np.bincount(truth * classes + predicted, minlength=classes * classes).reshape(classes, classes)
-    return counted
+    counts: Ints = np.bincount(truth * num_classes + predicted, minlength=num_classes * num_classes).reshape(
+        num_classes, num_classes
+    )
+    return counts
 
 
 def _per_class_scores(matrix: Ints) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
     """Return precision, recall, F1 (`... x C` each) of `... x C x C` counts, and which classes occur."""
     hits = np.diagonal(matrix, axis1=-2, axis2=-1).astype(float)
-    true, said = matrix.sum(-1), matrix.sum(-2)
-    precision = hits / np.maximum(said, 1)
-    recall = hits / np.maximum(true, 1)
-    f1 = 2 * hits / np.maximum(true + said, 1)
-    return precision, recall, f1, (true + said) > 0
+    num_true, num_predicted = matrix.sum(-1), matrix.sum(-2)
+    precision = hits / np.maximum(num_predicted, 1)
+    recall = hits / np.maximum(num_true, 1)
+    f1 = 2 * hits / np.maximum(num_true + num_predicted, 1)
+    return precision, recall, f1, (num_true + num_predicted) > 0
 
 
 MIN_PROBABILITY = 1e-6
-"""Least probability that a segment gives a class where a vessel's are put together."""
+"""Minimum probability of a class of a segment when the segments of a vessel are pooled."""
 
 
 def pool_by_vessel(probabilities: Floats, vessels: Sequence[str]) -> tuple[list[str], Floats]:
@@ -143,27 +145,29 @@ def pool_by_vessel(probabilities: Floats, vessels: Sequence[str]) -> tuple[list[
     `V x C`, which sum to one.
 
     A logarithmic opinion pool (Genest and Zidek, Statistical Science 1986): a class that some segments rule out is
-    unlikely, whatever the others say. No segment alone makes a class less likely than `MIN_PROBABILITY`.
+    unlikely for the vessel. Probabilities are clipped at `MIN_PROBABILITY`.
     """
-    place: dict[str, int] = {}
-    group = np.array([place.setdefault(vessel, len(place)) for vessel in vessels], dtype=np.int64)
-    sums = np.zeros((len(place), probabilities.shape[1]))
+    index_by_vessel: dict[str, int] = {}
+    group = np.array([index_by_vessel.setdefault(vessel, len(index_by_vessel)) for vessel in vessels], dtype=np.int64)
+    sums = np.zeros((len(index_by_vessel), probabilities.shape[1]))
     np.add.at(sums, group, np.log(np.maximum(probabilities, MIN_PROBABILITY)))
-    counts = np.bincount(group, minlength=len(place))
+    counts = np.bincount(group, minlength=len(index_by_vessel))
     means = np.exp(sums / counts[:, None])
-    return list(place), means / means.sum(1, keepdims=True)
+    return list(index_by_vessel), means / means.sum(1, keepdims=True)
 
 
 def find_majority_truth(truth: Ints, vessels: Sequence[str]) -> tuple[Ints, list[str]]:
-    """Return the most frequent true class of each vessel (lowest of equals), and the vessels whose rows disagree.
+    """Return the most frequent true class of each vessel (the lowest if tied), and the vessels whose rows disagree.
 
     Vessels are in order of first appearance, as in `pool_by_vessel`.
     """
-    seen: dict[str, list[int]] = {}
+    labels_by_vessel: dict[str, list[int]] = {}
     for vessel, label in zip(vessels, truth.tolist(), strict=True):
-        seen.setdefault(vessel, []).append(label)
-    labels = [max(sorted(set(found)), key=found.count) for found in seen.values()]
-    return np.array(labels, dtype=np.int64), [vessel for vessel, found in seen.items() if len(set(found)) > 1]
+        labels_by_vessel.setdefault(vessel, []).append(label)
+    labels = [max(sorted(set(vessel_labels)), key=vessel_labels.count) for vessel_labels in labels_by_vessel.values()]
+    return np.array(labels, dtype=np.int64), [
+        vessel for vessel, vessel_labels in labels_by_vessel.items() if len(set(vessel_labels)) > 1
+    ]
 
 
 def compute_calibration(
@@ -175,15 +179,15 @@ def compute_calibration(
     arXiv 1706.04599, equation 3). Empty bins are left out.
     """
     confidence = probabilities.max(1)
-    right = probabilities.argmax(1) == truth
-    place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    correct = probabilities.argmax(1) == truth
+    bin_index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     table = []
-    for at in range(bins):
-        inside = place == at
-        if rows := int(inside.sum()):
-            sure, hit = float(confidence[inside].mean()), float(right[inside].mean())
-            table.append(CalibrationBin(at / bins, (at + 1) / bins, rows, sure, hit))
-    error = sum(one.rows * abs(one.confidence - one.accuracy) for one in table) / len(truth)
+    for index in range(bins):
+        in_bin = bin_index == index
+        if rows := int(in_bin.sum()):
+            mean_confidence, accuracy = float(confidence[in_bin].mean()), float(correct[in_bin].mean())
+            table.append(CalibrationBin(index / bins, (index + 1) / bins, rows, mean_confidence, accuracy))
+    error = sum(row.rows * abs(row.confidence - row.accuracy) for row in table) / len(truth)
     return error, table
 
 
@@ -192,25 +196,25 @@ def bootstrap_intervals(
 ) -> dict[str, ConfidenceInterval]:
     """Return accuracy and macro-F1 with their 95 % percentile bootstrap interval (Efron and Tibshirani 1993, ch. 13).
 
-    Rows are drawn with replacement: pass vessels, not segments, which are not independent of each other.
+    Rows are resampled with replacement: pass vessels, not segments, which are not independent of each other.
 
     Args:
         truth: `N` true classes.
         predicted: `N` predicted classes.
         classes: number of classes.
         rounds: number of resamples.
-        seed: of the draws.
+        seed: seed of the resampling.
     """
     cell = truth * classes + predicted
     counts = np.bincount(cell, minlength=classes * classes)
-    # Drawing N rows with replacement is drawing N cells of the confusion matrix by their shares.
-    drawn = np.random.default_rng(seed).multinomial(len(cell), counts / counts.sum(), size=rounds)
-    found = {}
-    for name, values in _summarize_matrices(drawn.reshape(rounds, classes, classes)).items():
+    # Resampling N rows with replacement is a multinomial sample of N cells of the confusion matrix.
+    samples = np.random.default_rng(seed).multinomial(len(cell), counts / counts.sum(), size=rounds)
+    intervals = {}
+    for name, values in _summarize_matrices(samples.reshape(rounds, classes, classes)).items():
         value = _summarize_matrices(counts.reshape(1, classes, classes))[name][0]
         low, high = np.quantile(values, (0.025, 0.975))
-        found[name] = ConfidenceInterval(float(value), float(low), float(high))
-    return found
+        intervals[name] = ConfidenceInterval(float(value), float(low), float(high))
+    return intervals
 
 
 def _summarize_matrices(matrices: Ints) -> dict[str, Floats]:
@@ -223,7 +227,7 @@ def _summarize_matrices(matrices: Ints) -> dict[str, Floats]:
 
 
 def mcnemar_test(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> tuple[int, int, float]:
-    """Return how often only the first and only the second was right, and the exact two-sided p value.
+    """Return how often only the first and only the second was correct, and the exact two-sided p value.
 
     McNemar's test on paired rows (Dietterich 1998, Neural Computation 10(7)), binomial with p = 1/2.
     """
@@ -236,11 +240,11 @@ def mcnemar_test(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> tuple[i
 
 
 def abstention_table(truth: Ints, probabilities: Floats, thresholds: Sequence[float]) -> list[dict[str, float]]:
-    """Return for each threshold the share of rows at least that sure, and the accuracy among them."""
-    confidence, right = probabilities.max(1), probabilities.argmax(1) == truth
+    """Return for each threshold the fraction of rows with at least that confidence, and their accuracy."""
+    confidence, correct = probabilities.max(1), probabilities.argmax(1) == truth
     rows = []
     for threshold in thresholds:
-        kept = confidence >= threshold
-        accuracy = float(right[kept].mean()) if kept.any() else 0.0
-        rows.append({"threshold": threshold, "answered": float(kept.mean()), "accuracy": accuracy})
+        answered = confidence >= threshold
+        accuracy = float(correct[answered].mean()) if answered.any() else 0.0
+        rows.append({"threshold": threshold, "answered": float(answered.mean()), "accuracy": accuracy})
     return rows

@@ -1,8 +1,8 @@
-"""Files of predictions: one JSON object a line, in the keys of the source project's inference script.
+"""Files of predictions: one JSON object per line, with the keys of the source project's inference script.
 
 `{id, original_text, true_label, predicted_class, class_name, confidence, probabilities}`, plus `vessel`, `place`
 ([latitude, longitude] of the segment) and `split` (`train`: the model was trained on this vessel; `valid`: it was
-chosen on it) when `anabatic classify predict` wrote them.
+validated on it) if `anabatic classify predict` wrote them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Predictions:
 
     Attributes:
         classes: `C` names.
-        truth: `N` positions in `classes`.
+        truth: `N` indices of `classes`.
         probabilities: `N x C`.
         vessels: `N` group ids.
-        places: `N x 2` degrees north and east; NaN: not known.
-        counts: what was left out, and why.
-        split: which of the vessels the model was trained or chosen on; None: the rows do not say.
+        places: `N x 2` degrees north and east; NaN: unknown.
+        counts: number of rows left out, by reason.
+        split: vessels that the model was trained or validated on; None: unknown.
     """
 
     classes: tuple[str, ...]
@@ -51,15 +51,15 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.truth)
 
-    def select_rows(self, rows: NDArray[np.bool_]) -> Predictions:
-        """Return the rows where `rows` (`N`) is true."""
-        vessels = tuple(vessel for vessel, wanted in zip(self.vessels, rows.tolist(), strict=True) if wanted)
+    def select_rows(self, mask: NDArray[np.bool_]) -> Predictions:
+        """Return the rows selected by `mask` (`N`)."""
+        vessels = tuple(vessel for vessel, keep in zip(self.vessels, mask.tolist(), strict=True) if keep)
         return replace(
             self,
-            truth=self.truth[rows],
-            probabilities=self.probabilities[rows],
+            truth=self.truth[mask],
+            probabilities=self.probabilities[mask],
             vessels=vessels,
-            places=self.places[rows],
+            places=self.places[mask],
         )
 
 
@@ -68,40 +68,40 @@ def read_predictions(paths: Sequence[str | Path], classes: Sequence[str] = ()) -
 
     Args:
         paths: JSONL files.
-        classes: names in the order of the probabilities; none: as the rows name them.
+        classes: names in the order of the probabilities; empty: the names in the rows.
 
     Raises:
         DataError: names file and line.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for path in paths:
-        found.extend(_read_rows(Path(path)))
-    if not found:
+        rows.extend(_read_rows(Path(path)))
+    if not rows:
         raise DataError(f"no predictions in {', '.join(map(str, paths))}", FIX_HINT)
-    names = tuple(classes) or _find_class_names(found)
+    names = tuple(classes) or _find_class_names(rows)
     counts: Counter[str] = Counter()
-    kept = [row for row in found if row.get("true_label") is not None]
-    counts["rows without a true label"] = len(found) - len(kept)
-    if not kept:
-        raise DataError(f"none of {len(found)} rows has a true label", "predict on rows that have `label`")
-    places = [_parse_position(row) for row in kept]
+    labelled = [row for row in rows if row.get("true_label") is not None]
+    counts["rows without a true label"] = len(rows) - len(labelled)
+    if not labelled:
+        raise DataError(f"none of {len(rows)} rows has a true label", "predict on rows that have `label`")
+    positions = [_parse_position(row) for row in labelled]
     return Predictions(
         classes=names,
-        truth=np.array([_parse_true_label(row, names) for row in kept], dtype=np.int64),
-        probabilities=np.array([_parse_probabilities(row, names) for row in kept], dtype=np.float64),
-        vessels=tuple(_vessel_id(row) for row in kept),
-        places=np.array(places, dtype=np.float64).reshape(len(kept), 2),
+        truth=np.array([_parse_true_label(row, names) for row in labelled], dtype=np.int64),
+        probabilities=np.array([_parse_probabilities(row, names) for row in labelled], dtype=np.float64),
+        vessels=tuple(_vessel_id(row) for row in labelled),
+        places=np.array(positions, dtype=np.float64).reshape(len(labelled), 2),
         counts=counts,
-        split=_parse_split(kept),
+        split=_parse_split(labelled),
     )
 
 
 def _parse_position(row: dict[str, Any]) -> tuple[float, float]:
-    """Return where a row's segment lies; NaN where the row does not say it."""
-    given = row.get("place")
-    if not isinstance(given, list) or len(given) != 2:
+    """Return latitude and longitude of a row; NaN if unknown."""
+    value = row.get("place")
+    if not isinstance(value, list) or len(value) != 2:
         return math.nan, math.nan
-    lat, lon = (math.nan if (known := to_finite_number(one)) is None else known for one in given)
+    lat, lon = (math.nan if (number := to_finite_number(item)) is None else number for item in value)
     return lat, lon
 
 
@@ -116,54 +116,54 @@ def _parse_split(rows: Sequence[dict[str, Any]]) -> VesselSplit | None:
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
+            for line_number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _parse_row(line, f"{path}: line {number}")
+                    yield _parse_row(line, f"{path}: line {line_number}")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", "give a file that `anabatic classify predict` wrote") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: invalid UTF-8 ({error.reason})", FIX_HINT) from error
 
 
-def _parse_row(line: str, place: str) -> dict[str, Any]:
+def _parse_row(line: str, location: str) -> dict[str, Any]:
     try:
         row = json_reader.loads(line)
     except ValueError as error:
-        raise DataError(f"{place}: broken JSON: {error}", FIX_HINT) from error
+        raise DataError(f"{location}: broken JSON: {error}", FIX_HINT) from error
     if not isinstance(row, dict) or "probabilities" not in row:
-        raise DataError(f"{place}: no `probabilities`", FIX_HINT)
-    row["_place"] = place
+        raise DataError(f"{location}: no `probabilities`", FIX_HINT)
+    row["_place"] = location
     return row
 
 
 def _find_class_names(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the class names: keys of the probabilities, else what `class_name` calls each `predicted_class`."""
-    first = rows[0]["probabilities"]
-    if isinstance(first, dict):
-        return tuple(first)
-    if not isinstance(first, list) or not first:
+    """Return the class names: keys of the probabilities, else the `class_name` of each `predicted_class`."""
+    probabilities = rows[0]["probabilities"]
+    if isinstance(probabilities, dict):
+        return tuple(probabilities)
+    if not isinstance(probabilities, list) or not probabilities:
         raise DataError(f"{rows[0]['_place']}: `probabilities` is neither a list nor an object", FIX_HINT)
-    names = [f"class {at}" for at in range(len(first))]
+    names = [f"class {index}" for index in range(len(probabilities))]
     for row in rows:
-        at, name = row.get("predicted_class"), row.get("class_name")
-        if isinstance(at, int) and 0 <= at < len(names) and isinstance(name, str):
-            names[at] = name
+        index, name = row.get("predicted_class"), row.get("class_name")
+        if isinstance(index, int) and 0 <= index < len(names) and isinstance(name, str):
+            names[index] = name
     return tuple(names)
 
 
 def _parse_probabilities(row: dict[str, Any], names: tuple[str, ...]) -> list[float]:
-    given = row["probabilities"]
-    if isinstance(given, dict):
-        if set(given) != set(names):
+    values = row["probabilities"]
+    if isinstance(values, dict):
+        if set(values) != set(names):
             raise DataError(f"{row['_place']}: other classes than {', '.join(names)}", "evaluate one model at a time")
-        given = [given[name] for name in names]
-    if not isinstance(given, list) or len(given) != len(names):
-        length = len(given) if isinstance(given, list) else 0
+        values = [values[name] for name in names]
+    if not isinstance(values, list) or len(values) != len(names):
+        length = len(values) if isinstance(values, list) else 0
         raise DataError(f"{row['_place']}: {length} probabilities for {len(names)} classes", FIX_HINT)
-    fit = all(isinstance(one, (int, float)) and 0 <= one <= 1.001 for one in given)
-    if not fit or abs(sum(given) - 1) > 0.01:
+    is_valid = all(isinstance(value, (int, float)) and 0 <= value <= 1.001 for value in values)
+    if not is_valid or abs(sum(values) - 1) > 0.01:
         raise DataError(f"{row['_place']}: the probabilities are no numbers from 0 to 1 that sum to 1", FIX_HINT)
-    return [float(one) for one in given]
+    return [float(value) for value in values]
 
 
 def _parse_true_label(row: dict[str, Any], names: tuple[str, ...]) -> int:

@@ -1,4 +1,4 @@
-"""The model behind a training on words: new or from a folder, with room for the words, and the sizes of a step."""
+"""The model of a training on vessel words, new or from a folder, with embeddings for the words; and step sizes."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ from anabatic.vessels.io.vessel_splits import BaseModelInfo
 
 
 def build_meta_model(
-    job: WordsJob, base: BaseModelInfo, entries: int, trained: torch.dtype
+    job: WordsJob, base: BaseModelInfo, vocab_size: int, dtype: torch.dtype
 ) -> tuple[DerivedSizes, PreTrainedModel]:
-    """Return the model without memory, with room for `entries` words."""
+    """Return the model on the meta device, with `vocab_size` embeddings."""
     if base.folder is not None:
-        plan, model = DerivedSizes(), pretrained.build_meta_causal_lm(base.folder, trained, entries)
+        sizes, model = DerivedSizes(), pretrained.build_meta_causal_lm(base.folder, dtype, vocab_size)
         pretrained.require_positions(model.config, job.batch.resolved_seq_len)
     else:
-        plan = derive_model_sizes(job.model, entries)
-        model = build_meta_qwen3(plan, job.model, entries, job.batch.resolved_seq_len)
+        sizes = derive_model_sizes(job.model, vocab_size)
+        model = build_meta_qwen3(sizes, job.model, vocab_size, job.batch.resolved_seq_len)
         for parameter in model.parameters():
-            parameter.data = parameter.data.to(trained)
+            parameter.data = parameter.data.to(dtype)
     pretrained.enable_activation_checkpointing(model, job.model.recompute)
-    return plan, model
+    return sizes, model
 
 
-def init_or_load_weights(model: PreTrainedModel, job: WordsJob, base: BaseModelInfo, known: int, entries: int) -> None:
-    """Give a placed model its weights.
+def init_or_load_weights(
+    model: PreTrainedModel, job: WordsJob, base: BaseModelInfo, num_known: int, vocab_size: int
+) -> None:
+    """Initialize or load the weights of a materialized model.
 
     Args:
-        known: entries of the base's own tokenizer; those behind them, up to `entries`, are drawn again.
+        num_known: entries of the base model's tokenizer; later ones, up to `vocab_size`, are initialized.
     """
     if base.folder is None:
         init_weights(model, job.seed)
     else:
-        pretrained.load_folder_weights(model, base.folder, range(known, entries), job.seed)
+        pretrained.load_folder_weights(model, base.folder, range(num_known, vocab_size), job.seed)
 
 
 def resolve_step_sizes(
-    plan: DerivedSizes,
+    derived: DerivedSizes,
     job: WordsJob,
     model: PreTrainedModel,
     train: SequenceDataset,
@@ -59,20 +61,26 @@ def resolve_step_sizes(
     device: Device,
     world: World,
 ) -> tuple[StepSizes, int]:
-    """Settle the sizes of a step, and return how many steps one pass over the training data takes."""
+    """Return the sizes of a step, and the number of steps per epoch."""
     batch = job.batch
     if batch.global_batch_tokens is None:
-        wanted = batch.rows * train.num_tokens / train.num_docs
-        most = 4096 if device.type == "cpu" else 2**16
-        micro = batch.micro_batch_tokens or max(batch.resolved_seq_len, min(most, math.ceil(wanted / world.size)))
-        steps = max(1, round(wanted / (micro * world.size)))
-        batch = replace(batch, micro_batch_tokens=micro, global_batch_tokens=steps * micro * world.size)
+        target_tokens = batch.rows * train.num_tokens / train.num_docs
+        max_tokens = 4096 if device.type == "cpu" else 2**16
+        micro_tokens = batch.micro_batch_tokens or max(
+            batch.resolved_seq_len, min(max_tokens, math.ceil(target_tokens / world.size))
+        )
+        steps = max(1, round(target_tokens / (micro_tokens * world.size)))
+        batch = replace(batch, micro_batch_tokens=micro_tokens, global_batch_tokens=steps * micro_tokens * world.size)
         log.info(f"{batch.rows} segments a step are {batch.global_batch_tokens:,} words")
-    sized = replace(job, batch=batch)
+    sized_job = replace(job, batch=batch)
     tokens = (job.schedule.epochs or 1.0) * train.num_tokens
-    tuned = 2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5  # of text, of words
-    tuned = None if base.folder is None else tuned
+    default_lr = (
+        2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5
+    )  # from a text model, from a model of words
+    default_lr = None if base.folder is None else default_lr
     setup = plan_inputs.build_model_setup(job, model, device, world)
-    found = planning.resolve_sizes(plan, sized, model, train.num_tokens, tokens, "given", setup, tuned, device, world)
-    per_step = found.micro_batch_tokens * found.micro_steps * world.size
-    return found, max(1, math.ceil(train.num_tokens / per_step))
+    sizes = planning.resolve_sizes(
+        derived, sized_job, model, train.num_tokens, tokens, "given", setup, default_lr, device, world
+    )
+    tokens_per_step = sizes.micro_batch_tokens * sizes.micro_steps * world.size
+    return sizes, max(1, math.ceil(train.num_tokens / tokens_per_step))

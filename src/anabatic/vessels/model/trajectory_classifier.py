@@ -1,4 +1,4 @@
-"""A trained classifier, ready to be asked: whole batches of words, packed without padding."""
+"""Inference with a trained classifier: batches of words, packed without padding."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from anabatic.vessels.model import forest
 from anabatic.vessels.model.daily_features import aggregate_by_day, number_days
 
 ABSTAIN, UNKNOWN_CLASS = "ABSTAIN", "CLASS_UNKNOWN"
-"""What stands for a class that is not named, in answers and in the words of the source's rows."""
+"""Placeholders for a missing class: in predictions, and in the words of the source's rows."""
 
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """What a classifier says of one segment.
+    """The prediction for one segment.
 
     Attributes:
-        predicted_class: the likeliest label; None: it abstains.
-        class_name: its name.
-        confidence: its probability.
-        probabilities: of all classes, in the order of their labels.
+        predicted_class: the most probable label; None: the classifier abstains.
+        class_name: name of the class.
+        confidence: probability of the most probable label.
+        probabilities: probabilities of all classes, in the order of their labels.
     """
 
     predicted_class: int | None
@@ -50,23 +50,23 @@ class ClassPrediction:
             "predicted_class": self.predicted_class,
             "class_name": self.class_name,
             "confidence": round(self.confidence, 6),
-            "probabilities": [round(one, 6) for one in self.probabilities],
+            "probabilities": [round(probability, 6) for probability in self.probabilities],
         }
 
 
 class TrajectoryClassifier:
-    """A classifier from its folder, or from the folder of the run that trained it.
+    """A classifier loaded from its folder, or from the folder of the run that trained it.
 
     >>> classifier = TrajectoryClassifier("runs/classify")
     >>> classifier.predict("DT_NONE SPD_95 TURN_NONE MOVE_NONE POINT_END ...")["class_name"]
 
     Args:
         path: folder.
-        device: where it runs; default: what is there.
+        device: device settings; default: the available device.
         batch_tokens: words per forward pass.
 
     Raises:
-        DataError: the folder holds no whole classifier.
+        DataError: the folder contains no complete classifier.
     """
 
     def __init__(self, path: str | Path, device: DeviceConfig | None = None, batch_tokens: int = 16_384) -> None:
@@ -79,12 +79,12 @@ class TrajectoryClassifier:
             forest.load_forest(folder, forest.VESSEL_FOREST_FILE) if self.description.vessel_share else None
         )
         self.folder = folder
-        self._words = WordEncoder.from_tokenizer(tokenizers.load_tokenizer(folder))
+        self._encoder = WordEncoder.from_tokenizer(tokenizers.load_tokenizer(folder))
         self._batch_tokens = max(batch_tokens, self.description.seq_len)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; the position is the label."""
+        """Names of the classes; the index is the label."""
         return self.description.classes
 
     def predict(self, text: str, features: Sequence[float] | None = None, abstain: float = 0.0) -> dict[str, Any]:
@@ -97,123 +97,126 @@ class TrajectoryClassifier:
     def predict_batch(
         self, texts: Sequence[str], features: np.ndarray | None = None, abstain: float = 0.0
     ) -> list[dict[str, Any]]:
-        """Return the same for each of `texts`.
+        """Return the prediction of each of `texts`, as `predict` does.
 
         Args:
             texts: words, without class words.
-            features: `[n, F]`, the numbers that `description.features` names; None: they are not known, the network
-                alone is asked, and says so.
-            abstain: least confidence for which a class is named.
+            features: `[n, F]`, the features named in `description.features`; None: unknown, only the network is used,
+                with a warning.
+            abstain: minimum confidence for naming a class.
 
         Raises:
-            DataError: an empty text, most words unknown, numbers that are missing or too many.
+            DataError: a text is empty, most words are unknown, or the number of features is wrong.
         """
         return [self.make_prediction(row, abstain).as_json() for row in self.predict_probabilities(texts, features)]
 
     def make_prediction(self, probabilities: np.ndarray, abstain: float = 0.0) -> ClassPrediction:
-        """Return what probabilities `[C]` say."""
+        """Return the prediction for probabilities `[C]`."""
         best = int(probabilities.argmax())
-        sure = float(probabilities[best])
-        named = sure >= abstain
+        confidence = float(probabilities[best])
+        is_confident = confidence >= abstain
         return ClassPrediction(
-            best if named else None, self.class_names[best] if named else ABSTAIN, sure, probabilities.tolist()
+            best if is_confident else None,
+            self.class_names[best] if is_confident else ABSTAIN,
+            confidence,
+            probabilities.tolist(),
         )
 
     def predict_by_passes(self, texts: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-        """Yield the same, rows in their order at the end and none before; between two forward passes others can use
-        the device.
+        """Yield after each forward pass, so that others can use the device: empty lists, at the end all predictions.
 
         Raises:
             DataError: as for `predict_batch`.
         """
         samples = self._make_samples(texts, None)
-        found = np.empty((len(samples), len(self.class_names)))
-        for _ in self._run_passes(samples, found):
+        probabilities = np.empty((len(samples), len(self.class_names)))
+        for _ in self._run_passes(samples, probabilities):
             yield []
-        yield [self.make_prediction(row).as_json() for row in found]
+        yield [self.make_prediction(row).as_json() for row in probabilities]
 
     def predict_probabilities(self, texts: Sequence[str], features: np.ndarray | None = None) -> np.ndarray:
         """Return the probabilities of each of `texts`, fp64 `[n, C]`. Arguments and errors as for `predict_batch`."""
         samples = self._make_samples(texts, features)
-        found = np.empty((len(samples), len(self.class_names)))
-        for _ in self._run_passes(samples, found):
+        probabilities = np.empty((len(samples), len(self.class_names)))
+        for _ in self._run_passes(samples, probabilities):
             pass
-        return found if features is None else self._mix_segment_trees(found, samples)
+        return probabilities if features is None else self._mix_segment_trees(probabilities, samples)
 
-    def _run_passes(self, samples: list[SequenceSegment], found: np.ndarray) -> Iterator[None]:
-        """Fill the rows of `found`, some with each forward pass."""
-        # Segments of like length lie in one batch: attention then pads nothing, and short ones need not wait.
-        order = sorted(range(len(samples)), key=lambda number: -samples[number].num_inputs)
+    def _run_passes(self, samples: list[SequenceSegment], probabilities: np.ndarray) -> Iterator[None]:
+        """Fill the rows of `probabilities`, a batch per forward pass."""
+        # Segments of similar length share a batch, which keeps the padding in attention small.
+        order = sorted(range(len(samples)), key=lambda index: -samples[index].num_inputs)
         start = 0
         while start < len(order):
-            stop, room = start, self._batch_tokens
-            while stop < len(order) and samples[order[stop]].num_inputs <= room:
-                room -= samples[order[stop]].num_inputs
+            stop, budget = start, self._batch_tokens
+            while stop < len(order) and samples[order[stop]].num_inputs <= budget:
+                budget -= samples[order[stop]].num_inputs
                 stop += 1
-            numbers = order[start:stop]
-            found[numbers] = self._run_network([samples[number] for number in numbers])
+            indices = order[start:stop]
+            probabilities[indices] = self._run_network([samples[index] for index in indices])
             start = stop
             yield
 
     def mix_vessel_trees(
-        self, found: np.ndarray, features: np.ndarray, vessels: Sequence[str], starts: Sequence[int | None]
+        self, probabilities: np.ndarray, features: np.ndarray, vessels: Sequence[str], starts: Sequence[int | None]
     ) -> np.ndarray:
-        """Return probabilities of segments with what the trees on their vessels say; as they are without such trees.
+        """Mix the probabilities of segments with those of the trees on their vessels, if there are such trees.
 
         Args:
-            found: fp64 `[n, C]`.
-            features: `[n, F]`, the numbers that `description.features` names, of all known segments of each vessel.
-            vessels: whose segment each is.
-            starts: unix seconds at which each begins; None: not known.
+            probabilities: fp64 `[n, C]`.
+            features: `[n, F]`, the features named in `description.features`, of all known segments of each vessel.
+            vessels: vessel of each segment.
+            starts: start of each segment in unix seconds; None: unknown.
         """
-        if self._vessel_forest is None or not len(found):
-            return found
+        if self._vessel_forest is None or not len(probabilities):
+            return probabilities
         groups = number_days(vessels, starts)
-        told = self._vessel_forest.predict_probabilities(aggregate_by_day(features, groups))[groups]
-        return forest.mix_geometric(found, told, self.description.vessel_share)
+        tree_probabilities = self._vessel_forest.predict_probabilities(aggregate_by_day(features, groups))[groups]
+        return forest.mix_geometric(probabilities, tree_probabilities, self.description.vessel_share)
 
-    def _mix_segment_trees(self, found: np.ndarray, samples: list[SequenceSegment]) -> np.ndarray:
-        """Return the mean of what the network found and what the trees say."""
+    def _mix_segment_trees(self, probabilities: np.ndarray, samples: list[SequenceSegment]) -> np.ndarray:
+        """Return the mean of the probabilities of the network and of the trees."""
         if self._segment_forest is None or not samples:
-            return found
-        told = self._segment_forest.predict_probabilities(np.stack([sample.features for sample in samples]))  # type: ignore[misc]
-        return forest.mix_probabilities(found, told, self.description.trees_share)
+            return probabilities
+        features = np.stack([sample.features for sample in samples])  # type: ignore[misc]
+        tree_probabilities = self._segment_forest.predict_probabilities(features)
+        return forest.mix_probabilities(probabilities, tree_probabilities, self.description.trees_share)
 
     @torch.inference_mode()
     def _run_network(self, samples: list[SequenceSegment]) -> np.ndarray:
-        size = sum(sample.num_inputs for sample in samples)
-        batch = collate_classification(samples, size, 0, self.description.seq_len)
+        num_tokens = sum(sample.num_inputs for sample in samples)
+        batch = collate_classification(samples, num_tokens, 0, self.description.seq_len)
         rows = pack_sequences(batch, self._device.torch_device, self.description.is_causal)
         with self._device.autocast():
-            told = compute_class_logits(self._model, rows)
-        found: np.ndarray = torch.softmax(told.double().cpu(), -1).numpy()
-        return found
+            logits = compute_class_logits(self._model, rows)
+        probabilities: np.ndarray = torch.softmax(logits.double().cpu(), -1).numpy()
+        return probabilities
 
     def _make_samples(self, texts: Sequence[str], features: np.ndarray | None) -> list[SequenceSegment]:
         features = self._check_features(len(texts), features)
         texts = self._remove_class_words(texts)
-        words = WordEncoder(self._words.vocab, self._words.unk_token_id)
+        encoder = WordEncoder(self._encoder.vocab, self._encoder.unk_token_id)
         samples = []
-        for number, text in enumerate(texts):
-            ids = words(text)[: self.description.seq_len]
+        for index, text in enumerate(texts):
+            ids = encoder(text)[: self.description.seq_len]
             if not len(ids):
-                raise DataError(f"text {number + 1} of {len(texts)} has no words", "give the words of a segment")
-            numbers = None if features is None else features[number]
-            samples.append(SequenceSegment(ids, sequence_index=number, features=numbers))
-        words.report_unknown_words("the segments")
+                raise DataError(f"text {index + 1} of {len(texts)} has no words", "give the words of a segment")
+            row_features = None if features is None else features[index]
+            samples.append(SequenceSegment(ids, sequence_index=index, features=row_features))
+        encoder.report_unknown_words("the segments")
         return samples
 
     def _remove_class_words(self, texts: Sequence[str]) -> list[str]:
-        """Take class words out: they are what is asked for, and none was there in training."""
-        answers = {*self.class_names, UNKNOWN_CLASS}
-        plain = [[word for word in text.split() if word not in answers] for text in texts]
-        taken = sum(len(text.split()) - len(words) for text, words in zip(texts, plain, strict=True))
-        if taken:
-            log.warn(f"{taken:,} class words are taken out of the text: they are the answer")
-        return [" ".join(words) for words in plain]
+        """Remove class words: they are the answer, and training had none."""
+        class_words = {*self.class_names, UNKNOWN_CLASS}
+        cleaned = [[word for word in text.split() if word not in class_words] for text in texts]
+        num_removed = sum(len(text.split()) - len(words) for text, words in zip(texts, cleaned, strict=True))
+        if num_removed:
+            log.warn(f"{num_removed:,} class words are taken out of the text: they are the answer")
+        return [" ".join(words) for words in cleaned]
 
     def _check_features(self, count: int, features: np.ndarray | None) -> np.ndarray | None:
-        """Return the numbers as the head takes them; all unknown where none are given."""
+        """Return the features as fp32; NaN if none are given."""
         names = self.description.features
         if not names:
             return None
@@ -234,9 +237,9 @@ class TrajectoryClassifier:
 
 
 def read_classifier_description(path: str | Path) -> ClassifierDescription:
-    """Return what a classifier is, without loading it.
+    """Return the description of a classifier, without loading it.
 
     Raises:
-        DataError: the folder holds no classifier.
+        DataError: the folder contains no classifier.
     """
     return classifier.read_description(resolve_model_folder(path))

@@ -1,4 +1,4 @@
-"""Do the files name more than one class? Looked at before a training is set up: no further than to the second class."""
+"""Check before a training that the files name more than one class; reading stops at the second class."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from anabatic.vessels.words.segment_reader import WORD_SUFFIXES, find_files
 from anabatic.vessels.words.word_rows import class_of, read_objects
 
 _MAX_ROWS = 500_000
-"""Rows that are read; of longer files nothing is said where all these are of one class."""
+"""Maximum rows to read; longer files with one class in these rows pass the check."""
 
 
-def require_two_classes(paths: Sequence[str | Path], reading: TrackSettings) -> None:
-    """Refuse files whose rows are all of one class.
+def require_two_classes(paths: Sequence[str | Path], settings: TrackSettings) -> None:
+    """Check that the rows have more than one class.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: all rows are of one class.
         DataError: a file cannot be read.
     """
-    if reading.classes:
+    if settings.classes:
         return
     texts: dict[str, str] = {}
-    rows = 0
+    num_rows = 0
     for path in find_files(paths):
-        for found, count in _count_classes(path, reading):
-            texts |= found
-            rows += count
-            if rows > _MAX_ROWS or texts and not _has_one_class(texts, reading):
+        for class_texts, count in _count_classes(path, settings):
+            texts |= class_texts
+            num_rows += count
+            if num_rows > _MAX_ROWS or texts and not _has_one_class(texts, settings):
                 return
     if texts:
-        (name, *_), _ = class_labels.resolve_classes(texts, reading, BadRowPolicy(should_skip=True))
+        (name, *_), _ = class_labels.resolve_classes(texts, settings, BadRowPolicy(should_skip=True))
         raise ConfigError(
             f"one class is no choice: all rows are of {name}", "give rows of two classes or more, whose names differ"
         )
 
 
-def _has_one_class(texts: dict[str, str], reading: TrackSettings) -> bool:
-    return len(class_labels.resolve_classes(texts, reading, BadRowPolicy(should_skip=True))[0]) == 1
+def _has_one_class(texts: dict[str, str], settings: TrackSettings) -> bool:
+    return len(class_labels.resolve_classes(texts, settings, BadRowPolicy(should_skip=True))[0]) == 1
 
 
-def _count_classes(path: Path, reading: TrackSettings) -> Iterator[tuple[dict[str, str], int]]:
-    """Yield what names classes, as `class_labels.resolve_classes` takes it, and of how many rows; nothing of NMEA
-    messages, which name types anywhere."""
-    bad = BadRowPolicy(should_skip=True)
+def _count_classes(path: Path, settings: TrackSettings) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield class texts for `class_labels.resolve_classes` with their number of rows; none for NMEA files, in which
+    types can occur anywhere."""
+    bad_rows = BadRowPolicy(should_skip=True)
     if path.name.lower().endswith(WORD_SUFFIXES):
-        for number, row in read_objects(path, bad):
+        for line_number, row in read_objects(path, bad_rows):
             name = class_of(row)
-            yield ({name: f"{path}: line {number}"} if name else {}), (_MAX_ROWS + 1 if name is None else 1)
+            yield ({name: f"{path}: line {line_number}"} if name else {}), (_MAX_ROWS + 1 if name is None else 1)
     elif nmea.is_nmea_file(path):
         yield {}, _MAX_ROWS + 1
     else:
-        converter = PointConverter(reading, bad)
-        for points in converter.convert_batches(path, ais_tables.read_table(path, dict(reading.columns), bad)):
+        converter = PointConverter(settings, bad_rows)
+        for points in converter.convert_batches(path, ais_tables.read_table(path, dict(settings.columns), bad_rows)):
             yield dict(converter.label_locations), len(points)

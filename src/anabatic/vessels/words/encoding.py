@@ -1,4 +1,4 @@
-"""From segments to sequences of word ids, with their classes, numbers and weights."""
+"""Encode segments as sequences of word ids, with classes, features and weights."""
 
 from __future__ import annotations
 
@@ -22,118 +22,128 @@ from anabatic.vessels.words.segments import Segment
 from anabatic.vessels.words.vocabulary import WordSpec, build_vocabulary, get_word_group
 
 MASK_GROUPS = ("h3", "class", "motion", "other")
-"""Of words that may be hidden, in the order of their shares."""
+"""Groups of words that may be masked, in the order of their weights."""
 
 
 def build_word_tokenizer(base: BaseModelInfo, spec: WordSpec) -> tuple[Any, int]:
-    """Return the tokenizer with every word of `spec` as one entry, and how many entries it had before."""
+    """Return the tokenizer with one entry per word of `spec`, and its number of entries before new words were added."""
     if base.folder is None:
-        made = word_tokenizer.build_word_tokenizer(build_vocabulary(spec))
-        return made, len(made)
+        tokenizer = word_tokenizer.build_word_tokenizer(build_vocabulary(spec))
+        return tokenizer, len(tokenizer)
     tokenizer = tokenizers.load_tokenizer(base.folder)
-    before = len(tokenizer)
-    new = word_tokenizer.add_missing_words(tokenizer, build_vocabulary(spec))
-    if new:
-        log.info(f"{new:,} words are new to the tokenizer of {base.folder}: one id each")
-    return tokenizer, before
+    num_before = len(tokenizer)
+    num_new = word_tokenizer.add_missing_words(tokenizer, build_vocabulary(spec))
+    if num_new:
+        log.info(f"{num_new:,} words are new to the tokenizer of {base.folder}: one id each")
+    return tokenizer, num_before
 
 
 def encode_segments(
     name: str,
     rows: Sequence[Segment],
-    words: WordEncoder,
+    encoder: WordEncoder,
     seq_len: int,
-    draw: TargetSampler | None = None,
+    sampler: TargetSampler | None = None,
     features: Sequence[str] = (),
     weights: np.ndarray | None = None,
     crop: RandomCrop | None = None,
 ) -> SequenceDataset:
-    """Turn segments into ids; what is longer than `seq_len` loses its end, with a warning.
+    """Encode segments as ids; sequences longer than `seq_len` are truncated, with a warning.
 
     Args:
-        features: names of the numbers of a segment that are taken.
+        features: names of the features to include.
     """
-    ids = [words(row.text) for row in rows]
-    cut = [(row, len(one)) for row, one in zip(rows, ids, strict=True) if len(one) > seq_len]
-    if cut:
-        points = sum(row.points * (length - seq_len) / length for row, length in cut) / len(cut)
+    ids = [encoder(row.text) for row in rows]
+    truncated = [(row, len(sequence)) for row, sequence in zip(rows, ids, strict=True) if len(sequence) > seq_len]
+    if truncated:
+        points = sum(row.points * (length - seq_len) / length for row, length in truncated) / len(truncated)
         log.warn(
-            f"{name}: {len(cut):,} of {len(ids):,} segments are cut to {seq_len} words and lose {points:.1f} points"
-            f" each; the longest has {max(length for _, length in cut):,} words: raise batch.seq_len"
+            f"{name}: {len(truncated):,} of {len(ids):,} segments are cut to {seq_len} words and lose"
+            f" {points:.1f} points"
+            f" each; the longest has {max(length for _, length in truncated):,} words: raise batch.seq_len"
         )
-    words.report_unknown_words(name)
+    encoder.report_unknown_words(name)
     labels = [IGNORE_INDEX if row.label is None else row.label for row in rows]
     return SequenceDataset(
-        name, [one[:seq_len] for one in ids], labels, select_features(rows, features), 0, draw, weights, crop
+        name,
+        [sequence[:seq_len] for sequence in ids],
+        labels,
+        select_features(rows, features),
+        0,
+        sampler,
+        weights,
+        crop,
     )
 
 
 def feature_names(groups: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the numbers of these groups."""
+    """Return the names of the features of these groups."""
     return tuple(name for name in FEATURE_NAMES if FEATURE_GROUPS[name] in groups)
 
 
 def select_features(rows: Sequence[Segment], names: Sequence[str]) -> np.ndarray | None:
-    """Return these numbers of each segment, fp32 `[n, F]`, nan: not known; None: no names.
+    """Return the named features of each segment, fp32 `[n, F]`, nan: unknown; None: no names.
 
     Raises:
-        DataError: a number that is not made any more, or a row without numbers.
+        DataError: a feature does not exist any more, or a row has no features.
     """
     if not names:
         return None
     missing = [name for name in names if name not in FEATURE_NAMES]
     if missing:
         raise DataError(f"the model reads {missing[0]}, a number that is not made any more", "train it again")
-    bare = next((row for row in rows if row.features is None), None)
-    if bare is not None:
+    incomplete = next((row for row in rows if row.features is None), None)
+    if incomplete is not None:
         raise DataError(
-            f"{bare.row_description}: the row has no `features`, and {len(names)} of them are read",
+            f"{incomplete.row_description}: the row has no `features`, and {len(names)} of them are read",
             "write the rows with `anabatic classify words`, or give the AIS table itself",
         )
     columns = [FEATURE_NAMES.index(name) for name in names]
-    found = np.asarray([row.features for row in rows], dtype=np.float32).reshape(len(rows), len(FEATURE_NAMES))[
+    features = np.asarray([row.features for row in rows], dtype=np.float32).reshape(len(rows), len(FEATURE_NAMES))[
         :, columns
     ]
-    return np.where(np.isfinite(found), found, np.float32(np.nan))
+    return np.where(np.isfinite(features), features, np.float32(np.nan))
 
 
 def compute_vessel_weights(rows: Sequence[Segment], kind: str) -> np.ndarray | None:
-    """Return how much each segment counts, 1 on average; None: all count equally.
+    """Return the weight of each segment, 1 on average; None: equal weights.
 
     Args:
-        kind: sqrt: 1 / sqrt of the segments of its vessel; equal: 1 / them; none.
+        kind: sqrt: 1 / sqrt(number of segments of its vessel); equal: 1 / that number; none.
     """
     if kind == "none":
         return None
-    count = Counter(row.vessel for row in rows)
-    found = np.asarray([count[row.vessel] for row in rows], dtype=np.float64) ** (-0.5 if kind == "sqrt" else -1.0)
-    weights: np.ndarray = found / found.mean()
+    counts = Counter(row.vessel for row in rows)
+    raw_weights = np.asarray([counts[row.vessel] for row in rows], dtype=np.float64) ** (
+        -0.5 if kind == "sqrt" else -1.0
+    )
+    weights: np.ndarray = raw_weights / raw_weights.mean()
     return weights
 
 
-def mask_group_ids(words: WordEncoder, spec: WordSpec) -> np.ndarray:
-    """Return the group of every id, its place in `MASK_GROUPS`; -1 for what is never hidden."""
-    found = np.full(max(words.vocab.values()) + 1, -1, dtype=np.int64)
+def mask_group_ids(encoder: WordEncoder, spec: WordSpec) -> np.ndarray:
+    """Return the group of every id as an index of `MASK_GROUPS`; -1: never masked."""
+    groups = np.full(max(encoder.vocab.values()) + 1, -1, dtype=np.int64)
     for word in build_vocabulary(spec):
-        name = get_word_group(word, spec.classes)
-        found[words.vocab[word]] = MASK_GROUPS.index(name) if name in MASK_GROUPS else -1
-    return found
+        group = get_word_group(word, spec.classes)
+        groups[encoder.vocab[word]] = MASK_GROUPS.index(group) if group in MASK_GROUPS else -1
+    return groups
 
 
-def make_crop(least: float, words: WordEncoder, spec: WordSpec, seed: int) -> RandomCrop | None:
-    """Return what chooses a run of points in every pass; None: segments are read whole.
+def make_crop(min_fraction: float, encoder: WordEncoder, spec: WordSpec, seed: int) -> RandomCrop | None:
+    """Return the random crop of points per epoch; None: no cropping.
 
     Raises:
-        ConfigError: words whose points say nothing without those before them.
+        ConfigError: the points of this format depend on those before them.
     """
-    if least == 1.0:
+    if min_fraction == 1.0:
         return None
     if spec.format == "compact":
         raise ConfigError(
-            f"head.crop is {least:g}, and the positions of {spec.spec_name} are relative to the point before",
+            f"head.crop is {min_fraction:g}, and the positions of {spec.spec_name} are relative to the point before",
             "use words of the format motion, cell or char, or --head.crop 1",
         )
-    starts = np.zeros(max(words.vocab.values()) + 1, dtype=bool)
-    first = "DT_" if spec.format == "motion" else "YEAR_"
-    starts[[place for word, place in words.vocab.items() if word.startswith(first)]] = True
-    return RandomCrop(starts, least, seed)
+    is_start = np.zeros(max(encoder.vocab.values()) + 1, dtype=bool)
+    prefix = "DT_" if spec.format == "motion" else "YEAR_"
+    is_start[[token_id for word, token_id in encoder.vocab.items() if word.startswith(prefix)]] = True
+    return RandomCrop(is_start, min_fraction, seed)

@@ -1,4 +1,4 @@
-"""Segments: runs of points of one vessel as words, from rows of words and straight from AIS files."""
+"""Segments: runs of points of one vessel as words, from rows of words or directly from AIS files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Segment:
     """A run of points of one vessel, as words.
 
     Attributes:
-        text: the words, one space between them.
-        label: position in `SegmentSet.classes`; None: not known.
+        text: the words, separated by single spaces.
+        label: index in `SegmentSet.classes`; None: unknown.
         vessel: group id: the MMSI, or the stem of `source_file`.
         source_file: file name.
-        start: unix seconds of the first point; None: the row does not say.
-        points: how many points it has.
-        features: kinematic numbers in the order of `features.NAMES`; None: the row has none.
+        start: unix seconds of the first point; None: unknown.
+        points: number of points.
+        features: kinematic features in the order of `FEATURE_NAMES`; None: the row has none.
         line: line of the row of words, or of the track's first point in its table.
-        place: mean latitude and longitude of its points; None: the row does not say.
-        window: points that its track was cut to, `points` or more; 0: the row does not say.
+        place: mean latitude and longitude of its points; None: unknown.
+        window: length in points to which its track was cut, at least `points`; 0: unknown.
     """
 
     text: str
@@ -49,19 +49,19 @@ class Segment:
 
     @property
     def row_description(self) -> str:
-        """Which row it is, for messages: rows of words do not keep the name of the file that they stood in."""
+        """Description of the row for messages: rows of words do not store the name of their own file."""
         return f"vessel {self.vessel} (line {self.line} of its file)"
 
 
 @dataclass
 class SegmentSet:
-    """What was read.
+    """The segments of some files.
 
     Attributes:
         rows: the segments in the order of the files.
-        classes: names; the position is the label.
-        spec: the words that all rows are made of.
-        bad_rows: what was left out, changed or skipped: `bad_rows.counts`.
+        classes: names; the index is the label.
+        spec: word spec of all rows.
+        bad_rows: counts of skipped and changed rows.
     """
 
     rows: list[Segment]
@@ -77,73 +77,84 @@ class SegmentSet:
 
     @property
     def window_lengths(self) -> tuple[int, ...]:
-        """Lengths that the tracks were cut to, in points; empty: the rows do not say."""
+        """Lengths to which the tracks were cut, in points; empty: unknown."""
         return tuple(sorted({row.window for row in self.rows} - {0}))
 
 
-def make_word_spec(reading: TrackSettings, classes: tuple[str, ...]) -> WordSpec:
-    """Return the words that the settings ask for."""
-    return WordSpec(reading.format, reading.resolution, classes=classes)
+def make_word_spec(settings: TrackSettings, classes: tuple[str, ...]) -> WordSpec:
+    """Return the word spec of the settings."""
+    return WordSpec(settings.format, settings.resolution, classes=classes)
 
 
 SEGMENTS_PER_BLOCK = 512
-"""Segments whose kinematic numbers are computed together."""
+"""Segments whose kinematic features are computed together."""
 
 
 def iter_segments(
-    tracks: TrackCollection, reading: TrackSettings, spec: WordSpec, bad: BadRowPolicy
+    tracks: TrackCollection, settings: TrackSettings, spec: WordSpec, bad_rows: BadRowPolicy
 ) -> Iterator[Segment]:
-    """Cut tracks and write their words and numbers, a block of segments at a time."""
-    held: list[Segment] = []
-    parts: list[Track] = []
+    """Cut tracks into segments and compute their words and features, block by block."""
+    segments: list[Segment] = []
+    segment_tracks: list[Track] = []
     positions = {name: index for index, name in enumerate(tracks.classes)}
     for track in tracks:
-        cuts = cut_track(track, reading, bad)
-        bad.counts["segments"] += len(cuts)
-        word = make_class_word(track.label) if reading.keep_class_word and spec.format in FORMATS_WITH_CLASS else ""
+        cuts = cut_track(track, settings, bad_rows)
+        bad_rows.counts["segments"] += len(cuts)
+        word = make_class_word(track.label) if settings.keep_class_word and spec.format in FORMATS_WITH_CLASS else ""
         label = positions.get(track.label)
-        borders = [(start, end) for start, end, _ in cuts]
-        for (start, end, window), text in zip(cuts, encode_track(track, borders, spec, word), strict=True):
-            place = (round(float(track.lat[start:end].mean()), 4), round(float(track.lon[start:end].mean()), 4))
-            when = int(track.time[start])
-            own = (text, label, track.vessel, track.source_file, when, end - start, None, track.line, place, window)
-            held.append(Segment(*own))
-            if reading.features:
-                parts.append(track.slice_points(start, end))
-        if len(held) >= SEGMENTS_PER_BLOCK:
-            yield from _add_features(held, parts)
-            held, parts = [], []
-    yield from _add_features(held, parts)
+        bounds = [(start, end) for start, end, _ in cuts]
+        for (start, end, window), text in zip(cuts, encode_track(track, bounds, spec, word), strict=True):
+            position = (round(float(track.lat[start:end].mean()), 4), round(float(track.lon[start:end].mean()), 4))
+            start_time = int(track.time[start])
+            fields = (
+                text,
+                label,
+                track.vessel,
+                track.source_file,
+                start_time,
+                end - start,
+                None,
+                track.line,
+                position,
+                window,
+            )
+            segments.append(Segment(*fields))
+            if settings.features:
+                segment_tracks.append(track.slice_points(start, end))
+        if len(segments) >= SEGMENTS_PER_BLOCK:
+            yield from _add_features(segments, segment_tracks)
+            segments, segment_tracks = [], []
+    yield from _add_features(segments, segment_tracks)
 
 
-def _add_features(held: list[Segment], parts: list[Track]) -> Iterator[Segment]:
-    if not parts:
-        yield from held
+def _add_features(segments: list[Segment], tracks: list[Track]) -> Iterator[Segment]:
+    if not tracks:
+        yield from segments
         return
-    for segment, numbers in zip(held, compute_features(parts).tolist(), strict=True):
-        yield replace(segment, features=tuple(numbers))
+    for segment, features in zip(segments, compute_features(tracks).tolist(), strict=True):
+        yield replace(segment, features=tuple(features))
 
 
-def cut_track(track: Track, reading: TrackSettings, bad: BadRowPolicy) -> list[tuple[int, int, int]]:
-    """Return `(first, end, window)` of each segment: runs of `window` points, broken at gaps, long rests kept.
+def cut_track(track: Track, settings: TrackSettings, bad_rows: BadRowPolicy) -> list[tuple[int, int, int]]:
+    """Return `(first, end, window)` of each segment: runs of `window` points, split at gaps, long remainders kept.
 
-    Of several windows the longest comes first; a run that two of them cut alike is taken once. What is left out is
-    counted for the longest.
+    Of several windows the longest comes first; identical runs of two windows are returned once. Segments left out are
+    counted for the longest window.
     """
-    limit = reading.gap_minutes * 60
+    limit = settings.gap_minutes * 60
     breaks = (np.flatnonzero(np.diff(track.time) > limit) + 1).tolist() if limit else []
-    bad.counts["gaps"] += len(breaks)
+    bad_rows.counts["gaps"] += len(breaks)
     edges = [0, *breaks, len(track)]
-    found: dict[tuple[int, int], int] = {}
-    for number, window in enumerate(reading.window_lengths):
+    window_by_run: dict[tuple[int, int], int] = {}
+    for index, window in enumerate(settings.window_lengths):
         for start, end in _split_runs(edges, window):
-            if end - start < reading.min_points:
-                bad.counts["points in rests that are too short"] += (end - start) * (number == 0)
-            elif reading.max_still < 1 and np.mean(track.sog[start:end] < 0.5) > reading.max_still:
-                bad.counts["segments that lie still"] += number == 0
+            if end - start < settings.min_points:
+                bad_rows.counts["points in rests that are too short"] += (end - start) * (index == 0)
+            elif settings.max_still < 1 and np.mean(track.sog[start:end] < 0.5) > settings.max_still:
+                bad_rows.counts["segments that lie still"] += index == 0
             else:
-                found.setdefault((start, end), window)
-    return [(start, end, window) for (start, end), window in found.items()]
+                window_by_run.setdefault((start, end), window)
+    return [(start, end, window) for (start, end), window in window_by_run.items()]
 
 
 def _split_runs(edges: list[int], window: int) -> Iterator[tuple[int, int]]:
@@ -153,7 +164,7 @@ def _split_runs(edges: list[int], window: int) -> Iterator[tuple[int, int]]:
 
 
 def as_row(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> dict[str, Any]:
-    """Return the JSONL row of a segment: the source's keys, then ours."""
+    """Return the JSONL row of a segment: the source's keys, then the extra keys."""
     row: dict[str, Any] = {
         "text": segment.text,
         "label": segment.label,
@@ -175,7 +186,7 @@ def as_row(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> 
 
 
 def as_line(segment: Segment, spec: WordSpec, source_keys_only: bool = False) -> str:
-    """Return the row as a line of JSON, without a line end: `as_row` in a third of the time."""
+    """Return the row as a line of JSON without a newline, three times as fast as via `as_row`."""
     line = json.dumps(as_row(replace(segment, features=None), spec, source_keys_only))
     if segment.features is None or source_keys_only:
         return line
@@ -183,5 +194,5 @@ def as_line(segment: Segment, spec: WordSpec, source_keys_only: bool = False) ->
 
 
 def _format_numbers(numbers: tuple[float, ...]) -> str:
-    """Five digits of each; null for what is not known."""
+    """Return a JSON list with five digits per number; null for NaN."""
     return f"[{', '.join(['%.5g'] * len(numbers)) % numbers}]".replace("nan", "null")

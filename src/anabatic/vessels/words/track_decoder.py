@@ -1,4 +1,4 @@
-"""Words back to points, as precisely as each format allows.
+"""Decode words to points, as precisely as each format allows.
 
 | format | time | position | speed | course |
 |---|---|---|---|---|
@@ -22,19 +22,19 @@ from anabatic.vessels.words.track_encoder import STEP_MIDDLES
 from anabatic.vessels.words.vocabulary import COURSE_WORDS, POINT_END, SPEED_EDGES, SPEED_WORDS, STEP_EDGES, WordSpec
 
 SPEED_BAND_KNOTS = (1.0, 3.5, 7.5, 12.5, 17.5)
-"""Knots that the source's five speed words stand for; the last has no upper end."""
+"""Knots of the source's five speed words; the last has no upper end."""
 _CLOCK_UNITS = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")
 _STEP_SECONDS = {f"DT_{edge}": middle for edge, middle in zip(STEP_EDGES, STEP_MIDDLES, strict=True)}
 
 
 def _build_speeds() -> dict[str, float]:
-    ends = (*SPEED_EDGES[1:], SPEED_EDGES[-1] + 1)
-    fine = {f"SPD_{low}": (low + high - 1) / 20 for low, high in zip(SPEED_EDGES, ends, strict=True)}
-    return {**fine, "SPD_NONE": np.nan, **dict(zip(SPEED_WORDS, SPEED_BAND_KNOTS, strict=True))}
+    upper_edges = (*SPEED_EDGES[1:], SPEED_EDGES[-1] + 1)
+    knots_by_word = {f"SPD_{low}": (low + high - 1) / 20 for low, high in zip(SPEED_EDGES, upper_edges, strict=True)}
+    return {**knots_by_word, "SPD_NONE": np.nan, **dict(zip(SPEED_WORDS, SPEED_BAND_KNOTS, strict=True))}
 
 
 _SPEED_KNOTS = _build_speeds()
-_COURSE_DEGREES = {word: 45.0 * place for place, word in enumerate(COURSE_WORDS)} | {
+_COURSE_DEGREES = {word: 45.0 * index for index, word in enumerate(COURSE_WORDS)} | {
     "COG_UNKNOWN": np.nan,
     "COG_NONE": np.nan,
 }
@@ -42,7 +42,7 @@ _COURSE_DEGREES = {word: 45.0 * place for place, word in enumerate(COURSE_WORDS)
 
 @dataclass
 class _DecoderState:
-    """What is known so far: a word changes one part of it, POINT_END takes a copy."""
+    """State of the decoder: each word updates one part, POINT_END emits a point."""
 
     clock: dict[str, int]
     second: int
@@ -54,15 +54,15 @@ class _DecoderState:
 
 
 def decode_track(text: str, spec: WordSpec, vessel: str = "") -> Track:
-    """Return the points of a segment's words; headings are NaN: no format holds them.
+    """Return the points of a segment's words; headings are NaN: no format encodes them.
 
     Args:
         text: the words; class words are skipped.
-        spec: what they are.
-        vessel: id of the track that is returned.
+        spec: spec of the words.
+        vessel: id of the returned track.
 
     Raises:
-        DataError: the words are of no such spec, or hold no position.
+        DataError: the words do not match the spec, or contain no position.
         Failure: h3 is not installed.
     """
     if spec.format == "motion":
@@ -124,14 +124,14 @@ def _parse_whole(text: str, word: str) -> int:
 def _clock_to_seconds(clock: dict[str, int]) -> int:
     try:
         year, month, day, hour, minute, second = (clock[unit] for unit in _CLOCK_UNITS)
-        when = dt.datetime(year, month, day, hour, minute, second, tzinfo=dt.timezone.utc)
+        moment = dt.datetime(year, month, day, hour, minute, second, tzinfo=dt.timezone.utc)
     except (KeyError, ValueError) as error:
         raise DataError(f"time words make no time: {clock}", "the words are damaged") from error
-    return int(when.timestamp())
+    return int(moment.timestamp())
 
 
 def _apply_position_word(point: _DecoderState, value: str, word: str) -> None:
-    """Take a word of the position: a character, a digit in the source's way, or a digit in ours."""
+    """Apply a word of the position: a character, or a digit of the format `cell` or `compact`."""
     kind, _, rest = value.partition("_")
     if kind == "CHAR":
         point.cell += rest.partition("_")[2]
@@ -147,7 +147,7 @@ def _apply_position_word(point: _DecoderState, value: str, word: str) -> None:
 
 
 def _build_cell(point: _DecoderState, spec: WordSpec) -> int:
-    """Put the H3 index together: mode 1, resolution, base cell, three bits a digit, the rest ones (h3geo.org)."""
+    """Assemble the H3 index: mode 1, resolution, base cell, three bits per digit, the rest ones (h3geo.org)."""
     if spec.format == "char":
         try:
             return int(point.cell, 16)

@@ -1,7 +1,7 @@
-"""The words of a trajectory: formats, vocabulary, groups, and the class word that must not be learned from.
+"""The words of a trajectory: formats, vocabulary, groups, and the class word that must not leak into training.
 
 `char` and `cell` are the formats of PGeogre/traj_token (prepare_dataset.py at ad0fb45 and e13d158), word for word.
-`compact` and `motion` are ours and never hold a class word.
+`compact` and `motion` are formats of this project and never contain a class word.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SOURCE_CLASSES = (
     "Submarine",
     "Transport_Ship",
 )
-"""The 14 names of the source project; the position is the label."""
+"""The 14 class names of the source project; the index is the label."""
 UNKNOWN_CLASS = "CLASS_UNKNOWN"
 POINT_END = "POINT_END"
 
 H3_METHOD = {"char": "char_split", "cell": "cell_based", "compact": "compact", "motion": "none"}
-"""What a row's `h3_method` says for each format; the first two are the source's names."""
+"""Value of a row's `h3_method` for each format; the first two are the source's names."""
 FORMAT_VERSIONS = {"char": 1, "cell": 1, "compact": 1, "motion": 1}
-"""Version of each format: raised whenever the same points would give other words."""
+"""Version of each format: raised whenever the encoding of the same points changes."""
 FORMATS_WITH_CLASS = ("char", "cell")
-"""Formats whose points hold the class word."""
+"""Formats whose points contain the class word."""
 
 SPEED_WORDS = ("SPD_STOP", "SPD_SLOW", "SPD_MID", "SPD_FAST", "SPD_HIGH")
 COURSE_WORDS = ("COG_N", "COG_NE", "COG_E", "COG_SE", "COG_S", "COG_SW", "COG_W", "COG_NW")
@@ -48,29 +48,29 @@ SPEED_EDGES = (0, 1, 2, 3, 5, 7, 10, 13, 16, 20, 25, 30, 35, 40, 45, 50, 55, 60,
     *(105, 110, 115, 120, 125, 130, 135, 140, 145, 150, 160, 170, 180, 190, 200, 210, 220, 230, 240, 250),
     *(270, 300, 350, 400, 500),
 )
-"""Lower edges of the fine speed words, in tenths of a knot; the last word holds all above."""
+"""Lower edges of the fine speed words, in tenths of a knot; the last word has no upper end."""
 STEP_EDGES = (0, 2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 105, 120, 150, 180, 210, 240, 300, 360) + (
     *(420, 480, 540, 600, 720, 900, 1200, 1500, 1800, 2400, 3000, 3600, 5400, 7200, 10800, 14400, 21600, 43200, 86400),
 )
-"""Lower edges of the time-step words, in seconds; the last word holds all above."""
+"""Lower edges of the time-step words, in seconds; the last word has no upper end."""
 COURSE_STEP = 10
 """Width of a fine course word, in degrees."""
 TURN_EDGES = (0, 5, 10, 20, 30, 50, 80, 120, 200, 300, 450, 600, 900, 1200, 1500)
-"""Lower edges of the turn words, in tenths of a degree: fine near zero, where an autopilot differs from a hand."""
+"""Lower edges of the turn words, in tenths of a degree: fine near zero, where autopilots and manual steering differ."""
 MOVE_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1000, 2000)
-"""Lower edges of the words of what the positions moved, in metres a minute: fine where anchored hulls swing."""
+"""Lower edges of the displacement words, in metres per minute: fine where anchored hulls swing."""
 YEARS = range(2000, 2050)
 
 
 @dataclass(frozen=True)
 class WordSpec:
-    """Which words a model or a file uses.
+    """The words of a model or a file.
 
     Attributes:
         format: `char`, `cell`, `compact` or `motion`.
-        resolution: of the H3 cells, 0 to 15; ten in the source (a cell is some 66 m wide).
-        version: of the format.
-        classes: names of the classes; the position is the label.
+        resolution: resolution of the H3 cells, 0 to 15; ten in the source (a cell is about 66 m wide).
+        version: version of the format.
+        classes: names of the classes; the index is the label.
     """
 
     format: str = "compact"
@@ -94,27 +94,27 @@ class WordSpec:
 
     @property
     def spec_name(self) -> str:
-        """`compact-v1-r10`: what rows and models store."""
+        """Name stored in rows and models, such as `compact-v1-r10`."""
         return f"{self.format}-v{self.version}-r{self.resolution}"
 
     @staticmethod
     def parse(name: str, classes: Iterable[str] = SOURCE_CLASSES) -> WordSpec:
-        """Read a stored name.
+        """Parse a stored name.
 
         Raises:
-            DataError: it is no name of a word spec, or of a version that is not ours.
+            DataError: it is not the name of a word spec, or its version is unsupported.
         """
-        found = re.fullmatch(r"(\w+)-v(\d+)-r(\d+)", name)
-        if found is None or found[1] not in FORMAT_VERSIONS:
+        match = re.fullmatch(r"(\w+)-v(\d+)-r(\d+)", name)
+        if match is None or match[1] not in FORMAT_VERSIONS:
             raise DataError(f'"{name}" names no word spec', "a name looks like compact-v1-r10")
-        return WordSpec(found[1], int(found[3]), int(found[2]), tuple(classes))
+        return WordSpec(match[1], int(match[3]), int(match[2]), tuple(classes))
 
     @staticmethod
     def parse_model_spec(folder: Path, name: str, classes: Iterable[str] = SOURCE_CLASSES) -> WordSpec:
-        """Read the name that a model stores.
+        """Parse the name stored in a model.
 
         Raises:
-            DataError: as `parse`; names the folder.
+            DataError: as for `parse`; names the folder.
         """
         try:
             return WordSpec.parse(name, classes)
@@ -124,14 +124,14 @@ class WordSpec:
 
 
 def make_class_word(name: str) -> str:
-    """Return the word of a class: `_` for blanks; a class that is not known has a word too."""
+    """Return the word of a class, with `_` for blanks; `UNKNOWN_CLASS` for an empty name."""
     return "_".join(name.split()) or UNKNOWN_CLASS
 
 
 def build_vocabulary(spec: WordSpec) -> list[str]:
-    """Return every word that `spec` can write, in a fixed order; class words last."""
-    words = {"char": _char_words, "cell": _cell_words, "compact": _compact_words, "motion": _motion_words}
-    return words[spec.format](spec)
+    """Return all words of `spec` in a fixed order, class words last."""
+    builders = {"char": _char_words, "cell": _cell_words, "compact": _compact_words, "motion": _motion_words}
+    return builders[spec.format](spec)
 
 
 def _clock_words() -> list[str]:
@@ -154,7 +154,7 @@ def _source_words(position: list[str], classes: tuple[str, ...]) -> list[str]:
 
 
 def _char_words(spec: WordSpec) -> list[str]:
-    digits = [f"H3_CHAR_{place}_{digit}" for place in range(15) for digit in "0123456789abcdef"]
+    digits = [f"H3_CHAR_{position}_{digit}" for position in range(15) for digit in "0123456789abcdef"]
     return _source_words(digits, spec.classes)
 
 
@@ -184,7 +184,7 @@ def _motion_words(spec: WordSpec) -> list[str]:
 
 
 def count_points(words: list[str]) -> int:
-    """Return how many points a segment's words tell; `motion` has no POINT_END, but a step for each."""
+    """Return the number of points of a segment's words; `motion` has no POINT_END, but one time step per point."""
     return words.count(POINT_END) or sum(word.startswith("DT_") for word in words)
 
 
@@ -198,19 +198,19 @@ _WORD_GROUPS = {
 
 
 def get_word_group(word: str, classes: Iterable[str] = SOURCE_CLASSES) -> str:
-    """Return `h3`, `class`, `motion`, `time`, `end`, or `other` for a word that no format writes."""
+    """Return `h3`, `class`, `motion`, `time`, `end`, or `other` for a word of no format."""
     if word in classes:
         return "class"
-    head, mark, _ = word.partition("_")
-    return _WORD_GROUPS.get(head, "other") if mark else "other"
+    head, separator, _ = word.partition("_")
+    return _WORD_GROUPS.get(head, "other") if separator else "other"
 
 
 _CLASS_WORD = re.compile(
     r"\s(?!(?:H3|GRID|SPD|COG|TURN|MOVE|YEAR|MONTH|DAY|HOUR|MINUTE|SECOND|DT)_|POINT_END\b)\S+(?=\sPOINT_END(?:\s|$))"
 )
-"""The word before POINT_END, unless it is one of position, motion or time: whatever the classes are called."""
+"""The word before POINT_END, unless it is a word of position, motion or time: matches any class name."""
 
 
 def strip_class_words(text: str) -> tuple[str, int]:
-    """Return `text` without its class words, and how many there were."""
+    """Return `text` without its class words, and the number of removed words."""
     return _CLASS_WORD.subn("", text)

@@ -1,4 +1,4 @@
-"""Rows of words: the source project's JSONL, with or without our keys, and its masked rows."""
+"""Rows of words: the source project's JSONL, with or without the extra keys of this project, and its masked rows."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ from anabatic.vessels.words.vocabulary import (
 )
 
 _FORMAT_MARKS = (("H3_CHAR_", "char"), ("H3_cell_", "cell"), ("TURN_", "motion"), ("DT_", "compact"))
-"""Words that tell the format of a row that does not name it."""
+"""Word prefixes that identify the format of a row without the key `words`."""
 MAX_CLASSES = 10_000
 MAX_UNKNOWN_FRACTION = 0.01
-"""More unknown words than this are warned of."""
+"""Fraction of unknown words above which a warning is logged."""
 
 
 class RejectedRowError(ValueError):
-    """What is wrong with a row, and how to fix it."""
+    """A row is invalid; `hint` says how to fix it."""
 
-    def __init__(self, what: str, hint: str) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
         self.hint = hint
 
 
 def read_word_rows(
-    paths: Sequence[Path], reading: TrackSettings, expect: WordSpec | None, bad: BadRowPolicy
+    paths: Sequence[Path], settings: TrackSettings, expected_spec: WordSpec | None, bad_rows: BadRowPolicy
 ) -> SegmentSet:
     """Read rows of words.
 
     Raises:
-        DataError: a row is broken, of other words than the rest or than `expect`, or outside the classes.
+        DataError: a row is broken, its words differ from the other rows or `expected_spec`, or its class is unknown.
     """
-    held: list[tuple[Segment, str, str]] = []
-    spec = expect
+    parsed: list[tuple[Segment, str, str]] = []
+    spec = expected_spec
     for path in paths:
-        for number, row in read_objects(path, bad):
-            place = f"{path}: line {number}"
+        for line_number, row in read_objects(path, bad_rows):
+            location = f"{path}: line {line_number}"
             try:
-                spec = _resolve_word_spec(row, spec, place)
-                segment, name = _parse_segment(row, path, number, reading, bad)
-                held.append((segment, name, place))
+                spec = _resolve_word_spec(row, spec, location)
+                segment, name = _parse_segment(row, path, line_number, settings, bad_rows)
+                parsed.append((segment, name, location))
             except RejectedRowError as error:
-                bad.report_row(f"{place}: {error}", error.hint)
-    if not held or spec is None:
+                bad_rows.report_row(f"{location}: {error}", error.hint)
+    if not parsed or spec is None:
         raise DataError(f"{paths[0]}: no row of words", 'a row looks like {"text": "YEAR_2021 ...", "label": 0}')
-    classes, rows = _label_segments(held, reading, bad)
-    _count_unknown(rows, replace(spec, classes=classes), bad)
-    return SegmentSet(rows, classes, replace(spec, classes=classes), bad)
+    classes, rows = _label_segments(parsed, settings, bad_rows)
+    _count_unknown(rows, replace(spec, classes=classes), bad_rows)
+    return SegmentSet(rows, classes, replace(spec, classes=classes), bad_rows)
 
 
-def read_objects(path: Path, bad: BadRowPolicy) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_objects(path: Path, bad_rows: BadRowPolicy) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number and the object of each line of a JSONL file.
 
     Raises:
@@ -78,36 +78,36 @@ def read_objects(path: Path, bad: BadRowPolicy) -> Iterator[tuple[int, dict[str,
     """
     try:
         with closing(open_lines(path)) as stream:
-            for number, _, line in iter_numbered_lines(stream):
+            for line_number, _, line in iter_numbered_lines(stream):
                 if isinstance(line, int):
-                    bad.report_row(f"{path}: line {number}: {line:,} bytes long", "one segment is a row")
+                    bad_rows.report_row(f"{path}: line {line_number}: {line:,} bytes long", "one segment is a row")
                 elif line.strip():
                     row = _parse_object(line)
                     if isinstance(row, dict):
-                        yield number, row
+                        yield line_number, row
                     else:
-                        bad.report_row(f"{path}: line {number}: {row}", "write one JSON object a line")
+                        bad_rows.report_row(f"{path}: line {line_number}: {row}", "write one JSON object a line")
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}", "the file is cut short or damaged") from error
 
 
-def read_prediction_rows(path: Path, bad: BadRowPolicy) -> Iterator[dict[str, Any]]:
+def read_prediction_rows(path: Path, bad_rows: BadRowPolicy) -> Iterator[dict[str, Any]]:
     """Yield the rows of predictions.
 
     Raises:
-        DataError: a row has no predicted class; `null` is one that the classifier abstained from.
+        DataError: a row has no predicted class; `null` means that the classifier abstained.
     """
-    for number, row in read_objects(path, bad):
+    for line_number, row in read_objects(path, bad_rows):
         if "predicted_class" in row and isinstance(row["predicted_class"], (int, type(None))):
             yield row
         else:
-            bad.report_row(
-                f"{path}: line {number}: no predicted_class", "give rows that `anabatic classify predict` wrote"
+            bad_rows.report_row(
+                f"{path}: line {line_number}: no predicted_class", "give rows that `anabatic classify predict` wrote"
             )
 
 
 def _parse_object(line: bytes) -> dict[str, Any] | str:
-    """Return the object, or what is wrong."""
+    """Return the object, or an error message."""
     try:
         row = json_reader.loads(line.decode("utf-8-sig"))
     except ValueError as error:
@@ -115,73 +115,75 @@ def _parse_object(line: bytes) -> dict[str, Any] | str:
     return row if isinstance(row, dict) else f"{type(row).__name__}, not an object"
 
 
-def _resolve_word_spec(row: dict[str, Any], spec: WordSpec | None, place: str) -> WordSpec:
-    """Return the words of a row, which must be those of the rows before."""
+def _resolve_word_spec(row: dict[str, Any], spec: WordSpec | None, location: str) -> WordSpec:
+    """Return the word spec of a row, which must match that of the previous rows."""
     text = str(row.get("text") or row.get("original_text") or "")
     name = row.get("words")
     if isinstance(name, str):
         try:
-            own = WordSpec.parse(name)
+            row_spec = WordSpec.parse(name)
         except (ConfigError, DataError) as error:
-            raise DataError(f"{place}: {error}", error.hint) from error
+            raise DataError(f"{location}: {error}", error.hint) from error
     elif not text.strip():
         return spec or WordSpec()
     else:
-        kind = next((kind for mark, kind in _FORMAT_MARKS if mark in text), None)
-        if kind is None:
+        format_name = next((format_name for mark, format_name in _FORMAT_MARKS if mark in text), None)
+        if format_name is None:
             method = row.get("h3_method", "unknown")
             raise RejectedRowError(
                 f"words of no format that is read (h3_method {method})", "make them anew from the AIS files"
             )
-        own = WordSpec(kind, spec.resolution if spec is not None and spec.format == kind else 10)
-    if spec is not None and spec.spec_name != own.spec_name:
+        row_spec = WordSpec(format_name, spec.resolution if spec is not None and spec.format == format_name else 10)
+    if spec is not None and spec.spec_name != row_spec.spec_name:
         raise DataError(
-            f"{place}: words of {own.spec_name} among words of {spec.spec_name}",
+            f"{location}: words of {row_spec.spec_name} among words of {spec.spec_name}",
             "write the words anew, all of one format",
         )
-    return spec or own
+    return spec or row_spec
 
 
 def _parse_segment(
-    row: dict[str, Any], path: Path, number: int, reading: TrackSettings, bad: BadRowPolicy
+    row: dict[str, Any], path: Path, line_number: int, settings: TrackSettings, bad_rows: BadRowPolicy
 ) -> tuple[Segment, str]:
-    """Return the segment and its class as text (`label:...`), empty where the label is a number or missing."""
+    """Return the segment and its class as text (`label:...`), empty if the label is a number or missing."""
     text = row.get("text", row.get("original_text"))
     if not isinstance(text, str) or not text.strip():
         raise RejectedRowError(
             "no text", 'a row looks like {"text": "YEAR_2021 ...", "label": 0, "source_file": "a.csv"}'
         )
     stripped = 0
-    if not reading.keep_class_word:
+    if not settings.keep_class_word:
         text, stripped = strip_class_words(text)
-    bad.counts["class words taken out"] += stripped
+    bad_rows.counts["class words taken out"] += stripped
     source = str(row.get("source_file") or "")
     vessel = str(row.get("vessel") or Path(source).stem)
     if not vessel:
-        bad.counts["rows that name no vessel (each is taken for one of its own)"] += 1
-        vessel = f"{path.name}:{number}"
+        bad_rows.counts["rows that name no vessel (each is taken for one of its own)"] += 1
+        vessel = f"{path.name}:{line_number}"
     label, name = _parse_label(row)
     words = text.split()
     points = count_points(words)
     features, pair = _parse_numbers(row, "features", len(FEATURE_NAMES)), _parse_numbers(row, "place", 2)
-    place = None if pair is None else (pair[0], pair[1])
+    position = None if pair is None else (pair[0], pair[1])
     start = row.get("start") if isinstance(row.get("start"), int) else None
     window = row["window"] if type(row.get("window")) is int else 0
-    own = (" ".join(words), label, vessel, source, start, points, features, number, place, window)
-    return Segment(*own), name
+    fields = (" ".join(words), label, vessel, source, start, points, features, line_number, position, window)
+    return Segment(*fields), name
 
 
 def _parse_numbers(row: dict[str, Any], key: str, count: int) -> tuple[float, ...] | None:
-    """Return a list of numbers of a row; null stands for one that is not known."""
-    found = row.get(key)
-    if found is None:
+    """Return a list of numbers of a row; null becomes NaN."""
+    values = row.get(key)
+    if values is None:
         return None
-    numbers = isinstance(found, list) and all(one is None or type(one) in (int, float) for one in found)
-    if not numbers or len(found) != count:
-        what = f"{len(found)} numbers" if numbers else "no list of numbers"
-        raise RejectedRowError(f"{key}: {what}, expected {count}", "make the rows anew with `anabatic classify words`")
-    known = map(finite_number, found)
-    return tuple(math.nan if one is None else one for one in known)
+    is_number_list = isinstance(values, list) and all(value is None or type(value) in (int, float) for value in values)
+    if not is_number_list or len(values) != count:
+        description = f"{len(values)} numbers" if is_number_list else "no list of numbers"
+        raise RejectedRowError(
+            f"{key}: {description}, expected {count}", "make the rows anew with `anabatic classify words`"
+        )
+    finite = map(finite_number, values)
+    return tuple(math.nan if value is None else value for value in finite)
 
 
 def _parse_label(row: dict[str, Any]) -> tuple[int | None, str]:
@@ -197,41 +199,40 @@ def _parse_label(row: dict[str, Any]) -> tuple[int | None, str]:
         raise RejectedRowError(f"label {label} is no whole number", "labels are class numbers or names")
     if label is not None and not 0 <= label < MAX_CLASSES:
         raise RejectedRowError(f"label {label!r:.40} is no class", f"classes count from 0 to {MAX_CLASSES - 1:,}")
-    whole = None if label is None else int(label)
-    return whole, f"label:{name}" if isinstance(name, str) else ""
+    class_index = None if label is None else int(label)
+    return class_index, f"label:{name}" if isinstance(name, str) else ""
 
 
 def _label_segments(
-    held: list[tuple[Segment, str, str]], reading: TrackSettings, bad: BadRowPolicy
+    parsed: list[tuple[Segment, str, str]], settings: TrackSettings, bad_rows: BadRowPolicy
 ) -> tuple[tuple[str, ...], list[Segment]]:
-    """Give every row its position in one list of classes."""
-    named: dict[str, str] = {}
-    for _, name, place in held:
+    """Set the label of every row to its index in one list of classes."""
+    location_by_name: dict[str, str] = {}
+    for _, name, location in parsed:
         if name:
-            named.setdefault(name, place)
-    numbered = _find_numbered_classes(held)
-    if reading.classes or not numbered:
-        texts = dict(named)
-        classes, found = resolve_classes(texts, reading, bad)
+            location_by_name.setdefault(name, location)
+    numbered_classes = _find_numbered_classes(parsed)
+    if settings.classes or not numbered_classes:
+        texts = dict(location_by_name)
+        classes, class_by_text = resolve_classes(texts, settings, bad_rows)
     else:
-        classes, found = numbered, {f"label:{name}": name for name in numbered}
-    positions = {name: index for index, name in enumerate(classes)}
+        classes, class_by_text = numbered_classes, {f"label:{name}": name for name in numbered_classes}
+    index_by_class = {name: index for index, name in enumerate(classes)}
     rows = []
-    for segment, name, place in held:
-        label = positions.get(found.get(name, "")) if name else segment.label
+    for segment, name, location in parsed:
+        label = index_by_class.get(class_by_text.get(name, "")) if name else segment.label
         if label is None:
-            bad.counts["rows without a label"] += 1
+            bad_rows.counts["rows without a label"] += 1
         else:
-            require_known_label(label, classes, place)
+            require_known_label(label, classes, location)
         rows.append(replace(segment, label=label))
     return classes, rows
 
 
 def class_of(row: dict[str, Any]) -> str | None:
-    """Return what names the class of a row, as `class_labels.resolve_classes` takes it; empty: nothing that can be read
-    does.
+    """Return the class text of a row for `class_labels.resolve_classes`; empty: no readable class.
 
-    None: it is a number in a list of several classes.
+    None: the class is a number in a list of several classes.
     """
     try:
         label, name = _parse_label(row)
@@ -240,16 +241,16 @@ def class_of(row: dict[str, Any]) -> str | None:
     return None if label or label == 0 and not name else name
 
 
-def _find_numbered_classes(held: list[tuple[Segment, str, str]]) -> tuple[str, ...]:
-    """Return the classes that rows with a number and a name spell out; empty: there are none."""
+def _find_numbered_classes(parsed: list[tuple[Segment, str, str]]) -> tuple[str, ...]:
+    """Return the classes of rows that have both a label number and a name; empty: there are none."""
     names: dict[int, str] = {}
-    for segment, name, place in held:
+    for segment, name, location in parsed:
         if segment.label is None or not name:
             continue
-        known = names.setdefault(segment.label, name.partition(":")[2])
-        if known != name.partition(":")[2]:
+        previous = names.setdefault(segment.label, name.partition(":")[2])
+        if previous != name.partition(":")[2]:
             raise DataError(
-                f'{place}: label {segment.label} is "{name.partition(":")[2]}" here and "{known}" before',
+                f'{location}: label {segment.label} is "{name.partition(":")[2]}" here and "{previous}" before',
                 "files of two class lists: name one with --tracks.classes",
             )
     if not names:
@@ -259,14 +260,14 @@ def _find_numbered_classes(held: list[tuple[Segment, str, str]]) -> tuple[str, .
     return tuple(names.get(label, f"class_{label}") for label in range(max(names) + 1))
 
 
-def _count_unknown(rows: list[Segment], spec: WordSpec, bad: BadRowPolicy) -> None:
-    known, total, unknown = set(build_vocabulary(spec)), 0, Counter[str]()
+def _count_unknown(rows: list[Segment], spec: WordSpec, bad_rows: BadRowPolicy) -> None:
+    vocabulary, total, unknown = set(build_vocabulary(spec)), 0, Counter[str]()
     for row in rows:
         words = row.text.split()
         total += len(words)
-        if not known.issuperset(words):
-            unknown.update(word for word in words if word not in known)
-    bad.counts["words that are not in the vocabulary"] += unknown.total()
+        if not vocabulary.issuperset(words):
+            unknown.update(word for word in words if word not in vocabulary)
+    bad_rows.counts["words that are not in the vocabulary"] += unknown.total()
     if unknown.total() > total * MAX_UNKNOWN_FRACTION:
         common = ", ".join(f"{word} ({count:,})" for word, count in unknown.most_common(3))
         log.warn(f"{unknown.total():,} of {total:,} words are not in the vocabulary of {spec.spec_name}: {common}")
